@@ -79,7 +79,7 @@ pub enum AllowListError {
         path: PathBuf,
         /// Counted from one.
         line: usize,
-        /// What is wrong with the text of the key.
+        /// Why the text is not a key.
         error: KeyTextError,
     },
     /// A line's level is unknown.
@@ -107,7 +107,7 @@ impl AllowList {
     /// The list in `path`.
     ///
     /// # Errors
-    /// When the file or a line of it cannot be read; half a list admits nobody.
+    /// When the file or a line of it cannot be read; no key of such a file is used.
     pub fn load(path: &Path) -> Result<Self, AllowListError> {
         let keys = read(path)?;
         Ok(Self(Arc::new(Inner {
@@ -166,7 +166,7 @@ impl AllowList {
 
     fn set(&self, keys: BTreeMap<PublicKey, Allowed>) {
         self.0.keys.store(Arc::new(keys));
-        // After the keys: who sees the new number finds the new keys.
+        // After the keys, so that a reader of the new number finds the new keys.
         self.0.version.fetch_add(1, Ordering::Release);
     }
 }

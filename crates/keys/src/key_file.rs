@@ -66,7 +66,7 @@ pub fn load_key(path: &Path) -> Result<KeyPair, KeyFileError> {
         error,
     };
     let mut file = File::open(path).map_err(file_error)?;
-    // Of the file that is read, not of one that has meanwhile taken its name.
+    // The permissions of the open file, and not of another file that has its name by now.
     let mode = file.metadata().map_err(file_error)?.permissions().mode() & 0o777;
     if mode & 0o077 != 0 {
         return Err(KeyFileError::Open {
@@ -114,7 +114,7 @@ pub fn write_key(path: &Path, keys: &KeyPair) -> Result<(), KeyFileError> {
         .map_err(file_error)?;
     let comment = format!("# secret key; its public key is {}\n", keys.public());
     let secret = keys.secret().expose();
-    // As large as the text becomes: a string that grows leaves copies behind.
+    // Allocated at its final size: a string that grows leaves copies of the secret in memory.
     let mut text = Zeroizing::new(String::with_capacity(comment.len() + 2 * secret.len() + 1));
     text.push_str(&comment);
     for byte in secret {

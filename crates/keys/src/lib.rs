@@ -1,4 +1,5 @@
-//! Key files and allow-lists: who this side is, and who may connect. Messages and transfers read the same files.
+//! Key files and allow-lists: the key of this side, and the keys of peers that may connect. Messages and transfers read
+//! the same files.
 #![forbid(unsafe_code)]
 
 mod allow_list;

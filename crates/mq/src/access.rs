@@ -25,7 +25,7 @@ pub struct Applicant {
     pub is_node: bool,
 }
 
-/// A decision on an applicant; none refuses it.
+/// The decision on a peer; none refuses it.
 pub type Decide = Arc<dyn Fn(&Applicant) -> Option<Level> + Send + Sync>;
 
 /// How a listener decides on peers that connect.
@@ -35,6 +35,6 @@ pub enum Admission {
     Everybody(Level),
     /// Keys in the list are admitted, with the level it gives; see [`AllowList::reload`].
     Listed(AllowList),
-    /// A function decides. It runs on a worker, never on a loop, and may take its time: the peer waits alone.
+    /// A function decides. It runs on a worker, never on a loop, and may block: only the peer waits.
     Ask(Decide),
 }

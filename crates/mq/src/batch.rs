@@ -96,7 +96,7 @@ impl<R: Send + 'static> Batch<R> {
                 };
                 if let Some((outcomes, Some(completion))) = finished {
                     let outcomes: Vec<JobOutcome<R>> = outcomes.into_iter().flatten().collect();
-                    // Without room for the completion elsewhere it runs here: it was promised.
+                    // If the place of the completion has no room, it runs here, as it must run.
                     let carried = Carried(Some(Box::new(move || completion(outcomes))));
                     let _ = on.run(&context_, Box::new(move || carried.run()));
                 }

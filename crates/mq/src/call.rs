@@ -21,8 +21,8 @@ pub struct Call<'a> {
     pub(crate) is_request: bool,
 }
 
-/// The permission to answer one request later, from any thread. Dropped without an answer, the peer is told that the
-/// request failed, if it knows the word.
+/// The permission to answer one request later, from any thread. When it is dropped without an answer, a peer that knows
+/// the extension texts is told that the request failed.
 pub struct Deferred {
     context: Arc<Context>,
     origin: Arc<Origin>,
@@ -114,7 +114,7 @@ impl Call<'_> {
         })
     }
 
-    /// Sends a command back on the very link this one came on.
+    /// Sends a command on the link that this one came on.
     pub fn send_back<P: AsRef<[u8]>>(&self, command: &str, parts: impl IntoIterator<Item = P>) {
         self.context.send_plainly(
             self.origin.link,
@@ -122,7 +122,7 @@ impl Call<'_> {
         );
     }
 
-    /// Sends a request back on the very link this command came on.
+    /// Sends a request on the link that this command came on.
     pub fn request_back<P: AsRef<[u8]>>(
         &self,
         command: &str,
@@ -169,7 +169,7 @@ impl Drop for Deferred {
     }
 }
 
-/// Tells the peer why its command was not carried out, if it can understand the word; counts it in any case.
+/// Tells the peer why its command was not carried out, if it knows the text; counts the refusal in any case.
 pub(crate) fn send_refusal(
     context: &Context,
     origin: &Origin,

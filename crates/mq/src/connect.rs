@@ -25,7 +25,7 @@ pub enum ListenError {
     /// The address is taken or not ours.
     #[error(transparent)]
     Net(#[from] NetError),
-    /// Other machines could reach it, and no key would tell its peers apart.
+    /// Other machines could reach it, and without keys no peer would be authenticated.
     #[error("{0} can be reached from other machines: listen with keys, or on a loopback address")]
     NeedsKeys(SocketAddr),
     /// The message layer has been stopped.
@@ -82,7 +82,7 @@ pub enum ConnectFailure {
     Ended {
         /// Why, for people.
         reason: String,
-        /// What came of each address that was tried last, in order.
+        /// The outcome of each address of the last round, in order.
         attempts: Vec<Attempt>,
     },
 }
@@ -136,7 +136,7 @@ pub enum NodeError {
     /// The key is no active node's.
     #[error("{0} is not an active node")]
     NotANode(PublicKey),
-    /// Neither the hint nor the look-up knows where it is.
+    /// Neither the hint nor the look-up gives an address.
     #[error("no address is known for {0}")]
     NoAddress(PublicKey),
 }

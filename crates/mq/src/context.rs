@@ -66,7 +66,7 @@ pub enum LinkEvent {
     },
 }
 
-/// What a handler and its replies need to know of where a message came from.
+/// The origin of a message, for its handler and the replies.
 #[derive(Debug)]
 pub(crate) struct Origin {
     pub(crate) link: LinkId,
@@ -87,7 +87,7 @@ pub(crate) enum Opened {
     There,
 }
 
-/// What all loops and all handles of one message layer share.
+/// The state that all loops and handles of one message layer share.
 pub(crate) struct Context {
     pub(crate) options: Options,
     pub(crate) keys: KeyPair,
@@ -186,7 +186,7 @@ impl Context {
     pub(crate) fn tell(&self, event: LinkEvent) {
         let Some(hear) = &self.on_event else { return };
         let hear = Arc::clone(hear);
-        // A listener that is this far behind has lost track anyhow; the counters have not.
+        // A listener this far behind loses events; the counters still count them.
         let _ = self.jobs.reply(Box::new(move || hear(event)));
     }
 

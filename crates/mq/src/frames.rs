@@ -1,5 +1,5 @@
-//! The words on the wire: which frames mean what between two message layers. OxenMQ's, and three more that only go to
-//! peers that announced the property [`PROPERTY`].
+//! The meaning of frames between two message layers: those of OxenMQ, and three more that are only sent to peers that
+//! announced the property [`PROPERTY`].
 
 use slackwater_zmtp::Message;
 
@@ -29,7 +29,7 @@ pub enum Refusal {
     Busy,
     /// The handler failed. Extension.
     Failed,
-    /// Somebody else is responsible. Extension.
+    /// Another peer is responsible. Extension.
     Moved,
 }
 

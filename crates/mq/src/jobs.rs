@@ -62,7 +62,7 @@ impl Default for Workers {
     }
 }
 
-/// What a category may use.
+/// The limits of a category.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Queueing {
     /// Workers kept for it beside the general ones.
@@ -309,7 +309,7 @@ impl Jobs {
         }
     }
 
-    /// Drops what waits; what runs ends by itself and its thread with it.
+    /// Drops queued jobs; running ones end by themselves, and their threads with them.
     pub(crate) fn stop(&self) {
         let mut state = self.shared.lock();
         state.stopping = true;
@@ -423,7 +423,7 @@ impl Pool {
                 state.threads -= 1;
                 return;
             }
-            // Taken before anybody can find the wake, so that no call is missed.
+            // Taken before any thread can find the wake, so that no call is missed.
             let seen: Seen = wake.seen();
             state.idle.push(Arc::clone(&wake));
             drop(state);

@@ -1,4 +1,4 @@
-//! The message layer of Slackwater: commands and requests between peers that know each other by key, over ZMTP with
+//! The message layer of Slackwater: commands and requests between peers that are identified by keys, over ZMTP with
 //! NULL or CURVE, with the wire conventions of OxenMQ.
 //!
 //! A [`Builder`] fixes categories, commands and aliases; [`Builder::start`] starts the event loops; an [`Mq`] sends,

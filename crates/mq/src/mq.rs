@@ -21,7 +21,7 @@ use crate::{
     ListenError, ListenOptions, Metrics, NodeError, Route, RunOn,
 };
 
-/// A handle to a message layer, good on any thread.
+/// A handle to a message layer, usable on any thread.
 #[derive(Clone)]
 pub struct Mq(pub(crate) Arc<Context>);
 
@@ -85,7 +85,7 @@ impl Mq {
         ConnectionId::Link(id)
     }
 
-    /// Opens a link to `address` and waits until it stands.
+    /// Opens a link to `address` and waits until it is up.
     ///
     /// # Errors
     /// [`ConnectError`].
@@ -118,7 +118,7 @@ impl Mq {
     /// Opens a link to a node, unless there is one.
     ///
     /// # Errors
-    /// [`NodeError`] when it is none, or nobody knows where it is.
+    /// [`NodeError`] when it is not a node, or its address is unknown.
     pub fn connect_node(
         &self,
         key: PublicKey,
@@ -130,7 +130,7 @@ impl Mq {
         Ok(ConnectionId::Node(key))
     }
 
-    /// A link to this very message layer, which may do everything.
+    /// A link to this message layer itself, with all permissions.
     #[must_use]
     pub fn connect_inproc(&self) -> ConnectionId {
         let shard = self.0.next_shard();
@@ -198,7 +198,7 @@ impl Mq {
         self.send_request(to, command, parts, options, waiter);
     }
 
-    /// Sends a request and waits for its reply, turning the loop itself where that is quicker.
+    /// Sends a request and waits for its reply, running the loop itself where that is faster.
     ///
     /// # Errors
     /// [`RequestError`].
@@ -218,7 +218,8 @@ impl Mq {
         let Some(looping) = loops.get(usize::from(shard.unwrap_or(0))) else {
             return Err(RequestError::Gone);
         };
-        // The loop's timer ends the request in time; twice that would be a defect, and still no hang.
+        // The loop's timer ends the request in time; waiting twice as long means that a defect does not hang the
+        // caller.
         let deadline = now() + self.timeout(options) * 2;
         looping
             .wait(&mut completion, deadline)
@@ -250,7 +251,7 @@ impl Mq {
         self.0.nodes.load_full()
     }
 
-    /// Looks at every link again: call it after an [`AllowList`](crate::AllowList) has changed.
+    /// Checks the permissions of every link again: call it after an [`AllowList`](crate::AllowList) has changed.
     pub fn rights_changed(&self) {
         self.0.order_all(|| LoopCommand::Review);
     }
@@ -588,7 +589,7 @@ impl Mq {
                     waiter.tell(&self.0.jobs, Err(RequestError::Gone));
                 }
                 if let Some(on_failure) = sending.on_failure.take() {
-                    // When even callbacks queue up beyond their limit, the counters tell.
+                    // If the queue of callbacks is full too, only the counters show it.
                     let _ = self
                         .0
                         .jobs

@@ -47,7 +47,7 @@ pub struct Options {
     pub reconnect: Backoff,
     /// How long closing links may go on writing.
     pub linger: Duration,
-    /// Whether links announce no routing id, so that several of one key stand side by side.
+    /// Whether links announce no routing id, so that several links of one key can be up at the same time.
     pub ephemeral_ids: bool,
     /// Whether a newcomer on a plain listener takes over the routing id of an older link.
     pub plain_handover: bool,
@@ -86,7 +86,7 @@ impl Default for Options {
 /// Why a message layer could not start.
 #[derive(Debug, Error)]
 pub enum StartError {
-    /// A node is known by its key and cannot make one up.
+    /// A node is identified by its key, so it must be given one.
     #[error("a node needs its keys")]
     NodeWithoutKeys,
     /// The operating system gives no randomness.

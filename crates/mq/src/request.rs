@@ -77,7 +77,7 @@ impl Waiter {
         Self::new(Box::new(|outcome| completer.complete(outcome)), true)
     }
 
-    /// Tells the outcome, here or on a worker.
+    /// Reports the outcome, here or on a worker.
     pub(crate) fn tell(mut self, jobs: &crate::jobs::Jobs, outcome: Result<Answer, RequestError>) {
         let Some(callback) = self.callback.take() else {
             return;
@@ -85,7 +85,7 @@ impl Waiter {
         if self.inline {
             return callback(outcome);
         }
-        // The job carries the waiter on, so that a full or stopped queue still tells it something.
+        // The job owns the waiter, so that the waiter is called also when the queue is full or stopped.
         let mut carried = Waiter {
             callback: Some(callback),
             inline: false,

@@ -103,7 +103,7 @@ impl Builder {
 }
 
 impl Running {
-    /// A handle that outlives nothing: after the stop it sends to nobody.
+    /// A handle that does not keep the message layer running: after the stop it sends nothing.
     #[must_use]
     pub fn handle(&self) -> Mq {
         self.mq.clone()
@@ -121,7 +121,7 @@ impl Running {
         });
         drop(empty);
         if !is_inside_a_loop() {
-            // Each loop lets go of its end when its last connection has gone, which none outlives the linger.
+            // Each loop drops its end when its last connection has ended, at the latest after the linger.
             let _ = rest.recv_timeout(linger);
         }
         let loops = context.loops.swap(Arc::default());

@@ -5,8 +5,8 @@ use slackwater_net::Endpoint;
 use crate::context::Context;
 use crate::shard::{LoopCommand, StreamId};
 
-/// What hears the messages of a stream, in order, where they are read: it must not block. Work that may take long is
-/// handed to a [`TaggedThread`](crate::TaggedThread), which keeps the order.
+/// The handler of the messages of a stream, called in order where they are read: it must not block. Pass work that may
+/// take long to a [`TaggedThread`](crate::TaggedThread), which keeps the order.
 pub type StreamHandler = Arc<dyn Fn(&Published<'_>) + Send + Sync>;
 
 /// One message of a stream.
@@ -16,13 +16,13 @@ pub struct Published<'a> {
     pub topic: &'a [u8],
     /// Its number; every message of the stream has the next one, whatever its topic.
     pub sequence: u64,
-    /// The number of the message heard before it on this stream.
+    /// The number of the message received before it on this stream.
     pub previous: Option<u64>,
     /// Its body.
     pub body: &'a [u8],
 }
 
-/// Numbers that were not heard.
+/// A gap in the numbers of the received messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gap {
     /// The stream began again: its publisher was restarted.
@@ -32,7 +32,7 @@ pub enum Gap {
 }
 
 impl Published<'_> {
-    /// What was not heard just before this message.
+    /// The gap just before this message.
     #[must_use]
     pub fn gap(&self) -> Option<Gap> {
         match self.previous {
@@ -77,8 +77,8 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    /// Publishes a message to everybody who wants its topic. Never blocks and never fails: a subscriber that reads
-    /// too slowly loses the oldest.
+    /// Publishes a message to all subscribers of its topic. Never blocks and never fails: a subscriber that reads too
+    /// slowly loses the oldest.
     pub fn publish(&self, topic: &[u8], body: &[u8]) {
         self.context.order(
             self.shard,

@@ -15,8 +15,8 @@ pub enum Change {
     Refreshed,
 }
 
-/// Who wants to hear of something, until when, and what they said about it: application-level publish and subscribe
-/// over ordinary commands. Expired entries are passed over and then erased by [`Subscriptions::publish`].
+/// Subscribers with their expiry and data: application-level publish and subscribe over ordinary commands.
+/// [`Subscriptions::publish`] skips expired entries and removes them.
 #[derive(Clone, Debug)]
 pub struct Subscriptions<T = ()> {
     entries: Map<ConnectionId, (T, Instant)>,
@@ -24,7 +24,7 @@ pub struct Subscriptions<T = ()> {
     limit: usize,
 }
 
-/// How long a subscription lasts when nothing else is said.
+/// The default duration of a subscription.
 const LASTS: Duration = Duration::from_secs(30 * 60);
 
 impl<T: PartialEq> Subscriptions<T> {

@@ -73,7 +73,7 @@ pub struct Echo {
     pub allow_list: Option<PathBuf>,
 }
 
-/// Where a tool that prints until it is stopped hears of both: lines and the stop come through one channel, so that it
+/// The input of a tool that prints until it is stopped: lines and the stop come through one channel, so that the tool
 /// sleeps until there is something to do.
 #[derive(Debug)]
 pub struct Feed {

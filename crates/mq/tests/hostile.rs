@@ -1,4 +1,4 @@
-//! Junk, half greetings, floods, readers that do not read, a server that is killed: good clients go on, what is kept
+//! Junk, half greetings, floods, peers that do not read, a server that is killed: other clients are served, and memory
 //! stays bounded.
 
 mod common;
@@ -235,7 +235,7 @@ fn pings_of_a_peer_that_reads_nothing_fill_no_memory() {
     .unwrap();
     let address = listen(&server, &everybody(false));
     let mut lazy = plain_peer(&address, "DEALER");
-    // Its greeting and the first two bytes of its READY: the peer is let in.
+    // Its greeting and the first two bytes of its READY: the peer is admitted.
     lazy.read_exact(&mut [0; 66]).unwrap();
     let ping = b"\x04\x17\x04PING\0\0sixteen bytes...";
     let pings = ping.repeat((64 << 10) / ping.len());
@@ -279,7 +279,7 @@ fn a_peer_that_asks_for_it_is_given_up_early() {
 }
 
 /// A peer that disconnected while the decision on it was due had its connection's place back at once, and the decision
-/// stayed in the queue of all callbacks: one address could fill it, and everybody's replies waited behind.
+/// stayed in the queue of all callbacks: one address could fill it, and all replies waited behind it.
 #[test]
 fn decisions_on_one_address_are_bounded_and_hold_up_no_reply() {
     let (release, held) = std::sync::mpsc::channel::<()>();

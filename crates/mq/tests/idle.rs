@@ -1,4 +1,4 @@
-//! A message layer with nothing to do wakes nobody.
+//! A message layer with nothing to do wakes no thread.
 
 mod common;
 

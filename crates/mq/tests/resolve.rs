@@ -1,4 +1,4 @@
-//! Links to hosts by name: every address is tried, and looking names up holds up nothing else.
+//! Links to hosts by name: every address is tried, and looking names up delays nothing else.
 
 mod common;
 
@@ -37,7 +37,7 @@ fn socket_of(address: &Address) -> SocketAddr {
     }
 }
 
-/// An address of this machine where nobody listens.
+/// An address of this machine where nothing listens.
 fn closed() -> SocketAddr {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("loopback works");
     listener.local_addr().expect("loopback works")
@@ -130,7 +130,7 @@ fn a_failure_tells_which_addresses_were_tried() {
 
 /// A name that cannot be looked up ends a link that has never been up at once, not only when its time is over.
 #[test]
-fn an_unknown_name_is_told_at_once() {
+fn an_unknown_name_is_reported_at_once() {
     let client = client_with(|| Err(io::Error::other("no such name")));
     let outcome = client.connect_wait(&name(), &ConnectOptions::default());
     assert_eq!(
@@ -140,7 +140,7 @@ fn an_unknown_name_is_told_at_once() {
     assert_eq!(client.books(), [0; 5]);
 }
 
-/// The name was looked up on the thread that connected or sent: while the resolver was slow that thread stood still,
+/// The name was looked up on the thread that connected or sent: while the resolver was slow that thread was blocked,
 /// and if it was a handler that runs inline, so did its loop with all its links.
 #[test]
 fn a_slow_resolver_holds_up_neither_senders_nor_other_links() {

@@ -1,4 +1,4 @@
-//! Who may come in, what they may do, and what changes while they are here.
+//! Which peers are admitted, what they may do, and changes of that on open links.
 
 mod common;
 

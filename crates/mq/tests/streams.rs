@@ -111,7 +111,7 @@ fn a_subscriber_that_reads_nothing_loses_the_oldest_and_sees_the_gap() {
     );
     assert!(server.books()[3] <= 17, "what waits stays below the cap");
 
-    // Reading at last, the lazy one finds the stream, a hole in the numbers, and the newest messages.
+    // The slow subscriber now reads: it gets older messages, a gap in the numbers, and the newest messages.
     let mut numbers = Vec::new();
     let mut bytes = Vec::new();
     let mut chunk = vec![0u8; 1 << 20];

@@ -1,4 +1,4 @@
-//! The command line's functions, talking to each other.
+//! The functions of the command line, run against each other.
 
 mod common;
 

@@ -16,7 +16,7 @@ use crate::{Counters, Event, Limits, Net, Protocol};
 /// A loop and its thread. Clones are handles to the same loop; [`Loop::stop`] ends it.
 pub struct Loop<P: Protocol>(Arc<LoopShared<P>>);
 
-/// A handle that does not keep the loop: for protocols that know their neighbours.
+/// A handle that does not keep the loop alive, for protocols that refer to other loops.
 pub struct WeakLoop<P: Protocol>(Weak<LoopShared<P>>);
 
 /// Why a loop could not start.
@@ -76,7 +76,7 @@ impl<P: Protocol> Clone for Loop<P> {
 }
 
 impl<P: Protocol> WeakLoop<P> {
-    /// The loop, if anybody still has it.
+    /// The loop, if it still exists.
     #[must_use]
     pub fn upgrade(&self) -> Option<Loop<P>> {
         self.0.upgrade().map(Loop)
@@ -84,7 +84,7 @@ impl<P: Protocol> WeakLoop<P> {
 }
 
 impl<P: Protocol> Loop<P> {
-    /// A handle that does not keep the loop.
+    /// A handle that does not keep the loop alive.
     #[must_use]
     pub fn downgrade(&self) -> WeakLoop<P> {
         WeakLoop(Arc::downgrade(&self.0))
@@ -95,7 +95,7 @@ impl<P: Protocol> Loop<P> {
     /// # Errors
     /// When the kernel gives no poller, waker or thread, or the environment names no strategy of waiting.
     pub fn start(name: &str, limits: Limits, protocol: P) -> Result<Self, StartError> {
-        // Told here, since a wait has no way to tell it.
+        // Reported here, because a wait cannot report it.
         Choice::from_env()?;
         let poll = Poll::new()?;
         let waker = Waker::new(poll.registry(), WAKER)?;
@@ -133,8 +133,8 @@ impl<P: Protocol> Loop<P> {
         self.0.command(command);
     }
 
-    /// Waits for the value of `completion`, until `deadline` at most, turning the loop meanwhile if nobody else has to be
-    /// displaced for it too often.
+    /// Waits for the value of `completion`, until `deadline` at most, running the loop meanwhile, unless that would
+    /// displace another poller too often.
     ///
     /// # Errors
     /// As [`Completion::wait`].
@@ -221,8 +221,8 @@ impl<P: Protocol> LoopShared<P> {
         });
     }
 
-    /// The one way to wait for the core: a command that was refused it meanwhile lies in the inbox, and nobody else
-    /// will look.
+    /// The only way to wait for the core: a command that did not get it meanwhile is in the inbox, which no other
+    /// thread will empty.
     fn hold<R>(&self, work: impl FnOnce(&mut Core<P>) -> R) -> R {
         let result = work(&mut lock(&self.core));
         self.sweep();
@@ -255,7 +255,7 @@ impl<P: Protocol> LoopShared<P> {
         None
     }
 
-    /// Empties the inbox unless somebody is inside, who then does it on leaving.
+    /// Empties the inbox unless a thread is inside the loop, which then does it when it leaves.
     fn sweep(&self) {
         while !lock(&self.inbox).is_empty() {
             let Ok(mut core) = self.core.try_lock() else {
@@ -355,8 +355,8 @@ mod tests {
     }
 
     /// A fresh loop's thread took the core only to say until when it sleeps, and did not look into the inbox after it
-    /// let go. A listener that was asked for in that moment lay there, its caller waited for the answer, and the loop
-    /// slept without end: once in forty runs a benchmark's server never said where it listens.
+    /// let go. A command that opened a listener at that moment stayed there, its caller waited for the answer, and the
+    /// loop slept without end: once in forty runs a benchmark's server never printed its address.
     #[test]
     fn a_command_that_meets_any_holder_of_the_core_is_run_without_another_event() {
         let (told, numbers) = channel();
@@ -394,7 +394,7 @@ mod tests {
             let sender = std::thread::spawn(move || {
                 for number in 0..100 {
                     sending.command(number);
-                    // Nobody listens any more after the eighth.
+                    // Nothing listens any more after the eighth.
                     let _ = ready.send(());
                 }
             });

@@ -20,12 +20,12 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// Who a connection came from.
+/// The peer of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     /// A TCP peer.
     Ip(SocketAddr),
-    /// A process on this machine, by the kernel's word.
+    /// A process on this machine, as the kernel reports it.
     Process {
         /// User id.
         uid: u32,
@@ -64,7 +64,7 @@ impl fmt::Display for Source {
 mod tests {
     use super::*;
 
-    /// A host with an IPv6 network of its own came from a new address with every connection and met no limit.
+    /// A host with an IPv6 network of its own used a new address for every connection, and no limit applied.
     #[test]
     fn addresses_of_one_network_count_as_one_source() {
         let ip =

@@ -143,7 +143,7 @@ impl Limiter {
                 account.open.count() > 0 || !account.bucket.is_full(rate, now)
             });
         }
-        // Somebody with that many addresses gets no account at the expense of those who have one open.
+        // A source is not added at the expense of others when that many are known.
         if self.sources.len() >= SOURCES {
             self.sources.retain(|_, account| account.open.count() > 0);
         }

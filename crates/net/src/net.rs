@@ -46,7 +46,8 @@ pub struct Net {
     read_buffer: Vec<u8>,
 }
 
-/// All that reading a message touches is one cache line: of thousands of connections each is cold when its turn comes.
+/// Everything that reading a message needs is in one cache line: of thousands of connections each is cold when it
+/// becomes ready.
 #[repr(align(64))]
 pub(crate) struct Conn {
     pub(crate) stream: Stream,
@@ -65,7 +66,7 @@ pub(crate) struct Conn {
     in_ready: bool,
     in_dirty: bool,
     paused: bool,
-    /// The kernel takes no more; the next writable event continues.
+    /// Whether the kernel accepts no more bytes; the next writable event continues.
     blocked: bool,
     /// Bytes were taken since the stall alarm was set.
     progressed: bool,
@@ -103,7 +104,7 @@ enum Alarm {
     Accept,
 }
 
-/// What the loop owes its protocol; told when the protocol is not running.
+/// Events that the protocol has not been given yet, as it is running.
 enum Notice {
     Closed(ConnId, u32, End),
     Drained(ConnId),
@@ -270,7 +271,7 @@ impl Net {
         }
     }
 
-    /// Stops reading; the kernel's buffer fills and the peer feels it.
+    /// Stops reading; the kernel's buffer fills and the peer is slowed down.
     pub fn pause(&mut self, conn: ConnId) {
         if let Some(entry) = entry(&mut self.conns, conn) {
             entry.paused = true;

@@ -1,6 +1,6 @@
 //! Connections whose protocol does its own reading and writing, straight between the kernel and buffers that it names.
 //!
-//! The loop keeps what it is good at: readiness, turns, timers, listeners, limits on unauthenticated peers. It reports edges only
+//! The loop still does readiness, turns, timers, listeners and limits on unauthenticated peers. It reports edges only
 //! ([`Protocol::ready`](crate::Protocol::ready)); the protocol reads and writes until the kernel has no more, or until
 //! it has had its share of the turn and asks with [`Net::serve_again`] to be called after the others.
 

@@ -4,11 +4,11 @@ use std::time::Duration;
 use slackwater_base::Instant;
 use slackwater_wait::{Ended, Event, Park, Seen, Site, Waiting, now};
 
-/// Who polls a loop: its own thread, a waiting caller, or for a moment nobody. See `DRIVE.md`.
+/// The role of a loop's poller: held by its own thread, by a waiting caller, or for a moment by none. See `DRIVE.md`.
 #[derive(Debug)]
 pub(crate) struct Role {
     state: Mutex<State>,
-    /// Somebody may find the state as it wants it: notified after a change, outside of the lock.
+    /// Notified after a change of the state, outside of the lock.
     changed: Event,
 }
 
@@ -69,7 +69,7 @@ impl Role {
             }
             let grants = state.grants;
             drop(state);
-            // Nobody waits for this thread, so it does not spin for its turn.
+            // No thread waits for this one, so it does not spin for the role.
             let waiting = Waiting::at(&BACKGROUND).by(&Park);
             let looked = self.changed.wait(seen, &waiting.until(now() + LEASE));
             let mut state = self.lock();

@@ -1,4 +1,4 @@
-//! The edge to the kernel's sockets: TCP and Unix streams behind one type, with the options every one of them gets.
+//! The kernel's sockets: TCP and Unix streams behind one type, with the options that all of them get.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::SocketAddr;
@@ -263,7 +263,7 @@ fn open_tcp(address: SocketAddr, shared: bool, liveness: &TcpLiveness) -> io::Re
     Ok(TcpListener::from_std(socket.into()))
 }
 
-/// Fails when somebody already listens on `address`, even somebody who would share the port.
+/// Fails when a process already listens on `address`, even one that would share the port.
 pub(crate) fn check_free(address: SocketAddr) -> io::Result<()> {
     let socket = Socket::new(
         Domain::for_address(address),
@@ -274,8 +274,8 @@ pub(crate) fn check_free(address: SocketAddr) -> io::Result<()> {
     socket.bind(&SockAddr::from(address))
 }
 
-/// Binds and sets owner and mode before listening, so that nobody connects under wider rights than wanted. A socket
-/// file that nobody listens on any more is replaced.
+/// Binds and sets owner and mode before listening, so that no process connects with wider permissions than wanted. A
+/// socket file without a listener is replaced.
 fn open_unix(path: &Path, access: &UnixAccess) -> io::Result<UnixListener> {
     let bind = || -> io::Result<Socket> {
         let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?;

@@ -20,7 +20,7 @@ fn jobs(general: usize, categories: &[Queueing]) -> Jobs {
     Jobs::new(workers, LIMITS, categories, Arc::new(Metrics::default()))
 }
 
-/// Has a worker busy with a command of the first category until what this gives is sent to or dropped.
+/// Keeps a worker busy with a command of the first category until the returned sender is used or dropped.
 fn hold_a_worker(jobs: &Jobs) -> Sender<()> {
     let (release, held) = channel::<()>();
     let (began, begun) = channel();
@@ -59,9 +59,9 @@ fn a_full_queue_refuses_and_another_category_goes_on() {
     assert_eq!(jobs.waiting(), [0, 0]);
 }
 
-/// A worker that had ended a command of a category with a reserved worker went on with a command of another, for which a
-/// general worker had become free. Nobody was called for the next command of the first category, which waited for that
-/// other one although its reserved worker was free.
+/// A worker that had ended a command of a category with a reserved worker went on with a command of another, for which
+/// a general worker had become free. No worker was woken for the next command of the first category, which waited for
+/// that other one although its reserved worker was free.
 #[test]
 fn a_job_that_ends_may_make_room_for_two() {
     let reserved = Queueing {
@@ -151,7 +151,7 @@ fn stopping_drops_what_waits() {
 }
 
 /// Two commands came before the worker that was called for the first had taken it: the second counted as waiting behind
-/// it, so nobody was called for it, and it stood still until the first was done, with workers at rest all the while.
+/// it, so no worker was woken for it, and it waited until the first was done although workers were idle.
 #[test]
 fn commands_that_come_together_are_carried_out_together() {
     let jobs = jobs(

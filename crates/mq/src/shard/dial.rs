@@ -11,7 +11,7 @@ use super::Shard;
 use super::peers::At;
 use crate::{Attempt, ConnectFailure, Place};
 
-/// Where an outgoing link leads, and how far the present round of attempts has come.
+/// The address of an outgoing link, and the progress of the current round of attempts.
 ///
 /// A round tries every address once, in the resolver's order (RFC 6724), and shares the time that is left evenly among
 /// those still untried, so that one that does not answer leaves time for the others. Its time begins when the addresses
@@ -27,7 +27,7 @@ pub(super) struct Dialing {
     known: Vec<SocketAddr>,
     is_resolving: bool,
     untried: VecDeque<Endpoint>,
-    /// What came of the addresses of this round so far.
+    /// The outcomes of the addresses of this round so far.
     attempts: Vec<Attempt>,
     /// Why the name could not be looked up in this round.
     unresolved: Option<String>,
@@ -122,7 +122,7 @@ impl Dialing {
         }
     }
 
-    /// The link is up: a round leaves nothing behind, of which thousands of idle links would keep copies.
+    /// The link is up: frees the state of the round, which thousands of idle links would otherwise keep.
     pub(super) fn succeeded(&mut self) {
         self.attempts = Vec::new();
         self.untried = VecDeque::new();
@@ -214,7 +214,7 @@ impl Shard {
         }
     }
 
-    /// The name has no address. A link that never stood ends with that; one that did is tried again later.
+    /// The name has no address. A link that was never up ends with that; another is tried again later.
     fn unresolved(&mut self, net: &mut Net, at: At) {
         let Some(outgoing) = self.peers.get_mut(at).and_then(|peer| peer.outgoing()) else {
             return;

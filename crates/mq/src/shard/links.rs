@@ -299,7 +299,7 @@ impl Shard {
         }
     }
 
-    /// The link is up, and probed if its opener asked for that.
+    /// The link is up; probes it if its opener asked for that.
     pub(super) fn established(&mut self, net: &mut Net, at: At) {
         let Some(outgoing) = self.peers.get_mut(at).and_then(|peer| peer.outgoing()) else {
             return;
@@ -357,7 +357,7 @@ impl Shard {
         let delay = match peer.outgoing() {
             Some(_) if refused => backoff.max,
             Some(outgoing) => {
-                // A peer that takes links in only to drop them is not asked again and again at once.
+                // A peer that accepts links only to drop them is not connected to again at once.
                 if was_up && now.since(outgoing.since) >= backoff.max {
                     outgoing.attempt = 0;
                 }
@@ -483,7 +483,7 @@ impl Shard {
 
     pub(super) fn hand_over(&mut self, net: &mut Net, at: At) {
         self.context.metrics.count("link", "handed_over");
-        // Told goodbye, the older one does not come back and take the id over in turn.
+        // After a goodbye the older one does not reconnect and take the id over in turn.
         self.disconnect(net, at, ENDING);
     }
 
@@ -545,7 +545,8 @@ impl Shard {
         peer.rest.timer = Some((net.set_timer(due, Token::Peer(at.serial()).pack()), due));
     }
 
-    /// The same after a deadline has gone: thousands of links that came up together would all look after it together.
+    /// As above after a deadline has passed, spread over time: otherwise thousands of links that came up together would
+    /// all fire together.
     fn arm_anew(&mut self, net: &mut Net, at: At) {
         if let Some((timer, _)) = self
             .peers

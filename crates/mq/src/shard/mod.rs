@@ -111,7 +111,7 @@ pub(crate) struct Shard {
     randomness: Randomness,
     jitter: Rng,
     stopping: bool,
-    /// Dropped when this loop has no connection left, which a stop waits for.
+    /// Dropped when this loop has no connection left; a stop waits for that.
     empty: Option<Sender<Infallible>>,
 }
 

@@ -128,8 +128,8 @@ impl Shard {
         self.arm(net, at);
     }
 
-    /// Ends the request of a timer. If its message still waits for the link, it is not sent any more: the peer must not
-    /// carry out what the caller has given up.
+    /// Ends the request of a timer. If its message still waits for the link, it is removed: the peer must not carry out
+    /// what the caller has given up.
     pub(super) fn on_request_timeout(&mut self, net: &mut Net, number: u64) {
         let Some((at, tag)) = self.requests.remove(&number) else {
             return;
@@ -191,8 +191,8 @@ impl Shard {
         }
     }
 
-    /// A message whose link is gone: it takes another link of the same node. Each dead link is forgotten when it is
-    /// met, so there are at most as many tries as there were links.
+    /// A message whose link is gone: it takes another link of the same node. Each dead link is removed when it is
+    /// tried, so there are at most as many tries as links.
     fn reroute(&mut self, dead: At, sending: Sending) {
         if let Some((key, route)) = sending.node {
             self.context.remove_link_of(

@@ -13,7 +13,7 @@ use super::streams::StreamId;
 use crate::context::{LinkId, Origin};
 use crate::{Admission, ConnectFailure, Level, Place};
 
-/// Called once with what came of opening a link.
+/// Called once with the outcome of opening a link.
 pub(crate) type ConnectOutcome = Box<dyn FnOnce(Result<(), ConnectFailure>) + Send>;
 
 /// A link to be opened.
@@ -34,7 +34,8 @@ pub(crate) struct Opening {
 
 /// One link, from its first byte to its last; an outgoing one also between its connections.
 ///
-/// What a message touches lies here, in two cache lines; everything else lies behind them. See `net`'s connections.
+/// The fields that a message needs are here, in two cache lines; all others are behind a pointer. See `net`'s
+/// connections.
 #[repr(align(64))]
 pub(super) struct Peer {
     pub(super) serial: u64,
@@ -59,7 +60,7 @@ const _: () = assert!(
     "a link has outgrown its two cache lines"
 );
 
-/// What a message does not touch.
+/// The fields that a message does not need.
 pub(super) struct Rest {
     pub(super) kind: Kind,
     pub(super) pending: Map<Tag, Pending>,

@@ -38,8 +38,8 @@ pub(super) enum Stream {
         window: VecDeque<(u64, Arc<Message>)>,
         window_bytes: usize,
         window_limit: (usize, usize),
-        /// Replays under way: what each link gets next, read from the window as it takes it, so that a slow one keeps
-        /// nothing.
+        /// Replays under way: what each link gets next, read from the window as it takes it, so that a slow link keeps
+        /// no memory.
         replays: BTreeMap<At, u64>,
     },
     Listener {
@@ -87,7 +87,7 @@ impl Stream {
 }
 
 impl Shard {
-    /// Sends a message to everybody who wants its topic and keeps it for replays.
+    /// Sends a message to all subscribers of its topic and keeps it for replays.
     pub(super) fn publish(&mut self, net: &mut Net, stream: StreamId, topic: &[u8], body: &[u8]) {
         let Some(Stream::Publisher {
             cap_bytes,
@@ -153,7 +153,7 @@ impl Shard {
         }
     }
 
-    /// A link leaves: what it wanted of a stream goes with it.
+    /// A link ends: removes its subscriptions and replays.
     pub(super) fn forget_subscriber(&mut self, at: At) {
         let Some(Role::Subscriber(stream) | Role::Replay(stream)) =
             self.peers.get(at).map(|peer| peer.role)
@@ -235,7 +235,7 @@ impl Shard {
         }
     }
 
-    /// Tells a publisher that has just come up what this side wants.
+    /// Sends the subscriptions of this side to a publisher whose link has just come up.
     pub(super) fn tell_interests(&mut self, net: &mut Net, at: At, stream: StreamId) {
         let Some(Stream::Listener { interests, .. }) = self.streams.get(&stream) else {
             return;
@@ -252,7 +252,7 @@ impl Shard {
             events: &mut self.events,
         };
         for topic in interests.iter() {
-            // The link has just come up; if it is gone again, the next one hears.
+            // The link has just come up; if it is gone again, the next link gets the subscriptions.
             let _ = link.subscribe(topic, true, peer.minor, &mut out);
         }
     }

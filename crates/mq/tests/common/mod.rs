@@ -1,4 +1,4 @@
-//! A message layer to talk to and one to talk with.
+//! A message layer as server, and one as client.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::net::Ipv4Addr;
@@ -83,7 +83,7 @@ pub(crate) fn server_builder(options: Options) -> Builder {
     builder
 }
 
-/// Listens at any port and says how to get there.
+/// Listens at any port and returns the address.
 pub(crate) fn listen(mq: &Mq, options: &ListenOptions) -> Address {
     let endpoint = mq.listen(&any_port(), options).expect("loopback");
     Address::of(&endpoint, options.encrypted.then(|| mq.public_key()))

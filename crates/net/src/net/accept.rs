@@ -1,4 +1,4 @@
-//! Listeners and what they take in.
+//! Listeners and the connections that they accept.
 
 use std::io;
 use std::time::Duration;
@@ -79,8 +79,8 @@ impl Net {
         all.into_iter().for_each(|id| self.stop_listening(id));
     }
 
-    /// Takes in a connection that stands, such as one that another loop has had; it counts as proven. None when this loop
-    /// has no room for it, or the kernel refuses: it is closed then.
+    /// Adopts an established connection, such as one from another loop; it counts as proven. None when this loop has no
+    /// room for it, or the kernel refuses: it is closed then.
     #[must_use]
     pub fn adopt(&mut self, stream: std::net::TcpStream) -> Option<ConnId> {
         let has_room = self.conns.len() < self.limits.connections;

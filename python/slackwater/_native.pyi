@@ -9,7 +9,7 @@ from typing_extensions import Buffer
 from .errors import SlackwaterError
 
 class Tensor(Protocol):
-    """A contiguous tensor on the CPU, as PyTorch and its kin describe one."""
+    """A contiguous tensor on the CPU, with the attributes that PyTorch gives it."""
 
     @property
     def device(self) -> Any: ...
@@ -26,7 +26,7 @@ Pin: TypeAlias = Literal["soft", "hard"] | float | None
 __version__: str
 
 class Chain:
-    """How the keys of one call hang together: they are the blocks of one chain, in order."""
+    """The chain of the keys of one call: they are the blocks of a chain, in order."""
 
     def __new__(
         cls,
@@ -126,10 +126,10 @@ class Store:
         """Removes values: for each key what `remove` returns, or the exception."""
 
     def remove_matching(self, pattern: str, *, force: bool = False, tenant: str | None = None) -> int:
-        """Removes every value in whose key the regular expression is found: how many."""
+        """Removes every value in whose key the regular expression is found; returns how many."""
 
     def remove_all(self, *, force: bool = False, tenant: str | None = None) -> int:
-        """Removes every value of the tenant: how many."""
+        """Removes every value of the tenant; returns how many."""
 
     def list(
         self,
@@ -139,7 +139,7 @@ class Store:
         limit: int | None = None,
         tenant: str | None = None,
     ) -> builtins.list[bytes]:
-        """Keys in byte order: all of them, or as many as `limit` says."""
+        """Keys in byte order: all of them, or at most `limit`."""
 
     def set_quota(self, tenant: str, *, memory: Size, ssd: Size | None = None) -> None:
         """Sets or changes how many bytes the tenant may keep in memory and on SSD."""
@@ -151,7 +151,7 @@ class Store:
         """Quotas and use of every tenant that has either."""
 
     def explain(self, key: Key, *, tenant: str | None = None) -> builtins.list[dict[str, Any]] | None:
-        """Why each tier keeps the value, or will let it go. None if there is no value."""
+        """Why each tier keeps the value, or will evict it. None if there is no value."""
 
     def stats(self) -> dict[str, Any]:
         """What the store counts, as nested dictionaries."""
@@ -163,7 +163,7 @@ class Store:
         """Returns when everything queued for SSD is durable."""
 
     def close(self) -> None:
-        """Writes what the mode of offload promises, and closes. Closing again does nothing."""
+        """Writes what the offload mode requires, and closes. Closing again does nothing."""
 
     def __enter__(self) -> Self: ...
     def __exit__(

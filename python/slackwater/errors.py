@@ -1,4 +1,4 @@
-"""What calls raise: one class for each thing that a caller can do about it.
+"""The exceptions of calls: one class for each thing that a caller can do about them.
 
 The class says what to do, `.code` says what happened. Codes are those that integrations of KV-cache stores know: an
 `ErrorCode` is an `int`, negative.
@@ -107,11 +107,11 @@ class SlackwaterError(Exception):
 
 
 class RetryError(SlackwaterError):
-    """Ask again, with a pause: no space now, a lease that runs out, a deadline that passed."""
+    """Try again after a pause: no space now, a lease that runs out, a deadline that passed."""
 
 
 class RefusedError(SlackwaterError):
-    """Never ask again: rights, limits, a wrong argument, a store that is closed."""
+    """Never try again: rights, limits, a wrong argument, a store that is closed."""
 
 
 class GoneError(SlackwaterError):

@@ -41,7 +41,7 @@ def test_wrong_types_are_type_errors(store: Store) -> None:
         store.put("k", b"v", colour="red")
 
 
-def test_every_problem_of_a_configuration_is_told_at_once() -> None:
+def test_every_problem_of_a_configuration_is_reported_at_once() -> None:
     with pytest.raises(slackwater.RefusedError) as caught:
         Store(memory="12cats", policy="lur")
     assert "12cats" in str(caught.value) and "did you mean `lru`" in str(caught.value)

@@ -1,4 +1,4 @@
-//! Where threads run and where their memory lies: the two system calls that no safe crate offers in full.
+//! The CPUs of threads and the NUMA node of memory: the two system calls that no safe crate offers in full.
 
 use std::io;
 

@@ -31,7 +31,7 @@ pub(crate) struct Chunk {
 }
 
 impl Chunk {
-    /// Of tasks whose cost nobody knows.
+    /// For tasks whose cost is not known.
     pub(crate) const UNKNOWN: Self = Self {
         min: 1,
         max: u32::MAX,

@@ -19,7 +19,7 @@ use crate::topology::NodeId;
 /// Jobs of one crew at a time; further submitters run theirs alone.
 const SLOTS: usize = if cfg!(loom) { 1 } else { 32 };
 
-/// A task that nobody waits for right now.
+/// A background task: no thread waits for it now.
 pub(crate) type Task = Box<dyn FnOnce() + Send>;
 
 /// The threads of one NUMA node, with the jobs published to them.
@@ -34,7 +34,7 @@ pub(crate) struct Crew {
     event: Event,
     /// Workers that found nothing: they watch the event, or sleep on it.
     idle: CachePadded<AtomicU32>,
-    /// Slots nobody owns, one bit each.
+    /// Free slots, one bit each.
     free: CachePadded<AtomicU64>,
     /// Slots with an open door, by class. A hint: the door decides.
     open: [CachePadded<AtomicU64>; 2],
@@ -89,7 +89,7 @@ impl Crew {
                 tasks: Mutex::new(VecDeque::new()),
                 len: AtomicUsize::new(0),
                 len_max: background_max,
-                // Half of the workers stay for jobs that somebody waits for.
+                // Half of the workers are kept for jobs that a thread waits for.
                 permits: Permits::new(workers.div_ceil(2)),
             },
             records: (0..workers)
@@ -244,7 +244,7 @@ impl Crew {
         self.enter(&self.slots[taken.0], member, record);
     }
 
-    /// Ends a job: nobody gets in any more, everybody inside leaves, the slot is free again.
+    /// Ends a job: closes the door, waits until all participants have left, and frees the slot.
     pub(crate) fn retire(&self, taken: Taken, class: Class, waiting: &Waiting<'_>) {
         let (slot, bit) = (&self.slots[taken.0], 1 << taken.0);
         slot.door.close();
@@ -358,8 +358,8 @@ impl Crew {
         if let Some(task) = task {
             add(&worker.record.background, 1);
             let _inside = worker.member.enter();
-            // Tasks catch their own panics. What is left are the destructors of results that nobody waits for; the panic
-            // hook has told of them.
+            // Tasks catch their own panics. This is a panic of the destructor of a result that no thread waits for; the
+            // panic hook has reported it.
             if let Err(payload) = catch_unwind(AssertUnwindSafe(task)) {
                 discard(payload);
             }
@@ -398,7 +398,7 @@ impl std::fmt::Debug for Background {
     }
 }
 
-/// Runs a part of a job with nobody else.
+/// Runs a part of a job alone.
 ///
 /// # Safety
 /// What `work` points at is alive for the whole call.

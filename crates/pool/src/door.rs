@@ -13,8 +13,9 @@ const ACTIVES: u32 = !(ACTIVE - 1);
 
 /// Which workers may take part in a job, and how many still do: one word.
 ///
-/// The submitter opens the door, works itself, closes the door and waits until everybody inside has left. A worker that
-/// got in may use what the job borrows until it leaves; nobody gets in through a closed door, so the borrow can end.
+/// The submitter opens the door, works itself, closes the door and waits until all participants have left. A worker
+/// that joined may use what the job borrows until it leaves; no worker joins through a closed door, so the borrow can
+/// end.
 #[derive(Debug)]
 pub(crate) struct Door {
     word: Word,
@@ -33,7 +34,7 @@ impl Door {
     /// The caller owns the slot it belongs to.
     ///
     /// # Panics
-    /// The door is open, or somebody is inside.
+    /// The door is open, or a participant is inside.
     pub(crate) fn open(&self, places: usize) {
         debug_assert!(places <= PLACES_MAX);
         let opened = self.word.change(|value| {
@@ -68,13 +69,13 @@ impl Door {
     }
 
     fn left(&self, before: u32) {
-        // With the door open the submitter still works and does not wait for anybody.
+        // With the door open the submitter still works and does not wait.
         if before & ACTIVES == ACTIVE && before & OPEN == 0 {
             self.word.wake(before);
         }
     }
 
-    /// Lets nobody in any more.
+    /// Closes the door: no worker can join any more.
     pub(crate) fn close(&self) {
         self.word.clear(OPEN | PLACES);
     }

@@ -37,7 +37,7 @@ pub struct Kind {
 
 /// A claim should last at least this long, so that its own cost of some 20 ns stays about 2 %.
 const CLAIM_NANOS_MIN: u64 = 1_000;
-/// And no longer than this: nobody can take from a thread that has lost its CPU what it has claimed.
+/// Longest claim: what a thread has claimed cannot be stolen when the thread loses its CPU.
 const CLAIM_NANOS_MAX: u64 = 8_000;
 
 impl Kind {
@@ -179,8 +179,8 @@ pub(crate) fn keep_first(first: &mut Option<Panic>, payload: Box<dyn Any + Send>
     }
 }
 
-/// Drops the payload of a panic that nobody will see. Its destructor may panic as well; what comes of that is leaked, since
-/// it could go on for ever.
+/// Drops the payload of a panic that is not resumed. Its destructor may panic as well; the payload of that panic is
+/// leaked, since this could go on without end.
 pub(crate) fn discard(payload: Box<dyn Any + Send>) {
     if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
         std::mem::forget(again);

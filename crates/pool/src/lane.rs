@@ -125,8 +125,8 @@ impl Lane {
         }
     }
 
-    /// Runs tasks until at most `pending_max` are left or the deadline has passed. Where no worker can be asked for the
-    /// rest, the thread goes on.
+    /// Runs tasks until at most `pending_max` are left or the deadline has passed. If no worker can take over the rest,
+    /// the thread continues.
     fn run_until<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,

@@ -56,7 +56,7 @@ impl Job {
                 .or_else(|| self.ranges.steal(seat, self.seats, Chunk::UNKNOWN))
         };
         while let Some(range) = claim() {
-            // SAFETY: the submitter writes only when nobody is inside.
+            // SAFETY: the submitter writes only when no participant is inside.
             self.borrowed
                 .with(|borrowed| assert_eq!(unsafe { *borrowed }, 1));
             for index in range {
@@ -71,7 +71,7 @@ fn search(seats: usize) {
     builder.preemption_bound = Some(if seats > 2 { 2 } else { 4 });
     builder.check(move || {
         let job = Arc::new(Job::new(seats));
-        // SAFETY: nobody has heard of the job yet.
+        // SAFETY: the job is not published yet.
         job.borrowed.with_mut(|borrowed| unsafe { *borrowed = 1 });
         job.ranges.deal(LEN, seats);
         let workers: Vec<_> = (1..seats)
@@ -239,7 +239,7 @@ fn run_job(crew: &Crew, places: usize) {
     // SAFETY: published above and not retired yet.
     unsafe { crew.participate(taken, member, &Record::new("model")) };
     crew.retire(taken, Class::Latency, &parked());
-    // SAFETY: nobody takes part any more.
+    // SAFETY: no participant is left.
     borrowed.0.with_mut(|value| unsafe { *value = 2 });
 }
 

@@ -59,9 +59,9 @@ pub(crate) struct JobSlot {
     work: UnsafeCell<Option<PublishedJob>>,
 }
 
-// SAFETY: `work` is written only by the owner of the slot while the door is closed and nobody is inside, and read only
-// from inside; the door's word orders the two. The pointers in it are shared between threads by the submitter's promise
-// that what they point at may be.
+// SAFETY: `work` is written only by the owner of the slot while the door is closed and no participant is inside, and
+// read only from inside; the door's word orders the two. The pointers in it are shared between threads by the
+// submitter's promise that what they point at may be.
 unsafe impl Sync for JobSlot {}
 // SAFETY: as above.
 unsafe impl Send for JobSlot {}
@@ -85,7 +85,7 @@ impl JobSlot {
         self.ranges.deal(len, work.seats);
         self.submitter_cpu
             .store(current_cpu() as u32, Ordering::Relaxed);
-        // SAFETY: the caller owns the slot, so the door is closed and nobody reads.
+        // SAFETY: the caller owns the slot, so the door is closed and no thread reads.
         self.work.with_mut(|cell| unsafe { *cell = Some(work) });
         self.door.open(places);
     }
@@ -100,7 +100,7 @@ impl JobSlot {
     /// # Safety
     /// The caller is inside the door, or published the job.
     pub(crate) unsafe fn work(&self) -> PublishedJob {
-        // SAFETY: nobody writes while somebody is inside.
+        // SAFETY: no thread writes while a participant is inside.
         let work = self.work.with(|cell| unsafe { *cell });
         work.expect("a door opens after its work was written")
     }
@@ -124,7 +124,7 @@ pub(crate) enum Source<'a> {
         seat: usize,
         among: usize,
     },
-    /// All its own: nobody else takes part.
+    /// The whole range for one participant.
     Alone { left: Cell<(u32, u32)> },
 }
 
@@ -146,7 +146,7 @@ impl Seat<'_> {
         Some(self.based(range))
     }
 
-    /// The next indices of somebody else.
+    /// Steals indices of another participant.
     pub(crate) fn steal(&self, chunk: Chunk) -> Option<Range<u32>> {
         match &self.from {
             Source::Shared {
@@ -162,7 +162,7 @@ impl Seat<'_> {
         range.start + self.base..range.end + self.base
     }
 
-    /// Takes back what nobody has claimed yet.
+    /// Takes back the indices that are not claimed yet.
     pub(crate) fn stop(&self) {
         match &self.from {
             Source::Shared { ranges, .. } => ranges.clear(),

@@ -139,7 +139,7 @@ impl Inner {
         job.threads_max.min(restricted).min(cpus).min(len as usize)
     }
 
-    /// Spreads a job over the crews, takes part in it, and returns when nobody uses it any more.
+    /// Spreads a job over the crews, takes part in it, and returns when no thread uses it any more.
     ///
     /// # Safety
     /// `work` is valid during the call, from any thread.

@@ -81,7 +81,7 @@ fn queue<T: Send + 'static>(
     }
 }
 
-/// Runs the task unless somebody else has.
+/// Runs the task unless another thread has.
 fn run(task: &Mutex<Option<Task>>) {
     let task = task.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(task) = task {

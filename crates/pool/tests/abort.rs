@@ -40,8 +40,8 @@ fn wait_for_a_busy_worker() {
     });
 }
 
-/// The wait of a submitter runs the strategy of the process, which may be anybody's. Its panic ended the borrow of a job
-/// while a worker used it.
+/// The wait of a submitter runs the strategy of the process, which a user may have written. Its panic ended the borrow
+/// of a job while a worker used it.
 #[test]
 #[expect(clippy::print_stderr, reason = "a skipped test says so")]
 fn a_panic_in_the_wait_for_a_worker_ends_the_process() {

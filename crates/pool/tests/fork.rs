@@ -29,7 +29,7 @@ fn a_forked_child_runs_jobs_alone_and_refuses_to_queue() {
     }
     assert!(child > 0, "fork");
     let mut status = 0;
-    // SAFETY: `status` is ours, and the child is not waited for by anybody else.
+    // SAFETY: `status` is ours, and no other thread waits for the child.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert!(libc::WIFEXITED(status), "the child ended by itself");
     assert_eq!(

@@ -482,7 +482,7 @@ fn a_dropped_pool_tells_those_who_wait_for_what_it_queued() {
         scope.spawn(move || drop(pool));
         queued.wait()
     });
-    // The worker, the waiter or nobody ran it; nobody hangs.
+    // The worker or the waiter ran it, or none did; no thread hangs.
     assert!(matches!(result, Ok(()) | Err(JobError::Cancelled)));
 }
 

@@ -1,8 +1,8 @@
 //! Memory of Python objects as slices: the only unsafe code of this crate.
 //!
-//! A [`Memory`] keeps its object alive and its memory in place for as long as it lives: a buffer export blocks
-//! resizing, and a tensor is held by a reference. Python code that writes to the memory while a call reads it gives
-//! the call mixed bytes; the checksum is taken of what was copied, so what is stored is still whole.
+//! A [`Memory`] keeps its object alive and its memory in place until it is dropped: a buffer export blocks resizing,
+//! and a tensor is held by a reference. Python code that writes to the memory while a call reads it gives the call
+//! mixed bytes; the checksum is taken of what was copied, so what is stored is still whole.
 
 use std::slice;
 
@@ -105,7 +105,7 @@ impl Memory {
         })
     }
 
-    /// A tensor as PyTorch and its kin describe one.
+    /// A tensor with the attributes that PyTorch and similar libraries give it.
     fn of_tensor(tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
         let device: String = tensor.getattr("device")?.getattr("type")?.extract()?;
         if device != "cpu" {
@@ -133,7 +133,7 @@ impl Memory {
             .checked_mul(item_bytes)
             .filter(|bytes| isize::try_from(*bytes).is_ok() && start.checked_add(*bytes).is_some())
             .ok_or_else(|| PyValueError::new_err("the tensor has no size"))?;
-        // A tensor whose storage was given back keeps its shape.
+        // A tensor whose storage was freed keeps its shape.
         if start == 0 && bytes > 0 {
             return Err(PyValueError::new_err(
                 "the tensor has no memory: its storage is empty",
@@ -148,11 +148,11 @@ impl Memory {
         })
     }
 
-    /// Fresh `bytes` of this length, not yet seen by anyone, and their memory.
+    /// New `bytes` of this length that no Python code has yet, and their memory.
     pub(crate) fn fresh(py: Python<'_>, bytes: usize) -> PyResult<(Bound<'_, PyBytes>, Self)> {
         let object = PyBytes::new_with(py, bytes, |_| Ok(()))?;
         let start = object.as_bytes().as_ptr().cast_mut();
-        // Empty `bytes` are one shared object, of which there is nothing to write.
+        // Empty `bytes` are one shared object, which must not be written.
         let keep = Keep::Object(object.clone().into_any().unbind());
         Ok((
             object,
@@ -187,7 +187,7 @@ impl Memory {
         Ok(unsafe { slice::from_raw_parts_mut(self.start, self.bytes) })
     }
 
-    /// Where the bytes begin and end.
+    /// First byte and end of the memory.
     fn range(&self) -> (usize, usize) {
         (self.start.addr(), self.start.addr() + self.bytes)
     }

@@ -1,4 +1,4 @@
-//! What every call of a store does around it: options from keywords, results into objects.
+//! The conversions of every call: options from keywords, and results into Python objects.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
@@ -69,7 +69,7 @@ pub(crate) fn same_count(py: Python<'_>, keys: usize, what: &str, count: usize) 
     ))
 }
 
-/// A list of what each call gave: its value, or its exception in its place.
+/// The list of results: the value of each, or its exception.
 pub(crate) fn each<'py, T, V: IntoPyObject<'py>>(
     py: Python<'py>,
     results: Vec<Result<T, StoreError>>,
@@ -85,7 +85,7 @@ pub(crate) fn each<'py, T, V: IntoPyObject<'py>>(
     Ok(list)
 }
 
-/// Removing what is not there is no error: the caller's wish holds.
+/// Removing a value that is not there is not an error.
 pub(crate) fn was_there(removed: Result<(), StoreError>) -> Result<bool, StoreError> {
     match removed {
         Ok(()) => Ok(true),
@@ -94,7 +94,7 @@ pub(crate) fn was_there(removed: Result<(), StoreError>) -> Result<bool, StoreEr
     }
 }
 
-/// Length of the value now; zero where there is none or the look-up fails: the read then says why.
+/// Length of the value now; zero if there is none or the look-up fails: the read then reports why.
 pub(crate) fn size_of(store: &slackwater_node::Store, key: &[u8], tenant: &Tenant) -> usize {
     let described = store.describe(key, tenant).ok().flatten();
     described.map_or(0, |description| {
@@ -126,7 +126,7 @@ pub(crate) fn read_one<'py>(
     Ok(value.map(|value| PyBytes::new(py, &value)))
 }
 
-/// Races lost to longer and longer values before the store is asked for memory of its own.
+/// Attempts, each of which found a longer value, before the store allocates the memory itself.
 const LOOKUPS_MAX: usize = 4;
 
 /// The value at the length that was read: shorter only if it was replaced since its size was looked up.

@@ -30,7 +30,7 @@ pub(crate) fn not_opened(py: Python<'_>, error: &OpenError) -> PyErr {
     exception(py, code, &error.to_string())
 }
 
-/// The exception of a configuration that is refused: every problem, a line each.
+/// The exception for a configuration that is refused: every problem on a line.
 pub(crate) fn misconfigured(py: Python<'_>, problems: &[ConfigProblem]) -> PyErr {
     let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
     exception(py, ErrorCode::InvalidParams, &lines.join("\n"))

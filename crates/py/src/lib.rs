@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use slackwater_wire::ErrorCode;
 
-/// The native half of the package `slackwater`.
+/// The native part of the package `slackwater`.
 #[pymodule(gil_used = false)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<store::Store>()?;
@@ -33,7 +33,7 @@ fn error_codes(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     Ok(codes)
 }
 
-/// Tells this process that it is a fork: stores that its parent opened are not usable here.
+/// Marks this process as a fork: stores that its parent opened are not usable here.
 #[pyfunction]
 fn after_fork() {
     store::forked();

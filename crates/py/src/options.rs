@@ -10,11 +10,11 @@ use slackwater_wire::{Key, Pin, Tenant};
 use crate::buffers::KeyBytes;
 use crate::errors::misconfigured;
 
-/// How the keys of one call hang together: they are the blocks of one chain, in order.
+/// The chain of the keys of one call: they are the blocks of a chain, in order.
 ///
 /// A call that passes a whole chain from its root needs none of this. A call that passes a piece names the key of the
 /// block before the piece and the position of its first block. `hint` is an opaque small number that is expected to
-/// tell requests that will return from others, and `output_tokens` what the request generated.
+/// distinguish requests that will return from others, and `output_tokens` what the request generated.
 #[pyclass(frozen, module = "slackwater")]
 #[derive(Clone, Default)]
 pub(crate) struct Chain {
@@ -124,7 +124,7 @@ pub(crate) fn configuration(
         .map_err(|problems| misconfigured(py, &problems))
 }
 
-/// Names the offending keyword alone, then what there is.
+/// Names the wrong keyword, then the known ones.
 fn unknown(name: &str) -> String {
     let names: Vec<String> = Config::OPTIONS
         .iter()

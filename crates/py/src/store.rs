@@ -15,7 +15,7 @@ use crate::calls::{
 use crate::errors::{exception, not_opened, refused};
 use crate::options::{Chain, bytes_of, configuration, seconds_of, size_text};
 
-/// How often this process is a fork of one that has loaded the module.
+/// Number of forks between this process and the one that loaded the module.
 static FORKS: AtomicU64 = AtomicU64::new(0);
 
 /// See [`crate::after_fork`].
@@ -33,11 +33,11 @@ const SSD_DEFAULT: &str = "16GiB";
 ///
 /// Store(path=None, *, memory="1GiB", ssd=None, config=None, **options)
 ///
-/// `path` is the directory of the SSD tier, made if it is missing and held by one process at a time; without one,
-/// values live in memory alone. `memory` and `ssd` are bytes, or texts such as "64GiB"; with a path, `ssd` is 16GiB
-/// unless it is given. `config` is a TOML file. Every other option of the store is a keyword, with underscores for dots:
-/// `policy="lru"`, `promotion_threshold=3`, `offload="on-evict"`; `slackwater config --explain` lists them. What is not
-/// given comes from the environment (`SLACKWATER_…`), the file, or the defaults.
+/// `path` is the directory of the SSD tier, made if it is missing and open in one process at a time; without one,
+/// values are kept in memory only. `memory` and `ssd` are bytes, or texts such as "64GiB"; with a path, `ssd` is 16GiB
+/// unless it is given. `config` is a TOML file. Every other option of the store is a keyword, with underscores for
+/// dots: `policy="lru"`, `promotion_threshold=3`, `offload="on-evict"`; `slackwater config --explain` lists them. What
+/// is not given comes from the environment (`SLACKWATER_…`), the file, or the defaults.
 ///
 /// Keys are `bytes`, or `str` taken as UTF-8, of 1 to 1,024 bytes. Values are anything with the buffer protocol (bytes,
 /// bytearray, memoryview, numpy arrays) or a contiguous CPU tensor. All methods may be called from any thread; other
@@ -122,7 +122,7 @@ impl Store {
     /// put_batch(keys, values, *, upsert=False, pin=None, group=None, durable=False, wait=None, tenant=None, chain=None)
     ///
     /// Puts values; their order is the order of a chain. Returns a list with, for each key, what `put` returns, or the
-    /// exception that it would raise: one that fails does not fail its neighbours.
+    /// exception that it would raise: one failure does not affect the others.
     #[pyo3(signature = (keys, values, *, upsert=false, pin=None, group=None, durable=false, wait=None, tenant=None, chain=None))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn put_batch<'py>(
@@ -296,8 +296,8 @@ impl Store {
 
     /// remove(key, *, force=False, tenant=None)
     ///
-    /// Removes the value, which never comes back. Returns False if there was none. A value that a reader holds a lease on
-    /// raises unless `force` is set.
+    /// Removes the value for good. Returns False if there was none. A value that a reader holds a lease on raises
+    /// unless `force` is set.
     #[pyo3(signature = (key, *, force=false, tenant=None))]
     fn remove(
         &self,
@@ -362,8 +362,8 @@ impl Store {
     /// list(*, pattern=None, after=None, limit=None, tenant=None)
     ///
     /// Keys in byte order as a list of bytes: those after `after`, only those in which the regular expression is found.
-    /// With `limit`, so many; a list that is shorter than `limit` holds the last key. Pass its last key as `after` for
-    /// the next page. Without `limit`, all of them, and an error when there are more than 1,000,000.
+    /// With `limit`, at most that many; a list that is shorter than `limit` contains the last key. Pass its last key as
+    /// `after` for the next page. Without `limit`, all of them, and an error when there are more than 1,000,000.
     #[pyo3(signature = (*, pattern=None, after=None, limit=None, tenant=None))]
     fn list<'py>(
         &self,
@@ -435,7 +435,7 @@ impl Store {
 
     /// explain(key, *, tenant=None)
     ///
-    /// Why each tier keeps the value, or will let it go: a list of dictionaries with `tier`, `held`, `policy`, `learned`
+    /// Why each tier keeps the value, or will evict it: a list of dictionaries with `tier`, `held`, `policy`, `learned`
     /// (class, reuses, age_s, index, lowest_index, returns) and `words`. None if there is no value.
     #[pyo3(signature = (key, *, tenant=None))]
     fn explain<'py>(
@@ -481,7 +481,7 @@ impl Store {
 
     /// close()
     ///
-    /// Writes what the mode of offload promises, and closes. Later calls raise; closing again does nothing.
+    /// Writes what the offload mode requires, and closes. Later calls raise; closing again does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let Some(store) = self.take() else {
             return Ok(());
@@ -535,7 +535,7 @@ impl Store {
             .ok_or_else(|| refused(py, &StoreError::Closed))
     }
 
-    /// The store, to be closed. In a fork its threads are not there to be joined: it is left alone.
+    /// The store, to be closed. In a fork its threads do not exist, so they are not joined.
     fn take(&self) -> Option<slackwater_node::Store> {
         let store = self
             .inner

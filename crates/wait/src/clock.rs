@@ -5,7 +5,7 @@ use slackwater_base::Instant;
 
 /// The clock of the process: time since the machine booted, suspends included (`CLOCK_BOOTTIME`).
 ///
-/// Every deadline in the process is a point on this clock. It goes on while the machine is suspended, so a lease that
+/// Every deadline in the process is a point on this clock. It continues while the machine is suspended, so a lease that
 /// ended meanwhile is over afterwards. A read costs as much as one of the monotonic clock, some 20 ns; nothing here
 /// reads it more often than once in 128 looks at a word.
 #[inline]

@@ -16,7 +16,7 @@ pub struct Completion<T> {
     shared: Arc<Shared<T>>,
 }
 
-/// The sending end of one value. Dropped without one, it tells the waiter that there will be none.
+/// The sending end of one value. If it is dropped without one, the wait ends with an error.
 #[must_use = "a completer that is dropped abandons its waiter"]
 pub struct Completer<T> {
     shared: Arc<Shared<T>>,
@@ -132,7 +132,7 @@ impl<T> Completer<T> {
         self.shared.countdown.complete();
     }
 
-    /// Whether nobody waits for the value any more.
+    /// Whether the waiter is gone.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.shared.countdown.is_cancelled()

@@ -7,7 +7,7 @@ use crate::routine::{Ended, Stopped, Waiting};
 use crate::sync::{Mutex, MutexGuard};
 use crate::word::Word;
 
-/// A part failed; its cause lies beside the word, written before it.
+/// A part failed; its cause is beside the word, written before it.
 const FAILED: u32 = 1 << 1;
 /// Waits end; the parts go on.
 const CANCELLED: u32 = 1 << 2;
@@ -36,7 +36,7 @@ pub enum Hook {
     Call(Box<dyn FnOnce() + Send>),
 }
 
-/// A batch tells one asynchronous user of its end, not two.
+/// A batch has one hook at most.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("the batch already has somebody to tell of its end")]
 pub struct AlreadyHooked;
@@ -91,8 +91,8 @@ impl<E> Countdown<E> {
         self.complete();
     }
 
-    /// Makes present and future waits end with [`Ended::Cancelled`], also those of tasks, while the batch goes on to its
-    /// end. Says whether it was this call that did it.
+    /// Makes present and future waits end with [`Ended::Cancelled`], also those of tasks, while the parts of the batch
+    /// continue. Returns whether this call cancelled it.
     pub fn cancel(&self) -> bool {
         let before = self.word.set(CANCELLED);
         if before & CANCELLED != 0 || before & PARTS == 0 {
@@ -105,7 +105,7 @@ impl<E> Countdown<E> {
         true
     }
 
-    /// Whether nobody waits any more for what the parts still bring: a mover may skip them.
+    /// Whether the batch is cancelled, so that a mover may skip its remaining parts.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.word.load() & CANCELLED != 0

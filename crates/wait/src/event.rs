@@ -33,7 +33,7 @@ pub struct Event {
 pub struct Seen(u32);
 
 impl Event {
-    /// An event nobody has notified.
+    /// An event that was never notified.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -67,7 +67,7 @@ impl Event {
         }
     }
 
-    /// Starts a generation and wakes up to `count` sleepers, with one system call and only if anybody sleeps. Returns
+    /// Starts a generation and wakes up to `count` sleepers, with one system call and only if a waiter sleeps. Returns
     /// how many were woken. Spinners see the generation by themselves.
     pub fn notify(&self, count: u32) -> usize {
         self.notify_by(|_| count)
@@ -115,7 +115,7 @@ impl Event {
         }
         self.woken_at.store(now().as_nanos(), Ordering::Relaxed);
         let woken = self.generation.wake(count);
-        // Taken off here and not by the woken, so that the next notifier knows who is still to be woken.
+        // Subtracted here and not by the woken waiters, so that the next notifier knows how many are still to be woken.
         self.sleepers.fetch_sub(woken as u32, Ordering::Relaxed);
         woken
     }

@@ -126,7 +126,7 @@ fn per_step(steps: u32, step: impl Fn()) -> u64 {
         .unwrap_or(1)
 }
 
-/// How the processor is told that this thread only waits.
+/// The instruction that tells the processor that this thread is spinning.
 #[derive(Clone, Copy, Debug)]
 enum Relax {
     /// `pause`, or what the architecture has for it.

@@ -34,7 +34,7 @@ impl SharedWord {
     ///
     /// # Safety
     /// - `address` is aligned to 8 bytes, and mapped for reads and writes as long as `'a`.
-    /// - Meanwhile nobody in this process reaches those 8 bytes except by atomic operations of this width.
+    /// - Meanwhile this process accesses those 8 bytes only by atomic operations of this width.
     #[must_use]
     pub const unsafe fn at<'a>(address: *mut u64) -> &'a Self {
         // SAFETY: the type is a transparent `AtomicU64`, of the size of a `u64`; the rest is the caller's promise.

@@ -17,12 +17,12 @@ pub(crate) struct Token(());
 
 impl Token {
     /// A token, if fewer threads spin than there are CPUs beyond those that work. At least one CPU is left for work
-    /// that nobody declared.
+    /// that was not declared.
     pub(crate) fn take() -> Option<Self> {
         let free = free_cpus()
             .min(Cpus::current().usable - 1)
             .min(LIMIT.load(Ordering::Relaxed));
-        // Looked at first: where there is no room, nobody pays for a write to the shared line.
+        // Read first: if there is no token, this saves a write to the shared line.
         if SPINNING.load(Ordering::Relaxed) >= free {
             return None;
         }

@@ -20,10 +20,10 @@ use crate::sync::AtomicU64;
 #[repr(align(128))]
 pub struct Word {
     futex: Futex,
-    /// When the last wake was due, for the waiter to learn how long it waited. Written only if somebody sleeps.
+    /// When the last wake was due, for the waiter to learn how long it waited. Written only if a waiter sleeps.
     woken_at: Time,
-    /// By when every sleeper so far looks by itself. It only grows: a word on which somebody once slept for good is
-    /// woken for good.
+    /// The time by which every waiter that slept so far looks by itself. It only grows: a word on which a waiter once
+    /// slept without a nap is always woken.
     looks_by: AtomicU64,
     /// The CPU of the last completer that woke a sleeper.
     woken_on: AtomicU32,

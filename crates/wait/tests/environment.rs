@@ -7,8 +7,8 @@ use slackwater_wait::{Choice, Countdown, Site, Waiting, current};
 
 const CHILD: &str = "SLACKWATER_TEST_WAITS";
 
-/// `SLACKWATER_WAIT` was documented and read by nobody but the store's configuration: links and transfers waited
-/// adaptively whatever it said.
+/// `SLACKWATER_WAIT` was documented and read only by the store's configuration: links and transfers waited adaptively
+/// whatever it said.
 #[test]
 fn a_wait_without_a_strategy_takes_the_one_that_the_environment_names() {
     if let Some(expected) = std::env::var_os(CHILD) {

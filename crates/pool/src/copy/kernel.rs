@@ -222,7 +222,7 @@ pub(super) unsafe fn fold<V: Vector, S: Sink, const ACCUMULATORS: usize>(
 }
 
 /// Reads `len` bytes that another process may write meanwhile. What is read from `to` afterwards is what was read here:
-/// the compiler, which may take it that nobody writes `src`, would otherwise read `src` again to copy `to` further.
+/// the compiler may assume that `src` does not change, and would otherwise read `src` again to copy `to` further.
 ///
 /// # Safety
 /// `src` is readable and `to` writable for `len` bytes, apart from each other.
@@ -249,7 +249,7 @@ unsafe fn put<V: Vector, S: Sink>(vector: V, to: *mut u8) {
     }
 }
 
-/// Asks for the round that lies [`AHEAD`] bytes on. A prefetch never faults, so it may point past the end.
+/// Prefetches the round [`AHEAD`] bytes ahead. A prefetch never faults, so it may point past the end.
 ///
 /// # Safety
 /// The processor has the instructions of `V`.

@@ -4,7 +4,7 @@ use slackwater_base::Instant;
 use slackwater_wire::{DiskEntry, DiskState, NodeId, ReportedEntry, SegmentId, Version};
 
 use crate::catalog::{Mark, ObjectId, ReplicaId, SegmentIndex};
-use crate::master::Master;
+use crate::master::{Master, VERSION_MAX};
 use crate::publish::{self, Fresh};
 use crate::release::Reason;
 use crate::segment::record_bytes;
@@ -94,7 +94,8 @@ impl Master {
                 .is_some_and(|disk| record <= disk.capacity);
         let dead = self.owed.is_dead(node, hash, entry)
             || self.drops.is_pending(hash, entry.version, index);
-        if dead || !fits || entry.version == Version(0) {
+        let named = Version(1)..=VERSION_MAX;
+        if dead || !fits || !named.contains(&entry.version) {
             return Adopted::Stale;
         }
         let Some(tenant) = self.tenants.find_or_add(&entry.tenant) else {

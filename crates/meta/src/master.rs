@@ -275,7 +275,8 @@ impl Master {
     /// of nodes raise the next version too, but too late for puts that were granted before them.
     pub fn start_above(&mut self, version: Version) {
         if !planted(Planted::VersionsBeginAgain) {
-            self.next_version = self.next_version.max(version.0.saturating_add(1));
+            let version = version.min(VERSION_MAX);
+            self.next_version = self.next_version.max(version.0 + 1);
         }
     }
 
@@ -399,6 +400,9 @@ impl Master {
         TicketId(self.next_ticket - 1)
     }
 }
+
+/// Newest version that a log may report: so many puts are left that there are always newer ones.
+pub(crate) const VERSION_MAX: Version = Version(1 << 62);
 
 /// Deadlines handled in one step.
 const DUE_STEP: usize = 256;

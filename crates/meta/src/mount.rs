@@ -9,6 +9,9 @@ use crate::prospect;
 use crate::release::Reason;
 use crate::segment::Segment;
 
+/// Largest segment: the bytes of as many as there may be are still a number.
+const SEGMENT_BYTES_MAX: u64 = 1 << 50;
+
 impl Master {
     pub(crate) fn mount(&mut self, now: Instant, mount: &Mount) -> Reply {
         if let Some(index) = self.segments.find(mount.segment) {
@@ -25,7 +28,7 @@ impl Master {
             SegmentKind::Memory => granules > 0 && granules < u64::from(u32::MAX),
             SegmentKind::Disk => mount.bytes > 0 && self.segments.disk_of(mount.node).is_none(),
         };
-        if !sound {
+        if !sound || mount.bytes > SEGMENT_BYTES_MAX {
             return Reply::Failed(ErrorCode::InvalidParams);
         }
         if self.segments.len() >= self.config.limits.segments {

@@ -100,3 +100,79 @@ fn a_chain_at_an_absurd_position_is_harmless() {
         }
     }
 }
+
+/// The bytes of all segments were added up without a limit.
+#[test]
+fn quotas_pins_and_segments_of_absurd_sizes_are_harmless() {
+    let config = MasterConfig {
+        tenancy: slackwater_meta::Tenancy::On,
+        ..plain()
+    };
+    let mut world = World::tiers(config, 16 * BLOCK, 1 << 50);
+    let mount = Mount {
+        segment: SegmentId(9),
+        name: String::new(),
+        node: NodeId(9),
+        incarnation: Incarnation(u64::MAX),
+        kind: SegmentKind::Disk,
+        bytes: u64::MAX,
+        host: String::new(),
+    };
+    let refused = Reply::Failed(ErrorCode::InvalidParams);
+    assert_eq!(world.ask(Request::Mount(mount)), refused);
+    for name in ["acme", "evil"] {
+        let tenant = Tenant::new(name).expect("a tenant");
+        world.ask(Request::SetQuota {
+            tenant: tenant.clone(),
+            memory_bytes: u64::MAX,
+            disk_bytes: u64::MAX,
+        });
+        let entries = [("a", BLOCK), ("b", u64::MAX)];
+        if let Request::PutStart(mut start) = put(&entries, Chain::default()) {
+            start.tenant = tenant.clone();
+            start.config.pin = Pin::Soft(Some(std::time::Duration::MAX));
+            start.config.replicas = u32::MAX;
+            world.ask(Request::PutStart(start.clone()));
+            start.config.replicas = 1;
+            world.ask(Request::PutStart(start));
+        }
+    }
+    world.ask(Request::Quotas);
+    world.pass(std::time::Duration::from_secs(1));
+}
+
+/// A node that reported the last version there is left none for puts: the count began again from zero, where records of
+/// old values are newer than those of new ones.
+#[test]
+fn the_last_version_there_is_leaves_newer_ones() {
+    let mut world = World::tiers(plain(), 16 * BLOCK, MIB);
+    let before = world.put("a", BLOCK);
+    let entry = DiskEntry {
+        tenant: Tenant::DEFAULT,
+        key: key("b"),
+        version: Version(u64::MAX),
+    };
+    let reported = ReportedEntry {
+        entry,
+        bytes: BLOCK,
+        checksum: slackwater_base::Checksum(1),
+    };
+    world.report(
+        NODE,
+        Report::Announce {
+            segment: DISK,
+            entries: vec![reported],
+        },
+    );
+    let highest = Version(u64::MAX);
+    world.report(
+        NODE,
+        Report::Announced {
+            segment: DISK,
+            highest,
+        },
+    );
+    assert_eq!(world.get("b"), Lookup::Missing, "no log writes that");
+    let versions = ["b", "c", "d"].map(|name| world.put(name, BLOCK));
+    assert!(before < versions[0] && versions.is_sorted());
+}

@@ -332,7 +332,7 @@ pub(crate) fn end(name: &str, version: Version) -> Request {
     let puts = vec![PutDone {
         key: key(name),
         version,
-        checksum: Checksum(version.0 * 31),
+        checksum: Checksum(version.0.wrapping_mul(31)),
     }];
     Request::PutEnd(PutEnd {
         tenant: Tenant::DEFAULT,

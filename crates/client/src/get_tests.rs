@@ -178,6 +178,23 @@ fn a_hit_reads_memory_first_and_gives_its_guard_back() {
     assert_eq!(world.flow.next_deadline(), None);
 }
 
+/// The master would take a request with a used number for a copy of an earlier one, and not carry it out.
+#[test]
+fn each_request_of_a_read_has_a_number_of_its_own() {
+    let mut world = World::new(&["a"], Hold::Guard, 1);
+    let mut numbers = vec![world.operation];
+    world.reply(vec![found(&[memory(1), disk()])]);
+    world.read(0, Ok(BAD));
+    world.read(0, Ok(GOOD));
+    for action in world.out {
+        if let Action::Tell { operation, .. } = action {
+            assert!(!numbers.contains(&operation), "{operation:?}");
+            numbers.push(operation);
+        }
+    }
+    assert_eq!(numbers.len(), 3, "the look-up, the suspicion, the guard");
+}
+
 #[test]
 fn wrong_bytes_are_reported_and_the_next_replica_is_read() {
     let mut world = World::new(&["a"], Hold::Guard, 1);

@@ -332,6 +332,68 @@ mod tests {
         assert_eq!(attempts.unanswered(), Some(first));
     }
 
+    /// The shell tells a flow the time for many reasons; before its own deadline nothing may be sent.
+    #[test]
+    fn nothing_is_due_before_its_time() {
+        let mut attempts = Attempts::new(options(4));
+        attempts.begin(Instant::ZERO);
+        let mut check = |step: &str| {
+            let due = attempts.next_deadline().unwrap();
+            let early = due - Duration::from_nanos(1);
+            assert_eq!(attempts.take_due(early), None, "{step}");
+            assert_eq!(attempts.next_deadline(), Some(due), "{step}");
+            let taken = attempts.take_due(due);
+            if let Some(Attempt::Repeat(operation)) = taken {
+                assert!(attempts.answered(operation) && attempts.plan(due));
+            }
+            taken
+        };
+        assert_eq!(check("an answer is awaited"), None);
+        assert!(matches!(check("a repetition"), Some(Attempt::Repeat(_))));
+        let another = check("another operation");
+        assert!(matches!(another, Some(Attempt::Another(_))));
+    }
+
+    #[test]
+    fn pauses_begin_with_the_first_ceiling_and_grow() {
+        let mut longest = [Duration::ZERO; 2];
+        for seed in 0..100 {
+            let jitter = Rng::new(seed);
+            let mut attempts = Attempts::new(FlowOptions {
+                jitter,
+                ..options(3)
+            });
+            let mut now = Instant::ZERO;
+            attempts.begin(now);
+            for longest in &mut longest {
+                assert!(attempts.plan(now));
+                let at = attempts.next_deadline().unwrap();
+                *longest = (*longest).max(now.until(at));
+                now = at;
+                attempts.take_due(now);
+            }
+        }
+        let first = FlowOptions::BACKOFF.first;
+        assert!(longest[0] <= first && longest[0] > first / 2, "{longest:?}");
+        assert!(longest[1] > first, "{longest:?}");
+    }
+
+    #[test]
+    fn every_number_is_used_once_and_none_is_that_of_what_is_not_numbered() {
+        for operations in [Operations::remote(), Operations::in_process()] {
+            let shared = operations.clone();
+            let numbers = [
+                operations.next(),
+                shared.next(),
+                operations.next(),
+                Operations::Unnumbered.next(),
+            ];
+            for (at, number) in numbers.iter().enumerate() {
+                assert!(!numbers[..at].contains(number), "{numbers:?}");
+            }
+        }
+    }
+
     #[test]
     fn operations_of_one_process_are_marked_as_not_repeatable() {
         let check = |operations: Operations, may_repeat: bool| {

@@ -1,14 +1,14 @@
-//! Bugs planted on purpose, so that the simulator can prove that it would notice.
+//! Bugs planted on purpose, so that the simulator proves that it finds them.
 //!
 //! Code asks [`planted`] at the one place where the bug would be. Without the feature `planted`, which only the
-//! simulator and tests turn on, the answer is a constant and the question compiles to nothing.
+//! simulator and tests turn on, the answer is a constant and the call compiles to nothing.
 
 /// A bug that is easy to make, each in one line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Planted {
-    /// The arena lets an access through without looking at its generation.
+    /// The arena permits an access without checking its generation.
     AccessWithoutGeneration,
-    /// An extent is given out again without waiting for its owner's fence.
+    /// An extent is allocated again without waiting for its owner's fence.
     FreeWithoutQuarantine,
     /// A fence is reported while an access under the dead generation is still under way.
     FenceDuringAccess,
@@ -26,13 +26,13 @@ pub enum Planted {
     PromotionKeepsSource,
     /// A promotion that expires on its way keeps its node's slot.
     ExpiredPromotionKeepsSlot,
-    /// A member of a group that is referenced no more goes on holding its group.
+    /// A member of a group that is no longer referenced still holds its group.
     MemberHoldsGroup,
     /// A put that ends without a value keeps its quota.
     EndedPutKeepsQuota,
-    /// A promotion is published without looking at the checksum.
+    /// A promotion is published without comparing the checksum.
     PromoteWithoutVerify,
-    /// A removal is not remembered for a node that is away.
+    /// A removal is not kept for a node that is away.
     ForgetOwedRemoval,
     /// Two tenants that use the same key share one object.
     TenantsShareKeys,
@@ -44,13 +44,13 @@ pub enum Planted {
     TombstoneDroppedEarly,
     /// Recovery announces what it found without making it durable first.
     RecoveryWithoutSync,
-    /// Recovery takes what it read of an unverified batch as written.
+    /// Recovery treats what it read of an unverified batch as durable.
     RecoveryTrustsCache,
     /// A record that the device could not read once is given up.
     ErrorTakenForRot,
     /// A log whose device failed does not wake to try it again.
     OutageNeverEnds,
-    /// A promotion that is cancelled gives its extent back while the device still writes to it.
+    /// A cancelled promotion frees its extent while the device still writes to it.
     CancelledPromotionLetsGo,
     /// In the node's shell: a kernel that is short of memory for a moment ends the device.
     ShortageEndsDevice,
@@ -60,31 +60,31 @@ pub enum Planted {
     RepeatedOperationExecutedTwice,
     /// The master forgets that an operation was revoked before it arrived.
     UnknownRevokeForgotten,
-    /// A client that has no answer asks again under another number.
+    /// A client that has no answer repeats the request under another number.
     RetryIsAnotherOperation,
     /// A client that gives up does not give back what a late answer grants.
     LostGrantNotRevoked,
     /// A client that has no answer to the end of a put leaves the put open.
     UnansweredEndNotRevoked,
-    /// A read that is out of time gives its guards back while bytes still move to its buffer.
+    /// A read at its deadline gives its guards back while bytes still move to its buffer.
     GuardsEndWhileReading,
     /// Records that rot took from reclaim leave no tombstones, and their older copies are forgotten.
     GiveUpForgetsCopies,
     /// Reclaim copies a record without comparing its checksum.
     CopyWithoutChecksum,
-    /// A file's name that was removed is gone for good although the directory could not be synced.
+    /// A removed file name counts as durably gone although the directory could not be synced.
     UnlinkCountsAsDurable,
-    /// The file of a killed record goes before the record's tombstone is durable.
+    /// The file of a dropped record is deleted before the record's tombstone is durable.
     DeleteBeforeTombstone,
-    /// Reclaim counts off records that the opening did not count.
+    /// Reclaim subtracts records that the opening did not count.
     UncountedRecordsCountedOff,
-    /// A device takes a removed name for gone for good although the sync of the directory failed.
+    /// A device reports a deletion as done although the sync of the directory failed.
     UnlinkWithoutSync,
-    /// A device calls a file made before its name is durable.
+    /// A device reports a file as created before its name is durable.
     CreateWithoutDirectorySync,
-    /// A device takes a write for done when the kernel has taken a part of it.
+    /// A device reports a write as done when the kernel has written a part of it.
     ShortWriteCountsAsWhole,
-    /// A device takes a call that a signal interrupted for done.
+    /// A device reports a call that a signal interrupted as done.
     InterruptedCountsAsDone,
 }
 
@@ -105,7 +105,7 @@ impl Planted {
         Self::InterruptedCountsAsDone,
     ];
 
-    /// Every planted bug that the simulator can meet.
+    /// Every planted bug that the simulator must find.
     pub const ALL: &[Planted] = &[
         Self::AccessWithoutGeneration,
         Self::FreeWithoutQuarantine,
@@ -140,7 +140,7 @@ impl Planted {
         Self::GiveUpForgetsCopies,
     ];
 
-    /// Other bugs of the node's shell, where the simulator does not come: its own tests must catch them.
+    /// Other bugs of the node's shell, which the simulator does not run: its own tests must catch them.
     pub const SHELL: &[Planted] = &[Self::ShortageEndsDevice, Self::FailedWriteSettles];
 }
 

@@ -5,11 +5,11 @@ use crossbeam_utils::CachePadded;
 
 use crate::sync::AtomicU64;
 
-/// The indices of one job not yet handed out, as one range for each seat.
+/// The indices of one job that are not claimed yet, as one range for each participant (seat).
 ///
 /// A range is one word: first index in the low half, end in the high half. Its owner takes from the front, thieves take
-/// half of the rest from the back, both by compare-and-swap. The word says all there is to say about the range, so a
-/// swap that succeeds late is still right: there is no ABA to guard against.
+/// half of the rest from the back, both by compare-and-swap. The word is the whole state of the range, so a swap that
+/// succeeds late is still right: there is no ABA to guard against.
 #[derive(Debug)]
 pub(crate) struct Ranges {
     seats: Box<[CachePadded<AtomicU64>]>,
@@ -73,7 +73,7 @@ impl Ranges {
         }
     }
 
-    /// The next indices from the range of `seat` itself, one chunk.
+    /// Claims one chunk from the range of `seat` itself.
     pub(crate) fn own(&self, seat: usize, chunk: Chunk) -> Option<Range<u32>> {
         self.take(seat, |range| {
             let taken = range.start..range.start + chunk.of(&range);

@@ -55,7 +55,7 @@ pub enum PoolError {
     /// A pool has at least its caller.
     #[error("a pool of 0 threads cannot run anything")]
     NoThreads,
-    /// More than a job can seat.
+    /// More than a job can have participants.
     #[error("{threads} threads are more than a pool takes ({max})")]
     TooManyThreads {
         /// The threads asked for.

@@ -32,7 +32,7 @@ pub(crate) struct Crew {
     strategy: Option<Box<dyn Wait>>,
     /// Something was published.
     event: Event,
-    /// Workers that found nothing: they watch the event, or sleep on it.
+    /// Idle workers: they spin on the event, or sleep on it.
     idle: CachePadded<AtomicU32>,
     /// Free slots, one bit each.
     free: CachePadded<AtomicU64>,
@@ -47,7 +47,7 @@ pub(crate) struct Crew {
 /// The bounded queue of tasks, and how many run.
 struct Background {
     tasks: Mutex<VecDeque<Task>>,
-    /// As many as are in the queue, to look at without the lock.
+    /// Length of the queue, to be read without the lock.
     len: AtomicUsize,
     permits: Permits,
     len_max: usize,
@@ -58,7 +58,7 @@ struct Background {
 struct Worker<'a> {
     member: Member,
     record: &'a Record,
-    /// Where it begins to look for open doors.
+    /// The slot at which it begins to search for open doors.
     first_slot: u32,
     affinity: AffinityGuard,
 }

@@ -13,7 +13,7 @@ use crate::member::Member;
 use crate::record::add;
 use crate::slot::Seat;
 
-/// How urgent a job is: workers look for latency jobs first.
+/// The urgency of a job: workers search for latency jobs first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Class {
     /// Somebody waits for it right now.

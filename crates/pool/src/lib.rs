@@ -1,5 +1,5 @@
-//! A fork-join pool for short bursts of CPU work, aware of NUMA nodes, whose threads cost nothing when there is none;
-//! and its first users, the copies and checksums of large objects.
+//! A fork-join pool for short bursts of CPU work, aware of NUMA nodes, whose idle threads cost nothing; and its first
+//! users, the copies and checksums of large objects.
 //!
 //! The protocol of jobs, claims and sleep is explained in the README beside this crate.
 

@@ -27,7 +27,7 @@ struct Job {
     ranges: Ranges,
     seats: usize,
     runs: [AtomicU32; LEN as usize],
-    /// Stands for what the job borrows from its submitter: loom reports a write beside a read.
+    /// In place of what the job borrows from its submitter: loom reports a write concurrent with a read.
     borrowed: UnsafeCell<u32>,
 }
 
@@ -170,8 +170,8 @@ fn parked() -> Waiting<'static> {
     Waiting::at(&SITE).by(&Park)
 }
 
-/// Were the submitter not woken by a worker that hands its place back, the tests would hang once in some 60,000 rounds
-/// only; here they always do.
+/// If a worker that gives its place back did not wake the submitter, the tests with threads would hang only once in
+/// some 60,000 rounds; these models always find it.
 #[test]
 fn a_worker_that_hands_its_place_back_wakes_the_submitter() {
     check(4, || {
@@ -268,7 +268,7 @@ fn a_crew_runs_a_job_and_lets_go_of_it() {
     });
 }
 
-/// Were the generation taken after the look at the tasks, the last task could end in between, and the thread that waits
+/// If the generation were taken after reading the tasks, the last task could end in between, and the thread that waits
 /// for it would sleep without end: once in some 60,000 rounds of a test with threads.
 #[test]
 fn a_thread_that_syncs_sees_the_last_task_end() {
@@ -295,7 +295,7 @@ fn of_two_threads_that_sync_neither_is_forgotten() {
             lane.push(Box::new(|| ()), || true).unwrap();
         }
         let other = Arc::clone(&lane);
-        // No worker comes: the one that was asked for is busy elsewhere.
+        // No worker comes: the one that was woken is busy with another job.
         let first = thread::spawn(move || {
             let synced = other.sync(1, Instant::NEVER, &parked(), || true);
             assert!(synced.is_ok_and(|in_time| in_time));

@@ -1,4 +1,4 @@
-//! What the pool owes its callers, whatever its size.
+//! What the pool guarantees its callers, whatever its size.
 #![cfg(not(loom))]
 #![expect(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 

@@ -158,7 +158,7 @@ fn many(arguments: &Arguments) -> bool {
     failures > 0
 }
 
-/// Runs all profiles in turns, in steps of [`SOAK_STEP`] seeds, until the time has passed.
+/// Runs all profiles in turn, [`SOAK_STEP`] seeds at a time, until the time has passed.
 #[expect(
     clippy::disallowed_methods,
     reason = "the clock ends the soak, and decides nothing within a run"
@@ -181,10 +181,11 @@ fn soak(arguments: &Arguments, length: Duration) -> bool {
     failures > 0
 }
 
-/// Seeds of each profile between two looks at the clock.
+/// Seeds of each profile between two checks of the time.
 const SOAK_STEP: u64 = 100;
 
-/// A seed that no earlier soak began with: a second of wall time has room for a thousand seeds, more than a soak runs.
+/// A seed that no earlier soak began with: a thousand seeds are reserved for each second of wall time, more than a soak
+/// runs.
 #[expect(
     clippy::disallowed_methods,
     reason = "the clock chooses seeds, and decides nothing within a run"
@@ -194,7 +195,7 @@ fn fresh_seed() -> u64 {
     since.map_or(0, |since| since.as_secs()) * 1000
 }
 
-/// Runs seeds and prints each failure with the command that shows it again.
+/// Runs seeds and prints each failure with the command that reproduces it.
 fn quietly(profile: Profile, seeds: Range<u64>, arguments: &Arguments) -> u64 {
     std::panic::set_hook(Box::new(|_| ()));
     let (jobs, planted) = (arguments.jobs, arguments.planted);

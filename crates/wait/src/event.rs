@@ -13,7 +13,7 @@ const CLOSED: u32 = 1;
 /// One generation.
 const GENERATION: u32 = 2;
 
-/// A reusable signal: "something changed, look again".
+/// A reusable signal: "something changed, check again".
 ///
 /// A waiter takes a [`Seen`], looks at the state it is interested in, and waits for a later generation. A notifier
 /// changes the state and then notifies. This is an eventcount (Vyukov's, as in Eigen and folly): the state itself stays
@@ -73,8 +73,8 @@ impl Event {
         self.notify_by(|_| count)
     }
 
-    /// [`Event::notify`] of as many as `count` makes of the number asleep. Asked after the generation has begun, so who
-    /// is not among them does not fall asleep any more.
+    /// [`Event::notify`] of as many as `count` makes of the number asleep. `count` is called after the generation has
+    /// begun, so a waiter that is not asleep by then does not fall asleep.
     pub fn notify_by(&self, count: impl FnOnce(u32) -> u32) -> usize {
         self.generation
             .value

@@ -1,5 +1,5 @@
-//! How anything in Slackwater waits: it looks at one word, spins on it only when that pays, and otherwise sleeps in the
-//! kernel until the word's owner wakes it.
+//! How threads in Slackwater wait: a waiter reads one word, spins on it only when that is expected to be worth it, and
+//! otherwise sleeps in the kernel until a completer wakes it.
 //!
 //! - [`Completion`] carries one value once, [`Countdown`] ends a batch with a single wake, [`Event`] is reusable.
 //! - [`Waiting`] says how one wait is done: at which [`Site`], until when, by which strategy ([`Wait`]).

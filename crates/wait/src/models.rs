@@ -1,6 +1,6 @@
 //! Every interleaving of the protocols with up to three threads, searched by loom. A lost wake-up shows as a deadlock.
 //!
-//! The models park at once: a spin only delays the looks that the search makes at every point anyway.
+//! The models park at once: a spin would only delay reads that loom explores at every point anyway.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -26,7 +26,8 @@ fn forever() -> Waiting<'static> {
     Waiting::at(&SITE).by(&Park)
 }
 
-/// Looks twice by itself before it sleeps for good; the first of its looks is soon enough to spare the completer a wake.
+/// A strategy that looks twice by itself before it sleeps until woken; the first look is soon enough that the completer
+/// need not wake it.
 #[derive(Debug)]
 struct Napper;
 
@@ -75,8 +76,8 @@ fn a_napper_finds_the_end_with_or_without_a_wake() {
     });
 }
 
-/// Who finds the bit of a napper set must still make its own sleep known to the completer, or the completer would leave
-/// both to look by themselves.
+/// A waiter that finds the bit set by a napping one must still announce its own sleep to the completer, or the
+/// completer would wake neither.
 #[test]
 fn a_sleeper_beside_a_napper_is_woken() {
     search(|| {

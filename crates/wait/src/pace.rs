@@ -29,7 +29,7 @@ impl Costs {
     }
 }
 
-/// How a spin proceeds: the pauses between two looks grow to `pauses_max`.
+/// The course of a spin: the pauses between two looks grow to `pauses_max`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
     pause_nanos: u64,
@@ -42,20 +42,20 @@ pub(crate) struct Pace {
 /// Looks between two reads of the clock.
 pub(crate) const LOOKS_PER_CLOCK: u64 = 128;
 
-/// The pauses between two looks fit into this time, so that nothing is seen later than that.
+/// Longest time of the pauses between two looks, and so the longest delay until a change is seen.
 const BETWEEN_LOOKS_NANOS: u64 = 64;
 /// And are no more than this, as in other spin loops.
 const PAUSES_LIMIT: u64 = 64;
 
 /// What a wake is taken to cost before one was seen: between the warm core and the idle virtual CPU.
 const WAKE_NANOS_FIRST: u64 = 25_000;
-/// A wake never counts less than this on average. One onto the waker's own CPU looks cheap, because the sleeper only
-/// waits for the waker to stop; taken at its word it would make everybody park at once and keep the two on that CPU.
+/// The least average cost of a wake. A wake onto the waker's own CPU seems cheap, because the sleeping thread only
+/// waits for the waker to stop; with that cost all waits would park at once and both threads would stay on that CPU.
 const WAKE_NANOS_MIN: u64 = 10_000;
 /// Nor more than this: where CPUs are so busy that wakes come late, spinning makes it worse.
 const WAKE_NANOS_MAX: u64 = 50_000;
-/// A sleeper that came back later than this was kept away by something other than the wake. Up to here the tail counts:
-/// the rare slow wake of an idle virtual CPU is a part of what parking costs.
+/// A later wake than this was delayed by something else and does not count. Slow wakes up to here do: the rare slow
+/// wake of an idle virtual CPU is a part of the cost of parking.
 const WAKE_SAMPLE_MAX: u64 = 500_000;
 
 static WAKE_NANOS: AtomicU64 = AtomicU64::new(WAKE_NANOS_FIRST);

@@ -42,7 +42,7 @@ pub enum Ended {
     Cancelled,
 }
 
-/// Why a batch or a completion gave nothing.
+/// Why a wait for a batch or a completion returned no value.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum Stopped<E> {
     /// The wait ended first; the work may still be under way.
@@ -110,8 +110,8 @@ pub(crate) trait Watched {
     /// Whether a completer heeds `looks_by`.
     const NAPS: bool = false;
 
-    /// Sleeps unless the wait is over by now; returns after a wake, after `longest`, or for no reason. By `looks_by` the
-    /// sleeper looks, woken or not.
+    /// Sleeps unless the wait is over by now; returns after a wake, after `longest`, or spuriously. The waiter looks at
+    /// `looks_by` at the latest, woken or not.
     fn park(&self, longest: Option<Duration>, looks_by: Instant) -> Parked;
     /// When the last wake was due, if it tells.
     fn woken_at(&self) -> Instant;
@@ -216,7 +216,7 @@ fn spin(
             break Spin::Over;
         }
     };
-    // Without a read of the clock, the looks tell how long it was.
+    // Without a read of the clock, the length follows from the number of looks.
     spun.nanos = spun.nanos.max(spun.looks * pace.look_nanos);
     let hit = matches!(ended, Spin::Done);
     site.spun(*spun, hit);
@@ -314,7 +314,7 @@ impl Naps {
         }
     }
 
-    /// By when a thread that parks at `now` looks again.
+    /// The time by which a thread that parks at `now` looks again.
     fn next_look(&self, now: Instant) -> Instant {
         if now < self.last {
             self.first.max(now + SOON)
@@ -399,7 +399,7 @@ fn sleep(watched: &impl Watched, waiting: &Waiting<'_>, pause: Duration) -> bool
     }
 }
 
-/// A sleeper that looks by itself within this time is not worth a wake, which would take about as long.
+/// A waiter that looks by itself within this time is not woken, as a wake would take about as long.
 pub(crate) const SOON: Duration = Duration::from_micros(60);
 
 /// What Linux adds to a timeout by default.

@@ -78,7 +78,7 @@ impl SharedWord {
         wait(&Watch { word: self, done }, waiting)
     }
 
-    /// Where the kernel looks. This process never reads or writes the half itself.
+    /// The half of the word that is passed to the kernel. This process never accesses it by itself.
     fn lower_half(&self) -> &AtomicU32 {
         let halves = (&raw const self.0).cast::<AtomicU32>();
         // SAFETY: both halves lie within the word and are aligned for it; the word is atomic, so a shared reference to
@@ -108,7 +108,8 @@ impl<F: Fn(u64) -> bool> Watched for Watch<'_, F> {
     }
 
     fn woken_at(&self) -> Instant {
-        // Nobody stamps it: a time beside the word would be one more thing for the other process to get wrong.
+        // No wake time is recorded: a time beside the word would be one more value that the other process may set
+        // wrongly.
         Instant::ZERO
     }
 }

@@ -35,7 +35,7 @@ impl Tuning {
         match STREAMING_BYTES_MIN.load(Ordering::Relaxed) {
             0 => {
                 let found = Self::from_caches(Path::new("/sys"));
-                // Two threads may look at once; they find the same.
+                // Two threads may read it at once; they find the same.
                 let _ = STREAMING_BYTES_MIN.compare_exchange(
                     0,
                     found.streaming_bytes_min,

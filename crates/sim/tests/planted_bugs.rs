@@ -1,4 +1,5 @@
-//! Would the simulator notice? Each planted bug must be caught within a bounded number of seeds.
+//! Each planted bug must be caught within a bounded number of seeds, and the seed that catches it must pass without the
+//! bug.
 
 use slackwater_base::Planted;
 use slackwater_sim::options::Profile;
@@ -6,16 +7,17 @@ use slackwater_sim::run::run_seed;
 
 /// Seeds tried for each bug.
 const SEEDS: u64 = 2000;
-/// The same of the profile for bugs of reclaim and recovery.
+/// Seeds tried of the profile for bugs of reclaim and recovery.
 const CHURNED: u64 = 300;
-/// The same on a disk that decays.
+/// Seeds tried of that profile on a disk that decays.
 const ROTTEN: u64 = 300;
-/// The same for a bug that needs an overwritten value, rot in the newer record's headers while its file is drained, and
-/// a restart after the file of its tombstone is gone.
+/// Seeds tried of the latter for a bug that needs an overwritten value, rot in the newer record's headers while its
+/// file is drained, and a restart after the file of its tombstone was deleted.
 const RARE: u64 = 2000;
 
-/// Where a bug is looked for. In ordinary runs nodes are seldom killed between write and sync and again right after,
-/// and their logs are too few files for a tombstone to go before what it keeps dead.
+/// The profile and the number of seeds in which a bug is searched. Ordinary runs rarely kill a node between write and
+/// sync and again right after, and their logs have too few files for a tombstone to be deleted before the record that
+/// it keeps dead.
 fn hunt(bug: Planted) -> (Profile, u64) {
     match bug {
         Planted::TombstoneDroppedEarly

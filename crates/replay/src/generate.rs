@@ -14,9 +14,9 @@ pub const CONTEXT_TOKENS_MAX: u64 = 128 * 1024;
 pub struct Traffic {
     /// How many requests.
     pub requests: u64,
-    /// How many people chat at a time: where a conversation ends, the next one begins after a pause.
+    /// Conversations at a time: where one ends, the next one begins after a pause.
     pub sessions: u32,
-    /// What all randomness follows from.
+    /// The seed of all random choices.
     pub seed: u64,
 }
 
@@ -31,7 +31,7 @@ impl Default for Traffic {
 }
 
 impl Traffic {
-    /// What the traffic is drawn from, for reports and `--help`.
+    /// The distributions of the traffic, as text for reports and `--help`.
     pub const STATISTICS: &str = "\
 multi-turn chat: a conversation opens with one of 12 system prompts (Zipf by rank, 256 to 3,072 tokens) shared by \
 all, has a geometric number of turns (mean 5), and each prompt holds everything said before. Questions are \
@@ -60,7 +60,7 @@ pub struct Generator {
 #[derive(Clone, Debug)]
 struct SystemPrompt {
     tokens: u64,
-    /// The blocks that hold nothing but the prompt: those that every conversation under it shares.
+    /// The blocks that contain only the system prompt, which all its conversations share.
     blocks: Vec<u64>,
 }
 

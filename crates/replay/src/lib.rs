@@ -30,6 +30,6 @@ pub struct Request {
     pub output_tokens: u64,
     /// The prefix blocks of its prompt, from the root: equal ids are equal blocks after equal blocks.
     pub blocks: Vec<u64>,
-    /// An opaque small number that is expected to tell returning requests from others.
+    /// An opaque small number that is expected to distinguish returning requests from others.
     pub hint: Option<u32>,
 }

@@ -46,15 +46,15 @@ pub enum Problem {
         /// Longest line there may be.
         limit: u64,
     },
-    /// It is no JSON.
+    /// It is not JSON.
     #[error("not JSON at column {column} ({detail}); expected one object a line")]
     NotJson {
         /// Where the parser stopped, from 1.
         column: usize,
-        /// What it met there.
+        /// What the parser found there.
         detail: String,
     },
-    /// It is JSON, but no object.
+    /// It is JSON, but not an object.
     #[error("found {found} where an object with the fields of a request was expected")]
     NotObject {
         /// The kind of JSON value found.

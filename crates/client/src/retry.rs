@@ -321,7 +321,7 @@ mod tests {
         let mut attempts = Attempts::new(options(4));
         let first = attempts.begin(Instant::ZERO);
         let mut repeated = Vec::new();
-        loop {
+        for _ in 0..20 {
             let at = attempts.next_deadline().unwrap();
             if attempts.over(at) {
                 break;

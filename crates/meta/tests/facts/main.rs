@@ -5,6 +5,7 @@ mod disk;
 mod evict;
 mod hostile;
 mod lease;
+mod limits;
 mod model;
 mod offload;
 mod promote;

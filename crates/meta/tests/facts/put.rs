@@ -587,6 +587,24 @@ fn a_lost_client_waits_no_longer() {
 }
 
 #[test]
+fn what_is_revoked_or_lost_waits_no_longer_and_all_else_does() {
+    let mut world = world();
+    let (big, _) = granted(world.start("big", 16 * BLOCK, PutConfig::default()));
+    let [first, second] =
+        ["a", "b"].map(|name| world.send(ME, start(name, BLOCK, wait(seconds(5)))));
+    let third = world.send(OTHER, start("c", BLOCK, wait(seconds(5))));
+    world.ask(Request::Revoke { operation: first });
+    assert_eq!(world.master.books().waiting_puts, 2);
+    world.input(Input::ClientLost(OTHER));
+    assert_eq!(world.master.books().waiting_puts, 1);
+    let puts = vec![(key("big"), big)];
+    let tenant = Tenant::DEFAULT;
+    world.ask(Request::PutRevoke { tenant, puts });
+    assert!(matches!(world.reply(second), Some(Reply::PutStart(_))));
+    assert_eq!([first, third].map(|call| world.reply(call)), [None, None]);
+}
+
+#[test]
 fn a_lost_segment_ends_the_puts_on_it() {
     let mut world = world();
     let (version, _) = granted(world.start("a", BLOCK, PutConfig::default()));

@@ -81,6 +81,23 @@ fn a_promotion_is_ordered_by_the_read_that_reaches_the_threshold() {
 }
 
 #[test]
+fn a_node_with_an_ssd_alone_promotes_nothing() {
+    let other = NodeId(2);
+    let mut world = World::memory(config(Promotion::default()), 64 * BLOCK);
+    world.mount(other, DISK, SegmentKind::Disk, 64 * BLOCK);
+    let entries = vec![reported("a", 1, BLOCK)];
+    let segment = DISK;
+    world.report(other, Report::Announce { segment, entries });
+    let highest = Version(1);
+    world.report(other, Report::Announced { segment, highest });
+    for _ in 0..5 {
+        world.found("a");
+    }
+    assert_eq!(funnel(&world).admitted, 0);
+    assert_eq!(tasks(&mut world), Vec::<Vec<PromoteTask>>::new());
+}
+
+#[test]
 fn probes_and_descriptions_promote_nothing() {
     let mut world = cold(Promotion::default(), &["a"]);
     for _ in 0..10 {

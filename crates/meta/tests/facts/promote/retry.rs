@@ -86,6 +86,44 @@ fn a_candidate_is_given_up_after_its_retries_or_its_time() {
 }
 
 #[test]
+fn of_candidates_that_find_room_the_hottest_goes_first() {
+    let names: Vec<String> = (0..12).map(|n| format!("c{n}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let promotion = Promotion {
+        watermark: 0.5,
+        batch_max: 1,
+        ..Promotion::default()
+    };
+    let mut world = cold(promotion, &names);
+    for n in 0..40 {
+        world.put(&format!("k{n}"), BLOCK);
+    }
+    for name in &names {
+        world.found(name);
+        world.found(name);
+    }
+    for _ in 0..5 {
+        world.found("c11");
+    }
+    for n in 0..40 {
+        assert_eq!(world.remove(&format!("k{n}")), Ok(()));
+    }
+    world.pass(Duration::from_millis(100));
+    assert_eq!(funnel(&world).candidate_admitted, 12);
+    let mut order = Vec::new();
+    while let Some(task) = tasks(&mut world).concat().pop() {
+        order.push(task.entry.key.to_string());
+        finish(&mut world, &task);
+    }
+    assert_eq!(order.len(), 12);
+    let at = order.iter().position(|name| name == "c11");
+    assert!(
+        at <= Some(1),
+        "the first that is tried again goes at once: {order:?}"
+    );
+}
+
+#[test]
 fn candidates_are_bounded() {
     let promotion = Promotion {
         watermark: 0.0,

@@ -103,5 +103,14 @@ mod tests {
             "kept: reused twice, last read 1.50m ago; returns with 41 % within 10m; worth 7.200 hits an hour, \
              what goes next 0.360"
         );
+        let victim = Explanation {
+            index: 1e-4,
+            ..explanation
+        };
+        let sentence = victim.to_string();
+        assert!(
+            sentence.starts_with("next to go: reused twice"),
+            "{sentence}"
+        );
     }
 }

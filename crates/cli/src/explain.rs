@@ -1,7 +1,8 @@
 //! `slackwater explain`: why a store keeps one object, or will let it go.
 
+use std::fs::DirEntry;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use slackwater_base::ByteSize;
@@ -45,8 +46,9 @@ fn configure(layers: &Layers) -> Result<Config> {
     if !directory.is_dir() {
         bail!("there is no store in {}", directory.display());
     }
-    let held =
-        bytes_below(&directory).with_context(|| format!("cannot read {}", directory.display()))?;
+    let held = std::fs::read_dir(&directory)
+        .and_then(bytes_of)
+        .with_context(|| format!("cannot read {}", directory.display()))?;
     let mut config = layers.load()?;
     config
         .default_to("ssd", &ByteSize(2 * held + ByteSize::gib(1).0).to_string())
@@ -57,9 +59,14 @@ fn configure(layers: &Layers) -> Result<Config> {
     Ok(config)
 }
 
-fn bytes_below(directory: &Path) -> std::io::Result<u64> {
-    std::fs::read_dir(directory)?
-        .map(|entry| Ok(entry?.metadata()?.len()))
+/// The bytes of files, less those that a running store deletes meanwhile.
+fn bytes_of(entries: impl Iterator<Item = io::Result<DirEntry>>) -> io::Result<u64> {
+    entries
+        .map(|entry| match entry?.metadata() {
+            Ok(metadata) => Ok(metadata.len()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
+            Err(error) => Err(error),
+        })
         .sum()
 }
 
@@ -69,4 +76,21 @@ fn sentences(reasons: &[Reason]) -> String {
         .map(|reason| format!("  {}", reason.words))
         .collect::<Vec<_>>()
         .join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A log file that the running store deleted between the listing and the look at it ended the command.
+    #[test]
+    fn a_file_that_goes_meanwhile_counts_nothing() {
+        let root = tempfile::tempdir().unwrap();
+        for name in ["kept", "gone"] {
+            std::fs::write(root.path().join(name), [0; 7]).unwrap();
+        }
+        let entries: Vec<_> = std::fs::read_dir(root.path()).unwrap().collect();
+        std::fs::remove_file(root.path().join("gone")).unwrap();
+        assert_eq!(bytes_of(entries.into_iter()).unwrap(), 7);
+    }
 }

@@ -402,6 +402,17 @@ mod tests {
         );
     }
 
+    #[test]
+    fn a_hit_on_ssd_brings_its_block_into_memory() {
+        let trace = trace(&[&[1], &[2], &[1], &[1]]);
+        let mut policies = [PolicyKind::Lru.build(0), PolicyKind::Lru.build(0)];
+        let [memory, ssd] = &mut policies;
+        let outcome = trace.replay_tiers((&mut **memory, 1), (&mut **ssd, 10));
+        let counts = (outcome.ssd_hits, outcome.memory_hits);
+        assert_eq!(counts, (1, 1), "{outcome:?}");
+        assert_eq!((outcome.puts, outcome.writes), (2, 2), "{outcome:?}");
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 

@@ -350,3 +350,17 @@ fn the_neighbour_of_a_leaving_block_can_be_evicted() {
         assert_eq!(world.policy.victim(world.now), Some(Slot(4)), "{story}");
     }
 }
+
+#[test]
+fn a_request_of_as_many_tokens_is_alike_whatever_a_block_holds() {
+    let features = |tokens: u32, blocks: u32| {
+        let mut world = World::new(1_000);
+        world.policy.set_block_tokens(tokens);
+        world.request(&(0..blocks).collect::<Vec<_>>());
+        let standing = world.policy.standing(world.now, Slot(0));
+        standing.expect("it is resident").features
+    };
+    assert_eq!(features(128, 64), features(512, 16));
+    assert_eq!(features(2_048, 4), features(512, 16));
+    assert_ne!(features(128, 16), features(512, 16));
+}

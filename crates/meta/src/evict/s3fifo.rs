@@ -73,3 +73,46 @@ impl Rules<2> for SmallAndMain {
         self.ghosts.overhead_bytes()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use slackwater_base::Instant;
+
+    use super::*;
+    use crate::evict::{Evict, Link, Walk};
+
+    #[test]
+    fn as_many_reads_as_promotion_takes_move_a_block_to_the_main_queue() {
+        let mut policy = S3Fifo::default();
+        let link = |number: u32| Link {
+            hash: number.into(),
+            slot: Some(Slot(number)),
+            bytes: 4096,
+        };
+        let walk = |links: &[Link], read: &mut dyn FnMut(&Walk<'_>)| {
+            read(&Walk {
+                now: Instant::ZERO,
+                links,
+                parent: None,
+                position: 0,
+                found: 0,
+                hint: None,
+                output_tokens: None,
+            });
+        };
+        for number in 0..4 {
+            walk(&[link(number)], &mut |walk| policy.insert(walk));
+        }
+        for (number, reads) in [(0, PROMOTION_READS), (1, PROMOTION_READS - 1)] {
+            for _ in 0..reads {
+                walk(&[link(number)], &mut |walk| policy.read(walk));
+            }
+        }
+        let mut order = Vec::new();
+        while let Some(slot) = policy.victim(Instant::ZERO) {
+            policy.evicted(Instant::ZERO, slot);
+            order.push(slot.0);
+        }
+        assert_eq!(order, [1, 2, 3, 0]);
+    }
+}

@@ -364,3 +364,33 @@ fn a_request_of_as_many_tokens_is_alike_whatever_a_block_holds() {
     assert_eq!(features(2_048, 4), features(512, 16));
     assert_ne!(features(128, 16), features(512, 16));
 }
+
+#[test]
+fn a_chain_that_comes_block_by_block_stays_one_chain() {
+    for leaf_first in [true, false] {
+        let mut above = World::new(10);
+        above.request(&[1, 2, 3, 4]);
+        let mut below = Gittins::new();
+        let mut order = [1, 2, 3, 4];
+        if leaf_first {
+            order.reverse();
+        }
+        for (at, block) in order.into_iter().enumerate() {
+            let standing = above.policy.standing(above.now, Slot(block));
+            let mut standing = standing.expect("it is resident");
+            if leaf_first {
+                above.policy.evicted(above.now, Slot(block));
+            } else {
+                standing.position = at as u32;
+            }
+            let link = Link {
+                hash: block.into(),
+                slot: Some(Slot(block)),
+                bytes: BYTES,
+            };
+            below.insert_as(above.now, link, standing);
+        }
+        let chains = order.map(|block| below.standing(above.now, Slot(block)).map(|it| it.chain));
+        assert_eq!(chains, [chains[0]; 4], "leaf first: {leaf_first}");
+    }
+}

@@ -11,7 +11,7 @@ impl World {
     }
 
     /// As [`World::announced`], before anything else is done.
-    fn announced_by_opening(&mut self, crash: Crash) -> BTreeMap<Vec<u8>, u64> {
+    pub(super) fn announced_by_opening(&mut self, crash: Crash) -> BTreeMap<Vec<u8>, u64> {
         self.crash(crash);
         while self.opened.is_none() {
             assert!(self.complete(), "an opening comes to its end");

@@ -210,7 +210,10 @@ pub struct Limits {
     pub list_page: usize,
     /// Most bytes that a compiled pattern may take.
     pub pattern_bytes: usize,
-    /// Most removals remembered for nodes that are away.
+    /// Most nodes with an SSD that removals are remembered for; what others hold that is older than their mount is
+    /// given up.
+    pub nodes: usize,
+    /// Most removals remembered for a node that is away, and for all nodes that have not mounted yet.
     pub owed: usize,
     /// Answers kept for each client, so that a repeated operation is answered again and not executed again; zero keeps
     /// none. A client with more operations in flight is told to try again later.
@@ -341,6 +344,7 @@ impl Limits {
         scan_step: 4096,
         list_page: 65_536,
         pattern_bytes: 1 << 20,
+        nodes: 4096,
         owed: 1 << 20,
         reply_window: 256,
         reply_keys: 1 << 22,

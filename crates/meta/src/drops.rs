@@ -1,6 +1,6 @@
 //! Records that must never come back: drops that were ordered, and drops to be ordered when a node comes back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use regex::bytes::Regex;
 use slackwater_base::{Instant, Map, Planted, planted};
@@ -36,14 +36,28 @@ impl Drops {
 /// Removals are kept by key up to a limit. Beyond it, all older records of the node are given up: a cache may lose
 /// values, but must not bring back removed ones.
 pub(crate) struct Owed {
+    /// Nodes that have mounted an SSD since the master began.
+    met: BTreeSet<NodeId>,
+    /// Most nodes that may be met.
+    nodes: usize,
+    /// No record up to this version is accepted from nodes beyond them.
+    beyond: Version,
+    /// Removals since the master began, for nodes that it has not met: their records may be older.
+    unmet: Removals,
     away: BTreeMap<NodeId, Away>,
     limit: usize,
-    nodes: usize,
 }
 
-#[derive(Default)]
 struct Away {
-    /// No record up to this version is accepted from the node.
+    /// The node was met for the first time: [`Owed::unmet`] holds for it too.
+    first: bool,
+    since: Removals,
+}
+
+/// Versions that are dead, by key and by rule.
+#[derive(Default)]
+struct Removals {
+    /// No record up to this version is accepted.
     floor: Version,
     keys: Map<u64, Version>,
     rules: Vec<Rule>,
@@ -59,26 +73,51 @@ struct Rule {
 impl Owed {
     pub(crate) fn new(limit: usize, nodes: usize) -> Self {
         Self {
+            met: BTreeSet::new(),
+            nodes,
+            beyond: Version(0),
+            unmet: Removals::default(),
             away: BTreeMap::new(),
             limit,
-            nodes,
         }
     }
 
-    /// From now on removals are kept for this node.
-    pub(crate) fn begin(&mut self, node: NodeId) {
-        if self.away.len() < self.nodes {
-            self.away.entry(node).or_default();
+    /// From now on removals are kept for this node; `newest` is the newest version given so far.
+    pub(crate) fn begin(&mut self, node: NodeId, newest: Version) {
+        let first = !self.met.contains(&node);
+        if first && !self.is_open() {
+            self.beyond = newest;
+            return;
         }
+        self.met.insert(node);
+        self.away.entry(node).or_insert_with(|| Away {
+            first,
+            since: Removals::default(),
+        });
     }
 
     /// The node has announced all its records.
     pub(crate) fn end(&mut self, node: NodeId) {
         self.away.remove(&node);
+        if !self.is_open() && !self.away.values().any(|away| away.first) {
+            self.unmet = Removals::default();
+        }
     }
 
-    pub(crate) fn anyone_away(&self) -> bool {
-        !self.away.is_empty()
+    /// Whether another node may come whose records are older than the master.
+    fn is_open(&self) -> bool {
+        self.met.len() < self.nodes
+    }
+
+    /// Whether removals are kept for any node.
+    pub(crate) fn is_needed(&self) -> bool {
+        self.is_open() || !self.away.is_empty()
+    }
+
+    fn lists(&mut self) -> impl Iterator<Item = &mut Removals> {
+        let unmet = self.is_open().then_some(&mut self.unmet);
+        let away = self.away.values_mut().map(|away| &mut away.since);
+        unmet.into_iter().chain(away)
     }
 
     /// Versions of the key up to `up_to` are dead.
@@ -86,12 +125,13 @@ impl Owed {
         if planted(Planted::ForgetOwedRemoval) {
             return;
         }
-        for away in self.away.values_mut() {
-            if away.keys.len() >= self.limit && !away.keys.contains_key(&hash) {
-                away.give_up(up_to);
+        let limit = self.limit;
+        for removals in self.lists() {
+            if removals.keys.len() >= limit && !removals.keys.contains_key(&hash) {
+                removals.give_up(up_to);
                 continue;
             }
-            let ceiling = away.keys.entry(hash).or_default();
+            let ceiling = removals.keys.entry(hash).or_default();
             *ceiling = up_to.max(*ceiling);
         }
     }
@@ -103,12 +143,12 @@ impl Owed {
         pattern: Option<&Regex>,
         up_to: Version,
     ) {
-        for away in self.away.values_mut() {
-            if away.rules.len() >= RULES_MAX {
-                away.give_up(up_to);
+        for removals in self.lists() {
+            if removals.rules.len() >= RULES_MAX {
+                removals.give_up(up_to);
                 continue;
             }
-            away.rules.push(Rule {
+            removals.rules.push(Rule {
                 tenant: tenant.cloned(),
                 pattern: pattern.cloned(),
                 up_to,
@@ -118,9 +158,17 @@ impl Owed {
 
     /// Whether a record that this node announces was removed or replaced while the node could not be told.
     pub(crate) fn is_dead(&self, node: NodeId, hash: u64, entry: &DiskEntry) -> bool {
-        let Some(away) = self.away.get(&node) else {
-            return false;
-        };
+        match self.away.get(&node) {
+            Some(away) => {
+                away.since.covers(hash, entry) || (away.first && self.unmet.covers(hash, entry))
+            }
+            None => !self.met.contains(&node) && entry.version <= self.beyond,
+        }
+    }
+}
+
+impl Removals {
+    fn covers(&self, hash: u64, entry: &DiskEntry) -> bool {
         let by_rule = |rule: &Rule| {
             entry.version <= rule.up_to
                 && rule
@@ -132,16 +180,14 @@ impl Owed {
                     .as_ref()
                     .is_none_or(|pattern| pattern.is_match(entry.key.as_bytes()))
         };
-        entry.version <= away.floor
-            || away
+        entry.version <= self.floor
+            || self
                 .keys
                 .get(&hash)
                 .is_some_and(|up_to| entry.version <= *up_to)
-            || away.rules.iter().any(by_rule)
+            || self.rules.iter().any(by_rule)
     }
-}
 
-impl Away {
     fn give_up(&mut self, up_to: Version) {
         self.floor = self.floor.max(up_to);
         self.keys.clear();

@@ -176,7 +176,7 @@ impl Master {
             orphans: Map::default(),
             acks: Acks::default(),
             drops: Drops::default(),
-            owed: Owed::new(config.limits.owed, config.limits.segments),
+            owed: Owed::new(config.limits.owed, config.limits.nodes),
             scans: Scans::default(),
             offloads: Offloads::default(),
             promotions: Promotions::new(&config.promotion),

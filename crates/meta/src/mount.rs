@@ -37,7 +37,7 @@ impl Master {
         let mut policy = self.config.eviction.policy.build(mount.bytes);
         policy.set_block_tokens(self.config.eviction.block_tokens);
         if mount.kind == SegmentKind::Disk {
-            self.owed.begin(mount.node);
+            self.owed.begin(mount.node, self.newest_version());
             self.owe_pending_drops();
         }
         self.segments.add(Segment::new(mount, granule, policy));
@@ -70,7 +70,7 @@ impl Master {
     fn lose_segment(&mut self, now: Instant, index: SegmentIndex) {
         let (id, node) = (self.segments.at(index).id, self.segments.at(index).node);
         if self.segments.at(index).kind() == SegmentKind::Disk {
-            self.owed.begin(node);
+            self.owed.begin(node, self.newest_version());
         }
         self.lose_promotions(now, index);
         self.lose_offloads(now, index);

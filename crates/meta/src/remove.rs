@@ -152,7 +152,7 @@ impl Master {
             let tenant = self.tenants.at(tenant).tenant.clone();
             self.await_drops(&tenant, &key, hash, waiter);
         }
-        if self.owed.anyone_away() {
+        if self.owed.is_needed() {
             self.owed.key(hash, up_to);
         }
     }

@@ -20,8 +20,9 @@ pub enum Promise {
     Writing,
     /// It was reported as durable, or announced: only an order or damage may remove it.
     Durable,
-    /// It was reported as durable and was written from memory in which a bit had flipped: a reader detects that, or the
-    /// next opening of the log.
+    /// It counts as there, but its bytes may be wrong: it was written from memory in which a bit had flipped, or it was
+    /// never reported as durable and announced by an opening that could not read everything. A reader detects that, or
+    /// the next opening of the log.
     Flawed,
     /// It was ordered to be dropped, or reported as lost: after a crash it may be there or not.
     Dropping,
@@ -168,12 +169,21 @@ impl Ledger {
                 format!("{missing:?} was reported as durable and is not there after a restart");
             return Err(Violation::new(Invariant::Acknowledgement, what));
         }
-        // Found records are owed, except those with wrong bytes: a read of one drops it.
+        // Found records are owed, except those that may have wrong bytes: a read of one drops it.
         let found: Vec<(DiskEntry, Promise)> = announced
             .iter()
-            .map(|entry| match self.promise(entry) {
-                Some(Promise::Flawed) => (entry.clone(), Promise::Flawed),
-                _ => (entry.clone(), Promise::Durable),
+            .map(|entry| {
+                let flawed = match self.promise(entry) {
+                    Some(Promise::Flawed) => true,
+                    Some(Promise::Durable) => false,
+                    _ => trust == Trust::Unread,
+                };
+                let promise = if flawed {
+                    Promise::Flawed
+                } else {
+                    Promise::Durable
+                };
+                (entry.clone(), promise)
             })
             .collect();
         // What was not announced is gone for good, and the master will not order its removal.
@@ -248,6 +258,23 @@ mod tests {
         assert_eq!(ledger.judge(&[entry(1)], Trust::Intact), Ok(()));
         assert_eq!(ledger.promise(&entry(1)), Some(Promise::Flawed));
         assert_eq!(ledger.judge(&[], Trust::Intact), Ok(()));
+    }
+
+    /// The power went while a batch was written, and one record of it was torn. Two openings could not read the record
+    /// and announced it; a read in the second found it torn. The ledger took that for a broken promise, though the
+    /// record had never been reported as durable (seed 506366).
+    #[test]
+    fn a_record_that_no_opening_could_read_is_not_owed() {
+        let mut ledger = Ledger::default();
+        ledger.ordered(&entry(1));
+        ledger.ordered(&entry(2));
+        ledger.durable(&entry(2));
+        for trust in [Trust::Unread, Trust::Intact] {
+            assert_eq!(ledger.judge(&[entry(1), entry(2)], trust), Ok(()));
+            assert_eq!(ledger.promise(&entry(1)), Some(Promise::Flawed));
+            assert!(ledger.owes(&entry(2)));
+        }
+        assert_eq!(ledger.judge(&[entry(2)], Trust::Intact), Ok(()));
     }
 
     #[test]

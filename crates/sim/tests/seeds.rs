@@ -66,6 +66,11 @@ fn seeds_that_failed_once_hold() {
     // The drop of an overwritten record was answered because of the newer one, whose bytes rotted before a later batch
     // confirmed it.
     check(Profile::Ordinary, 429_217, "an overwritten record is back");
+    // The ledger required a record that was torn before it was durable, because an opening that could not read it had
+    // announced it.
+    check(Profile::Ordinary, 506_366, "a torn record is gone");
+    // A master restarted and removed a key before it knew of the node whose SSD held an older value of it.
+    check(Profile::ChurnRot, 501_455, "a removed record is back");
 }
 
 /// The commands that reproduce the failures, and the smallest run found that still shows the first.

@@ -342,6 +342,61 @@ fn what_is_removed_while_a_node_is_away_stays_removed() {
     }
 }
 
+/// A master restarted, a client put a key and removed it with all others, and the node whose SSD held an older value
+/// of the key mounted only then: the older value was served (seed 501455 of the decaying disk). The same happened
+/// after an eviction of the newer value.
+#[test]
+fn what_is_removed_before_a_node_is_met_stays_removed() {
+    let put_and_remove: fn(&mut World) = |world| {
+        world.put("a", 1);
+        assert_eq!(world.remove("a"), Ok(()));
+    };
+    let put_and_remove_all: fn(&mut World) = |world| {
+        world.put("a", 1);
+        let all = RemoveAll {
+            tenant: None,
+            force: true,
+        };
+        assert_eq!(world.ask(Request::RemoveAll(all)), Reply::Count(3));
+    };
+    let remove_matching: fn(&mut World) =
+        |world| assert_eq!(world.ask(matching("a", false)), Reply::Count(0));
+    let put_and_lose: fn(&mut World) = |world| {
+        world.put("a", 1);
+        world.input(Input::NodeLost(NodeId(2)));
+    };
+    let check = |nodes: usize, happens: fn(&mut World), expect: [bool; 2]| {
+        let limits = Limits {
+            nodes,
+            ..Limits::default()
+        };
+        let mut world = World::new(MasterConfig { limits, ..plain() });
+        world.mount(NodeId(2), SegmentId(9), SegmentKind::Memory, MIB);
+        // The versions of this master are above those of the one before it.
+        world.put("first", 1);
+        world.mount(NodeId(3), SegmentId(10), SegmentKind::Disk, MIB);
+        let entries = vec![reported("z", 40, BLOCK)];
+        let segment = SegmentId(10);
+        world.report(NodeId(3), Report::Announce { segment, entries });
+        let highest = Version(40);
+        world.report(NodeId(3), Report::Announced { segment, highest });
+        happens(&mut world);
+        world.mount(NODE, DISK, SegmentKind::Disk, MIB);
+        for _ in 0..2 {
+            let entries = vec![reported("a", 30, BLOCK), reported("b", 31, BLOCK)];
+            let segment = DISK;
+            world.report(NODE, Report::Announce { segment, entries });
+        }
+        assert_eq!(["a", "b"].map(|name| world.has(name)), expect, "{nodes}");
+    };
+    check(2, put_and_remove, [false, true]);
+    check(2, remove_matching, [false, true]);
+    check(2, put_and_lose, [false, true]);
+    check(2, put_and_remove_all, [false, false]);
+    check(2, |_| {}, [true, true]);
+    check(1, |_| {}, [false, false]);
+}
+
 #[test]
 fn too_many_removals_while_a_node_is_away_give_up_what_it_holds() {
     let limits = Limits {

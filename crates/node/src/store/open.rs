@@ -3,7 +3,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use slackwater_base::ByteSize;
 use slackwater_meta::{
-    ConfigWarning, Eviction, Master, MasterConfig, Offload, OffloadMode, OnHit, Promotion,
+    ConfigWarning, Eviction, Limits, Master, MasterConfig, Offload, OffloadMode, OnHit, Promotion,
     PutPolicy, Tenancy,
 };
 use slackwater_tier::arena::MemorySegment;
@@ -255,6 +255,10 @@ pub(super) fn master_config(config: &Config) -> MasterConfig {
             window: config.promotion_deadline,
             bytes_per_second: (rate > 0).then_some(rate),
             ..defaults.promotion
+        },
+        limits: Limits {
+            nodes: 1,
+            ..defaults.limits
         },
         ..defaults
     }

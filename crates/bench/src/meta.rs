@@ -10,7 +10,7 @@ use slackwater_meta::{
 };
 use slackwater_wire::{
     Chain, ClientId, Get, Hold, Incarnation, Key, Mount, NodeId, OperationId, Order, PutConfig,
-    PutDone, PutEnd, PutEntry, PutStart, PutStarted, Reply, Report as NodeReport, Request,
+    PutDone, PutEnd, PutEntry, PutStart, PutStarted, Reply, Report as NodeReport, Request, Rights,
     SegmentId, SegmentKind, Tenant,
 };
 
@@ -211,6 +211,7 @@ impl Bench {
         Input::Request {
             client: CLIENT,
             host: None,
+            rights: Rights::FULL,
             operation: OperationId::unrepeated(self.operation),
             request,
         }

@@ -9,7 +9,7 @@ use slackwater_tier::arena::MemorySegment;
 use slackwater_tier::{Agent, AgentConfig, AgentInput, AgentOutput, LogConfig};
 use slackwater_wire::{
     ClientId, Incarnation, Mount, NodeId, OperationId, RemoveAll, Report as NodeReport, Request,
-    SegmentId, SegmentKind,
+    Rights, SegmentId, SegmentKind,
 };
 
 use crate::meta::{end, key, start};
@@ -151,6 +151,7 @@ impl Pair {
         let input = Input::Request {
             client: CLIENT,
             host: None,
+            rights: Rights::FULL,
             operation: OperationId::unrepeated(self.operation),
             request,
         };

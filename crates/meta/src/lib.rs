@@ -34,6 +34,7 @@ mod put;
 mod quota;
 mod release;
 mod remove;
+mod rights;
 mod scan;
 mod segment;
 mod slab;

@@ -2,8 +2,8 @@ use std::sync::Arc;
 
 use slackwater_base::{Instant, Map, Planted, Rng, planted};
 use slackwater_wire::{
-    ClientId, ExtentRef, NodeId, OperationId, Order, Reply, Report, Request, SegmentState, Tenant,
-    TicketId, Version,
+    ClientId, ExtentRef, NodeId, OperationId, Order, Reply, Report, Request, Rights, SegmentState,
+    Tenant, TicketId, Version,
 };
 
 use crate::answers::{Answers, Arrival};
@@ -19,6 +19,7 @@ use crate::outbox::{Acks, Outbox};
 use crate::placement::{self, PlacementPolicy};
 use crate::promote::Promotions;
 use crate::put::{Puts, Queue};
+use crate::rights;
 use crate::scan::Scans;
 use crate::segment::Segments;
 use crate::tenant::{Ledger, Tenants};
@@ -32,6 +33,8 @@ pub enum Input {
         client: ClientId,
         /// The host of the client, if it is known.
         host: Option<Arc<str>>,
+        /// What the key of the client's link permits.
+        rights: Rights,
         /// The client's number for the call, the same in every retry of it.
         operation: OperationId,
         /// The call and its arguments.
@@ -196,24 +199,21 @@ impl Master {
             Input::Request {
                 client,
                 host,
+                rights,
                 operation,
                 request,
-            } => match self.answers.arrive(now, client, operation, &request) {
-                Arrival::New => self.request(
-                    now,
-                    &Caller {
-                        client,
-                        operation,
-                        host,
-                    },
-                    request,
-                ),
-                Arrival::Pending => {}
-                Arrival::Answered(reply) => {
-                    self.metrics.operations_repeated += 1;
-                    self.outbox.reply(client, operation, reply);
+            } => {
+                let caller = Caller {
+                    client,
+                    operation,
+                    host,
+                };
+                match rights::check(&rights, &request, &self.segments) {
+                    Ok(()) => self.once(now, &caller, request),
+                    // The key of a link may lose a right between two repetitions, so no answer is kept.
+                    Err(code) => self.outbox.reply(client, operation, Reply::Failed(code)),
                 }
-            },
+            }
             Input::Report { node, report } => self.report(now, node, report),
             Input::ClientLost(client) => self.client_lost(now, client),
             Input::NodeLost(node) => self.node_lost(now, node),
@@ -305,6 +305,21 @@ impl Master {
             .iter()
             .map(|(_, segment)| segment.state())
             .collect()
+    }
+
+    /// Executes a request unless it is a repetition, which gets the first answer.
+    fn once(&mut self, now: Instant, caller: &Caller, request: Request) {
+        let Caller {
+            client, operation, ..
+        } = *caller;
+        match self.answers.arrive(now, client, operation, &request) {
+            Arrival::New => self.request(now, caller, request),
+            Arrival::Pending => {}
+            Arrival::Answered(reply) => {
+                self.metrics.operations_repeated += 1;
+                self.outbox.reply(client, operation, reply);
+            }
+        }
     }
 
     fn request(&mut self, now: Instant, caller: &Caller, request: Request) {

@@ -144,6 +144,8 @@ codes! {
     -2004 ValueTooLong Refused "VALUE_TOO_LONG" "the value is longer than the SSD takes";
     -2005 Cancelled Refused "CANCELLED" "the caller gave the operation up";
     -2006 OperationTooOld Gone "OPERATION_TOO_OLD" "the answer to the operation is no longer kept, so it is not executed";
+    -2007 RoleNotPermitted Refused "ROLE_NOT_PERMITTED" "the caller's key has not the role that this needs";
+    -2008 TenantNotPermitted Refused "TENANT_NOT_PERMITTED" "the caller's key does not cover the tenants that were named";
 }
 
 impl ErrorCode {

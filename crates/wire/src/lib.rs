@@ -11,6 +11,7 @@ mod key;
 mod order;
 mod reply;
 mod request;
+mod rights;
 
 pub use error::{Class, ErrorCode};
 pub use id::{ClientId, GuardId, Incarnation, NodeId, OperationId, SegmentId, TicketId, Version};
@@ -28,6 +29,7 @@ pub use request::{
     PutEntry, PutMode, PutStart, Remove, RemoveAll, RemoveMatching, ReplicaClear, Request,
     SegmentKind,
 };
+pub use rights::{NodeRight, Rights, TenantRight};
 
 /// The checksum as a plain number on the wire: its crate knows no serialisation.
 pub(crate) mod checksum_serde {

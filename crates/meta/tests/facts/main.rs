@@ -11,6 +11,7 @@ mod offload;
 mod promote;
 mod put;
 mod remove;
+mod rights;
 mod stories;
 mod suspect;
 mod tenant;

@@ -128,12 +128,27 @@ impl World {
         }
     }
 
+    /// Sends a request over a link with these rights; the master answers at once.
+    pub(crate) fn ask_with(&mut self, rights: Rights, request: Request) -> Reply {
+        self.next_operation += 1;
+        let operation = OperationId(self.next_operation);
+        self.input(Input::Request {
+            client: ME,
+            host: None,
+            rights,
+            operation,
+            request,
+        });
+        self.reply(operation).expect("the master answers at once")
+    }
+
     pub(crate) fn send(&mut self, client: ClientId, request: Request) -> OperationId {
         self.next_operation += 1;
         let operation = OperationId(self.next_operation);
         self.input(Input::Request {
             client,
             host: None,
+            rights: Rights::FULL,
             operation,
             request,
         });
@@ -151,6 +166,7 @@ impl World {
         self.input(Input::Request {
             client,
             host: None,
+            rights: Rights::FULL,
             operation,
             request,
         });

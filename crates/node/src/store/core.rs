@@ -6,7 +6,7 @@ use slackwater_tier::arena::{Access, AccessId};
 use slackwater_tier::io::{DiskDone, DiskOp, OpId};
 use slackwater_tier::{Agent, AgentInput, AgentOutput, FormatError, Opened, ReadEnd, RecordRead};
 use slackwater_wire::{
-    ClientId, DiskEntry, ExtentRef, NodeId, OperationId, Reply, Report, Request,
+    ClientId, DiskEntry, ExtentRef, NodeId, OperationId, Reply, Report, Request, Rights,
 };
 
 use super::StoreError;
@@ -85,6 +85,7 @@ impl Core {
             Input::Request {
                 client: CLIENT,
                 host: None,
+                rights: Rights::FULL,
                 operation,
                 request,
             },

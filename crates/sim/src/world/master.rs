@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use slackwater_base::Instant;
 use slackwater_meta::{Input, Master, Output};
-use slackwater_wire::{ClientId, NodeId, OperationId, Report, Request, Version};
+use slackwater_wire::{ClientId, NodeId, OperationId, Report, Request, Rights, Version};
 
 use crate::check::Checked;
 use crate::clock::DriftingClock;
@@ -34,6 +34,8 @@ pub(crate) struct MasterHost {
     known: BTreeSet<NodeId>,
     /// Whether a node has announced its records in this life: from then on the embedded store is open.
     pub(crate) announced: bool,
+    /// What the keys of clients permit: the tenants of the load.
+    client_rights: Rights,
     out: Vec<Output>,
     seed: Seed,
     drift_ppm: u64,
@@ -56,6 +58,7 @@ impl MasterHost {
             present: BTreeSet::new(),
             began: Instant::ZERO,
             known: BTreeSet::new(),
+            client_rights: Rights::client(options.tenants()),
             out: Vec::new(),
             seed,
             drift_ppm: options.drift_ppm,
@@ -98,6 +101,7 @@ impl World {
             self.master_step(Input::Request {
                 client: ClientId(0),
                 host: None,
+                rights: Rights::FULL,
                 operation: OperationId::unrepeated(0),
                 request,
             })?;
@@ -137,9 +141,14 @@ impl World {
                     return Ok(());
                 }
                 let host = peer.map(|peer| self.host_of(peer));
+                let rights = match peer {
+                    Some(Process::Node(node)) => Rights::node(NodeId(node)),
+                    _ => self.master.client_rights.clone(),
+                };
                 self.master_step(Input::Request {
                     client,
                     host,
+                    rights,
                     operation,
                     request,
                 })

@@ -7,7 +7,7 @@ use slackwater_base::Instant;
 use slackwater_meta::{Books, Input, Output};
 use slackwater_wire::{
     Chain, ClientId, DiskEntry, Hold, Key, List, OperationId, Pin, PutConfig, ReplicaAt,
-    ReplicaState, Reply, Request, Tenant,
+    ReplicaState, Reply, Request, Rights, Tenant,
 };
 
 use crate::check::{Checked, Invariant, Violation};
@@ -309,6 +309,7 @@ impl World {
             Input::Request {
                 client: ClientId(0),
                 host: None,
+                rights: Rights::FULL,
                 operation: OperationId::unrepeated(0),
                 request,
             },

@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde::Serialize;
 use slackwater_base::Checksum;
 use slackwater_pool::copy::{
-    Isa, IsaMissing, Piece, Stores, Tuning, copy_all, copy_all_checksum, copy_checksum_with,
+    Isa, IsaError, Piece, Stores, Tuning, copy_all, copy_all_checksum, copy_checksum_with,
     copy_with,
 };
 use slackwater_pool::{Config, Pool, PoolError};
@@ -30,7 +30,8 @@ pub struct Options {
     pub source_bytes: usize,
     /// Passes over the source by each form, in turns; the medians count.
     pub rounds: usize,
-    /// The paths whose buffers are measured; empty for all that the processor has.
+    /// The paths whose buffers are measured, the first of which everything else takes; empty for all that the processor has,
+    /// and the one in force.
     pub paths: Vec<Isa>,
 }
 
@@ -53,7 +54,7 @@ pub enum CopyError {
     Pool(#[from] PoolError),
     /// A path was asked for that the processor does not have.
     #[error(transparent)]
-    Isa(#[from] IsaMissing),
+    Isa(#[from] IsaError),
     /// No object fits into the source, or the object is shorter than its offsets.
     #[error(
         "a source of {source_bytes} bytes does not hold two objects of {object_bytes} bytes, or an object is shorter than 4096 bytes"
@@ -79,7 +80,8 @@ pub struct Row {
     pub over_memcpy: f64,
 }
 
-/// Verified copies by one path into buffers of one kind, rotating over memory that no cache holds.
+/// Verified copies by one path, from pages into buffers of one kind, rotating over memory that no cache holds. Ratios are
+/// medians of those of each turn.
 #[derive(Clone, Debug, Serialize)]
 pub struct BufferRow {
     /// The path of instructions.
@@ -126,6 +128,12 @@ const OFFSET_MAX: usize = 63;
 const ODD_BYTES: usize = 1021;
 /// The shortest object whose buffers can be measured, in bytes.
 const OBJECT_BYTES_MIN: usize = 4096;
+/// The granularity of a store's memory, in bytes.
+const PAGE: usize = 4096;
+/// What one way copies in a turn, in bytes: about a millisecond.
+const TURN_BYTES: usize = 8 << 20;
+/// Turns of the buffers in a round.
+const TURNS_A_ROUND: usize = 8;
 
 /// A form of copy over a list of pieces that do not overlap.
 type Form<'a> = (&'static str, Box<dyn Fn(&[Piece]) + 'a>);
@@ -198,65 +206,106 @@ pub fn run(options: &Options) -> Result<Report, CopyError> {
     })
 }
 
-/// The paths to measure.
-fn chosen(paths: &[Isa]) -> Result<Vec<Isa>, IsaMissing> {
-    if paths.is_empty() {
+/// The paths to measure, the first of which is put in force for everything else of the run.
+fn chosen(paths: &[Isa]) -> Result<Vec<Isa>, IsaError> {
+    let Some(first) = paths.first() else {
         let available = Isa::ALL.iter().copied().filter(|isa| isa.available());
         return Ok(available.collect());
+    };
+    if let Some(isa) = paths.iter().copied().find(|isa| !isa.available()) {
+        return Err(IsaError::Missing { isa });
     }
-    let missing = paths.iter().copied().find(|isa| !isa.available());
-    missing.map_or(Ok(paths.to_vec()), |isa| Err(IsaMissing { isa }))
+    first.install()?;
+    Ok(paths.to_vec())
+}
+
+/// One way to copy into one kind of buffer.
+#[derive(Clone, Copy, PartialEq)]
+struct Way {
+    offset: usize,
+    /// `None` is a plain `memcpy`.
+    isa: Option<Isa>,
 }
 
 /// Copies by each path into destinations at each offset, of whole and of odd lengths, beside `memcpy` to the same.
 fn buffers(options: &Options, paths: &[Isa], source: &[u8], target: &mut [u8]) -> Vec<BufferRow> {
-    let slots = source.len() / options.object_bytes;
-    let first = target.as_ptr().align_offset(LINE);
-    let mut rows: Vec<BufferRow> = Vec::new();
+    let isas: Vec<Option<Isa>> = std::iter::once(None)
+        .chain(paths.iter().copied().map(Some))
+        .collect();
+    let ways: Vec<Way> = OFFSETS
+        .iter()
+        .flat_map(|&offset| isas.iter().map(move |&isa| Way { offset, isa }))
+        .collect();
+    let mut rows = Vec::new();
     for bytes in [
-        options.object_bytes - OFFSET_MAX - LINE,
+        options.object_bytes - OFFSET_MAX - 1 - LINE,
         options.object_bytes - ODD_BYTES,
     ] {
-        let mut aligned = Vec::new();
-        for offset in OFFSETS {
-            // The last destination would reach beyond the target, so one slot is left out.
-            let pieces: Vec<Piece> = (0..slots - 1)
-                .map(|slot| Piece {
-                    // SAFETY: a line and an offset beyond a slot that is not the last lie within the target.
-                    dst: unsafe {
-                        target
-                            .as_mut_ptr()
-                            .add(slot * options.object_bytes + first + offset)
-                    },
-                    src: source[slot * options.object_bytes..].as_ptr(),
-                    len: bytes,
-                })
-                .collect();
-            let mut forms: Vec<Form<'_>> = vec![("memcpy", Box::new(plain))];
-            forms.extend(paths.iter().map(|&isa| -> Form<'_> {
-                (
-                    isa.name(),
-                    Box::new(move |pieces: &[Piece]| verified(isa, pieces)),
-                )
-            }));
-            let copied = bytes * pieces.len();
-            let gbps = measure(options.rounds, copied, &forms, &pieces);
-            if offset == 0 {
-                aligned.clone_from(&gbps);
-            }
-            for (at, isa) in paths.iter().enumerate() {
-                rows.push(BufferRow {
-                    isa: isa.name(),
-                    offset_bytes: offset,
-                    bytes,
-                    gbps: gbps[at + 1],
-                    over_memcpy: gbps[at + 1] / gbps[0],
-                    over_aligned: gbps[at + 1] / aligned[at + 1],
-                });
-            }
+        let gbps = turns(options, bytes, &ways, source, target);
+        for (at, way) in ways.iter().enumerate() {
+            let Some(isa) = way.isa else { continue };
+            let over = |offset: usize, isa: Option<Isa>| {
+                let other = ways.iter().position(|way| *way == Way { offset, isa });
+                let other = &gbps[other.expect("every way is measured")];
+                let ratios = gbps[at].iter().zip(other);
+                median(&mut ratios.map(|(own, other)| own / other).collect::<Vec<_>>())
+            };
+            rows.push(BufferRow {
+                isa: isa.name(),
+                offset_bytes: way.offset,
+                bytes,
+                gbps: median(&mut gbps[at].clone()),
+                over_memcpy: over(way.offset, None),
+                over_aligned: over(0, way.isa),
+            });
         }
     }
     rows
+}
+
+/// The throughput of each way in each turn. In a turn every way copies a few objects that no other has touched for long,
+/// so that no cache holds them and a ratio is one of neighbouring milliseconds.
+fn turns(
+    options: &Options,
+    bytes: usize,
+    ways: &[Way],
+    source: &[u8],
+    target: &mut [u8],
+) -> Vec<Vec<f64>> {
+    let stride = options.object_bytes;
+    // Values lie on pages in a store. A page is left out at the end, and a line of every destination.
+    let (from, to) = (
+        source.as_ptr().align_offset(PAGE),
+        target.as_ptr().align_offset(LINE),
+    );
+    let slots = source.len() / stride - 1;
+    let few = (TURN_BYTES / stride).clamp(1, slots);
+    let mut gbps = vec![Vec::new(); ways.len()];
+    let mut next = 0;
+    for turn in 0..options.rounds.max(1) * TURNS_A_ROUND {
+        for at in 0..ways.len() {
+            // Each way is the first of some turns.
+            let way = (at + turn) % ways.len();
+            let Way { offset, isa } = ways[way];
+            let pieces: Vec<Piece> = (0..few)
+                .map(|number| (next + number) % slots * stride)
+                .map(|slot| Piece {
+                    // SAFETY: offset, line and copy are no longer than an object, and another one follows.
+                    dst: unsafe { target.as_mut_ptr().add(slot + to + offset) },
+                    src: source[slot + from..].as_ptr(),
+                    len: bytes,
+                })
+                .collect();
+            next = (next + few) % slots;
+            let begun = now();
+            match isa {
+                None => plain(&pieces),
+                Some(isa) => verified(isa, &pieces),
+            }
+            gbps[way].push((few * bytes) as f64 / now().since(begun).as_nanos() as f64);
+        }
+    }
+    gbps
 }
 
 fn plain(pieces: &[Piece]) {

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use serde::Serialize;
+use slackwater_pool::copy::Isa;
 use slackwater_wait::Cpus;
 
 /// The machine of a report.
@@ -11,6 +12,8 @@ use slackwater_wait::Cpus;
 pub struct Machine {
     /// The processor's name.
     pub cpu: String,
+    /// The instructions that copies and checksums of the run were made of.
+    pub isa: &'static str,
     /// Threads that this process can run at a time.
     pub cores: u32,
     /// Hardware threads of a core.
@@ -41,6 +44,7 @@ impl Machine {
             .and_then(|text| text.split(' ').next()?.parse::<u64>().ok());
         Self {
             cpu: field(&cpuinfo, "model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
+            isa: Isa::current().name(),
             cores: Cpus::current().usable,
             threads_per_core: siblings
                 .and_then(|text| slackwater_wait::cpu_list(&text))
@@ -62,8 +66,8 @@ impl Machine {
         let guest = if self.guest { ", a guest" } else { "" };
         let memory = slackwater_base::ByteSize(self.memory_bytes);
         format!(
-            "{}, {} usable CPUs, {memory}, kernel {}{guest}",
-            self.cpu, self.cores, self.kernel
+            "{} ({} copies), {} usable CPUs, {memory}, kernel {}{guest}",
+            self.cpu, self.isa, self.cores, self.kernel
         )
     }
 }

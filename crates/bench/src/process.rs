@@ -9,6 +9,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use slackwater_pool::copy::{Isa, IsaChoice};
 use thiserror::Error;
 
 /// Why a measured process gave no figures.
@@ -67,6 +68,8 @@ impl Process {
     ) -> Result<Self, ProcessError> {
         let (first, leading) = program.split_first().ok_or(ProcessError::NoChild)?;
         let mut command = Command::new(first);
+        // Figures of one run are of one path.
+        command.env(IsaChoice::ENV, Isa::current().name());
         command.args(leading).args(arguments);
         Self::spawn(command, &arguments.join(" "), patience)
     }

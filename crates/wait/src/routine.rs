@@ -259,7 +259,7 @@ fn park<W: Watched>(watched: &W, waiting: &Waiting<'_>, plan: &Plan, spun_nanos:
     loop {
         let looks_by = naps.next_look(fell_asleep);
         let until = if looks_by < Instant::NEVER {
-            looks_by - TIMER_SLACK
+            looks_by - naps.slack
         } else {
             Instant::NEVER
         };
@@ -298,19 +298,29 @@ fn park<W: Watched>(watched: &W, waiting: &Waiting<'_>, plan: &Plan, spun_nanos:
 struct Naps {
     first: Instant,
     last: Instant,
+    /// What the kernel adds to a timeout of this thread.
+    slack: Duration,
 }
 
 impl Naps {
+    /// Those that the plan names. None where the thread's timeouts are too late for it: a completer that was told of the
+    /// next look does not wake.
     fn of<W: Watched>(plan: &Plan, start: Instant) -> Self {
+        let none = Self {
+            first: start,
+            last: start,
+            slack: Duration::ZERO,
+        };
         match plan.then {
-            Then::Nap { first, last } if W::NAPS => Self {
-                first: start + first,
-                last: start + last,
+            Then::Nap { first, last } if W::NAPS => match timer_slack() {
+                slack if slack < SOON => Self {
+                    first: start + first,
+                    last: start + last,
+                    slack,
+                },
+                _ => none,
             },
-            _ => Self {
-                first: start,
-                last: start,
-            },
+            _ => none,
         }
     }
 
@@ -402,7 +412,19 @@ fn sleep(watched: &impl Watched, waiting: &Waiting<'_>, pause: Duration) -> bool
 /// A waiter that looks by itself within this time is not woken, as a wake would take about as long.
 pub(crate) const SOON: Duration = Duration::from_micros(60);
 
-/// What Linux adds to a timeout by default.
+/// What the kernel adds to a timeout of this thread: a service manager may have set more than Linux does by default. One
+/// system call, before a sleep of many.
+#[cfg(not(any(loom, miri)))]
+fn timer_slack() -> Duration {
+    rustix::thread::current_timer_slack().map_or(TIMER_SLACK, Duration::from_nanos)
+}
+
+#[cfg(any(loom, miri))]
+fn timer_slack() -> Duration {
+    TIMER_SLACK
+}
+
+/// The slack of a thread where nobody set another.
 const TIMER_SLACK: Duration = Duration::from_micros(50);
 
 /// The deadline passed: the last look decides.
@@ -419,6 +441,49 @@ mod tests {
     use super::*;
     use crate::countdown::Countdown;
     use crate::strategy::Adaptive;
+
+    /// A service manager set a slack of 10 ms: waiters promised to look within 60 µs, so that nobody woke them, and looked
+    /// 10 ms later.
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri knows no timer slack")]
+    fn a_thread_whose_timers_are_late_does_not_nap() {
+        struct Napping;
+        impl Watched for Napping {
+            const NAPS: bool = true;
+            fn done(&self) -> bool {
+                false
+            }
+            fn park(&self, _longest: Option<Duration>, _looks_by: Instant) -> Parked {
+                Parked::TimedOut
+            }
+            fn woken_at(&self) -> Instant {
+                Instant::ZERO
+            }
+        }
+        let start = Instant::ZERO + Duration::from_secs(1);
+        let plan = Plan {
+            then: Then::Nap {
+                first: Duration::from_micros(100),
+                last: Duration::from_micros(500),
+            },
+            spin: Duration::ZERO,
+            needs_cpu: false,
+        };
+        let looks = |slack_micros: u64| {
+            let slack = Duration::from_micros(slack_micros).as_nanos() as u64;
+            let nap = move || {
+                rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(slack)).unwrap();
+                let naps = Naps::of::<Napping>(&plan, start);
+                (naps.next_look(start) < Instant::NEVER).then_some(naps.slack)
+            };
+            // The slack stays with the thread.
+            std::thread::spawn(nap).join().unwrap()
+        };
+        assert_eq!(looks(50), Some(Duration::from_micros(50)));
+        assert_eq!(looks(1), Some(Duration::from_micros(1)));
+        assert_eq!(looks(60), None);
+        assert_eq!(looks(10_000), None);
+    }
 
     #[test]
     fn long_waits_teach_a_site_to_park_at_once() {

@@ -4,8 +4,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use slackwater_base::{ByteSize, parse_duration};
 use slackwater_bench::{copy, meta, mq, pool, promotion, store, transfer, wait};
-
-use slackwater_pool::copy::Isa;
+use slackwater_pool::copy::{Isa, IsaChoice, IsaError};
 
 use crate::args::block_bytes;
 
@@ -54,6 +53,21 @@ pub(crate) struct Output {
     pub(super) report: Option<PathBuf>,
 }
 
+/// The instructions of a benchmark that copies.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Instructions {
+    /// Instructions of copies and checksums: auto, portable, sse, neon, avx2, avx512; those of the machine are in its report
+    #[arg(long, default_value = "auto", env = IsaChoice::ENV, hide_env_values = true, value_name = "PATH")]
+    isa: IsaChoice,
+}
+
+impl Instructions {
+    /// Puts the path in force, for the processes too that this one starts.
+    pub(super) fn install(&self) -> Result<(), IsaError> {
+        self.isa.install()
+    }
+}
+
 /// See [`Bench::Store`].
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Store {
@@ -78,6 +92,9 @@ pub(crate) struct Store {
     no_peers: bool,
 
     #[command(flatten)]
+    pub(super) instructions: Instructions,
+
+    #[command(flatten)]
     pub(super) output: Output,
 }
 
@@ -95,6 +112,9 @@ pub(crate) struct Promotion {
     /// Length of each
     #[arg(long, default_value = "1MiB", value_name = "SIZE", value_parser = block_bytes)]
     value_bytes: ByteSize,
+
+    #[command(flatten)]
+    pub(super) instructions: Instructions,
 
     #[command(flatten)]
     pub(super) output: Output,
@@ -115,9 +135,10 @@ pub(crate) struct Copy {
     #[arg(long, default_value = "7", value_name = "N", value_parser = one_or_more)]
     rounds: usize,
 
-    /// Paths: portable, sse, neon, avx2, avx512 [default: all that the processor has]
-    #[arg(long, value_name = "PATH,…", value_delimiter = ',')]
-    isa: Vec<Isa>,
+    /// Paths: portable, sse, neon, avx2, avx512, the first of which everything but the buffers takes
+    /// [default: all that the processor has, the widest first]
+    #[arg(long, env = IsaChoice::ENV, hide_env_values = true, value_name = "PATH,…", value_delimiter = ',')]
+    isa: Vec<IsaChoice>,
 
     #[command(flatten)]
     pub(super) output: Output,
@@ -168,6 +189,9 @@ pub(crate) struct Wait {
     /// How long 64 parked waiters and an idle pool are watched; 0 leaves it out
     #[arg(long, default_value = "10s", value_name = "TIME", value_parser = parse_duration)]
     idle: Duration,
+
+    #[command(flatten)]
+    pub(super) instructions: Instructions,
 
     #[command(flatten)]
     pub(super) output: Output,
@@ -293,6 +317,9 @@ pub(crate) struct Transfer {
     no_peers: bool,
 
     #[command(flatten)]
+    pub(super) instructions: Instructions,
+
+    #[command(flatten)]
     pub(super) output: Output,
 }
 
@@ -322,7 +349,7 @@ impl Copy {
             object_bytes: self.object_bytes.0 as usize,
             source_bytes: self.source_bytes.0 as usize,
             rounds: self.rounds,
-            paths: self.isa.clone(),
+            paths: self.isa.iter().flat_map(|choice| paths(*choice)).collect(),
         }
     }
 }
@@ -427,6 +454,17 @@ impl Transfer {
             (false, None) => options.python,
         };
         options
+    }
+}
+
+/// The paths of a choice, the widest first.
+fn paths(choice: IsaChoice) -> Vec<Isa> {
+    match choice {
+        IsaChoice::Auto => {
+            let available = Isa::ALL.iter().rev().copied().filter(|isa| isa.available());
+            available.collect()
+        }
+        IsaChoice::Forced(isa) => vec![isa],
     }
 }
 

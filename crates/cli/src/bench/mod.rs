@@ -20,11 +20,13 @@ use args::Output;
 pub(crate) fn run(scenario: &Bench) -> Result<u8> {
     match scenario {
         Bench::Store(arguments) => {
+            arguments.instructions.install()?;
             let directory = passing(&arguments.dir)?;
             let report = on_this_machine(store::run(&arguments.options(directory.path()))?);
             Shown::plain("store", &report)?.show(&arguments.output)
         }
         Bench::Promotion(arguments) => {
+            arguments.instructions.install()?;
             let directory = passing(&arguments.dir)?;
             let report = on_this_machine(promotion::run(&arguments.options(directory.path()))?);
             Shown::plain("promotion", &report)?.show(&arguments.output)
@@ -44,6 +46,7 @@ pub(crate) fn run(scenario: &Bench) -> Result<u8> {
             Shown::plain("meta", &report)?.show(&arguments.output)
         }
         Bench::Wait(arguments) => {
+            arguments.instructions.install()?;
             let report = wait::run(&arguments.options())?;
             let (text, html) = (report.to_text(), Some(report.to_html()));
             Shown {
@@ -73,6 +76,7 @@ pub(crate) fn run(scenario: &Bench) -> Result<u8> {
             .show(&arguments.output)
         }
         Bench::Transfer(arguments) => {
+            arguments.instructions.install()?;
             let report = transfer::run(&arguments.options(ourselves("transfer-child")?))?;
             let (text, html) = (report.to_text(), Some(report.to_html()));
             Shown {

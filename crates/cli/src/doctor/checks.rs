@@ -269,14 +269,27 @@ fn clock(facts: &Facts) -> Check {
 
 fn copies(facts: &Facts) -> Check {
     const NAME: &str = "copies";
-    match facts.isa {
-        None | Some(Isa::Portable) => warn(
+    let (Some(isa), Some(widest)) = (facts.isa, facts.isa_widest) else {
+        return ok(NAME, "not looked at");
+    };
+    let streaming = ByteSize(facts.streaming_bytes_min);
+    let found = format!("{isa} instructions, from {streaming} on past the cache");
+    if isa != widest {
+        let advice = "for tests and benchmarks; remove `isa` otherwise";
+        warn(
             NAME,
-            "portable instructions",
+            format!("{found}: asked for, where the processor has {widest}"),
+            advice,
+        )
+    } else if isa == Isa::Portable {
+        warn(
+            NAME,
+            found,
             "verified copies run at about half the speed of plain ones; processors with carry-less \
              multiplication on vectors do without the difference",
-        ),
-        Some(isa) => ok(NAME, isa.name()),
+        )
+    } else {
+        ok(NAME, found)
     }
 }
 
@@ -355,6 +368,8 @@ mod tests {
             nodes: 1,
             clock: Some("tsc".to_owned()),
             isa: Some(Isa::Avx2),
+            isa_widest: Some(Isa::Avx2),
+            streaming_bytes_min: 16 << 20,
             ..Facts::default()
         };
         facts.disk.kind = "ext4".to_owned();
@@ -448,10 +463,18 @@ mod tests {
         check(
             "copies",
             &[],
-            |facts| facts.isa = Some(Isa::Portable),
+            |facts| (facts.isa, facts.isa_widest) = (Some(Isa::Portable), Some(Isa::Portable)),
             Warn,
             "half the speed",
         );
+        check(
+            "copies",
+            &[],
+            |facts| facts.isa = Some(Isa::Sse),
+            Warn,
+            "sse instructions, from 16MiB on past the cache: asked for, where the processor has avx2",
+        );
+        check("copies", &[], |_| (), Ok, "avx2 instructions");
         check(
             "memory",
             &[("memory", "65GiB")],

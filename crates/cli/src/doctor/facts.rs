@@ -7,7 +7,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::process::{Resource, getrlimit};
 use slackwater_base::BLOCK_BYTES;
 use slackwater_node::Config;
-use slackwater_pool::copy::Isa;
+use slackwater_pool::copy::{Isa, IsaChoice, Tuning};
 
 /// What the machine says about itself. Everything the checks judge is in here.
 #[derive(Clone, Debug, Default)]
@@ -32,8 +32,12 @@ pub(super) struct Facts {
     pub(super) files: (Option<u64>, Option<u64>),
     /// Memory nodes.
     pub(super) nodes: usize,
-    /// What copies and checksums are made of.
+    /// What copies and checksums of a store are made of.
     pub(super) isa: Option<Isa>,
+    /// The widest that the processor has.
+    pub(super) isa_widest: Option<Isa>,
+    /// Copies from this length on, in bytes, go past the cache.
+    pub(super) streaming_bytes_min: u64,
     /// The kernel's clock.
     pub(super) clock: Option<String>,
     /// The directory of the SSD tier.
@@ -78,7 +82,12 @@ impl Facts {
             locked_bytes: locked.current,
             files: (files.current, files.maximum),
             nodes: text("/sys/devices/system/node/online").map_or(1, |list| count(&list)),
-            isa: Some(Isa::current()),
+            isa: Some(match config.isa {
+                IsaChoice::Auto => Isa::current(),
+                IsaChoice::Forced(isa) => isa,
+            }),
+            isa_widest: Some(Isa::widest()),
+            streaming_bytes_min: Tuning::current().streaming_bytes_min as u64,
             clock: text("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
             disk: Disk::gather(config.dir.as_deref().unwrap_or(Path::new("."))),
         }

@@ -103,3 +103,57 @@ fn benchmarks_print_the_keys_of_their_contract_and_leave_nothing_behind() {
         &["/rows/0/gbps", "/rows/0/cores"],
     );
 }
+
+#[test]
+fn a_path_is_forced_by_flag_or_variable_and_refused_where_the_processor_lacks_it() {
+    let place = Place::new();
+    let foreign = if cfg!(target_arch = "x86_64") {
+        "neon"
+    } else {
+        "avx2"
+    };
+    let short = [
+        "--object-bytes",
+        "64KiB",
+        "--source-bytes",
+        "1MiB",
+        "--rounds",
+        "1",
+    ];
+    let stored = ["--samples", "20", "--value-bytes", "64KiB", "--dir", "tmp"];
+    let check = |arguments: &[&str], more: &[&str], taken: Result<&str, &str>| {
+        let line = [&["bench"], arguments, more, &["--json"]].concat();
+        let output = place.run(&line);
+        match taken {
+            Ok(path) => assert_eq!(object(&output)["machine"]["isa"], path, "{line:?}"),
+            Err(words) => {
+                assert!(!output.status.success(), "{line:?}");
+                assert!(stderr(&output).contains(words), "{}", stderr(&output));
+            }
+        }
+    };
+    let forced = |line: &[&str], path: &str| {
+        let mut command = place.command(line);
+        command.env("SLACKWATER_ISA", path).output().unwrap()
+    };
+    let missing = "this processor has no";
+    check(&["copy", "--isa", "portable"], &short, Ok("portable"));
+    check(&["copy", "--isa", foreign], &short, Err(missing));
+    check(
+        &["copy", "--isa", "mmx"],
+        &short,
+        Err("`mmx` is none of auto, portable"),
+    );
+    check(&["promotion", "--isa", "portable"], &stored, Ok("portable"));
+    check(&["promotion", "--isa", foreign], &stored, Err(missing));
+    for (value, words) in [(foreign, missing), ("mmx", "is none of auto")] {
+        for line in [&["bench", "copy"][..], &["bench", "store"], &["doctor"]] {
+            let output = forced(line, value);
+            assert!(!output.status.success(), "{line:?}");
+            assert!(stderr(&output).contains(words), "{}", stderr(&output));
+        }
+    }
+    let doctor = forced(&["doctor"], "portable");
+    let said = String::from_utf8(doctor.stdout).unwrap();
+    assert!(said.contains("portable instructions"), "{said}");
+}

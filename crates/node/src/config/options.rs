@@ -4,6 +4,7 @@ use std::time::Duration;
 use slackwater_base::ByteSize;
 use slackwater_meta::evict::PolicyKind;
 use slackwater_meta::{MasterConfig, OffloadMode, OnHit, Promotion, PromotionAdmission, Tenancy};
+use slackwater_pool::copy::IsaChoice;
 use slackwater_wait::Choice as WaitChoice;
 
 use super::range::Range::{self, AtLeast, Between, Blocks, Clamped, ZeroOrAtLeast};
@@ -117,6 +118,9 @@ options! {
     /// Threads that copy a large value or batch between the caller and memory, the caller among them; 0 and 1 leave it to
     /// the caller. They start with the first such call.
     copy_threads "copy_threads": Threads = Threads::Auto;
+    /// Which instructions copy and checksum values, in the whole process: the widest that the processor has, or those named.
+    /// For tests and benchmarks: every choice gives the same bytes.
+    isa "isa": IsaChoice = IsaChoice::Auto;
     /// How the store's callers wait: `adaptive` learns when looking pays, `park` sleeps at once, `spin` only looks,
     /// `sleep:10us` looks now and then.
     wait "wait": WaitChoice = WaitChoice::Adaptive;

@@ -3,6 +3,7 @@ use std::time::Duration;
 
 use slackwater_base::{ByteSize, format_duration, parse_duration};
 use slackwater_meta::evict::PolicyKind;
+use slackwater_pool::copy::{IsaChoice, IsaError};
 use slackwater_wait::{Choice as WaitChoice, ChoiceError, Cpus};
 
 /// A type that an option can have: it reads from one line of text and prints as one that reads back.
@@ -148,6 +149,22 @@ impl Value for WaitChoice {
             WaitChoice::Park => "park".to_owned(),
             WaitChoice::Sleep(duration) => format!("sleep:{}", format_duration(*duration)),
         }
+    }
+}
+
+impl Value for IsaChoice {
+    const KIND: &'static str = "instructions";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|error: IsaError| error.to_string())
+    }
+
+    fn show(&self) -> String {
+        self.name().to_owned()
+    }
+
+    fn choices() -> Vec<&'static str> {
+        IsaChoice::names()
     }
 }
 

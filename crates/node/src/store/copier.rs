@@ -4,6 +4,7 @@ use slackwater_pool::Pool;
 use slackwater_wait::Choice;
 
 /// Bytes of one read, or batch of reads, from which several threads copy them; measured in `docs/design/embedded.md`.
+/// From there on the pool decides by what it has learned on this machine of the cost of a copy and of a wake.
 pub(super) const READ_BYTES_MIN: usize = 512 << 10;
 
 /// The same of puts, whose memory is often touched for the first time.

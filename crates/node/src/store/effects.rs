@@ -3,6 +3,7 @@
 use std::sync::mpsc::channel;
 
 use slackwater_base::Instant;
+use slackwater_pool::copy::Isa;
 use slackwater_tier::AgentInput;
 use slackwater_tier::io::{DiskDone, DiskOp, LogFile, Target};
 use slackwater_wire::{Durability, Get, Incarnation, Pin, PutConfig, PutEntry, PutStart};
@@ -316,6 +317,22 @@ const EFFECTS: &[Effect] = &[
         let pool = store.shared().copier.pool(1 << 30, 1);
         pool.map_or(0, slackwater_pool::Pool::threads).to_string()
     }),
+    effect(
+        "isa",
+        [("portable", "portable"), ("auto", "widest")],
+        SMALL,
+        |config| {
+            let _store = open(config);
+            let (chosen, widest) = (Isa::current(), Isa::widest());
+            widest.install().unwrap();
+            if chosen == widest {
+                "widest"
+            } else {
+                chosen.name()
+            }
+            .to_owned()
+        },
+    ),
     effect(
         "wait",
         [("park", "Park"), ("spin", "Spin")],

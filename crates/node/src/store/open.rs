@@ -31,6 +31,10 @@ pub(super) fn open(mut config: Config) -> Result<super::Handle, OpenError> {
     if !problems.is_empty() {
         return Err(OpenError::Config(problems));
     }
+    config
+        .isa
+        .install()
+        .expect("a path that the processor lacks is a problem of the configuration");
     config.memory = ByteSize(config.memory.0 / GRANULE * GRANULE);
     let warnings = config.warnings();
     let mapped = region::map(config.memory.0 as usize, config.huge_pages);

@@ -1,11 +1,13 @@
 //! Replays one trace against many policies and sizes: hit rate, share of the optimum, time and memory a block.
 
+pub mod robust;
+
 use std::collections::BTreeMap;
 use std::time::Instant;
 
 use serde::Serialize;
 use slackwater_meta::evict::PolicyKind;
-use slackwater_meta::replay::{Request, Trace};
+use slackwater_meta::replay::{Outcome, Request, Trace};
 
 /// The trace and the policies of a run.
 #[derive(Clone, Debug)]
@@ -18,6 +20,8 @@ pub struct Options {
     pub ssd_blocks: Option<usize>,
     /// Tokens that a block of the trace holds.
     pub block_tokens: u32,
+    /// The same requests with hints, to show what policies gain by them.
+    pub hinted: Option<Vec<Request>>,
 }
 
 impl Default for Options {
@@ -28,6 +32,7 @@ impl Default for Options {
             sizes,
             ssd_blocks: None,
             block_tokens: 512,
+            hinted: None,
         }
     }
 }
@@ -71,6 +76,9 @@ pub struct Row {
     pub size: usize,
     /// Strict prefix hits as a share of all block references.
     pub hit_rate: f64,
+    /// The hit rate on the same requests with hints; only where hints were asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hinted_hit_rate: Option<f64>,
     /// The same as a share of what the offline optimum reaches.
     pub offline_share: f64,
     /// Wall time of the whole replay a block reference, scheduled estimation included.
@@ -103,6 +111,8 @@ pub fn run(
     mut progress: impl FnMut(usize, usize),
 ) -> Report {
     let trace = Trace::new(requests, options.block_tokens);
+    let hinted = options.hinted.clone();
+    let hinted = hinted.map(|requests| Trace::new(requests, options.block_tokens));
     let offline: BTreeMap<usize, f64> = options
         .sizes
         .iter()
@@ -113,12 +123,18 @@ pub fn run(
     for &kind in &options.policies {
         for &size in &options.sizes {
             let before = rows.len() * trace.requests();
-            let watch = |done: usize| {
+            let watch = |done: usize, _| {
                 if done.is_multiple_of(PROGRESS_STEP) || done == trace.requests() {
                     progress(before + done, total);
                 }
             };
-            rows.push(row(&trace, kind, size, offline[&size], watch));
+            let mut row = row(&trace, kind, size, offline[&size], watch);
+            row.hinted_hit_rate = hinted.as_ref().map(|trace| {
+                trace
+                    .replay(&mut *kind.build(0), size, |_, _| ())
+                    .hit_rate()
+            });
+            rows.push(row);
             tiers.extend(
                 options
                     .ssd_blocks
@@ -138,7 +154,7 @@ fn row(
     kind: PolicyKind,
     size: usize,
     offline: f64,
-    watch: impl FnMut(usize),
+    watch: impl FnMut(usize, Outcome),
 ) -> Row {
     let mut policy = kind.build(0);
     let began = Instant::now();
@@ -149,6 +165,7 @@ fn row(
         policy: kind.name(),
         size,
         hit_rate: outcome.hit_rate(),
+        hinted_hit_rate: None,
         offline_share: if offline > 0.0 {
             outcome.hit_rate() / offline
         } else {
@@ -229,6 +246,7 @@ mod tests {
             sizes: vec![4],
             block_tokens: 16,
             ssd_blocks: Some(20),
+            hinted: Some(requests(10)),
         };
         let json = serde_json::to_value(run(&options, requests(10), |_, _| ())).unwrap();
         let row = json["rows"][0].as_object().unwrap();
@@ -239,9 +257,11 @@ mod tests {
             "offline_share",
             "ns_per_access",
             "bytes_per_block",
+            "hinted_hit_rate",
         ] {
             assert!(row.contains_key(key), "{key}");
         }
+        assert_eq!(row["hinted_hit_rate"], row["hit_rate"]);
         let tiers = json["tiers"][0].as_object().unwrap();
         for key in [
             "policy",

@@ -5,7 +5,7 @@ use clap::{Arg, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcom
 use slackwater_base::ByteSize;
 use slackwater_meta::evict::PolicyKind;
 use slackwater_node::Config;
-use slackwater_replay::Traffic;
+use slackwater_replay::{AgentTraffic, Hints, Traffic, UnknownVariant, Variant};
 
 use crate::bench::Bench;
 
@@ -89,6 +89,11 @@ pub(crate) struct Origin {
           value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) sessions: u32,
 
+    /// Median time in seconds that people think before they ask again, in generated traffic
+    #[arg(long, default_value_t = Traffic::default().think_seconds, conflicts_with = "trace", value_name = "SECONDS",
+          value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    pub(crate) think: u32,
+
     /// What generated traffic follows from: the same seed gives the same requests
     #[arg(long, default_value_t = Traffic::default().seed, conflicts_with = "trace", value_name = "N")]
     pub(crate) seed: u64,
@@ -149,6 +154,23 @@ pub(crate) struct Policy {
     /// Tokens of a block: a last block that the prompt does not fill is never kept
     #[arg(long, default_value_t = 512, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) block_tokens: u32,
+
+    /// Judge the default policy on named traffics beside lru, s3fifo, arc and twoq, or the last of --policies beside
+    /// the others; fails where it has fewer hits than the best of them
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = traffic, conflicts_with = "ssd",
+          long_help = format!("Judge the default policy on named traffics beside lru, s3fifo, arc and twoq, or the last \
+of --policies beside the others. Fails where it has fewer hits than the best of them, by more than 0.003 of all blocks, \
+over the whole traffic or over its second half: the first half is for choosing parameters. `all` names every traffic: \
+the trace as it is, its halves swapped, its time stretched and shrunk by 4, two copies with ids of their own, agents \
+after its first half, chains read once as 3 of 10 blocks, agents alone, and generated chat with five seeds and three \
+times to think. {}", AgentTraffic::STATISTICS))]
+    pub(crate) traffic: Vec<Named>,
+
+    /// Also give this share of the requests a hint, and show what policies gain by it
+    #[arg(long, value_name = "SHARE", value_parser = share, conflicts_with_all = ["traffic", "ssd"],
+          long_help = format!("Also give this share of the requests (0 to 1) a hint as an engine could know it, in the \
+place of the trace's own, and show what policies gain by it. The hint is {}", Hints::MEANING))]
+    pub(crate) hints: Option<f64>,
 
     /// Directory for policy.html and policy.json [default: none is written]
     #[arg(long, value_name = "DIR")]
@@ -302,6 +324,31 @@ fn blocks(text: &str) -> Result<usize, String> {
 fn policy(text: &str) -> Result<PolicyKind, String> {
     text.parse()
         .map_err(|error: slackwater_meta::evict::UnknownPolicy| error.to_string())
+}
+
+/// One traffic, or all of them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Named {
+    /// `all`.
+    All,
+    /// By its name.
+    One(Variant),
+}
+
+fn traffic(text: &str) -> Result<Named, String> {
+    if text.trim() == "all" {
+        return Ok(Named::All);
+    }
+    let parsed = text.parse().map(Named::One);
+    parsed.map_err(|error: UnknownVariant| error.to_string())
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let share = text
+        .parse()
+        .ok()
+        .filter(|share| (0.0..=1.0).contains(share));
+    share.ok_or_else(|| "expected a number from 0 to 1".to_owned())
 }
 
 fn pace(text: &str) -> Result<Pace, String> {

@@ -1,5 +1,7 @@
 //! `slackwater policy`: eviction policies side by side on one trace.
 
+mod robust;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -10,6 +12,7 @@ use slackwater_base::Instant;
 use slackwater_bench::policy::{Options, Report, Row, TierRow, run as compare};
 use slackwater_meta::evict::PolicyKind;
 use slackwater_meta::replay::Request;
+use slackwater_replay::{Hints, add_hints};
 use slackwater_report::{Axis, Chart, Line, Mark, Page, Scale, Tone, Unit};
 
 use crate::DONE;
@@ -20,23 +23,20 @@ use crate::source::Source;
 pub(crate) fn run(arguments: &Policy) -> Result<u8> {
     let source = Source::open(&arguments.origin)?;
     let label = source.label.clone();
-    let requests = source
-        .map(|request| Ok(known(request?)))
-        .collect::<Result<Vec<_>>>()?;
+    let requests = source.collect::<Result<Vec<_>>>()?;
     if requests.is_empty() {
         bail!("{label} holds no request");
     }
-    let options = options(arguments);
-    let bar = ProgressBar::new(0);
-    let style =
-        ProgressStyle::with_template("{bar:28.cyan/dim} {percent:>3} % · {elapsed} · {eta} left");
-    bar.set_style(
-        style
-            .unwrap_or_else(|_| ProgressStyle::default_bar())
-            .progress_chars("━╸─"),
-    );
+    if !arguments.traffic.is_empty() {
+        return robust::run(arguments, &label, &requests);
+    }
+    let options = Options {
+        hinted: arguments.hints.map(|share| hinted(&requests, share)),
+        ..options(arguments)
+    };
+    let bar = progress_bar();
     let count = requests.len();
-    let report = compare(&options, requests, |done, total| {
+    let report = compare(&options, requests.into_iter().map(known), |done, total| {
         bar.set_length(total as u64);
         bar.set_position(done as u64);
     });
@@ -47,10 +47,8 @@ pub(crate) fn run(arguments: &Policy) -> Result<u8> {
     if arguments.json {
         println!("{}", serde_json::to_string(&report)?);
     } else {
-        println!(
-            "{}",
-            table(&HEAD, report.rows.iter().map(cells), &report.limits.offline)
-        );
+        let rows = report.rows.iter().map(cells);
+        println!("{}", table(&head(&report), rows, &report.limits.offline));
         if !report.tiers.is_empty() {
             println!(
                 "{}",
@@ -65,10 +63,40 @@ pub(crate) fn run(arguments: &Policy) -> Result<u8> {
     Ok(DONE)
 }
 
-fn options(arguments: &Policy) -> Options {
+fn progress_bar() -> ProgressBar {
+    let bar = ProgressBar::new(0);
+    let style =
+        ProgressStyle::with_template("{bar:28.cyan/dim} {percent:>3} % · {elapsed} · {eta} left");
+    bar.set_style(
+        style
+            .unwrap_or_else(|_| ProgressStyle::default_bar())
+            .progress_chars("━╸─"),
+    );
+    bar
+}
+
+/// The requests with hints of the documented kind, for `share` of them.
+fn hinted(requests: &[slackwater_replay::Request], share: f64) -> Vec<Request> {
+    const ACCURACY: f64 = 0.8;
+    const SEED: u64 = 1;
+    let mut requests = requests.to_vec();
+    let hints = Hints {
+        share,
+        accuracy: ACCURACY,
+        seed: SEED,
+    };
+    add_hints(&mut requests, hints);
+    requests.into_iter().map(known).collect()
+}
+
+fn sizes(arguments: &Policy) -> Vec<usize> {
     let mut sizes = arguments.sizes.clone();
     sizes.sort_unstable();
     sizes.dedup();
+    sizes
+}
+
+fn options(arguments: &Policy) -> Options {
     let named = !arguments.policies.is_empty();
     let policies = if named {
         arguments.policies.clone()
@@ -77,9 +105,10 @@ fn options(arguments: &Policy) -> Options {
     };
     Options {
         policies,
-        sizes,
+        sizes: sizes(arguments),
         ssd_blocks: arguments.ssd,
         block_tokens: arguments.block_tokens,
+        hinted: None,
     }
 }
 
@@ -102,6 +131,7 @@ const HEAD: [&str; 6] = [
     "ns an access",
     "bytes a block",
 ];
+const HINTED_HEAD: [&str; 2] = ["with hints", "gain"];
 const TIERS_HEAD: [&str; 6] = [
     "policy",
     "blocks",
@@ -128,23 +158,37 @@ fn table(
             String::new(),
         ]);
     }
-    for column in 1..6 {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
+    align(&mut table);
     table
 }
 
+/// All but the first column to the right.
+fn align(table: &mut Table) {
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+}
+
+fn head(report: &Report) -> Vec<&'static str> {
+    let hinted = report.rows.iter().any(|row| row.hinted_hit_rate.is_some());
+    let extra = HINTED_HEAD.into_iter().filter(|_| hinted);
+    HEAD.into_iter().chain(extra).collect()
+}
+
 fn cells(row: &Row) -> Vec<String> {
-    vec![
+    let mut cells = vec![
         row.policy.to_owned(),
         row.size.to_string(),
         format!("{:.4}", row.hit_rate),
         Unit::Share.format(row.offline_share),
         format!("{:.0}", row.ns_per_access),
         format!("{:.1}", row.bytes_per_block),
-    ]
+    ];
+    if let Some(hinted) = row.hinted_hit_rate {
+        cells.push(format!("{hinted:.4}"));
+        cells.push(format!("{:+.4}", hinted - row.hit_rate));
+    }
+    cells
 }
 
 fn tier_cells(row: &TierRow) -> Vec<String> {
@@ -159,14 +203,15 @@ fn tier_cells(row: &TierRow) -> Vec<String> {
 }
 
 fn write(directory: &Path, label: &str, requests: usize, report: &Report) -> Result<()> {
+    let json = serde_json::to_string_pretty(report)? + "\n";
+    write_pages(directory, &page(label, requests, report), &json)
+}
+
+/// Writes `policy.html` and `policy.json`.
+fn write_pages(directory: &Path, page: &Page, json: &str) -> Result<()> {
     let place = || format!("cannot write the report into {}", directory.display());
     std::fs::create_dir_all(directory).with_context(place)?;
-    std::fs::write(
-        directory.join("policy.html"),
-        page(label, requests, report).html(),
-    )
-    .with_context(place)?;
-    let json = serde_json::to_string_pretty(report)? + "\n";
+    std::fs::write(directory.join("policy.html"), page.html()).with_context(place)?;
     std::fs::write(directory.join("policy.json"), json).with_context(place)
 }
 
@@ -206,7 +251,7 @@ fn page(label: &str, requests: usize, report: &Report) -> Page {
         ],
         tables: vec![slackwater_report::Table {
             title: "All figures".to_owned(),
-            head: HEAD.map(str::to_owned).to_vec(),
+            head: head(report).into_iter().map(str::to_owned).collect(),
             rows: report.rows.iter().map(cells).collect(),
         }],
         ..Page::default()

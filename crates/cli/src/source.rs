@@ -63,10 +63,16 @@ impl Source {
             requests: origin.requests,
             sessions: origin.sessions,
             seed: origin.seed,
+            think_seconds: origin.think,
         };
         // The number of requests only says where the same traffic ends.
-        let identity =
-            hash64(format!("generated {} {}", traffic.sessions, traffic.seed).as_bytes());
+        let identity = hash64(
+            format!(
+                "generated {} {} {}",
+                traffic.sessions, traffic.seed, traffic.think_seconds
+            )
+            .as_bytes(),
+        );
         Self {
             label: format!(
                 "generated chat of {} sessions, seed {}",

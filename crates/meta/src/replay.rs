@@ -81,6 +81,16 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    /// What was counted after `earlier`, which is an outcome of the same replay.
+    #[must_use]
+    pub const fn since(&self, earlier: &Self) -> Self {
+        Self {
+            references: self.references - earlier.references,
+            hits: self.hits - earlier.hits,
+            blocks_kept: self.blocks_kept,
+        }
+    }
+
     /// Hits as a share of all references; zero for an empty trace.
     #[must_use]
     pub fn hit_rate(&self) -> f64 {
@@ -154,24 +164,22 @@ impl Trace {
 
     /// Replays the trace against `policy`, which is fresh, with room for `capacity` blocks.
     ///
-    /// `watch` is called after every request with the number of requests done.
+    /// `watch` is called after every request with the number of requests done and what was counted so far.
     pub fn replay(
         &self,
         policy: &mut dyn Evict,
         capacity: usize,
-        mut watch: impl FnMut(usize),
+        mut watch: impl FnMut(usize, Outcome),
     ) -> Outcome {
         policy.set_capacity(capacity as u64 * BLOCK_BYTES);
         policy.set_block_tokens(self.block_tokens);
         let mut catalog = ReplayCatalog::new(self.distinct_blocks(), capacity);
-        let mut outcome = Outcome {
-            references: self.references() as u64,
-            ..Outcome::default()
-        };
+        let mut outcome = Outcome::default();
         for (done, head) in self.requests.iter().enumerate() {
+            outcome.references += head.blocks as u64;
             outcome.hits += catalog.request(self, head, policy);
             outcome.blocks_kept = outcome.blocks_kept.max(catalog.kept);
-            watch(done + 1);
+            watch(done + 1, outcome);
         }
         outcome
     }
@@ -365,7 +373,7 @@ mod tests {
     fn a_block_counts_only_with_everything_before_it() {
         // Room for two: after the second request blocks 4 and 5 are there, so 3 of the third chain hits nothing.
         let trace = trace(&[&[1, 2], &[4, 5], &[1, 5]]);
-        let outcome = trace.replay(&mut *PolicyKind::Lru.build(0), 2, |_| ());
+        let outcome = trace.replay(&mut *PolicyKind::Lru.build(0), 2, |_, _| ());
         assert_eq!(
             (outcome.references, outcome.hits, outcome.blocks_kept),
             (6, 0, 2)
@@ -386,7 +394,7 @@ mod tests {
         let trace = Trace::new([first, request], 512);
         assert_eq!(
             trace
-                .replay(&mut *PolicyKind::Lru.build(0), 10, |_| ())
+                .replay(&mut *PolicyKind::Lru.build(0), 10, |_, _| ())
                 .hits,
             1
         );
@@ -397,7 +405,9 @@ mod tests {
         let trace = trace(&[&[1], &[2], &[3], &[1], &[4], &[1]]);
         assert_eq!(trace.offline_optimum(1).hits, 2);
         assert_eq!(
-            trace.replay(&mut *PolicyKind::Lru.build(0), 1, |_| ()).hits,
+            trace
+                .replay(&mut *PolicyKind::Lru.build(0), 1, |_, _| ())
+                .hits,
             0
         );
     }
@@ -431,10 +441,10 @@ mod tests {
             let best = trace.offline_optimum(capacity);
             let all = trace.offline_optimum(usize::MAX);
             for kind in PolicyKind::ALL {
-                let outcome = trace.replay(&mut *kind.build(0), capacity, |_| ());
+                let outcome = trace.replay(&mut *kind.build(0), capacity, |_, _| ());
                 prop_assert!(outcome.hits <= best.hits, "{kind}: {} of {}", outcome.hits, best.hits);
                 prop_assert!(outcome.blocks_kept <= capacity);
-                prop_assert_eq!(trace.replay(&mut *kind.build(0), 1000, |_| ()).hits, all.hits);
+                prop_assert_eq!(trace.replay(&mut *kind.build(0), 1000, |_, _| ()).hits, all.hits);
                 let tiers = |memory, ssd| trace.replay_tiers((&mut *kind.build(0), memory), (&mut *kind.build(0), ssd));
                 let both = trace.offline_optimum(capacity + below);
                 let outcome = tiers(capacity, below);

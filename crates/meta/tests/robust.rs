@@ -103,7 +103,11 @@ fn check(story: &str, streams: Vec<Vec<Request>>, sizes: &[usize]) {
     requests.sort_by_key(|request| request.now);
     let trace = Trace::new(requests, BLOCK_TOKENS);
     for &size in sizes {
-        let rate = |kind: PolicyKind| trace.replay(&mut *kind.build(0), size, |_| ()).hit_rate();
+        let rate = |kind: PolicyKind| {
+            trace
+                .replay(&mut *kind.build(0), size, |_, _| ())
+                .hit_rate()
+        };
         let (lru, gittins) = (rate(PolicyKind::Lru), rate(PolicyKind::Gittins));
         assert!(
             gittins >= 0.98 * lru,
@@ -218,7 +222,7 @@ fn a_hint_that_tells_is_learned() {
     let rate = |requests: Vec<Request>| {
         let trace = Trace::new(requests, BLOCK_TOKENS);
         trace
-            .replay(&mut *PolicyKind::Gittins.build(0), 400, |_| ())
+            .replay(&mut *PolicyKind::Gittins.build(0), 400, |_, _| ())
             .hit_rate()
     };
     let told = rate(requests.clone());

@@ -2,8 +2,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
 
-use slackwater_base::Rng;
-
+use crate::draw::{Draws, LogNormal, nanos};
 use crate::{BLOCK_TOKENS, Request};
 
 /// Longest prompt: a conversation that would grow past it ends.
@@ -18,6 +17,8 @@ pub struct Traffic {
     pub sessions: u32,
     /// The seed of all random choices.
     pub seed: u64,
+    /// Median of the time that people think before they ask again, in seconds.
+    pub think_seconds: u32,
 }
 
 impl Default for Traffic {
@@ -26,6 +27,7 @@ impl Default for Traffic {
             requests: 5_000,
             sessions: 200,
             seed: 1,
+            think_seconds: 35,
         }
     }
 }
@@ -37,7 +39,7 @@ multi-turn chat: a conversation opens with one of 12 system prompts (Zipf by ran
 all, has a geometric number of turns (mean 5), and each prompt holds everything said before. Questions are \
 log-normal (median 90 tokens, sigma 1.1); 3 of 10 conversations bring a document (median 5,000 tokens, sigma 0.9); \
 answers are log-normal (median 260 tokens, sigma 0.7) at 40 tokens a second; people think for a log-normal time \
-(median 35 s, sigma 1.1) and start anew after an exponential pause (mean 120 s). Prompts stay below 131,072 tokens; \
+(median 35 s unless said otherwise, sigma 1.1) and start anew after an exponential pause (mean 120 s). Prompts stay below 131,072 tokens; \
 a block is 512 tokens and only whole blocks return: a cache without end \
 hits about 3 of 4.";
 }
@@ -49,7 +51,8 @@ hits about 3 of 4.";
 #[derive(Clone, Debug)]
 pub struct Generator {
     left: u64,
-    rng: Rng,
+    draws: Draws,
+    think_s: LogNormal,
     prompts: Vec<SystemPrompt>,
     sessions: Vec<Session>,
     /// Time of each session's next turn in nanoseconds, and the session's index.
@@ -78,7 +81,11 @@ impl Generator {
     pub fn new(traffic: Traffic) -> Self {
         let mut generator = Self {
             left: traffic.requests,
-            rng: Rng::new(traffic.seed),
+            draws: Draws::new(traffic.seed),
+            think_s: LogNormal {
+                median: traffic.think_seconds.into(),
+                sigma: THINK_SIGMA,
+            },
             prompts: Vec::new(),
             sessions: vec![Session::default(); traffic.sessions.max(1) as usize],
             due: BinaryHeap::new(),
@@ -86,12 +93,12 @@ impl Generator {
         };
         for _ in 0..SYSTEM_PROMPTS {
             let tokens =
-                SYSTEM_TOKENS.0 + generator.rng.below(SYSTEM_TOKENS.1 - SYSTEM_TOKENS.0 + 1);
+                SYSTEM_TOKENS.0 + generator.draws.below(SYSTEM_TOKENS.1 - SYSTEM_TOKENS.0 + 1);
             let blocks = generator.fresh_blocks(tokens / BLOCK_TOKENS);
             generator.prompts.push(SystemPrompt { tokens, blocks });
         }
         for session in 0..traffic.sessions.max(1) {
-            let start = generator.exponential(PAUSE_MEAN_S);
+            let start = generator.draws.exponential(PAUSE_MEAN_S);
             generator.due.push(Reverse((nanos(start), session)));
         }
         generator
@@ -103,7 +110,7 @@ impl Generator {
         if session.turns_left == 0 {
             session = self.open();
         } else {
-            session.context_tokens += self.log_normal(QUESTION_TOKENS);
+            session.context_tokens += self.draws.log_normal(QUESTION_TOKENS);
         }
         session.context_tokens = session.context_tokens.min(CONTEXT_TOKENS_MAX);
         let whole = session.context_tokens / BLOCK_TOKENS;
@@ -113,7 +120,7 @@ impl Generator {
         if !session.context_tokens.is_multiple_of(BLOCK_TOKENS) {
             blocks.extend(self.fresh_blocks(1));
         }
-        let output_tokens = self.log_normal(ANSWER_TOKENS);
+        let output_tokens = self.draws.log_normal(ANSWER_TOKENS);
         let request = Request {
             at: Duration::from_nanos(at),
             input_tokens: session.context_tokens,
@@ -128,9 +135,9 @@ impl Generator {
         }
         let speaking = output_tokens as f64 / ANSWER_TOKENS_PER_S;
         let silence = if session.turns_left == 0 {
-            self.exponential(PAUSE_MEAN_S)
+            self.draws.exponential(PAUSE_MEAN_S)
         } else {
-            self.log_normal_f64(THINK_S)
+            self.draws.log_normal_f64(self.think_s)
         };
         self.sessions[index as usize] = session;
         (request, nanos(speaking + silence))
@@ -138,17 +145,14 @@ impl Generator {
 
     /// A new conversation, with its first question asked.
     fn open(&mut self) -> Session {
-        let rank = self.zipf(self.prompts.len());
-        let document = if self.rng.chance(DOCUMENT_SHARE) {
-            self.log_normal(DOCUMENT_TOKENS)
+        let rank = self.draws.zipf(self.prompts.len());
+        let document = if self.draws.chance(DOCUMENT_SHARE) {
+            self.draws.log_normal(DOCUMENT_TOKENS)
         } else {
             0
         };
-        let question = self.log_normal(QUESTION_TOKENS);
-        let mut turns_left = 1;
-        while !self.rng.chance(1.0 / TURNS_MEAN) {
-            turns_left += 1;
-        }
+        let question = self.draws.log_normal(QUESTION_TOKENS);
+        let turns_left = self.draws.geometric(TURNS_MEAN);
         let prompt = &self.prompts[rank];
         Session {
             turns_left,
@@ -162,34 +166,6 @@ impl Generator {
         self.next_block += count;
         (first..self.next_block).collect()
     }
-
-    /// An index below `count` with weight 1 / (index + 1).
-    fn zipf(&mut self, count: usize) -> usize {
-        let total: f64 = (1..=count).map(|rank| 1.0 / rank as f64).sum();
-        let mut place = self.rng.unit() * total;
-        for index in 0..count {
-            place -= 1.0 / (index + 1) as f64;
-            if place < 0.0 {
-                return index;
-            }
-        }
-        count - 1
-    }
-
-    fn exponential(&mut self, mean: f64) -> f64 {
-        -(1.0 - self.rng.unit()).ln() * mean
-    }
-
-    fn log_normal(&mut self, shape: LogNormal) -> u64 {
-        (self.log_normal_f64(shape).round() as u64).max(1)
-    }
-
-    /// By the polar form of Box and Muller (1958), capped at six sigmas.
-    fn log_normal_f64(&mut self, LogNormal { median, sigma }: LogNormal) -> f64 {
-        let radius = (-2.0 * (1.0 - self.rng.unit()).ln()).sqrt();
-        let normal = radius * (std::f64::consts::TAU * self.rng.unit()).cos();
-        median * (sigma * normal.clamp(-6.0, 6.0)).exp()
-    }
 }
 
 impl Iterator for Generator {
@@ -202,12 +178,6 @@ impl Iterator for Generator {
         self.due.push(Reverse((at.saturating_add(gap), session)));
         Some(request)
     }
-}
-
-#[derive(Clone, Copy)]
-struct LogNormal {
-    median: f64,
-    sigma: f64,
 }
 
 const SYSTEM_PROMPTS: usize = 12;
@@ -227,15 +197,8 @@ const ANSWER_TOKENS: LogNormal = LogNormal {
     sigma: 0.7,
 };
 const ANSWER_TOKENS_PER_S: f64 = 40.0;
-const THINK_S: LogNormal = LogNormal {
-    median: 35.0,
-    sigma: 1.1,
-};
+const THINK_SIGMA: f64 = 1.1;
 const PAUSE_MEAN_S: f64 = 120.0;
-
-fn nanos(seconds: f64) -> u64 {
-    (seconds * 1e9) as u64
-}
 
 #[cfg(test)]
 mod tests {
@@ -247,6 +210,7 @@ mod tests {
         requests: 20_000,
         sessions: 300,
         seed: 7,
+        think_seconds: 35,
     };
 
     #[test]
@@ -368,7 +332,9 @@ mod tests {
                 .iter()
                 .all(|prompt| (256..=3072).contains(&prompt.tokens))
         );
-        let mut thinking: Vec<u64> = (0..20_000).map(|_| generator.log_normal(THINK_S)).collect();
+        let mut thinking: Vec<u64> = (0..20_000)
+            .map(|_| generator.draws.log_normal(generator.think_s))
+            .collect();
         assert!((34..=36).contains(&median(&mut thinking)));
     }
 

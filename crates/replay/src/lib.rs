@@ -4,15 +4,22 @@
 //! seed, and the bytes of a block from its key.
 #![forbid(unsafe_code)]
 
+mod agents;
 mod content;
+mod draw;
 mod generate;
+mod hints;
 mod series;
 mod trace;
+mod variant;
 
+pub use agents::{AgentGenerator, AgentTraffic};
 pub use content::{Content, Difference};
 pub use generate::{CONTEXT_TOKENS_MAX, Generator, Traffic};
+pub use hints::{Hints, add_hints};
 pub use series::Series;
 pub use trace::{LINE_BYTES_MAX, Problem, TraceError, TraceReader};
+pub use variant::{UnknownVariant, Variant};
 
 use std::time::Duration;
 

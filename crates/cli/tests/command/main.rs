@@ -9,5 +9,6 @@ mod explain;
 mod kill;
 mod mq;
 mod place;
+mod policy;
 mod replay;
 mod trouble;

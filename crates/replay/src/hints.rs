@@ -1,0 +1,134 @@
+use std::time::Duration;
+
+use slackwater_base::{Map, Rng};
+
+use crate::Request;
+
+/// Which hints [`add_hints`] adds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Hints {
+    /// The share of requests that get one.
+    pub share: f64,
+    /// How often the finish reason agrees with what follows.
+    pub accuracy: f64,
+    /// The seed of all random choices.
+    pub seed: u64,
+}
+
+impl Hints {
+    /// What the hints say, as text for `--help` and documents.
+    pub const MEANING: &str = "\
+2 x turn of the conversation (0 to 6, later ones count as 6) + 1 if the request ended so that the conversation is \
+expected to continue within ten minutes, which agrees with what follows in 80 % of the cases";
+}
+
+/// A conversation continues when its chain is continued within this time.
+const CONTINUES_WITHIN: Duration = Duration::from_secs(600);
+const TURNS: u32 = 7;
+
+/// Replaces the hints of `requests`, which are in order of arrival, by such as an engine could know:
+/// [`Hints::MEANING`].
+pub fn add_hints(requests: &mut [Request], hints: Hints) {
+    let mut rng = Rng::new(hints.seed);
+    let follows = continued(requests);
+    // The turn by the last block of what was said before.
+    let mut turns: Map<u64, u32> = Map::default();
+    for (request, follows) in requests.iter_mut().zip(follows) {
+        let known = request
+            .blocks
+            .iter()
+            .rev()
+            .find_map(|block| turns.get(block).copied());
+        let turn = known.map_or(0, |turn| turn + 1).min(TURNS - 1);
+        if let Some(&last) = own_blocks(request).last() {
+            turns.insert(last, turn);
+        }
+        let expected = follows == rng.chance(hints.accuracy);
+        let hinted = rng.chance(hints.share);
+        request.hint = hinted.then_some(2 * turn + u32::from(expected));
+    }
+}
+
+/// For each request whether another one continues its chain soon: one that holds its last block and comes later.
+fn continued(requests: &[Request]) -> Vec<bool> {
+    let mut next_use: Map<u64, Duration> = Map::default();
+    let mut follows = vec![false; requests.len()];
+    for (request, follows) in requests.iter().zip(&mut follows).rev() {
+        let last = own_blocks(request).last();
+        let next = last.and_then(|last| next_use.get(last));
+        *follows = next.is_some_and(|next| *next - request.at <= CONTINUES_WITHIN);
+        for &block in &request.blocks {
+            next_use.insert(block, request.at);
+        }
+    }
+    follows
+}
+
+/// The blocks that a longer prompt can share: all but a last one that is not full.
+fn own_blocks(request: &Request) -> &[u64] {
+    let full = usize::try_from(request.input_tokens / crate::BLOCK_TOKENS).unwrap_or(usize::MAX);
+    &request.blocks[..full.min(request.blocks.len())]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Generator, Traffic};
+
+    fn request(seconds: u64, blocks: &[u64]) -> Request {
+        Request {
+            at: Duration::from_secs(seconds),
+            input_tokens: blocks.len() as u64 * crate::BLOCK_TOKENS,
+            output_tokens: 1,
+            blocks: blocks.to_vec(),
+            hint: None,
+        }
+    }
+
+    const EXACT: Hints = Hints {
+        share: 1.0,
+        accuracy: 1.0,
+        seed: 1,
+    };
+
+    #[test]
+    fn a_hint_tells_turn_and_whether_the_chain_is_continued_in_time() {
+        let mut requests = vec![
+            request(0, &[1, 2]),
+            request(10, &[5]),
+            request(20, &[1, 2, 3]),
+            request(621, &[1, 2, 3, 4]),
+        ];
+        add_hints(&mut requests, EXACT);
+        let hints: Vec<Option<u32>> = requests.iter().map(|request| request.hint).collect();
+        assert_eq!(hints, [Some(1), Some(0), Some(2), Some(4)]);
+    }
+
+    #[test]
+    fn share_and_accuracy_are_kept() {
+        let traffic = Traffic {
+            requests: 5_000,
+            ..Traffic::default()
+        };
+        let mut requests: Vec<Request> = Generator::new(traffic).collect();
+        let hints = Hints {
+            share: 0.3,
+            accuracy: 0.8,
+            seed: 2,
+        };
+        let follows = continued(&requests);
+        add_hints(&mut requests, hints);
+        let hinted = requests
+            .iter()
+            .zip(follows)
+            .filter(|it| it.0.hint.is_some());
+        let (mut count, mut right) = (0u32, 0u32);
+        for (request, follows) in hinted {
+            count += 1;
+            right += u32::from(request.hint.is_some_and(|hint| hint % 2 == 1) == follows);
+        }
+        assert!((1_350..1_650).contains(&count), "{count} of 5,000");
+        let share = f64::from(right) / f64::from(count);
+        assert!((0.77..0.83).contains(&share), "{share} agree");
+    }
+}

@@ -78,8 +78,8 @@ pub enum Planted {
     DeleteBeforeTombstone,
     /// Reclaim subtracts records that the opening did not count.
     UncountedRecordsCountedOff,
-    /// A drop is answered because of a newer record that no later batch confirms.
-    NewerRecordCountsAtOnce,
+    /// A drop is answered because of a newer record, whose bytes may rot.
+    NewerRecordIsEnough,
     /// A device reports a deletion as done although the sync of the directory failed.
     UnlinkWithoutSync,
     /// A device reports a file as created before its name is durable.
@@ -97,7 +97,7 @@ impl Planted {
         Self::UnlinkCountsAsDurable,
         Self::DeleteBeforeTombstone,
         Self::UncountedRecordsCountedOff,
-        Self::NewerRecordCountsAtOnce,
+        Self::NewerRecordIsEnough,
     ];
 
     /// Bugs of the shell's disk jobs, which the tests of the node crate look for.

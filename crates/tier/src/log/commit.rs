@@ -19,9 +19,6 @@ pub(super) struct Flight {
     pub(super) stage: Stage,
     /// A write or sync of its file failed: nothing of it counts, whatever its operations give.
     pub(super) abandoned: bool,
-    /// The life that it belongs to, and the position up to which its headers call that life durable.
-    pub(super) life: u64,
-    pub(super) durable: Position,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,7 +120,7 @@ impl Log {
         }
         // The durable positions of later batches must not cover this file: they belong to another life.
         self.life += 1;
-        (self.writer.durable, self.writer.confirmed) = (None, None);
+        self.writer.durable = None;
         self.note_failure(error);
     }
 
@@ -161,13 +158,6 @@ impl Log {
             file,
             offset: flight.end,
         });
-        if flight.life == self.life {
-            let begun = self
-                .writer
-                .confirmed
-                .map_or(flight.file, |(begun, _)| begun);
-            self.writer.confirmed = Some((begun, flight.durable));
-        }
         self.writer.failures = 0;
         for item in flight.items {
             match item {

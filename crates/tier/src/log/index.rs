@@ -158,9 +158,13 @@ impl Index {
             .is_some_and(|tombstone| version <= tombstone.version)
     }
 
-    /// Whether the device may hold a record that a drop of the key must keep dead.
-    pub(crate) fn knows(&self, hash: KeyHash) -> bool {
-        self.records.contains_key(&hash) || self.tombstones.contains_key(&hash)
+    /// Whether the device may hold a record of the key up to `version`, which a drop must keep dead. A newer one does not
+    /// do that: should its bytes rot where no later batch confirms it, an opening takes it for a torn write.
+    pub(crate) fn may_hold(&self, hash: KeyHash, version: Version) -> bool {
+        match self.records.get(&hash) {
+            Some(slot) => slot.version <= version || slot.copies > 1,
+            None => self.tombstones.contains_key(&hash),
+        }
     }
 
     /// The tombstone of the key is in `file` now. Returns the file where it was before, and whether it is in `file`
@@ -425,7 +429,7 @@ mod tests {
         index.forget_copy(KEY);
         assert_eq!(index.needless_tombstones(), [KEY]);
         assert_eq!(index.release_tombstone(KEY), Some(FileId(3)));
-        assert!(!index.knows(KEY));
+        assert!(!index.may_hold(KEY, Version(9)));
     }
 
     #[test]

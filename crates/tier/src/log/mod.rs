@@ -21,13 +21,13 @@ use slackwater_wire::{
 
 use crate::agent::{Opened, ReadEnd, ReadId, RecordRead, TierStats};
 use crate::config::LogConfig;
-use crate::format::{FormatError, Identity, Position, Record, alone_overhead, name_of};
+use crate::format::{FormatError, Identity, Record, alone_overhead, name_of};
 use crate::io::{DiskDone, DiskError, DiskOp, DiskOutcome, FileId, LogFile, OpId, Target};
 use failed_reads::{FailedReads, Verdict};
 use files::{FileState, Files, List, RESERVE};
 use index::{Index, Slot};
 use reclaim::Reclaim;
-use recover::{Recovery, is_before};
+use recover::Recovery;
 use shield::Shields;
 use write::{Answer, Writer};
 
@@ -259,13 +259,13 @@ impl Log {
             let orders = self.writer.offloads.of_key(hash, version);
             self.withdraw(&orders, TaskFailure::Cancelled, out);
         }
-        let superseded = self
-            .index
-            .get(hash)
-            .is_some_and(|slot| slot.version > version && self.outlasts_rot(slot));
-        let unknown =
-            !self.index.knows(hash) && !self.files.any_suspect() && !self.writer.is_waiting(hash);
-        if superseded || unknown {
+        let nothing_there = !self.index.may_hold(hash, version)
+            && !self.files.any_suspect()
+            && !self.writer.is_waiting(hash);
+        let newer = |slot: &Slot| slot.version > version;
+        let superseded =
+            planted(Planted::NewerRecordIsEnough) && self.index.get(hash).is_some_and(newer);
+        if nothing_there || superseded {
             out.push(answer.given());
             return;
         }
@@ -278,15 +278,6 @@ impl Log {
             return;
         }
         self.queue_tombstone(hash, version, answer);
-    }
-
-    /// Whether a record keeps older ones of its key dead at the next opening whatever becomes of its bytes. Wrong bytes in
-    /// a batch that no later one confirms are taken for a torn write, and an older record for the one that counts.
-    fn outlasts_rot(&self, slot: &Slot) -> bool {
-        let confirmed = |(begun, position): (FileId, Position)| {
-            slot.file() >= begun && is_before(slot.file(), slot.offset() + 1, &position)
-        };
-        planted(Planted::NewerRecordCountsAtOnce) || self.writer.confirmed.is_some_and(confirmed)
     }
 
     /// The record of exactly this version, once the index is complete.

@@ -32,9 +32,6 @@ pub(crate) struct Writer {
     pub(super) active: Option<Active>,
     /// Everything of this life before it is durable.
     pub(super) durable: Option<Position>,
-    /// The first file of this life, and the position up to which durable headers say that it is durable. A later opening
-    /// relies on no more than that.
-    pub(super) confirmed: Option<(FileId, Position)>,
     pub(super) failing: Option<Failing>,
     /// Failures since a batch was last written.
     pub(super) failures: u32,
@@ -447,8 +444,6 @@ impl Log {
             items,
             stage: Stage::Writing,
             abandoned: false,
-            life: self.life,
-            durable,
         });
         self.submit(
             Purpose::Write(number),

@@ -16,6 +16,8 @@ pub(super) struct FailedReads {
     places: BTreeMap<(FileId, u64), Failed>,
     /// Operations of any kind that the device has done well.
     done_well: u64,
+    /// When places may be forgotten again.
+    forget_at: Instant,
 }
 
 #[derive(Debug)]
@@ -71,9 +73,13 @@ impl FailedReads {
             return Verdict::Unreadable;
         }
         let done_well = self.done_well;
-        let known = self.places.len();
         let Some(failed) = self.places.get_mut(&(file, offset)) else {
-            if known < PLACES_MAX {
+            if self.places.len() >= PLACES_MAX && now >= self.forget_at {
+                let is_tried = |failed: &Failed| failed.again_at + config.retry_delay_max > now;
+                self.places.retain(|_, failed| is_tried(failed));
+                self.forget_at = again_at;
+            }
+            if self.places.len() < PLACES_MAX {
                 let first = Failed {
                     tries: 1,
                     pauses: 1,
@@ -101,5 +107,41 @@ impl FailedReads {
     }
 }
 
-/// Places remembered at a time; a failed read of another counts for nothing.
+/// Places remembered at a time; a failed read of another counts for nothing. Those that nobody reads again are forgotten.
 const PLACES_MAX: usize = 4096;
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use slackwater_base::ByteSize;
+    use slackwater_wire::SegmentId;
+
+    use super::*;
+
+    const EIO: DiskError = DiskError::Device { errno: 5 };
+
+    /// During an outage more places were read than are remembered, and never again. After it no other place could be given
+    /// up: one bad sector kept the file that was being emptied, and with it all room.
+    #[test]
+    fn a_place_can_be_given_up_whatever_was_read_in_an_outage() {
+        let config = LogConfig::new(SegmentId(1), ByteSize::gib(1));
+        let mut failed = FailedReads::default();
+        let mut now = Instant::from_nanos(1);
+        for place in 0..2 * PLACES_MAX as u64 {
+            failed.note(now, (FileId(place % 7), place), EIO, &config);
+        }
+        assert!(failed.places.len() <= PLACES_MAX);
+        let place = (FileId(3), 1 << 40);
+        let end = now + Duration::from_secs(60);
+        while let Verdict::ReadAgain(at) = failed.note(now, place, EIO, &config) {
+            assert!(at < end, "the place is still read again");
+            now = at;
+            failed.note_success();
+            for other in 0..PLACES_MAX as u64 / 20 {
+                failed.note(now, (FileId(9), at.as_nanos() + other), EIO, &config);
+            }
+            assert!(failed.places.len() <= PLACES_MAX);
+        }
+    }
+}

@@ -116,12 +116,13 @@ impl Promotions {
 impl Agent {
     pub(super) fn promote(&mut self, now: Instant, task: PromoteTask, out: &mut Vec<AgentOutput>) {
         let ticket = task.ticket;
-        let failure =
-            if self.stopping || self.promotions.waiting.len() >= self.promotions.queued_max {
-                Some(PromotionFailure::Busy)
-            } else {
-                self.unfit(&task)
-            };
+        let is_opening = self.log.as_ref().is_some_and(|log| !log.is_open());
+        let is_full = self.promotions.waiting.len() >= self.promotions.queued_max;
+        let failure = if self.stopping || is_opening || is_full {
+            Some(PromotionFailure::Busy)
+        } else {
+            self.unfit(&task)
+        };
         match failure {
             Some(failure) => {
                 out.push(failed(ticket, failure));

@@ -155,6 +155,18 @@ fn a_drop_that_comes_before_the_log_is_open_waits_for_it() {
     assert_eq!(world.readable(b"a"), None);
 }
 
+/// Records are announced while the log is being opened. A promotion of one that came before the end was answered as if the
+/// record were missing: the master forgot it, and nothing ever dropped it.
+#[test]
+fn a_promotion_that_comes_before_the_log_is_open_is_refused_as_busy() {
+    let mut world = world_with(b"a", 100);
+    world.crash(Crash::LoseAll);
+    let ticket = world.promote(b"a", 1, 100);
+    assert_eq!(world.promotions_failed[&ticket], PromotionFailure::Busy);
+    world.rest();
+    assert_eq!(world.readable(b"a"), Some(1));
+}
+
 #[test]
 fn an_older_version_is_not_written_over_a_newer_one() {
     let mut world = world();
@@ -172,6 +184,32 @@ fn an_older_version_is_not_written_over_a_newer_one() {
         Err(TaskFailure::Cancelled),
         "its tombstone is kept"
     );
+}
+
+/// A removed segment accepts no access; those that began before come to their end.
+#[test]
+fn extents_of_a_removed_segment_are_stale() {
+    let mut world = world_with(b"a", 100);
+    let promotion = world.promote(b"a", 1, 100);
+    let queued = world.put(b"b", 1, 100);
+    let extent = *world.free.last().unwrap();
+    let access = world.agent.begin_access(extent, Access::Write).unwrap();
+    world.agent.remove_segment(MEMORY);
+    assert!(matches!(
+        world.agent.begin_access(extent, Access::Read),
+        Err(Stale::Segment { segment: MEMORY })
+    ));
+    let mut out = Vec::new();
+    assert!(
+        !world.agent.end_access(access, &mut out),
+        "its bytes do not count"
+    );
+    world.stage(promotion);
+    assert_eq!(world.promotions_failed[&promotion], PromotionFailure::Stale);
+    let late = world.put(b"c", 1, 100);
+    assert_eq!(world.results[&late], Err(TaskFailure::Stale));
+    world.rest();
+    assert_eq!(world.results[&queued], Ok(()), "it began before");
 }
 
 #[test]

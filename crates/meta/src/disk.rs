@@ -1,5 +1,7 @@
 //! Reports of nodes about their SSDs: records found, records lost, and the state of the device.
 
+use std::collections::BTreeSet;
+
 use slackwater_base::Instant;
 use slackwater_wire::{DiskEntry, DiskState, NodeId, ReportedEntry, SegmentId, Version};
 
@@ -7,7 +9,7 @@ use crate::catalog::{Mark, ObjectId, ReplicaId, SegmentIndex};
 use crate::master::{Master, VERSION_MAX};
 use crate::publish::{self, Fresh};
 use crate::release::Reason;
-use crate::segment::record_bytes;
+use crate::segment::{SEGMENT_BYTES_MAX, record_bytes};
 use crate::tenant::Ledger;
 
 impl Master {
@@ -55,9 +57,12 @@ impl Master {
                     self.drop_record(index, hash, reported.entry.clone(), None);
                 }
             }
-            // A newer record may have replaced one from the same report.
-            fresh.retain(|replica| self.is_resident(*replica));
         }
+        // A newer record may have replaced one from the same report, and taken its slot.
+        let mut slots = BTreeSet::new();
+        fresh.reverse();
+        fresh.retain(|replica| self.is_resident(*replica) && slots.insert(replica.slot));
+        fresh.reverse();
         publish::introduce(
             &mut self.catalog,
             &mut self.segments,
@@ -87,11 +92,10 @@ impl Master {
         let record = record_bytes(*bytes);
         let hash = self.tenants.hash_of(&entry.tenant, &entry.key);
         let fits = *bytes > 0
-            && self
-                .segments
-                .at(index)
-                .disk()
-                .is_some_and(|disk| record <= disk.capacity);
+            && self.segments.at(index).disk().is_some_and(|disk| {
+                let room = SEGMENT_BYTES_MAX.saturating_sub(disk.live + disk.reserved);
+                record <= disk.capacity.min(room)
+            });
         let dead = self.owed.is_dead(node, hash, entry)
             || self.drops.is_pending(hash, entry.version, index);
         let named = Version(1)..=VERSION_MAX;
@@ -181,9 +185,10 @@ impl Master {
         let segment = self.segments.at_mut(index);
         let disk = segment.disk_mut().expect("found as SSD");
         (disk.accepting, disk.pressure) = (state.accepting, state.pressure);
-        if disk.capacity != state.capacity {
-            disk.capacity = state.capacity;
-            segment.policy.set_capacity(state.capacity);
+        let capacity = state.capacity.min(SEGMENT_BYTES_MAX);
+        if disk.capacity != capacity {
+            disk.capacity = capacity;
+            segment.policy.set_capacity(capacity);
             self.capacity_changed();
         }
         self.resume(now, node);

@@ -7,10 +7,7 @@ use crate::catalog::{ReplicaId, SegmentIndex};
 use crate::master::{Due, Master};
 use crate::prospect;
 use crate::release::Reason;
-use crate::segment::Segment;
-
-/// Largest segment: the bytes of as many as there may be are still a number.
-const SEGMENT_BYTES_MAX: u64 = 1 << 50;
+use crate::segment::{SEGMENT_BYTES_MAX, Segment};
 
 impl Master {
     pub(crate) fn mount(&mut self, now: Instant, mount: &Mount) -> Reply {

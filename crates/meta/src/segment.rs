@@ -60,6 +60,9 @@ pub(crate) struct DiskLog {
     pub(crate) pressure: u64,
 }
 
+/// Largest segment: the bytes of as many as there may be are still a number.
+pub(crate) const SEGMENT_BYTES_MAX: u64 = 1 << 50;
+
 const NONE: u32 = u32::MAX;
 
 impl Segment {

@@ -1,7 +1,7 @@
 //! Requests with numbers that no honest client sends.
 
 use slackwater_meta::evict::PolicyKind;
-use slackwater_meta::{Eviction, MasterConfig};
+use slackwater_meta::{Eviction, Input, MasterConfig};
 use slackwater_wire::*;
 
 use crate::world::*;
@@ -139,6 +139,91 @@ fn quotas_pins_and_segments_of_absurd_sizes_are_harmless() {
     }
     world.ask(Request::Quotas);
     world.pass(std::time::Duration::from_secs(1));
+}
+
+/// A node's report of its capacity and the records that it announced were added up without a limit: the sums overflowed.
+#[test]
+fn an_ssd_of_absurd_capacity_and_records_of_absurd_lengths_are_harmless() {
+    let mut world = World::tiers(plain(), 16 * BLOCK, MIB);
+    let other = SegmentId(9);
+    world.mount(NodeId(9), other, SegmentKind::Disk, MIB);
+    for node in [NODE, NodeId(9)] {
+        let state = DiskState {
+            node,
+            accepting: true,
+            capacity: u64::MAX,
+            pressure: u64::MAX,
+        };
+        world.report(node, Report::Disk(state));
+    }
+    let mut version = 0;
+    for (bytes, count) in [(u64::MAX, 2), (1 << 63, 3), ((1 << 50) - 4096, 1 << 15)] {
+        let entries = (0..count).map(|number| {
+            version += 1;
+            let entry = DiskEntry {
+                tenant: Tenant::DEFAULT,
+                key: key(&format!("{bytes} {number}")),
+                version: Version(version),
+            };
+            ReportedEntry {
+                entry,
+                bytes,
+                checksum: slackwater_base::Checksum(1),
+            }
+        });
+        let entries = entries.collect();
+        let segment = other;
+        world.report(NodeId(9), Report::Announce { segment, entries });
+    }
+    world.input(Input::NodeLost(NodeId(9)));
+    world.put("a", BLOCK);
+    world.found("a");
+}
+
+/// One report named a key twice, and then the key of the record that it had just replaced.
+#[test]
+fn a_report_that_names_a_key_twice_is_harmless() {
+    let check = |policy: PolicyKind| {
+        let eviction = Eviction {
+            policy,
+            ..Eviction::DEFAULT
+        };
+        let config = MasterConfig {
+            eviction,
+            ..plain()
+        };
+        let mut world = World::tiers(config, 16 * BLOCK, MIB);
+        let named = [
+            ("a", 1),
+            ("b", 2),
+            ("a", 3),
+            ("a", 3),
+            ("b", 2),
+            ("a", 1),
+            ("a", 4),
+        ];
+        let entries = named.map(|(name, version)| reported(name, version, BLOCK));
+        for _ in 0..2 {
+            world.report(
+                NODE,
+                Report::Announce {
+                    segment: DISK,
+                    entries: entries.to_vec(),
+                },
+            );
+        }
+        assert_eq!(world.found("a").version, Version(4), "{policy:?}");
+        world.found("b");
+        for number in 0..2 * MIB / BLOCK {
+            let more = reported(&format!("more{number}"), 5 + number, BLOCK);
+            let segment = DISK;
+            let entries = vec![more];
+            world.report(NODE, Report::Announce { segment, entries });
+        }
+    };
+    for policy in PolicyKind::ALL {
+        check(policy);
+    }
 }
 
 /// A node that reported the last version there is left none for puts: the count began again from zero, where records of

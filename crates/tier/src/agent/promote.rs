@@ -41,7 +41,6 @@ struct Waiting {
 
 impl Waiting {
     fn push(&mut self, task: PromoteTask) {
-        self.remove(task.ticket);
         self.places.insert(task.ticket, self.next_place);
         self.tasks.insert(self.next_place, task);
         self.next_place += 1;
@@ -102,6 +101,13 @@ impl Promotions {
         }
     }
 
+    /// Whether the promotion was ordered before and has not ended.
+    fn is_open(&self, ticket: TicketId) -> bool {
+        self.waiting.places.contains_key(&ticket)
+            || self.staging.contains_key(&ticket)
+            || self.reading.contains_key(&ticket)
+    }
+
     fn next(&mut self) -> Option<PromoteTask> {
         let bytes = self.waiting.first()?.bytes;
         let in_flight = self.staging.len() + self.reading.len();
@@ -116,6 +122,9 @@ impl Promotions {
 impl Agent {
     pub(super) fn promote(&mut self, now: Instant, task: PromoteTask, out: &mut Vec<AgentOutput>) {
         let ticket = task.ticket;
+        if self.promotions.is_open(ticket) {
+            return;
+        }
         let is_opening = self.log.as_ref().is_some_and(|log| !log.is_open());
         let is_full = self.promotions.waiting.len() >= self.promotions.queued_max;
         let failure = if self.stopping || is_opening || is_full {
@@ -298,4 +307,55 @@ impl Agent {
 
 fn failed(ticket: TicketId, failure: PromotionFailure) -> AgentOutput {
     AgentOutput::Report(Report::PromotionFailed { ticket, failure })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+    use slackwater_wire::{DiskEntry, Key, Tenant, Version};
+
+    use super::*;
+
+    fn task(ticket: u64) -> PromoteTask {
+        PromoteTask {
+            ticket: TicketId(ticket),
+            entry: DiskEntry {
+                tenant: Tenant::DEFAULT,
+                key: Key::new(b"a").unwrap(),
+                version: Version(1),
+            },
+            bytes: 1,
+            checksum: Checksum(1),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn waiting_promotions_are_a_queue_from_which_any_is_taken(
+            steps in prop::collection::vec((0u8..3, 0u64..12), 0..60),
+        ) {
+            let (mut waiting, mut model) = (Waiting::default(), VecDeque::new());
+            for (step, ticket) in steps {
+                match step {
+                    0 if !model.contains(&ticket) => {
+                        waiting.push(task(ticket));
+                        model.push_back(ticket);
+                    }
+                    1 => {
+                        let first = waiting.pop_first().map(|task| task.ticket.0);
+                        prop_assert_eq!(first, model.pop_front());
+                    }
+                    _ => {
+                        waiting.remove(TicketId(ticket));
+                        model.retain(|waits| *waits != ticket);
+                    }
+                }
+                let first = waiting.first().map(|task| task.ticket.0);
+                prop_assert_eq!(first, model.front().copied());
+                prop_assert_eq!((waiting.len(), waiting.places.len()), (model.len(), model.len()));
+            }
+        }
+    }
 }

@@ -412,6 +412,47 @@ fn a_cancelled_promotion_leaves_its_place_in_the_queue_to_the_others() {
     assert!(world.stages.is_empty() && world.promoted.len() == 4);
 }
 
+/// An order that came again, while its promotion was staged or read, was counted again: the bytes were never subtracted,
+/// and once they made up the limit nothing was promoted any more.
+#[test]
+fn an_order_to_promote_that_comes_again_changes_nothing() {
+    for moment in 0..3 {
+        let mut config = AgentConfig::new(NodeId(0));
+        config.promotions_in_flight_max = 2;
+        config.promotion_bytes_in_flight_max = 9000;
+        let mut world = World::with(small_log(2 << 20), config, 0);
+        world.rest();
+        for key in 0..4u8 {
+            world.put(&[key], 1, 4096);
+        }
+        world.rest();
+        let mut tickets: Vec<TicketId> = (0..4).map(|key| world.promote(&[key], 1, 4096)).collect();
+        let again = if moment == 0 { tickets[3] } else { tickets[0] };
+        if moment == 2 {
+            world.stage(again);
+            tickets.remove(0);
+        }
+        let entry = entry(&[if moment == 0 { 3 } else { 0 }], 1);
+        let checksum = Checksum::of(&value_of(&entry, 4096));
+        let task = PromoteTask {
+            ticket: again,
+            entry,
+            bytes: 4096,
+            checksum,
+        };
+        for _ in 0..3 {
+            world.give(AgentInput::Order(Order::Promote(vec![task.clone()])));
+        }
+        world.drain();
+        for ticket in tickets {
+            world.stage(ticket);
+            world.drain();
+        }
+        assert!(world.stages.is_empty(), "{moment}: each is staged once");
+        assert_eq!(world.promoted.len(), 4, "{moment}");
+    }
+}
+
 #[test]
 fn promotions_are_begun_in_order_and_no_more_than_allowed() {
     let mut config = AgentConfig::new(NodeId(0));

@@ -34,6 +34,9 @@ pub(crate) struct Reclaim {
     rest_until: Instant,
     /// Places at which the device could not read headers.
     unreadable: u32,
+    /// [`Log::reach`] when it began: the room for its copies. A log that comes down to its capacity meanwhile, because
+    /// other files are deleted, must not take it back.
+    pub(super) reach: u64,
 }
 
 impl Log {
@@ -49,7 +52,8 @@ impl Log {
             };
             self.files
                 .update(file, |file| file.state = FileState::Draining);
-            self.reclaim = Some(Reclaim::new(file, FileScan::new(self.place(file), bytes)));
+            let scan = FileScan::new(self.place(file), bytes);
+            self.reclaim = Some(Reclaim::new(file, scan, self.reach()));
         }
         self.drain_scan(out);
         self.drain_copy(out);
@@ -494,7 +498,7 @@ impl Log {
 }
 
 impl Reclaim {
-    fn new(file: FileId, scan: FileScan) -> Self {
+    fn new(file: FileId, scan: FileScan, reach: u64) -> Self {
         Self {
             file,
             scan,
@@ -508,6 +512,7 @@ impl Reclaim {
             swept: false,
             rest_until: Instant::ZERO,
             unreadable: 0,
+            reach,
         }
     }
 }

@@ -548,8 +548,10 @@ impl Log {
                 .max()
                 .unwrap_or_default()
         };
+        let begun = self.reclaim.as_ref().map_or(0, |reclaim| reclaim.reach);
         self.overlong
             .map_or(within, |length| within.max(length + longest()))
+            .max(begun)
     }
 
     /// Notes how far the files are beyond the capacity, if they are; never further than `before`.

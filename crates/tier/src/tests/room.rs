@@ -125,6 +125,87 @@ fn a_log_longer_than_its_capacity_comes_down_to_it_and_takes_records_again() {
     }
 }
 
+/// Fills a log to its end, one record in a batch, and returns how many it took.
+fn fill(world: &mut World) -> u64 {
+    let mut taken = 0u64;
+    loop {
+        let ticket = world.put(&taken.to_le_bytes(), taken + 1, 4096);
+        world.rest();
+        if world.results[&ticket].is_err() {
+            return taken;
+        }
+        taken += 1;
+    }
+}
+
+/// The master acts once on what it was asked. When a user's removal took as much as was asked for, but left no file worth
+/// emptying, the log asked for nothing more.
+#[test]
+fn pressure_that_drops_leave_behind_is_asked_for_again() {
+    let mut world = World::new(small_log(1 << 20), 0);
+    let taken = fill(&mut world);
+    let asked = std::mem::take(&mut world.asked);
+    assert!(asked > 0);
+    for key in 0..taken {
+        world.remove(&key.to_le_bytes(), key + 1);
+        world.rest();
+        if world.state.is_none_or(|state| state.accepting) {
+            return;
+        }
+        assert!(std::mem::take(&mut world.asked) > 0, "{key}");
+    }
+    panic!("dropping everything makes room");
+}
+
+/// Files of a log whose capacity was lowered are longer than the new ones. While one was being emptied, the deletion of
+/// another brought the log down to its capacity, and with that reclaim lost the room it had begun with: it waited for ever,
+/// and nothing was asked of the master.
+#[test]
+fn a_file_is_emptied_only_if_its_records_have_room() {
+    for stride in [2, 3, 5] {
+        let mut world = World::new(
+            LogConfig {
+                file_bytes: 512 << 10,
+                ..small_log(8 << 20)
+            },
+            3,
+        );
+        let mut taken = 0u64;
+        while world.agent.stats().files < 9 {
+            world.put(&taken.to_le_bytes(), taken + 1, 30_000);
+            world.rest();
+            taken += 1;
+        }
+        for key in (0..taken).step_by(stride) {
+            world.remove(&key.to_le_bytes(), key + 1);
+        }
+        world.rest();
+        world.log = small_log(4 << 20);
+        world.crash(Crash::LoseAll);
+        world.rest();
+        let kept = (0..taken).filter(|key| key % stride as u64 != 0);
+        let mut kept = kept.collect::<Vec<_>>().into_iter();
+        for round in 0.. {
+            let state = world.state.expect("the log is open");
+            if state.accepting && world.agent.stats().file_bytes <= 4 << 20 {
+                break;
+            }
+            assert!(round < 200, "{stride}: {state:?} {:?}", world.agent.stats());
+            let asked = std::mem::take(&mut world.asked).div_ceil(30_000) as usize;
+            let oldest = kept.by_ref().take(asked);
+            let oldest: Vec<_> = oldest
+                .map(|key| (key.to_le_bytes().to_vec(), key + 1))
+                .collect();
+            world.remove_all(oldest);
+            world.rest();
+        }
+        let ticket = world.put(b"more", 1 << 20, 4096);
+        world.rest();
+        assert_eq!(world.results[&ticket], Ok(()), "{stride}");
+        world.check("with room again");
+    }
+}
+
 #[test]
 fn churn_within_the_stated_capacity_never_runs_out_of_room() {
     let mut world = World::new(small_log(2 << 20), 7);

@@ -10,7 +10,7 @@ b'bytes of a block'
 
 import os as _os
 
-from ._native import Chain, Store, __version__
+from ._native import Chain, Store, View, __version__
 from ._native import after_fork as _after_fork
 from .errors import (
     ErrorCode,
@@ -20,6 +20,7 @@ from .errors import (
     RetryError,
     SlackwaterError,
 )
+from .views import Views
 
 __all__ = [
     "Chain",
@@ -30,6 +31,8 @@ __all__ = [
     "RetryError",
     "SlackwaterError",
     "Store",
+    "View",
+    "Views",
     "__version__",
 ]
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol, Self, TypeAlias
 from typing_extensions import Buffer
 
 from .errors import SlackwaterError
+from .views import Views
 
 class Tensor(Protocol):
     """A contiguous tensor on the CPU, with the attributes that PyTorch gives it."""
@@ -36,6 +37,29 @@ class Chain:
         hint: int | None = None,
         output_tokens: int | None = None,
     ) -> Self: ...
+
+class View:
+    """A value that is shown where it lies, without a copy: a context manager that gives a read-only `memoryview`.
+
+    Its memory stays as it is until the view is closed and nothing else refers to the memory any more.
+    """
+
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def tier(self) -> Literal["memory", "ssd"]: ...
+    def close(self) -> None:
+        """Ends the view; memory that is still referred to stays in place until it no longer is."""
+
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __enter__(self) -> memoryview: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
 
 class Store:
     """A tiered store inside this process: values in DRAM over SSD."""
@@ -109,6 +133,27 @@ class Store:
         chain: Chain | None = None,
     ) -> builtins.list[int | None | SlackwaterError]:
         """Reads values into buffers, one each: for each key its length, None, or the exception."""
+
+    def view(
+        self,
+        key: Key,
+        *,
+        verify: bool = False,
+        tenant: str | None = None,
+        chain: Chain | None = None,
+    ) -> View | None:
+        """A view of the value where it lies, without a copy; None if there is none."""
+
+    def view_batch(
+        self,
+        keys: Sequence[Key],
+        *,
+        prefix_only: bool = False,
+        verify: bool = False,
+        tenant: str | None = None,
+        chain: Chain | None = None,
+    ) -> Views:
+        """Views of values, closed together: for each key the view, None, or the exception."""
 
     def exists(self, key: Key, *, tenant: str | None = None) -> bool:
         """Whether the key has a value that can be read."""

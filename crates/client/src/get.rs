@@ -233,6 +233,17 @@ impl GetFlow {
         self.end_guards(out);
     }
 
+    /// Takes over the guard under which an item is being read, before its read is reported: its reader keeps the replica
+    /// in place and ends the guard itself. `None` unless a read under a guard is under way.
+    pub fn take_guard(&mut self, index: usize) -> Option<GuardId> {
+        let State::Reading { object, .. } = &self.items[index].state else {
+            return None;
+        };
+        let guard = object.guard?;
+        let at = self.guards.iter().position(|held| *held == guard)?;
+        Some(self.guards.swap_remove(at))
+    }
+
     /// Time has passed. At the deadline reads under way are cancelled: the flow has its outcomes when all have ended.
     pub fn on_deadline(&mut self, now: Instant, out: &mut Vec<Action>) {
         if self.attempts.over(now) {

@@ -7,7 +7,7 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Once;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 /// Most descriptors that are kept from children; those beyond are inherited, with a warning.
 const MOST: usize = 1024;
@@ -16,6 +16,25 @@ const FREE: i32 = -1;
 /// The descriptors. Read by a child between `fork` and its return, where nothing may lock or allocate.
 static DESCRIPTORS: [AtomicI32; MOST] = [const { AtomicI32::new(FREE) }; MOST];
 static HANDLER: Once = Once::new();
+/// Forks between this process and the one in which the handler was installed.
+static FORKS: AtomicU64 = AtomicU64::new(0);
+
+/// A number that differs between a process and its children of `fork`: what belongs to threads and locks of the parent
+/// is left alone in a child.
+pub(crate) fn generation() -> u64 {
+    install();
+    FORKS.load(Ordering::Relaxed)
+}
+
+fn install() {
+    HANDLER.call_once(|| {
+        // SAFETY: the handler calls only what may be called between `fork` and its return in the child.
+        let refused = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        if refused != 0 {
+            tracing::warn!(refused, "a child of fork will hold the directory's lock");
+        }
+    });
+}
 
 /// A descriptor that stays with this process alone. Inherited by children, it is of no use to them.
 #[derive(Debug)]
@@ -26,13 +45,7 @@ pub(crate) struct ParentOnly<T: AsFd> {
 
 impl<T: AsFd> ParentOnly<T> {
     pub(crate) fn new(descriptor: T) -> Self {
-        HANDLER.call_once(|| {
-            // SAFETY: the handler calls only what may be called between `fork` and its return in the child.
-            let refused = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-            if refused != 0 {
-                tracing::warn!(refused, "a child of fork will hold the directory's lock");
-            }
-        });
+        install();
         let number = descriptor.as_fd().as_raw_fd();
         let take = |slot: &AtomicI32| {
             slot.compare_exchange(FREE, number, Ordering::AcqRel, Ordering::Relaxed)
@@ -69,6 +82,7 @@ impl<T: AsFd> Drop for ParentOnly<T> {
 
 /// Runs in the child of every `fork`, before it returns there.
 extern "C" fn in_child() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
     // SAFETY: the path is a C string; `open` may be called here.
     let null = unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
     if null < 0 {

@@ -16,4 +16,5 @@ pub use config::Config;
 pub use selection::Selection;
 pub use store::{
     GetOptions, Got, OpenError, PutOptions, RemoveOptions, Stats, Store, StoreError, Stored, Tier,
+    Verify, View, ViewOptions,
 };

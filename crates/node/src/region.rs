@@ -1,7 +1,7 @@
 //! The mapping of a node's arena, and the right to access a piece of it.
 //!
-//! The holder of a [`Grant`] copies in and out through that: the bytes behind it may be written by a device or a later
-//! peer, so no `&[u8]` of them exists.
+//! The holder of a [`Grant`] copies in and out through that. Bytes that a device or a peer may write are never a `&[u8]`;
+//! those of a grant to read are one for as long as the grant lives.
 
 use std::io;
 use std::sync::Arc;
@@ -35,6 +35,8 @@ pub struct Grant {
 
 // SAFETY: a grant is a checked range of a `Mapping`, which is `Send`, and a promise that holds on every thread.
 unsafe impl Send for Grant {}
+// SAFETY: shared access only reads the piece: `copy_in` needs the grant alone.
+unsafe impl Sync for Grant {}
 
 /// Maps `bytes` bytes, rounded up to whole huge pages, on the kind of pages asked for as far as they are to be had; says
 /// which kind that is, and why.
@@ -118,7 +120,7 @@ impl Grant {
             self.bytes
         );
         // SAFETY: both are valid for `buffer.len()`, checked above for the piece; nobody else holds `buffer`, and it
-        // lies outside the mapping because no slice of one exists.
+        // is apart from the piece, of which shared slices exist at most.
         unsafe {
             slackwater_pool::copy::copy_checksum(buffer.as_mut_ptr(), self.start, buffer.len())
         }
@@ -142,6 +144,23 @@ impl Grant {
         };
     }
 
+    /// The first `bytes` bytes of the piece.
+    ///
+    /// # Panics
+    /// When the grant is for writing, or the piece is shorter.
+    #[must_use]
+    pub fn as_slice(&self, bytes: usize) -> &[u8] {
+        assert!(
+            self.access == Access::Read && bytes <= self.bytes,
+            "{bytes} of {}, to {:?}",
+            self.bytes,
+            self.access
+        );
+        // SAFETY: the piece is valid for `bytes`, and by the promise of `Grant::new` nobody writes it while the grant
+        // lives.
+        unsafe { std::slice::from_raw_parts(self.start, bytes) }
+    }
+
     /// The checksum of the first `bytes` bytes of the piece.
     ///
     /// # Panics
@@ -150,7 +169,7 @@ impl Grant {
     pub fn checksum(&self, bytes: usize) -> Checksum {
         assert!(bytes <= self.bytes, "{bytes} of {}", self.bytes);
         // SAFETY: the piece is valid for `bytes`, and by the promise of `Grant::new` nobody writes it meanwhile.
-        Checksum::of(unsafe { std::slice::from_raw_parts(self.start, bytes) })
+        slackwater_pool::copy::checksum(unsafe { std::slice::from_raw_parts(self.start, bytes) })
     }
 
     /// First address, for a device that reads or writes by address while the grant lives.
@@ -205,7 +224,7 @@ pub fn copy_out_all(pool: &Pool, pieces: &mut [(&Grant, &mut [u8])]) -> Vec<Copi
     };
     let pieces: Vec<Piece> = pieces.iter_mut().map(piece).collect();
     // SAFETY: sources and targets are valid for their lengths, checked above for the sources, and borrowed through the
-    // call; the buffers are borrowed exclusively, hence apart from each other, and lie outside the mapping.
+    // call; the buffers are borrowed exclusively, hence apart from each other, and from the pieces, of which shared slices exist at most.
     unsafe { copy_all_checksum(pool, &pieces) }
 }
 

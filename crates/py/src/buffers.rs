@@ -1,4 +1,4 @@
-//! Memory of Python objects as slices: the only unsafe code of this crate.
+//! Memory of Python objects as slices: with the reverse in `view`, the only unsafe code of this crate.
 //!
 //! A [`Memory`] keeps its object alive and its memory in place until it is dropped: a buffer export blocks resizing,
 //! and a tensor is held by a reference. Python code that writes to the memory while a call reads it gives the call

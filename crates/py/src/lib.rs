@@ -8,6 +8,7 @@ mod calls;
 mod errors;
 mod options;
 mod store;
+mod view;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -17,6 +18,7 @@ use slackwater_wire::ErrorCode;
 #[pymodule(gil_used = false)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<store::Store>()?;
+    module.add_class::<view::View>()?;
     module.add_class::<options::Chain>()?;
     module.add_function(wrap_pyfunction!(error_codes, module)?)?;
     module.add_function(wrap_pyfunction!(after_fork, module)?)?;

@@ -14,6 +14,7 @@ use crate::calls::{
 };
 use crate::errors::{exception, not_opened, refused};
 use crate::options::{Chain, bytes_of, configuration, seconds_of, size_text};
+use crate::view::{View, shown, shown_together, view_options};
 
 /// Number of forks between this process and the one that loaded the module.
 static FORKS: AtomicU64 = AtomicU64::new(0);
@@ -260,6 +261,52 @@ impl Store {
         let mut buffers = disjoint(&mut memory)?;
         let results = py.detach(|| store.get_batch_into(&keys, &mut buffers, &options));
         each(py, results, |got| Ok(got.map(|got| got.bytes)))
+    }
+
+    /// view(key, *, verify=False, tenant=None, chain=None)
+    ///
+    /// A view of the value where it lies, without a copy; None if there is none. `with store.view(key) as memory` gives a
+    /// read-only memoryview. The memory stays as it is until the view is closed, as at the end of the block, and nothing
+    /// else refers to it, whatever becomes of the key and of the store meanwhile. With `verify` its bytes are compared with
+    /// their checksum once more.
+    #[pyo3(signature = (key, *, verify=false, tenant=None, chain=None))]
+    fn view(
+        &self,
+        py: Python<'_>,
+        key: KeyBytes,
+        verify: bool,
+        tenant: Option<&str>,
+        chain: Option<&Bound<'_, Chain>>,
+    ) -> PyResult<Option<View>> {
+        let store = self.store(py)?;
+        let options = view_options(false, verify, tenant, chain)?;
+        let key = key.as_slice(py);
+        let view = py
+            .detach(|| store.view(key, &options))
+            .map_err(|error| refused(py, &error))?;
+        view.map(|view| shown(py, view)).transpose()
+    }
+
+    /// view_batch(keys, *, prefix_only=False, verify=False, tenant=None, chain=None)
+    ///
+    /// Views of values; the order of the keys is the order of a chain. Returns a list with, for each key, what `view`
+    /// returns, or the exception that it would raise. The list is a context manager that gives the memoryview of each and
+    /// closes them all.
+    #[pyo3(signature = (keys, *, prefix_only=false, verify=false, tenant=None, chain=None))]
+    fn view_batch<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Vec<KeyBytes>,
+        prefix_only: bool,
+        verify: bool,
+        tenant: Option<&str>,
+        chain: Option<&Bound<'py, Chain>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let store = self.store(py)?;
+        let options = view_options(prefix_only, verify, tenant, chain)?;
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        let views = py.detach(|| store.view_batch(&keys, &options));
+        shown_together(py, views)
     }
 
     /// exists(key, *, tenant=None)

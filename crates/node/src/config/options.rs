@@ -55,7 +55,7 @@ macro_rules! options {
 const MASTER: MasterConfig = MasterConfig::DEFAULT;
 
 options! {
-    /// Memory for values. On top come at most 64 MiB of buffers, and about 250 bytes a value.
+    /// Memory for values. On top come at most 80 MiB of buffers, and about 250 bytes a value.
     memory "memory": ByteSize = ByteSize::gib(1), AtLeast(ByteSize::mib(1));
     /// SSD space for values; 0 keeps everything in memory.
     ssd "ssd": ByteSize = ByteSize(0), ZeroOrAtLeast(ByteSize(slackwater_tier::LogConfig::CAPACITY_MIN));
@@ -113,6 +113,12 @@ options! {
     io_depth "io_depth": u32 = 32, Between(1, 1024);
     /// Memory for SSD reads that cannot go straight into the caller's buffer.
     read_buffers "read_buffers": ByteSize = ByteSize::mib(32), AtLeast(ByteSize::mib(1));
+    /// Views that may be open at once.
+    views_limit "views.limit": u32 = 4096, Between(1, 65_536);
+    /// How long a view may be open; while one is for longer, its memory stays its own and there are no further views.
+    views_time "views.time": Duration = Duration::from_secs(60), Between(Duration::from_millis(10), DAY);
+    /// Memory for views of values on SSD, in which they stay until the views end.
+    views_buffers "views.buffers": ByteSize = ByteSize::mib(16), AtLeast(ByteSize::mib(1));
     /// Huge pages under the memory of values: none, those the kernel makes by itself, or reserved ones.
     huge_pages "huge_pages": HugePages = HugePages::Transparent;
     /// Threads that copy a large value or batch between the caller and memory, the caller among them; 0 and 1 leave it to

@@ -30,6 +30,7 @@ pub use error::DirectoryError;
 pub use handles::HANDLES_MAX;
 pub(crate) use read_only::ReadOnlyDisk;
 pub use reader::{Readers, RecordRead};
+pub(crate) use scratch::{Buffers, Scratch};
 pub use transfer::Segment;
 
 use crate::config::IoBackend;

@@ -7,7 +7,7 @@ use super::buffer::AlignedBuffer;
 
 /// Aligned memory for reads, bounded in all: a reader that finds none waits for another to give its buffer back.
 #[derive(Debug)]
-pub(super) struct Buffers {
+pub(crate) struct Buffers {
     limit: usize,
     state: Mutex<BufferState>,
     given_back: Event,
@@ -24,7 +24,7 @@ struct BufferState {
 
 /// Memory for one transfer. What was taken from [`Buffers`] goes back when it is dropped, however the transfer ends.
 #[derive(Debug)]
-pub(super) struct Scratch {
+pub(crate) struct Scratch {
     buffer: AlignedBuffer,
     home: Option<Arc<Buffers>>,
 }
@@ -68,7 +68,7 @@ impl Drop for Scratch {
 }
 
 impl Buffers {
-    pub(super) fn new(limit: usize) -> Arc<Self> {
+    pub(crate) fn new(limit: usize) -> Arc<Self> {
         Arc::new(Self {
             limit,
             state: Mutex::default(),
@@ -96,7 +96,8 @@ impl Buffers {
         }
     }
 
-    pub(super) fn try_take(self: &Arc<Self>, bytes: usize) -> Option<Scratch> {
+    /// The same if there is one at once.
+    pub(crate) fn try_take(self: &Arc<Self>, bytes: usize) -> Option<Scratch> {
         let buffer = self.lock().take(bytes, self.limit)?;
         Some(self.lend(buffer))
     }

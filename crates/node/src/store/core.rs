@@ -6,11 +6,12 @@ use slackwater_tier::arena::{Access, AccessId};
 use slackwater_tier::io::{DiskDone, DiskOp, OpId};
 use slackwater_tier::{Agent, AgentInput, AgentOutput, FormatError, Opened, ReadEnd, RecordRead};
 use slackwater_wire::{
-    ClientId, DiskEntry, ExtentRef, NodeId, OperationId, Reply, Report, Request, Rights,
+    ClientId, DiskEntry, ExtentRef, GetEnd, NodeId, OperationId, Reply, Report, Request, Rights,
 };
 
 use super::StoreError;
 use super::slot::{Later, Owed};
+use super::views::{Hold, ViewId, Views};
 
 /// The only node of an embedded store.
 pub(super) const NODE: NodeId = NodeId(1);
@@ -30,6 +31,8 @@ pub(super) enum Asked {
 pub(super) struct Core {
     pub(super) master: Master,
     pub(super) agent: Agent,
+    /// The views that callers have open.
+    pub(super) views: Views,
     from_master: Vec<Output>,
     from_agent: Vec<AgentOutput>,
     /// For the device, as soon as the lock is free.
@@ -53,10 +56,11 @@ pub(super) struct Core {
 }
 
 impl Core {
-    pub(super) fn new(master: Master, agent: Agent) -> Self {
+    pub(super) fn new(master: Master, agent: Agent, views: Views) -> Self {
         Self {
             master,
             agent,
+            views,
             from_master: Vec::new(),
             from_agent: Vec::new(),
             ops: Vec::new(),
@@ -164,6 +168,20 @@ impl Core {
         live
     }
 
+    /// Ends a view: what it held in place may go.
+    pub(super) fn close_view(&mut self, now: Instant, id: ViewId) {
+        let Some(view) = self.views.close(id) else {
+            return;
+        };
+        if let Hold::Extent { access, guard } = view.hold {
+            self.end_access(now, access);
+            if let Some(guard) = guard {
+                let guards = vec![guard];
+                self.ask(now, Request::GetEnd(GetEnd { guards }));
+            }
+        }
+    }
+
     /// Begins a read of a record; `None` when there is none.
     pub(super) fn begin_read(&mut self, now: Instant, entry: &DiskEntry) -> Option<RecordRead> {
         let read = self.agent.begin_read(now, entry, &mut self.from_agent);
@@ -185,6 +203,7 @@ impl Core {
         if self.agent.next_deadline().is_some_and(|at| at <= now) {
             self.agent.on_deadline(now, &mut self.from_agent);
         }
+        self.views.on_deadline(now);
         self.settle(now);
     }
 
@@ -193,7 +212,8 @@ impl Core {
             .master
             .next_deadline()
             .into_iter()
-            .chain(self.agent.next_deadline());
+            .chain(self.agent.next_deadline())
+            .chain(self.views.next_deadline());
         deadlines.min().unwrap_or(Instant::NEVER)
     }
 

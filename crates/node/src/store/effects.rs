@@ -300,6 +300,31 @@ const EFFECTS: &[Effect] = &[
         |config| open(config).ssd().disk.readers.buffer_bytes().to_string(),
     ),
     effect(
+        "views.limit",
+        [("1", "TASK_PENDING_LIMIT_EXCEEDED"), ("2", "shown")],
+        SMALL,
+        |config| second_view(&open(config), Duration::ZERO),
+    ),
+    effect(
+        "views.time",
+        [("1s", "TASK_PENDING_LIMIT_EXCEEDED"), ("1h", "shown")],
+        SMALL,
+        |config| second_view(&open(config), Duration::from_secs(60)),
+    ),
+    effect(
+        "views.buffers",
+        [("1MiB", "NO_AVAILABLE_HANDLE"), ("3MiB", "shown")],
+        TIERED,
+        |config| {
+            let store = open(config);
+            for key in ["a", "b"] {
+                put_durable(&store, key, 1_000_000);
+            }
+            store.close().unwrap();
+            second_view(&open(config), Duration::ZERO)
+        },
+    ),
+    effect(
         "huge_pages",
         [("off", "ordinary pages"), ("transparent", "other")],
         SMALL,
@@ -418,6 +443,20 @@ fn put_durable(store: &Store, key: &str, bytes: usize) {
         .unwrap();
 }
 
+/// How a view of `b` ends while one of `a` has been open for so long.
+fn second_view(store: &Store, after: Duration) -> String {
+    if store.stats().objects == 0 {
+        put(store, "a", 100);
+        put(store, "b", 100);
+    }
+    let _first = store.view(b"a", &ViewOptions::default()).unwrap().unwrap();
+    store.skip_to(after).unwrap();
+    match store.view(b"b", &ViewOptions::default()) {
+        Ok(view) => view.map_or("missing", |_| "shown").to_owned(),
+        Err(error) => error.code().name().to_owned(),
+    }
+}
+
 /// How long a put may wait for room when there is none.
 fn waits_for_room(config: &Config, wait: Option<Duration>) -> String {
     let mut core = cores(config);
@@ -521,6 +560,7 @@ fn cores(config: &Config) -> Core {
     let mut core = Core::new(
         slackwater_meta::Master::new(super::open::master_config(config), 1),
         super::open::agent(config, incarnation),
+        super::open::views(config),
     );
     for mount in super::open::mounts(config, incarnation) {
         core.ask(Instant::ZERO, mount);

@@ -62,6 +62,34 @@ pub enum StoreError {
         /// Buffers in the call.
         buffers: usize,
     },
+    /// As many views are open as may be.
+    #[error("{open} views are open, of {limit} at most (`views.limit`): end some first")]
+    TooManyViews {
+        /// Views that are open.
+        open: usize,
+        /// Most there may be.
+        limit: usize,
+    },
+    /// A view has been open for longer than it may be: there is no further one until it ends.
+    #[error("no further view: one of {key} has been open for {}, and {} is the limit (`views.time`)",
+            format_duration(*held), format_duration(*limit))]
+    LateView {
+        /// The key of the oldest view.
+        key: Key,
+        /// How long it has been open.
+        held: Duration,
+        /// How long a view may be open.
+        limit: Duration,
+    },
+    /// Views of values on SSD hold the memory that there is for them.
+    #[error("no memory to view {} of {key} from SSD: views hold what `views.buffers` allows; end some, or read it into a buffer",
+            ByteSize(*bytes))]
+    NoViewBuffer {
+        /// The key.
+        key: Key,
+        /// Length of the value.
+        bytes: u64,
+    },
     /// No room, and none came free within the time allowed.
     #[error("no room for {} of {key}, and none came free within {}", ByteSize(*bytes), format_duration(*waited))]
     NoSpace {
@@ -121,7 +149,12 @@ impl StoreError {
             | StoreError::TooManyKeys { .. }
             | StoreError::ListTooLong { .. }
             | StoreError::BufferCount { .. } => ErrorCode::InvalidParams,
-            StoreError::NoSpace { .. } => ErrorCode::NoAvailableHandle,
+            StoreError::NoSpace { .. } | StoreError::NoViewBuffer { .. } => {
+                ErrorCode::NoAvailableHandle
+            }
+            StoreError::TooManyViews { .. } | StoreError::LateView { .. } => {
+                ErrorCode::TaskPendingLimitExceeded
+            }
             StoreError::Refused { code, .. } | StoreError::RefusedCall(code) => *code,
             StoreError::NeedsSsd { .. } => ErrorCode::UnavailableInCurrentMode,
             StoreError::Deadline { .. } => ErrorCode::DeadlinePassed,

@@ -3,6 +3,7 @@ use slackwater_meta::{Held, Opinion};
 use slackwater_wire::{Key, SegmentKind, Tenant};
 
 use super::shared::Shared;
+use super::views::ValueViews;
 use super::{StoreError, Tier};
 
 /// Why a tier keeps an object, or will let it go. Field names are a contract with scripts.
@@ -16,6 +17,9 @@ pub struct Reason {
     pub policy: String,
     /// What it has learned; none of policies that know nothing but an order.
     pub learned: Option<Learned>,
+    /// The views of the object that are open, at the first tier that has an opinion.
+    #[serde(default)]
+    pub views: Option<Viewed>,
     /// The same in a sentence.
     pub words: String,
 }
@@ -37,6 +41,17 @@ pub struct Learned {
     pub returns: Vec<ReturnChance>,
 }
 
+/// Views that are open on an object.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Viewed {
+    /// How many.
+    pub open: u32,
+    /// Seconds since the oldest was opened.
+    pub oldest_s: f64,
+    /// Whether that is longer than a view may be open.
+    pub late: bool,
+}
+
 /// A point of a return curve.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReturnChance {
@@ -55,8 +70,17 @@ impl Shared {
     ) -> Result<Option<Vec<Reason>>, StoreError> {
         self.check_open()?;
         let key = Key::new(key)?;
-        let opinions = self.with(|core, now| core.master.explain(now, tenant, &key))?;
-        Ok(opinions.map(|opinions| opinions.into_iter().map(Reason::from).collect()))
+        let (opinions, views) = self.with(|core, now| {
+            let opinions = core.master.explain(now, tenant, &key);
+            (opinions, core.views.of(now, tenant, &key))
+        })?;
+        let mut reasons: Option<Vec<Reason>> =
+            opinions.map(|opinions| opinions.into_iter().map(Reason::from).collect());
+        let first = reasons.as_mut().and_then(|reasons| reasons.first_mut());
+        if let (Some(reason), Some(views)) = (first, views) {
+            reason.add(views);
+        }
+        Ok(reasons)
     }
 }
 
@@ -100,7 +124,23 @@ impl From<Opinion> for Reason {
             held: held == Held::Here,
             policy: policy.to_owned(),
             learned,
+            views: None,
             words: format!("{place}, {why}"),
         }
+    }
+}
+
+impl Reason {
+    fn add(&mut self, views: ValueViews) {
+        let ValueViews { open, oldest, late } = views;
+        let many = if open == 1 { "view is" } else { "views are" };
+        let too_long = if late { ", which is too long" } else { "" };
+        let oldest_s = oldest.as_secs_f64();
+        self.words += &format!("; {open} {many} open, the oldest for {oldest_s:.1} s{too_long}");
+        self.views = Some(Viewed {
+            open,
+            oldest_s,
+            late,
+        });
     }
 }

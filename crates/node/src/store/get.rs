@@ -7,12 +7,14 @@ use slackwater_pool::copy::Copied;
 use slackwater_tier::arena::{Access as ArenaAccess, AccessId};
 use slackwater_tier::io::DiskError;
 use slackwater_tier::{ReadEnd, RecordRead as Record};
-use slackwater_wire::{Chain, DiskEntry, ErrorCode, Get, Hold, Key, ReplicaAt, limits};
+use slackwater_wire::{Chain, DiskEntry, ErrorCode, Get, Key, ReplicaAt, Reply, limits};
 
 use super::copier::READ_BYTES_MIN;
 use super::core::{Asked, Core};
 use super::shared::Shared;
-use super::{GetOptions, Got, StoreError, Tier};
+use super::view::Viewing;
+use super::views::{Hold, OpenView};
+use super::{GetOptions, Got, StoreError, Tier, Verify};
 use crate::disk::RecordRead;
 use crate::region::{Access, Grant, copy_out_all};
 
@@ -25,36 +27,41 @@ pub(super) enum Sink<'a> {
     Given(&'a mut [u8]),
     /// Memory that is made when the length is known.
     Fresh(Vec<u8>),
+    /// Nowhere: the value is shown where it lies.
+    View(Viewing),
 }
 
 impl Sink<'_> {
     fn fits(&self, bytes: u64) -> bool {
         match self {
             Sink::Given(buffer) => buffer.len() as u64 >= bytes,
-            Sink::Fresh(_) => true,
+            Sink::Fresh(_) | Sink::View(_) => true,
         }
     }
 
-    /// Room for exactly `bytes` bytes, which fit.
-    fn room(&mut self, bytes: usize) -> &mut [u8] {
+    /// Room for exactly `bytes` bytes, which fit; `None` when views hold all the memory that there is for them.
+    fn room(&mut self, bytes: usize) -> Option<&mut [u8]> {
         match self {
-            Sink::Given(buffer) => &mut buffer[..bytes],
+            Sink::Given(buffer) => Some(&mut buffer[..bytes]),
             Sink::Fresh(vector) => {
                 vector.resize(bytes, 0);
-                vector
+                Some(vector)
             }
+            Sink::View(viewing) => viewing.room(bytes),
         }
     }
 }
 
 /// One request's reads, under way: the flow decides, this moves the bytes.
-struct Reader<'s, 'b> {
+pub(super) struct Reader<'s, 'b> {
     shared: &'s Shared,
     options: &'s GetOptions,
     sinks: &'s mut [Sink<'b>],
     /// The keys that are keys, with their positions in the request.
     keys: Vec<Key>,
     places: Vec<usize>,
+    /// The answer to the first look-up, if it was made already.
+    answer: Option<Reply>,
     outcomes: Vec<Outcome>,
     actions: Vec<Action>,
     /// In the order of the request.
@@ -92,29 +99,42 @@ impl Shared {
     pub(super) fn read(
         &self,
         keys: &[&[u8]],
-        sinks: &mut [Sink<'_>],
+        mut sinks: &mut [Sink<'_>],
         options: &GetOptions,
     ) -> Vec<Outcome> {
-        let mut outcomes: Vec<Outcome> = Vec::with_capacity(keys.len());
-        let mut chain = options.chain.clone();
-        for (keys, sinks) in keys
-            .chunks(limits::BATCH_KEYS_MAX)
-            .zip(sinks.chunks_mut(limits::BATCH_KEYS_MAX))
-        {
-            let stopped = options.prefix_only
-                && outcomes
-                    .iter()
-                    .any(|outcome| !matches!(outcome, Ok(Some(_))));
-            if stopped {
-                outcomes.extend(keys.iter().map(|_| Ok(None)));
-                continue;
-            }
-            outcomes.extend(Reader::new(self, options, sinks).run(keys, &chain));
-            chain.parent = keys.last().and_then(|key| Key::new(key).ok());
-            chain.position = chain.position.saturating_add(keys.len() as u32);
-        }
-        outcomes
+        in_pieces(keys, options, |keys, chain| {
+            let (own, rest) = std::mem::take(&mut sinks).split_at_mut(keys.len());
+            sinks = rest;
+            Reader::new(self, options, own).run(keys, chain)
+        })
     }
+}
+
+/// Looks keys up in pieces of what one request takes, each with its place in the chain.
+pub(super) fn in_pieces<T>(
+    keys: &[&[u8]],
+    options: &GetOptions,
+    mut look_up: impl FnMut(&[&[u8]], &Chain) -> Vec<Result<Option<T>, StoreError>>,
+) -> Vec<Result<Option<T>, StoreError>> {
+    if keys.len() <= limits::BATCH_KEYS_MAX {
+        return look_up(keys, &options.chain);
+    }
+    let mut outcomes = Vec::with_capacity(keys.len());
+    let mut chain = options.chain.clone();
+    for keys in keys.chunks(limits::BATCH_KEYS_MAX) {
+        let stopped = options.prefix_only
+            && outcomes
+                .iter()
+                .any(|outcome| !matches!(outcome, Ok(Some(_))));
+        if stopped {
+            outcomes.extend(keys.iter().map(|_| Ok(None)));
+            continue;
+        }
+        outcomes.extend(look_up(keys, &chain));
+        chain.parent = keys.last().and_then(|key| Key::new(key).ok());
+        chain.position = chain.position.saturating_add(keys.len() as u32);
+    }
+    outcomes
 }
 
 impl Shared {
@@ -140,7 +160,11 @@ impl Shared {
 }
 
 impl<'s, 'b> Reader<'s, 'b> {
-    fn new(shared: &'s Shared, options: &'s GetOptions, sinks: &'s mut [Sink<'b>]) -> Self {
+    pub(super) fn new(
+        shared: &'s Shared,
+        options: &'s GetOptions,
+        sinks: &'s mut [Sink<'b>],
+    ) -> Self {
         let (keys, places, outcomes) = (Vec::new(), Vec::new(), Vec::new());
         let (actions, readings) = (Vec::new(), Vec::new());
         Self {
@@ -149,6 +173,7 @@ impl<'s, 'b> Reader<'s, 'b> {
             sinks,
             keys,
             places,
+            answer: None,
             outcomes,
             actions,
             readings,
@@ -156,7 +181,12 @@ impl<'s, 'b> Reader<'s, 'b> {
         }
     }
 
-    fn run(mut self, keys: &[&[u8]], chain: &Chain) -> Vec<Outcome> {
+    /// Goes on from this answer of the master to the look-up of all keys.
+    pub(super) fn answered(self, answer: Option<Reply>) -> Self {
+        Self { answer, ..self }
+    }
+
+    pub(super) fn run(mut self, keys: &[&[u8]], chain: &Chain) -> Vec<Outcome> {
         for (at, key) in keys.iter().enumerate() {
             match Key::new(key) {
                 Ok(key) => {
@@ -182,7 +212,7 @@ impl<'s, 'b> Reader<'s, 'b> {
             tenant: self.options.tenant.clone(),
             keys: self.keys.clone(),
             chain: chain.clone(),
-            hold: Hold::Guard,
+            hold: slackwater_wire::Hold::Guard,
             prefix_only: self.options.prefix_only,
         };
         let now = shared.clock.now();
@@ -207,12 +237,18 @@ impl<'s, 'b> Reader<'s, 'b> {
         while !self.actions.is_empty() {
             for action in std::mem::take(&mut self.actions) {
                 match action {
-                    Action::Ask { operation, request } => match core.ask(now, request) {
-                        Asked::Now(reply) => {
-                            flow.on_reply(now, operation, reply, &mut self.actions)
+                    Action::Ask { operation, request } => {
+                        let asked = match self.answer.take() {
+                            Some(reply) => Asked::Now(reply),
+                            None => core.ask(now, request),
+                        };
+                        match asked {
+                            Asked::Now(reply) => {
+                                flow.on_reply(now, operation, reply, &mut self.actions)
+                            }
+                            Asked::Later(_) => flow.on_link_lost(now, &mut self.actions),
                         }
-                        Asked::Later(_) => flow.on_link_lost(now, &mut self.actions),
-                    },
+                    }
                     Action::Tell { request, .. } => _ = core.ask(now, request),
                     Action::Read {
                         index,
@@ -230,12 +266,18 @@ impl<'s, 'b> Reader<'s, 'b> {
                         match self.open(core, now, (index, bytes), &entry, &from) {
                             Ok(source) => {
                                 let bytes = bytes as usize;
-                                self.readings.push(Reading {
+                                let reading = Reading {
                                     index,
                                     bytes,
                                     checksum,
                                     source,
-                                });
+                                };
+                                if self.is_shown_unread(&reading) {
+                                    let shown = self.show(core, now, flow, reading, self.lookup);
+                                    flow.on_read(now, index, shown, &mut self.actions);
+                                } else {
+                                    self.readings.push(reading);
+                                }
                             }
                             Err(failure) => {
                                 flow.on_read(now, index, Err(failure), &mut self.actions)
@@ -329,11 +371,21 @@ impl<'s, 'b> Reader<'s, 'b> {
             let (_, sink) = sinks
                 .find(|(at, _)| *at == place)
                 .expect("readings keep the order of the sinks");
-            let room = sink.room(*bytes);
             tried.push(Tried {
                 arrived: Err(UNREAD),
                 took: Duration::ZERO,
             });
+            if let (Source::Memory { grant, .. }, Sink::View(_)) = (source, &*sink) {
+                let begun = time::Instant::now();
+                tried[number].arrived = Ok(grant.checksum(*bytes));
+                tried[number].took = begun.elapsed();
+                continue;
+            }
+            let Some(room) = sink.room(*bytes) else {
+                let (key, bytes) = (self.keys[*index].clone(), *bytes as u64);
+                self.outcomes[place] = Err(StoreError::NoViewBuffer { key, bytes });
+                continue;
+            };
             match source {
                 Source::Memory { grant, .. } => {
                     pieces.push((grant, room));
@@ -383,6 +435,14 @@ impl<'s, 'b> Reader<'s, 'b> {
         for (reading, Tried { arrived, took }) in
             std::mem::take(&mut self.readings).into_iter().zip(tried)
         {
+            if let Sink::View(_) = self.sinks[self.places[reading.index]]
+                && arrived == Ok(reading.checksum)
+            {
+                let index = reading.index;
+                let shown = self.show(core, now, flow, reading, self.lookup + took);
+                flow.on_read(now, index, shown, &mut self.actions);
+                continue;
+            }
             let Reading {
                 index,
                 bytes,
@@ -427,6 +487,65 @@ impl<'s, 'b> Reader<'s, 'b> {
         self.act(core, now, flow);
         // A replica that is tried instead of another joins behind those before it.
         self.readings.sort_by_key(|reading| reading.index);
+    }
+
+    /// Whether a view shows these bytes as they are: they were verified when they came into memory.
+    fn is_shown_unread(&self, reading: &Reading) -> bool {
+        let sink = &self.sinks[self.places[reading.index]];
+        matches!(sink, Sink::View(viewing) if viewing.verify == Verify::OnArrival)
+            && matches!(reading.source, Source::Memory { .. })
+    }
+
+    /// Leaves the bytes of a reading to its view instead of ending it. The view is refused as one without room is: no
+    /// other replica would help.
+    fn show(
+        &mut self,
+        core: &mut Core,
+        now: Instant,
+        flow: &mut GetFlow,
+        reading: Reading,
+        took: Duration,
+    ) -> Result<Checksum, ReadFailure> {
+        let Reading {
+            index,
+            bytes,
+            checksum,
+            source,
+        } = reading;
+        let at = self.places[index];
+        let Sink::View(viewing) = &mut self.sinks[at] else {
+            unreachable!("what is shown goes to a view");
+        };
+        let admitted = core.views.admit(now);
+        let hold = match source {
+            Source::Memory { grant, access } if admitted.is_ok() => {
+                viewing.found(grant, bytes);
+                let guard = flow.take_guard(index);
+                Some(Hold::Extent { access, guard })
+            }
+            Source::Memory { access, .. } => {
+                core.end_access(now, access);
+                None
+            }
+            Source::Disk(record) => {
+                core.end_read(now, record, ReadEnd::Checked(checksum));
+                admitted.is_ok().then_some(Hold::Buffer)
+            }
+        };
+        let Some(hold) = hold else {
+            self.outcomes[at] = admitted.map(|()| None);
+            return Err(ReadFailure::BufferTooSmall);
+        };
+        let tier = hold.tier();
+        let view = OpenView {
+            tenant: self.options.tenant.clone(),
+            key: self.keys[index].clone(),
+            bytes,
+            hold,
+        };
+        viewing.opened(core.views.open(now, view), tier);
+        self.shared.meters.read(tier, bytes, took);
+        Ok(checksum)
     }
 
     fn settle(&mut self, index: usize, outcome: GetOutcome) {

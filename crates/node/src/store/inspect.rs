@@ -91,6 +91,7 @@ fn read(
     let mut core = Core::new(
         Master::new(open::master_config(config), 1),
         open::agent(config, incarnation),
+        open::views(config),
     );
     for mount in open::mounts(config, incarnation) {
         match core.ask(now, mount) {

@@ -8,7 +8,7 @@ use slackwater_wire::{SegmentKind, SegmentState};
 
 use super::meters::Distribution;
 use super::shared::Shared;
-use super::{Flow, PutStats, ReadStats, SsdStats, Stats, TierStats, WaitStats};
+use super::{Flow, PutStats, ReadStats, SsdStats, Stats, TierStats, ViewStats, WaitStats};
 
 /// Upper ends of the buckets of times, in seconds.
 const BOUNDS: [f64; 16] = [
@@ -25,6 +25,7 @@ impl Shared {
             segments: core.master.segments(),
             agent: core.agent.stats(),
             accepting: core.accepting,
+            views: core.views.stats(),
         });
         let Books {
             metrics,
@@ -32,6 +33,7 @@ impl Shared {
             segments,
             agent,
             accepting,
+            views,
         } = taken.unwrap_or_default();
         let (meters, memory_hits, ssd_hits) = (
             &self.meters,
@@ -49,6 +51,7 @@ impl Shared {
                 memory_bytes: get(&memory_hits.bytes),
                 ssd_bytes: get(&ssd_hits.bytes),
             },
+            views,
             ssd_reads: self.disk.as_ref().map_or(0, |ssd| ssd.disk.readers.reads()),
             promotion_reads: self
                 .disk
@@ -162,6 +165,7 @@ impl Shared {
             "Records read from SSD to be promoted.",
         );
         text.counter(read.0, read.1, &[("", stats.promotion_reads)]);
+        text.views(&stats.views);
         let puts = stats.puts;
         let ends = [
             ("status=\"stored\"", puts.stored),
@@ -226,6 +230,7 @@ struct Books {
     segments: Vec<SegmentState>,
     agent: AgentStats,
     accepting: bool,
+    views: ViewStats,
 }
 
 fn get(counter: &AtomicU64) -> u64 {
@@ -280,6 +285,41 @@ impl Text {
         self.head(name, help, kind);
         for (labels, value) in samples {
             self.sample(name, labels, &value.to_string());
+        }
+    }
+
+    fn views(&mut self, views: &ViewStats) {
+        let gauges = [
+            ("slackwater_views_open", "Views that are open.", views.open),
+            (
+                "slackwater_views_open_bytes",
+                "Bytes that open views keep in place.",
+                views.open_bytes,
+            ),
+            (
+                "slackwater_views_late",
+                "Views that are open for longer than they may be.",
+                views.late,
+            ),
+        ];
+        for (name, help, value) in gauges {
+            self.gauge(name, help, &[("", value)]);
+        }
+        let counters = [
+            ("slackwater_views_total", "Views opened.", views.opened),
+            (
+                "slackwater_views_became_late_total",
+                "Views that were open for longer than they may be.",
+                views.became_late,
+            ),
+            (
+                "slackwater_views_refused_total",
+                "Calls for views refused because of those that were open.",
+                views.refused,
+            ),
+        ];
+        for (name, help, value) in counters {
+            self.counter(name, help, &[("", value)]);
         }
     }
 

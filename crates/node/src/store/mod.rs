@@ -21,6 +21,8 @@ mod shared;
 mod slot;
 mod socket;
 mod stats;
+mod view;
+mod views;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -33,12 +35,13 @@ use slackwater_wire::{
 };
 
 pub use error::{OpenError, StoreError};
-pub use explain::{Learned, Reason, ReturnChance};
+pub use explain::{Learned, Reason, ReturnChance, Viewed};
 pub use inspect::{Explanation, ExplanationSource, explain_at};
-pub use options::{GetOptions, Got, PutOptions, RemoveOptions, Stored, Tier};
+pub use options::{GetOptions, Got, PutOptions, RemoveOptions, Stored, Tier, Verify, ViewOptions};
 pub use stats::{
-    Flow, Latencies, Latency, PutStats, ReadStats, SsdStats, Stats, TierStats, WaitStats,
+    Flow, Latencies, Latency, PutStats, ReadStats, SsdStats, Stats, TierStats, ViewStats, WaitStats,
 };
+pub use view::View;
 
 use self::get::Sink;
 use self::shared::Shared;
@@ -166,6 +169,24 @@ impl Store {
             .map(|buffer| Sink::Given(buffer))
             .collect();
         self.shared().read(keys, &mut sinks, options)
+    }
+
+    /// Shows one value where it lies, without a copy; `None` when there is none. Its bytes stay as they are until the
+    /// view is dropped, whatever becomes of the key and of the store meanwhile.
+    ///
+    /// # Errors
+    /// Too many views, or one that is open for too long; [`StoreError::NoViewBuffer`]; refusals of the key or the tenant.
+    pub fn view(&self, key: &[u8], options: &ViewOptions) -> Result<Option<View>, StoreError> {
+        only(self.view_batch(&[key], options))
+    }
+
+    /// Shows values where they lie, a result each, in the order of the keys.
+    pub fn view_batch(
+        &self,
+        keys: &[&[u8]],
+        options: &ViewOptions,
+    ) -> Vec<Result<Option<View>, StoreError>> {
+        self.handle.shared.view(keys, options)
     }
 
     /// Whether objects are there, a truth each.
@@ -423,6 +444,13 @@ impl Handle {
                 .take(),
         );
         self.shared.save_learned();
+        let open = self.shared.with(|core, _| core.views.stats().open);
+        if let Ok(views @ 1..) = open {
+            tracing::info!(
+                views,
+                "closed while views are open: the memory of values stays until they end"
+            );
+        }
         let stopped = self
             .shared
             .with(|core, now| core.stop(now))
@@ -481,3 +509,5 @@ fn refusal(reply: &Reply) -> StoreError {
 mod effects;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod view_tests;

@@ -14,6 +14,7 @@ use slackwater_wire::{Incarnation, Mount, Reply, Request, SegmentId, SegmentKind
 use super::core::{Core, NODE};
 use super::shared::{Parts, Shared, Ssd};
 use super::socket::{Answer, AnswerSocket, Question};
+use super::views::Views;
 use super::{MEMORY_NAME, OpenError, StoreError};
 use crate::config::Config;
 use crate::disk::{self, Directory, Segment, Use};
@@ -53,6 +54,7 @@ pub(super) fn open(mut config: Config) -> Result<super::Handle, OpenError> {
     let core = Core::new(
         Master::new(master_config(&config), seed),
         agent(&config, incarnation),
+        views(&config),
     );
     for warning in core.master.warnings() {
         // Both are said by `Config::warnings` in the words of its options.
@@ -285,6 +287,10 @@ pub(super) fn agent(config: &Config, incarnation: Incarnation) -> Agent {
         granule: GRANULE,
     });
     agent
+}
+
+pub(super) fn views(config: &Config) -> Views {
+    Views::new(config.views_limit as usize, config.views_time)
 }
 
 fn random() -> Result<[u64; 4], OpenError> {

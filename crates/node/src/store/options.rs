@@ -33,6 +33,26 @@ pub struct GetOptions {
     pub prefix_only: bool,
 }
 
+/// How values are viewed.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ViewOptions {
+    /// How they are looked up, as for a read.
+    pub read: GetOptions,
+    /// When their bytes are compared with their checksum.
+    pub verify: Verify,
+}
+
+/// When the bytes of a view are compared with the checksum of the value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Verify {
+    /// Once, on their arrival in memory: a put's checksum is taken of the bytes as they are stored, and that of a value
+    /// from SSD is compared before anyone can see it.
+    #[default]
+    OnArrival,
+    /// And again for this view, which reads them all. Bytes that differ are dropped, as in a read.
+    Always,
+}
+
 /// How values are removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RemoveOptions {

@@ -3,7 +3,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
-use slackwater_base::Instant;
+use slackwater_base::{Instant, format_duration};
 use slackwater_wait::{Event, Park, now};
 use slackwater_wire::{Reply, Request};
 
@@ -13,9 +13,10 @@ use super::core::{Asked, Core};
 use super::learned::Saver;
 use super::meters::Meters;
 use super::slot::{Later, Waits};
+use super::views::NewlyLate;
 use crate::clock::SkippingClock;
 use crate::config::Config;
-use crate::disk::{Directory, Disk, Segment};
+use crate::disk::{Buffers, Directory, Disk, Segment};
 use crate::selection::Selection;
 
 /// What callers and the store's own threads share.
@@ -30,6 +31,8 @@ pub(super) struct Shared {
     pub(super) waits: Waits,
     pub(super) saver: Saver,
     pub(super) copier: Copier,
+    /// Memory for views of values on SSD.
+    pub(super) view_buffers: Arc<Buffers>,
     core: Mutex<Core>,
     /// Wakes the steward when something falls due before its next deadline.
     bell: Event,
@@ -73,6 +76,7 @@ impl Shared {
         Self {
             waits: Waits::new(config.wait),
             copier: Copier::new(config.copy_threads.count(), config.wait),
+            view_buffers: Buffers::new(config.views_buffers.0 as usize),
             config,
             segment,
             disk,
@@ -223,9 +227,16 @@ impl Shared {
             let step = |core: &mut Core, now: Instant| {
                 core.on_deadline(now);
                 core.steward_wakes = core.next_deadline();
-                core.steward_wakes
+                (core.steward_wakes, core.views.take_newly_late())
             };
-            let Ok(wakes) = self.with(step) else { return };
+            let Ok((wakes, late)) = self.with(step) else {
+                return;
+            };
+            if let Some(NewlyLate { views, key }) = late {
+                let time = format_duration(self.config.views_time);
+                tracing::warn!(views, %key, "views are open for more than {time}: their memory stays, and there are \
+                    no further views until they end");
+            }
             self.save_learned_at_times(self.clock.now());
             // No caller waits for the steward, so it never spins, whatever the strategy of the store.
             let waiting = self

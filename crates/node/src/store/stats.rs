@@ -14,6 +14,8 @@ pub struct Stats {
     pub ssd: Option<SsdStats>,
     /// Reads by where they ended.
     pub reads: ReadStats,
+    /// Views of values.
+    pub views: ViewStats,
     /// Records read from SSD on behalf of a reader: the proof of where a read came from.
     pub ssd_reads: u64,
     /// Records read from SSD to be promoted.
@@ -83,6 +85,23 @@ pub struct ReadStats {
     pub memory_bytes: u64,
     /// Bytes served from SSD.
     pub ssd_bytes: u64,
+}
+
+/// Views of values: those that are open, and those there were.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ViewStats {
+    /// Open now.
+    pub open: u64,
+    /// Bytes of them.
+    pub open_bytes: u64,
+    /// Open now for longer than they may be.
+    pub late: u64,
+    /// Opened since the start.
+    pub opened: u64,
+    /// Became late since the start.
+    pub became_late: u64,
+    /// Calls refused because of the views that were open.
+    pub refused: u64,
 }
 
 /// Puts by how they ended.

@@ -211,7 +211,8 @@ pub struct Limits {
     /// Most bytes that a compiled pattern may take.
     pub pattern_bytes: usize,
     /// Most nodes with an SSD that removals are remembered for; what others hold that is older than their mount is
-    /// given up.
+    /// given up. Removals are remembered from the start of the master until so many have mounted: zero for a store that
+    /// has no SSD.
     pub nodes: usize,
     /// Most removals remembered for a node that is away, and for all nodes that have not mounted yet.
     pub owed: usize,

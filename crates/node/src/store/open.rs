@@ -263,7 +263,7 @@ pub(super) fn master_config(config: &Config) -> MasterConfig {
             ..defaults.promotion
         },
         limits: Limits {
-            nodes: 1,
+            nodes: usize::from(config.ssd.0 > 0),
             ..defaults.limits
         },
         ..defaults
@@ -306,4 +306,23 @@ fn random() -> Result<[u64; 4], OpenError> {
     Ok(std::array::from_fn(|i| {
         u64::from_le_bytes(std::array::from_fn(|j| bytes[i * 8 + j]))
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use slackwater_base::ByteSize;
+
+    use super::*;
+
+    /// A store without an SSD waited for the only one to mount: it remembered every key that was put, up to a million.
+    #[test]
+    fn removals_are_remembered_for_the_ssd_of_the_store_alone() {
+        for (ssd, nodes) in [(ByteSize(0), 0), (ByteSize::gib(1), 1)] {
+            let config = Config {
+                ssd,
+                ..Config::default()
+            };
+            assert_eq!(master_config(&config).limits.nodes, nodes, "{ssd}");
+        }
+    }
 }

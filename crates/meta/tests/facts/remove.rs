@@ -397,6 +397,67 @@ fn what_is_removed_before_a_node_is_met_stays_removed() {
     check(1, |_| {}, [false, false]);
 }
 
+/// An announcement of a record of this version: of key `a`, or of another when it only tells of the version.
+fn announcement(segment: SegmentId, version: u64) -> Report {
+    let name = if segment == DISK { "a" } else { "z" };
+    let entries = vec![reported(name, version, BLOCK)];
+    Report::Announce { segment, entries }
+}
+
+/// A step of a story about two nodes with an SSD.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Mount(NodeId, SegmentId),
+    /// The node has announced everything.
+    Announced(NodeId, SegmentId),
+    Lose(NodeId),
+    /// A value is put and its only replica is lost: nothing is ordered of anyone, and the key is unknown again.
+    PutAndLose,
+}
+
+/// Removals are kept as long as a node may come that was not told, and no longer than they are needed.
+#[test]
+fn removals_stay_until_every_node_has_announced_its_records() {
+    use Step::*;
+    const OTHER: (NodeId, SegmentId) = (NodeId(3), SegmentId(10));
+    let mount = Mount(OTHER.0, OTHER.1);
+    let announced = Announced(OTHER.0, OTHER.1);
+    let check = |nodes: usize, steps: &[Step]| {
+        let limits = Limits {
+            nodes,
+            ..Limits::default()
+        };
+        let mut world = World::new(MasterConfig { limits, ..plain() });
+        let highest = Version(40);
+        for step in steps {
+            match *step {
+                Mount(node, segment) => world.mount(node, segment, SegmentKind::Disk, MIB),
+                Announced(node, segment) => {
+                    world.report(node, Report::Announced { segment, highest });
+                }
+                Lose(node) => world.input(Input::NodeLost(node)),
+                PutAndLose => {
+                    world.mount(NodeId(2), SegmentId(9), SegmentKind::Memory, MIB);
+                    world.put("first", 1);
+                    world.report(OTHER.0, announcement(OTHER.1, 40));
+                    world.put("a", 1);
+                    world.input(Input::NodeLost(NodeId(2)));
+                }
+            }
+        }
+        world.report(NODE, announcement(DISK, 30));
+        assert!(!world.has("a"), "{nodes}: {steps:?}");
+    };
+    // Another node has announced its records, and this one has not been met.
+    check(3, &[mount, PutAndLose, announced, Mount(NODE, DISK)]);
+    // No further node may come, but this one has not announced its records when another has.
+    check(2, &[mount, PutAndLose, Mount(NODE, DISK), announced]);
+    // Every node that may come was met, and this one is away.
+    let begun = [mount, announced, Mount(NODE, DISK), Announced(NODE, DISK)];
+    let away = [Lose(NODE), PutAndLose, Mount(NODE, DISK)];
+    check(2, &[&begun[..], &away].concat());
+}
+
 #[test]
 fn too_many_removals_while_a_node_is_away_give_up_what_it_holds() {
     let limits = Limits {

@@ -203,16 +203,13 @@ impl Log {
             .get(hash)
             .is_some_and(|slot| slot.version > offload.entry.version)
             || self.index.would_die(hash, offload.entry.version);
-        let around = BLOCK_BYTES + alone_overhead(&offload.entry);
-        let too_long = offload.bytes > u64::from(u32::MAX)
-            || round_to_block(offload.bytes).saturating_add(around) > self.file_bytes;
         if !self.is_open() || self.stopping || moved_on {
             return Some(TaskFailure::Cancelled);
         }
         if offload.bytes == 0 {
             return Some(TaskFailure::Stale);
         }
-        if too_long {
+        if !fits_in_file(&offload.entry, offload.bytes, self.file_bytes) {
             return Some(TaskFailure::TooLarge);
         }
         if let Some(failure) = self.writer.refusal() {
@@ -561,6 +558,12 @@ impl Log {
         }
         (u128::from(excess) * u128::from(self.value_bytes) / u128::from(live)) as u64
     }
+}
+
+/// Whether an empty file of `file_bytes` can hold a record of `bytes`.
+fn fits_in_file(entry: &DiskEntry, bytes: u64, file_bytes: u64) -> bool {
+    let around = BLOCK_BYTES + alone_overhead(entry);
+    bytes <= u64::from(u32::MAX) && round_to_block(bytes).saturating_add(around) <= file_bytes
 }
 
 /// The checksum that a read gave.

@@ -8,7 +8,7 @@ use super::failed_reads::Verdict;
 use super::files::{File, FileState, List, RESERVE};
 use super::scan::{FileScan, Step};
 use super::write::{Answer, Copied};
-use super::{Log, LogOut, Purpose};
+use super::{Log, LogOut, Purpose, fits_in_file};
 use crate::format::{Batch, Entry, Record};
 use crate::io::{DiskError, DiskOp, DiskOutcome, FileId, Target};
 
@@ -249,6 +249,13 @@ impl Log {
                 .is_some_and(|slot| slot.is_at(file, record.offset))
             {
                 reclaim.pending.pop_front();
+                continue;
+            }
+            // The files were longer before the capacity was lowered.
+            if !fits_in_file(&record.entry, record.length, self.file_bytes) {
+                let entry = record.entry.clone();
+                reclaim.pending.pop_front();
+                self.lose(entry, out);
                 continue;
             }
             let crowded = reclaim.bytes_in_flight > 0

@@ -206,6 +206,30 @@ fn a_file_is_emptied_only_if_its_records_have_room() {
     }
 }
 
+/// The capacity of a log was lowered, and a record was longer than its new files. Reclaim had read it, and began and sealed
+/// one file after the other, into none of which it fitted.
+#[test]
+fn a_record_longer_than_the_new_files_is_given_up() {
+    let mut world = World::new(small_log(1 << 20), 3);
+    world.put(b"long", 1, 60_000);
+    for key in 0..4u8 {
+        world.put(&[key], 1, 9000);
+    }
+    world.rest();
+    let (file, _) = world.place(b"long", 1);
+    let batches = world.batches(file);
+    world.log.file_bytes = 32 << 10;
+    // One copy of the headers is left, so the opening has the file emptied.
+    world.rotten = true;
+    world.rot_headers(file, &batches, false);
+    world.reopen(Crash::LoseAll, "shorter files");
+    assert!(world.disk.files().iter().all(|it| it.file != file));
+    assert_eq!(world.lost, [entry(b"long", 1)]);
+    for key in 0..4u8 {
+        assert_eq!(world.readable(&[key]), Some(1));
+    }
+}
+
 #[test]
 fn churn_within_the_stated_capacity_never_runs_out_of_room() {
     let mut world = World::new(small_log(2 << 20), 7);

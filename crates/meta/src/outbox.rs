@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
 
 use slackwater_base::Map;
+use slackwater_wire::limits::BATCH_KEYS_MAX;
 use slackwater_wire::{
     ClientId, DiskEntry, ErrorCode, ExtentRef, NodeId, OffloadTask, OperationId, Order, Reply,
     SegmentId,
@@ -62,15 +63,26 @@ impl Outbox {
 
     /// Moves everything to `out`: orders to nodes before the replies about them.
     pub(crate) fn flush(&mut self, out: &mut Vec<Output>) {
-        let order = |(node, order)| Output::Order { node, order };
-        let offloads = std::mem::take(&mut self.offloads).into_iter();
-        out.extend(offloads.map(|(node, tasks)| order((node, Order::Offload(tasks)))));
-        let drops = std::mem::take(&mut self.drops).into_iter();
-        out.extend(drops.map(|(node, entries)| order((node, Order::Drop(entries)))));
+        in_parts(&mut self.offloads, Order::Offload, out);
+        in_parts(&mut self.drops, Order::Drop, out);
         out.append(&mut self.orders);
-        let fences = std::mem::take(&mut self.fences).into_iter();
-        out.extend(fences.map(|(node, extents)| order((node, Order::Fence(extents)))));
+        in_parts(&mut self.fences, Order::Fence, out);
         out.append(&mut self.replies);
+    }
+}
+
+/// Orders each node as many items at a time as one message carries.
+fn in_parts<T>(
+    items: &mut BTreeMap<NodeId, Vec<T>>,
+    order: fn(Vec<T>) -> Order,
+    out: &mut Vec<Output>,
+) {
+    for (node, items) in std::mem::take(items) {
+        let mut items = items.into_iter().peekable();
+        while items.peek().is_some() {
+            let order = order(items.by_ref().take(BATCH_KEYS_MAX).collect());
+            out.push(Output::Order { node, order });
+        }
     }
 }
 

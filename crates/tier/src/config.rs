@@ -55,7 +55,7 @@ pub struct LogConfig {
     pub reclaim_bytes_in_flight_max: u64,
     /// Files that recovery reads at a time.
     pub recovery_reads_max: usize,
-    /// Most records in one announcement.
+    /// Most records in one announcement; no more than one message carries.
     pub announce_entries_max: usize,
     /// Pause after the first error of the device, doubled after each further one up to
     /// [`LogConfig::retry_delay_max`].

@@ -4,6 +4,7 @@
 //! struct copies it. Bodies travel as MessagePack with named fields; unknown fields are skipped, new ones default.
 #![forbid(unsafe_code)]
 
+pub mod body;
 pub mod data;
 mod error;
 mod id;
@@ -56,6 +57,10 @@ pub mod limits {
     pub const KEY_BYTES_MAX: usize = 1024;
     /// Longest tenant name, in bytes.
     pub const TENANT_BYTES_MAX: usize = 128;
-    /// Most keys in one request.
+    /// Most keys in one request, and most items in one report.
     pub const BATCH_KEYS_MAX: usize = 4096;
+    /// Longest request as bytes: so many keys of the greatest length fit.
+    pub const REQUEST_BYTES_MAX: usize = 8 << 20;
+    /// Longest reply, order or report as bytes.
+    pub const BODY_BYTES_MAX: usize = 128 << 20;
 }

@@ -73,6 +73,7 @@ pub struct PromoteTask {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Report {
     /// Offloads that came to an end. A success is durable.
+    #[serde(deserialize_with = "crate::body::list")]
     Offloaded(Vec<(TicketId, Result<(), TaskFailure>)>),
     /// A promotion is about to read: it needs an extent of this length.
     Stage {
@@ -96,10 +97,13 @@ pub enum Report {
         failure: PromotionFailure,
     },
     /// Records that no crash can bring back any more.
+    #[serde(deserialize_with = "crate::body::list")]
     Dropped(Vec<DiskEntry>),
     /// Records that turned out unreadable or wrong and are dropped.
+    #[serde(deserialize_with = "crate::body::list")]
     Lost(Vec<DiskEntry>),
     /// No access under these dead generations can arrive any more.
+    #[serde(deserialize_with = "crate::body::list")]
     Fenced(Vec<ExtentRef>),
     /// Whether the SSD log takes records; sent when that changes.
     Disk(DiskState),
@@ -108,6 +112,7 @@ pub enum Report {
         /// The segment that represents the log.
         segment: SegmentId,
         /// Some of its records; none at all says that the node has announced everything.
+        #[serde(deserialize_with = "crate::body::list")]
         entries: Vec<ReportedEntry>,
     },
     /// Everything has been announced.

@@ -26,6 +26,7 @@ pub enum Request {
         /// The tenant of the objects.
         tenant: Tenant,
         /// Key and version of each, as granted.
+        #[serde(deserialize_with = "crate::body::list")]
         puts: Vec<(Key, Version)>,
     },
     /// The client has given this operation up, with or without its answer: take back what it was granted, and grant it
@@ -121,6 +122,7 @@ pub struct Get {
     #[serde(default)]
     pub tenant: Tenant,
     /// The keys in chain order.
+    #[serde(deserialize_with = "crate::body::list")]
     pub keys: Vec<Key>,
     /// The place of the keys in their chain.
     #[serde(default)]
@@ -137,6 +139,7 @@ pub struct Get {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GetEnd {
     /// The guards given back.
+    #[serde(deserialize_with = "crate::body::list")]
     pub guards: Vec<GuardId>,
 }
 
@@ -147,6 +150,7 @@ pub struct Exists {
     #[serde(default)]
     pub tenant: Tenant,
     /// The keys in chain order.
+    #[serde(deserialize_with = "crate::body::list")]
     pub keys: Vec<Key>,
 }
 
@@ -191,6 +195,7 @@ pub struct PutConfig {
     /// Memory replicas, on different segments; fewer segments give fewer replicas.
     pub replicas: u32,
     /// Segments to be tried first; unknown names are not an error.
+    #[serde(deserialize_with = "crate::body::list")]
     pub preferred: Vec<String>,
     /// Whether it may be evicted.
     pub pin: Pin,
@@ -232,6 +237,7 @@ pub struct PutStart {
     #[serde(default)]
     pub tenant: Tenant,
     /// The objects in chain order. Of two equal keys the first is put.
+    #[serde(deserialize_with = "crate::body::list")]
     pub entries: Vec<PutEntry>,
     /// The place of the keys in their chain.
     #[serde(default)]
@@ -248,6 +254,7 @@ pub struct PutEnd {
     #[serde(default)]
     pub tenant: Tenant,
     /// The puts that are complete.
+    #[serde(deserialize_with = "crate::body::list")]
     pub puts: Vec<PutDone>,
 }
 
@@ -270,6 +277,7 @@ pub struct Remove {
     #[serde(default)]
     pub tenant: Tenant,
     /// The keys, in any order.
+    #[serde(deserialize_with = "crate::body::list")]
     pub keys: Vec<Key>,
     /// Also while readers hold leases.
     #[serde(default)]
@@ -306,6 +314,7 @@ pub struct ReplicaClear {
     #[serde(default)]
     pub tenant: Tenant,
     /// The keys, in any order.
+    #[serde(deserialize_with = "crate::body::list")]
     pub keys: Vec<Key>,
     /// The segment to be cleared of them; `None` clears the whole object.
     pub segment: Option<String>,

@@ -1,13 +1,16 @@
 //! The events of the world, and the messages between its processes.
 
+use std::fmt::Debug;
 use std::rc::Rc;
 use std::time::Duration;
 
 use slackwater_base::Checksum;
 use slackwater_client::{ReadFailure, WriteFailure};
 use slackwater_tier::io::DiskDone;
+use slackwater_wire::body::{self, Message};
 use slackwater_wire::{DiskEntry, ExtentRef, NodeId, OperationId, Order, Reply, Report, Request};
 
+use crate::check::{Checked, Invariant, Violation};
 use crate::disk::{Caller, Ended};
 use crate::net::Process;
 
@@ -146,6 +149,35 @@ pub(crate) enum Control {
 }
 
 impl Control {
+    /// The message as its receiver reads it from its bytes.
+    ///
+    /// # Errors
+    /// When what is read is not what was written.
+    pub(crate) fn carried(&self) -> Checked<Self> {
+        fn carried<M: Message + Clone + PartialEq + Debug>(message: &M) -> Checked<M> {
+            match body::encode(message).and_then(|bytes| body::decode(&bytes)) {
+                Ok(read) if read == *message => Ok(read),
+                other => {
+                    let what = format!("{message:?} arrives as {other:?}");
+                    Err(Violation::new(Invariant::Contract, what))
+                }
+            }
+        }
+        Ok(match self {
+            Self::Register(node) => Self::Register(*node),
+            Self::Request { operation, request } => Self::Request {
+                operation: *operation,
+                request: carried(request)?,
+            },
+            Self::Reply { operation, reply } => Self::Reply {
+                operation: *operation,
+                reply: carried(reply)?,
+            },
+            Self::Order(order) => Self::Order(carried(order)?),
+            Self::Report(report) => Self::Report(carried(report)?),
+        })
+    }
+
     /// Approximate length on the wire, in bytes.
     pub(crate) fn bytes(&self) -> usize {
         match self {

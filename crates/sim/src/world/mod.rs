@@ -62,6 +62,8 @@ pub struct World {
     pub(crate) faults_done: usize,
     /// Whether faults are over: the cluster must come to rest.
     pub(crate) healed: bool,
+    /// Whether control messages are written as bytes and read again, which every eighth seed does.
+    encodes: bool,
 }
 
 /// How a run ended.
@@ -101,6 +103,10 @@ impl World {
             spun: 0,
             faults_done: 0,
             healed: false,
+            encodes: seed
+                .stream("bytes of control messages", 0)
+                .next_u64()
+                .is_multiple_of(8),
             plan,
             options,
         };
@@ -225,6 +231,7 @@ impl World {
         if !self.session_open(session, to) {
             return Ok(());
         }
+        let body = if self.encodes { body.carried()? } else { body };
         let now = self.engine.now();
         self.trace
             .note(now, format_args!("{to:?} <- {session:?} {body:?}"));

@@ -6,6 +6,7 @@ mod promote;
 use std::collections::BTreeMap;
 
 use slackwater_base::Instant;
+use slackwater_wire::limits::BATCH_KEYS_MAX;
 use slackwater_wire::{
     DiskEntry, DiskState, ExtentRef, OffloadTask, Order, Report, SegmentId, TaskFailure, TicketId,
 };
@@ -225,9 +226,7 @@ impl Agent {
                 }
             }
         }
-        if !stale.is_empty() {
-            out.push(AgentOutput::Report(Report::Offloaded(stale)));
-        }
+        report_in_parts(stale, Report::Offloaded, out);
         self.with_log(out, |log, events| {
             for offload in queued {
                 log.offload(now, offload, events);
@@ -244,9 +243,7 @@ impl Agent {
                 self.with_log(out, |log, events| log.source_died(extent, events));
             }
         }
-        if !idle.is_empty() {
-            out.push(AgentOutput::Report(Report::Fenced(idle)));
-        }
+        report_in_parts(idle, Report::Fenced, out);
     }
 
     /// Lets `act` use the log, and carries out its effects.
@@ -300,16 +297,10 @@ impl Agent {
             }
         }
         self.scratch = events;
-        if !written.is_empty() {
-            out.push(AgentOutput::Report(Report::Offloaded(written)));
-        }
-        if !dropped.is_empty() {
-            self.dropped = true;
-            out.push(AgentOutput::Report(Report::Dropped(dropped)));
-        }
-        if !lost.is_empty() {
-            out.push(AgentOutput::Report(Report::Lost(lost)));
-        }
+        self.dropped |= !dropped.is_empty();
+        report_in_parts(written, Report::Offloaded, out);
+        report_in_parts(dropped, Report::Dropped, out);
+        report_in_parts(lost, Report::Lost, out);
     }
 
     /// What follows from an input: ends promotions, begins others, lets the log go on, reports changes to the master.
@@ -348,6 +339,15 @@ impl Agent {
             self.reported = Some(state);
             out.push(AgentOutput::Report(Report::Disk(state)));
         }
+    }
+}
+
+/// Reports as many items at a time as one message carries.
+fn report_in_parts<T>(items: Vec<T>, report: fn(Vec<T>) -> Report, out: &mut Vec<AgentOutput>) {
+    let mut items = items.into_iter().peekable();
+    while items.peek().is_some() {
+        let part = items.by_ref().take(BATCH_KEYS_MAX).collect();
+        out.push(AgentOutput::Report(report(part)));
     }
 }
 

@@ -229,6 +229,13 @@ impl Index {
             .collect()
     }
 
+    /// A record lies on the device that is not to be read, though its key has a live one.
+    pub(crate) fn note_copy(&mut self, hash: KeyHash) {
+        if let Some(slot) = self.records.get_mut(&hash) {
+            slot.copies += 1;
+        }
+    }
+
     /// A record of the key is gone from the device.
     pub(crate) fn forget_copy(&mut self, hash: KeyHash) {
         if let Some(slot) = self.records.get_mut(&hash) {

@@ -1,6 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use slackwater_base::{BLOCK_BYTES, Planted, planted};
+use slackwater_wire::limits::BATCH_KEYS_MAX;
 use slackwater_wire::{ReportedEntry, Version};
 
 use super::files::{File, FileState};
@@ -467,7 +468,8 @@ impl Log {
                     bytes: length,
                     checksum,
                 });
-                if recovery.announced.len() >= self.config.announce_entries_max {
+                let most = self.config.announce_entries_max.min(BATCH_KEYS_MAX);
+                if recovery.announced.len() >= most {
                     out.push(LogOut::Announce(std::mem::take(&mut recovery.announced)));
                 }
             }

@@ -188,10 +188,18 @@ impl Log {
                     }
                     right = Some(record);
                 }
-                // It may be right, and read well in a later life: it counts as live, and a read of it checks it.
+                // It may be right, and read well in a later life: it counts as live, and a read of it checks it. But it
+                // does not take the place of a record that is durable, such as the one that reclaim copied it from.
                 Err(_) => {
                     found.suspect = true;
-                    right = Some(record);
+                    let durable = self.index.get(record.hash);
+                    if durable.is_none_or(|slot| slot.version < record.entry.version) {
+                        right = Some(record);
+                    } else if doubtful.renewed {
+                        doubtful.leave_out(&record);
+                    } else {
+                        self.index.note_copy(record.hash);
+                    }
                 }
                 Ok(_) => {
                     found.suspect = true;

@@ -245,3 +245,49 @@ fn a_record_that_was_found_torn_is_not_announced_when_it_cannot_be_read() {
     world.disk.make_unreadable(file, offset);
     assert_eq!(world.announced_by_opening(Crash::Process).len(), 1);
 }
+
+/// Reclaim copied a durable record, and the process was killed while the copy was written, which was torn. The next
+/// opening could not read the copy for a moment, took it for a whole one because nothing had shown otherwise, and it
+/// took the place of the record that it had been copied from: that one was deleted with its file, the copy was found
+/// torn, and an acknowledged record was lost (seed 620732).
+#[test]
+fn an_unreadable_copy_does_not_take_the_place_of_a_durable_record() {
+    let mut world = world_of(10, 9000);
+    let key = [8];
+    let (file, _) = world.place(&key, 1);
+    // One copy of a header is gone: the next opening has the file emptied.
+    let batches = world.batches(file);
+    world.rot_headers(file, &batches[..1], false);
+    world.announced_by_opening(Crash::LoseAll);
+    let value = value_of(&entry(&key, 1), 9000);
+    let copy_in = |world: &World| {
+        world
+            .disk
+            .files()
+            .into_iter()
+            .filter(|other| other.file > file)
+            .find_map(|other| {
+                let content = world.disk.content(other.file);
+                let at = content
+                    .chunks(BLOCK)
+                    .position(|block| value.starts_with(block))?;
+                Some((other.file, (at * BLOCK) as u64))
+            })
+    };
+    let (copy, offset) = loop {
+        assert!(world.complete(), "the record is copied");
+        if let Some(found) = copy_in(&world) {
+            break found;
+        }
+    };
+    world.disk.flip(copy, offset, 3);
+    world.disk.make_unreadable(copy, offset);
+    assert_eq!(world.announced_by_opening(Crash::Process).len(), 10);
+    world.disk.mend();
+    world.rest();
+    assert_eq!(world.lost, []);
+    assert_eq!(world.readable(&key), Some(1));
+    world.check_opened("afterwards");
+    world.reopen(Crash::LoseAll, "once more");
+    assert_eq!(world.readable(&key), Some(1));
+}

@@ -1,0 +1,164 @@
+//! Control messages as bytes: one byte that names the format, then MessagePack with named fields.
+//!
+//! Fields that a peer does not know are skipped, and fields that it does not send have defaults, so that releases on
+//! both sides of a change understand each other. A kind of message that a peer does not know is refused as malformed.
+//! What is read allocates no more than a fixed multiple of its length, and lists in what clients and nodes send are
+//! bounded in number.
+
+use std::fmt;
+use std::io::ErrorKind;
+use std::marker::PhantomData;
+
+use rmp_serde::decode::Error;
+use serde::de::{DeserializeOwned, IgnoredAny, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+use thiserror::Error;
+
+use crate::limits::{BATCH_KEYS_MAX, BODY_BYTES_MAX, REQUEST_BYTES_MAX};
+use crate::{Order, Reply, Report, Request};
+
+/// The format that this release writes, and the only one that it reads.
+pub const FORMAT: u8 = 1;
+
+/// Deepest nesting of maps and lists that is read.
+const DEPTH_MAX: usize = 32;
+
+/// Why bytes are not a control message, or a message has no bytes.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum BodyError {
+    /// The body is longer than a message may be; nothing of it was read.
+    #[error("a control message of {bytes} bytes is over the limit of {limit}")]
+    TooLong {
+        /// Length of the body.
+        bytes: usize,
+        /// Longest body of this kind.
+        limit: usize,
+    },
+    /// The body has no format byte.
+    #[error("a control message without bytes")]
+    Empty,
+    /// A release that is too new, or something else altogether, wrote the body.
+    #[error("a control message of format {found}: this release reads format {FORMAT}")]
+    Format {
+        /// The first byte.
+        found: u8,
+    },
+    /// The body is not a message of the kind that is expected here.
+    #[error("a malformed control message: {what}")]
+    Malformed {
+        /// The reader's description of the fault.
+        what: String,
+    },
+    /// The message ends before the body does.
+    #[error("something follows a control message in its body")]
+    Trailing,
+}
+
+/// A message that has bytes: a request, a reply, an order or a report.
+pub trait Message: Serialize + DeserializeOwned + sealed::Sealed {
+    /// Longest body, in bytes.
+    const BYTES_MAX: usize;
+}
+
+impl Message for Request {
+    const BYTES_MAX: usize = REQUEST_BYTES_MAX;
+}
+
+impl Message for Reply {
+    const BYTES_MAX: usize = BODY_BYTES_MAX;
+}
+
+impl Message for Order {
+    const BYTES_MAX: usize = BODY_BYTES_MAX;
+}
+
+impl Message for Report {
+    const BYTES_MAX: usize = BODY_BYTES_MAX;
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for crate::Request {}
+    impl Sealed for crate::Reply {}
+    impl Sealed for crate::Order {}
+    impl Sealed for crate::Report {}
+}
+
+/// The bytes of a message.
+///
+/// # Errors
+/// [`BodyError::TooLong`], for a message that no peer would read.
+pub fn encode<M: Message>(message: &M) -> Result<Vec<u8>, BodyError> {
+    let mut body = vec![FORMAT];
+    message
+        .serialize(&mut rmp_serde::Serializer::new(&mut body).with_struct_map())
+        .map_err(|error| BodyError::Malformed {
+            what: error.to_string(),
+        })?;
+    within::<M>(&body)?;
+    Ok(body)
+}
+
+/// The message of these bytes, all of them.
+///
+/// # Errors
+/// Why the bytes are not a message of this kind.
+pub fn decode<M: Message>(body: &[u8]) -> Result<M, BodyError> {
+    within::<M>(body)?;
+    let (format, rest) = body.split_first().ok_or(BodyError::Empty)?;
+    if *format != FORMAT {
+        return Err(BodyError::Format { found: *format });
+    }
+    let mut reader = rmp_serde::Deserializer::from_read_ref(rest);
+    reader.set_max_depth(DEPTH_MAX);
+    let message = M::deserialize(&mut reader).map_err(|error| BodyError::Malformed {
+        what: error.to_string(),
+    })?;
+    match IgnoredAny::deserialize(&mut reader) {
+        Err(Error::InvalidMarkerRead(end)) if end.kind() == ErrorKind::UnexpectedEof => Ok(message),
+        _ => Err(BodyError::Trailing),
+    }
+}
+
+fn within<M: Message>(body: &[u8]) -> Result<(), BodyError> {
+    let (bytes, limit) = (body.len(), M::BYTES_MAX);
+    if bytes > limit {
+        return Err(BodyError::TooLong { bytes, limit });
+    }
+    Ok(())
+}
+
+/// Reads a list of at most [`BATCH_KEYS_MAX`] items; a longer one is refused at the first item beyond.
+pub(crate) fn list<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    deserializer.deserialize_seq(ListVisitor(PhantomData))
+}
+
+struct ListVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for ListVisitor<T> {
+    type Value = Vec<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a list of at most {BATCH_KEYS_MAX} items")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Vec<T>, A::Error> {
+        // The length that the body announces is its sender's claim.
+        let expected = items.size_hint().unwrap_or(0).min(BATCH_KEYS_MAX);
+        let mut list = Vec::with_capacity(expected.min(64));
+        while let Some(item) = items.next_element()? {
+            if list.len() == BATCH_KEYS_MAX {
+                return Err(serde::de::Error::invalid_length(list.len() + 1, &self));
+            }
+            list.push(item);
+        }
+        Ok(list)
+    }
+}
+
+#[cfg(test)]
+mod tests;

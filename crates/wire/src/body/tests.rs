@@ -1,0 +1,446 @@
+use std::fmt::{Debug, Write};
+use std::time::Duration;
+
+use proptest::prelude::*;
+use serde::Serialize;
+use slackwater_base::Checksum;
+
+use super::*;
+use crate::*;
+
+fn key(text: &str) -> Key {
+    Key::try_from(text).unwrap()
+}
+
+fn extent() -> ExtentRef {
+    ExtentRef {
+        segment: SegmentId(1),
+        incarnation: Incarnation(2),
+        offset: 4096,
+        bytes: 8192,
+        generation: 3,
+    }
+}
+
+fn entry() -> DiskEntry {
+    DiskEntry {
+        tenant: Tenant::new("acme").unwrap(),
+        key: key("k"),
+        version: Version(1 << 40),
+    }
+}
+
+fn requests() -> Vec<Request> {
+    let (tenant, keys) = (Tenant::new("acme").unwrap(), vec![key("a"), key("b")]);
+    let of = || tenant.clone();
+    let all = || keys.clone();
+    let chain = Chain {
+        parent: Some(key("p")),
+        position: 7,
+        hint: Some(1),
+        output_tokens: None,
+    };
+    let config = PutConfig {
+        mode: PutMode::Upsert,
+        replicas: 2,
+        preferred: vec!["here".into()],
+        pin: Pin::Soft(Some(Duration::from_secs(60))),
+        group: Some(9),
+        durability: Durability::Disk,
+        wait: Some(Duration::from_millis(1500)),
+    };
+    let (version, operation) = (Version(5), OperationId(6));
+    let at = ReplicaAt::Memory(extent());
+    vec![
+        Request::Get(Get {
+            tenant: of(),
+            keys: all(),
+            chain: chain.clone(),
+            hold: Hold::Guard,
+            prefix_only: true,
+        }),
+        Request::GetEnd(GetEnd {
+            guards: vec![GuardId(1), GuardId(u64::MAX)],
+        }),
+        Request::Exists(Exists {
+            tenant: Tenant::DEFAULT,
+            keys: all(),
+        }),
+        Request::PutStart(PutStart {
+            tenant: of(),
+            entries: vec![PutEntry {
+                key: key("a"),
+                bytes: 65_536,
+            }],
+            chain,
+            config,
+        }),
+        Request::PutEnd(PutEnd {
+            tenant: of(),
+            puts: vec![PutDone {
+                key: key("a"),
+                version,
+                checksum: Checksum(u64::MAX),
+            }],
+        }),
+        Request::PutRevoke {
+            tenant: of(),
+            puts: vec![(key("a"), version)],
+        },
+        Request::Revoke { operation },
+        Request::Remove(Remove {
+            tenant: of(),
+            keys: all(),
+            force: true,
+        }),
+        Request::RemoveMatching(RemoveMatching {
+            tenant: of(),
+            pattern: "^a".into(),
+            force: false,
+        }),
+        Request::RemoveAll(RemoveAll {
+            tenant: None,
+            force: true,
+        }),
+        Request::ReplicaClear(ReplicaClear {
+            tenant: of(),
+            keys: all(),
+            segment: Some("here".into()),
+        }),
+        Request::Suspect {
+            tenant: of(),
+            key: key("a"),
+            version,
+            at,
+        },
+        Request::List(List {
+            tenant: of(),
+            pattern: Some("a".into()),
+            after: Some(key("a")),
+            limit: 10,
+        }),
+        Request::Describe {
+            tenant: of(),
+            key: key("a"),
+        },
+        Request::Mount(Mount {
+            segment: SegmentId(1),
+            name: "here".into(),
+            node: NodeId(2),
+            incarnation: Incarnation(3),
+            kind: SegmentKind::Disk,
+            bytes: 1 << 40,
+            host: "host".into(),
+        }),
+        Request::Unmount {
+            segment: SegmentId(1),
+        },
+        Request::SetQuota {
+            tenant: of(),
+            memory_bytes: 1,
+            disk_bytes: u64::MAX,
+        },
+        Request::DeleteQuota { tenant: of() },
+        Request::Quotas,
+    ]
+}
+
+fn replies() -> Vec<Reply> {
+    let object = Object {
+        version: Version(5),
+        bytes: 65_536,
+        checksum: Checksum(7),
+        replicas: vec![
+            ReplicaAt::Memory(extent()),
+            ReplicaAt::Disk {
+                node: NodeId(2),
+                segment: SegmentId(3),
+            },
+        ],
+        lease: Duration::from_secs(10),
+        guard: Some(GuardId(4)),
+    };
+    let description = Description {
+        key: key("a"),
+        tenant: Tenant::DEFAULT,
+        version: Version(5),
+        bytes: 10,
+        checksum: Checksum(7),
+        group: None,
+        pin: Pin::Hard,
+        lease: Duration::ZERO,
+        replicas: vec![(ReplicaAt::Memory(extent()), ReplicaState::Complete, 1)],
+    };
+    vec![
+        Reply::Get(vec![
+            Lookup::Found(object),
+            Lookup::NotReady,
+            Lookup::Missing,
+            Lookup::Failed(ErrorCode::InvalidParams),
+        ]),
+        Reply::Exists(vec![true, false]),
+        Reply::PutStart(vec![
+            PutStarted::Granted {
+                version: Version(5),
+                extents: vec![extent()],
+            },
+            PutStarted::Exists,
+            PutStarted::Failed(ErrorCode::NoAvailableHandle),
+        ]),
+        Reply::Each(vec![Ok(()), Err(ErrorCode::ObjectHasLease)]),
+        Reply::Count(3),
+        Reply::List(Listed {
+            keys: vec![key("a")],
+            more: true,
+        }),
+        Reply::Describe(Box::new(description)),
+        Reply::Quotas(vec![QuotaState {
+            tenant: Tenant::DEFAULT,
+            memory_quota: Some(1),
+            disk_quota: None,
+            memory_bytes: 2,
+            disk_bytes: 3,
+            objects: 4,
+        }]),
+        Reply::Done,
+        Reply::Failed(ErrorCode::ShuttingDown),
+    ]
+}
+
+fn orders() -> Vec<Order> {
+    let ticket = TicketId(8);
+    vec![
+        Order::Offload(vec![OffloadTask {
+            ticket,
+            entry: entry(),
+            bytes: 10,
+            checksum: Checksum(7),
+            source: extent(),
+        }]),
+        Order::Promote(vec![PromoteTask {
+            ticket,
+            entry: entry(),
+            bytes: 10,
+            checksum: Checksum(7),
+        }]),
+        Order::Staged {
+            ticket,
+            extent: extent(),
+        },
+        Order::Cancel { ticket },
+        Order::Drop(vec![entry()]),
+        Order::Fence(vec![extent()]),
+    ]
+}
+
+fn reports() -> Vec<Report> {
+    let (ticket, segment) = (TicketId(8), SegmentId(3));
+    vec![
+        Report::Offloaded(vec![(ticket, Ok(())), (ticket, Err(TaskFailure::NoRoom))]),
+        Report::Stage { ticket, bytes: 10 },
+        Report::Promoted {
+            ticket,
+            extent: extent(),
+        },
+        Report::PromotionFailed {
+            ticket,
+            failure: PromotionFailure::Corrupt,
+        },
+        Report::Dropped(vec![entry()]),
+        Report::Lost(vec![entry()]),
+        Report::Fenced(vec![extent()]),
+        Report::Disk(DiskState {
+            node: NodeId(2),
+            accepting: false,
+            capacity: 1 << 40,
+            pressure: 4096,
+        }),
+        Report::Announce {
+            segment,
+            entries: vec![ReportedEntry {
+                entry: entry(),
+                bytes: 10,
+                checksum: Checksum(7),
+            }],
+        },
+        Report::Announced {
+            segment,
+            highest: Version(1 << 40),
+        },
+    ]
+}
+
+/// Each kind of message as hexadecimal digits, with its name.
+fn lines<M: Message + Debug>(messages: &[M], out: &mut String) {
+    for message in messages {
+        let body = encode(message).unwrap();
+        let hex: String = body.iter().map(|byte| format!("{byte:02x}")).collect();
+        let debug = format!("{message:?}");
+        let name: String = debug.chars().take_while(|c| c.is_alphanumeric()).collect();
+        let kind = std::any::type_name::<M>().rsplit("::").next().unwrap();
+        writeln!(out, "{kind} {name} {hex}").unwrap();
+    }
+}
+
+fn round_trips<M: Message + Debug + PartialEq>(messages: &[M]) {
+    for message in messages {
+        let body = encode(message).unwrap();
+        assert_eq!(decode::<M>(&body).as_ref(), Ok(message));
+        for end in 0..body.len() {
+            assert!(
+                decode::<M>(&body[..end]).is_err(),
+                "{message:?} cut at {end}"
+            );
+        }
+        let longer = [body.as_slice(), &[0xc0]].concat();
+        assert_eq!(decode::<M>(&longer), Err(BodyError::Trailing));
+    }
+}
+
+#[test]
+fn messages_survive_and_nothing_shorter_or_longer_is_one() {
+    round_trips(&requests());
+    round_trips(&replies());
+    round_trips(&orders());
+    round_trips(&reports());
+}
+
+/// The bytes of a release are read by the next one: a change here is a change of the format.
+#[test]
+fn the_bytes_of_every_kind_of_message_stay_as_they_are() {
+    let mut found = String::new();
+    lines(&requests(), &mut found);
+    lines(&replies(), &mut found);
+    lines(&orders(), &mut found);
+    lines(&reports(), &mut found);
+    let golden = include_str!("golden.txt");
+    for (found, golden) in found.lines().zip(golden.lines()) {
+        assert_eq!(found, golden);
+    }
+    assert!(
+        found.lines().count() == golden.lines().count(),
+        "all kinds:\n{found}"
+    );
+}
+
+#[derive(Serialize)]
+struct LaterRemove {
+    keys: Vec<Key>,
+    colour: &'static str,
+    nested: Vec<Vec<u8>>,
+}
+
+#[derive(Serialize)]
+enum Later {
+    Remove(LaterRemove),
+    Paint(u32),
+}
+
+fn body_of(message: &impl Serialize) -> Vec<u8> {
+    [
+        &[FORMAT],
+        rmp_serde::to_vec_named(message).unwrap().as_slice(),
+    ]
+    .concat()
+}
+
+#[test]
+fn other_releases_are_understood_or_refused() {
+    let later = Later::Remove(LaterRemove {
+        keys: vec![key("a")],
+        colour: "blue",
+        nested: vec![vec![1], vec![2]],
+    });
+    let expect = Request::Remove(Remove {
+        tenant: Tenant::DEFAULT,
+        keys: vec![key("a")],
+        force: false,
+    });
+    assert_eq!(
+        decode::<Request>(&body_of(&later)),
+        Ok(expect),
+        "unknown fields are skipped, and missing ones default"
+    );
+    let unknown = decode::<Request>(&body_of(&Later::Paint(3)));
+    let Err(BodyError::Malformed { what }) = unknown else {
+        panic!("{unknown:?}");
+    };
+    assert!(what.contains("Paint"), "{what}");
+    let mut body = encode(&Request::Quotas).unwrap();
+    body[0] = FORMAT + 1;
+    let found = FORMAT + 1;
+    assert_eq!(decode::<Request>(&body), Err(BodyError::Format { found }));
+    assert_eq!(decode::<Request>(&[]), Err(BodyError::Empty));
+    assert!(decode::<Reply>(&encode(&Request::Quotas).unwrap()).is_err());
+}
+
+#[test]
+fn what_no_honest_peer_sends_is_refused() {
+    let check = |body: &[u8], expect: &str| {
+        let error = decode::<Request>(body).unwrap_err().to_string();
+        assert!(error.contains(expect), "{error}");
+    };
+    let keys = |count: usize| {
+        body_of(&Request::Exists(Exists {
+            tenant: Tenant::DEFAULT,
+            keys: vec![key("a"); count],
+        }))
+    };
+    assert!(decode::<Request>(&keys(BATCH_KEYS_MAX)).is_ok());
+    check(&keys(BATCH_KEYS_MAX + 1), "4096");
+    // A list that announces four thousand million keys and has none.
+    let mut claim = body_of(&Request::GetEnd(GetEnd { guards: vec![] }));
+    assert_eq!(claim.pop(), Some(0x90));
+    claim.extend([0xdd, 0xff, 0xff, 0xff, 0xff]);
+    check(&claim, "");
+    // Lists in lists in an unknown field.
+    let mut deep = vec![FORMAT, 0x81, 0xa6];
+    deep.extend(b"GetEnd");
+    deep.extend([0x81, 0xa1, b'x']);
+    deep.extend([0x91; 10_000]);
+    check(&deep, "depth");
+    let long = vec![FORMAT; REQUEST_BYTES_MAX + 1];
+    check(&long, "over the limit");
+    let name = "n".repeat(REQUEST_BYTES_MAX);
+    let request = Request::RemoveMatching(RemoveMatching {
+        tenant: Tenant::DEFAULT,
+        pattern: name,
+        force: false,
+    });
+    assert!(matches!(encode(&request), Err(BodyError::TooLong { .. })));
+}
+
+proptest! {
+    #[test]
+    fn arbitrary_and_altered_bytes_are_harmless(
+        noise in prop::collection::vec(any::<u8>(), 0..200),
+        which in any::<prop::sample::Index>(),
+        at in any::<prop::sample::Index>(),
+        byte in any::<u8>(),
+    ) {
+        let _ = decode::<Request>(&noise);
+        let _ = decode::<Report>(&noise);
+        let alter = |mut body: Vec<u8>| {
+            let at = at.index(body.len());
+            body[at] = byte;
+            body
+        };
+        // What is read from altered bytes is a message like any other.
+        let request = alter(encode(which.get(&requests())).unwrap());
+        if let Ok(request) = decode::<Request>(&request) {
+            prop_assert_eq!(decode(&encode(&request).unwrap()), Ok(request));
+        }
+        let report = alter(encode(which.get(&reports())).unwrap());
+        if let Ok(report) = decode::<Report>(&report) {
+            prop_assert_eq!(decode(&encode(&report).unwrap()), Ok(report));
+        }
+        let reply = alter(encode(which.get(&replies())).unwrap());
+        if let Ok(reply) = decode::<Reply>(&reply) {
+            prop_assert_eq!(decode(&encode(&reply).unwrap()), Ok(reply));
+        }
+        let order = alter(encode(which.get(&orders())).unwrap());
+        if let Ok(order) = decode::<Order>(&order) {
+            prop_assert_eq!(decode(&encode(&order).unwrap()), Ok(order));
+        }
+    }
+}

@@ -69,6 +69,12 @@ fn seeds_that_failed_once_hold() {
     // The ledger required a record that was torn before it was durable, because an opening that could not read it had
     // announced it.
     check(Profile::Ordinary, 506_366, "a torn record is gone");
+    // An opening could not read a torn copy of reclaim, which took the place of the durable record.
+    check(Profile::Ordinary, 620_732, "a durable record is gone");
+    // A write that went astray left no header by which to know the log.
+    check(Profile::Ordinary, 608_303, "a damaged log is refused");
+    // A client made 1,199 operations, of which messages were lost and late.
+    check(Profile::Ordinary, 621_113, "the load takes long");
     // A master restarted and removed a key before it knew of the node whose SSD held an older value of it.
     check(Profile::ChurnRot, 501_455, "a removed record is back");
 }

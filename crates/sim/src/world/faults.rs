@@ -246,6 +246,16 @@ impl World {
         self.end(Process::Node(node), end);
     }
 
+    /// Ends a node whose files are not a log any more, and starts it again later over an empty disk, as an operator
+    /// would.
+    pub(super) fn replace_disk(&mut self, node: u32) {
+        let end = PendingEnd {
+            replace_disk: true,
+            ..PendingEnd::new(Crash::Process, REOPENING)
+        };
+        self.end(Process::Node(node), end);
+    }
+
     /// The disk of a node has reached `moment`; ends the node if it was to end there.
     pub(crate) fn reached(&mut self, node: u32, moment: Moment) {
         let process = Process::Node(node);

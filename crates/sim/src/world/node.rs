@@ -6,7 +6,7 @@ use std::time::Duration;
 use slackwater_base::{Checksum, Rng};
 use slackwater_tier::io::{DiskDone, DiskOp, LogFile, Part};
 use slackwater_tier::testing::wrong_copies;
-use slackwater_tier::{Agent, AgentInput, AgentOutput};
+use slackwater_tier::{Agent, AgentInput, AgentOutput, FormatError};
 use slackwater_wire::{
     DiskEntry, DiskState, Incarnation, Mount, NodeId, OffloadTask, OperationId, Order, Reply,
     Report, ReportedEntry, Request, SegmentKind, TicketId,
@@ -319,6 +319,13 @@ impl World {
                     self.node_opened(index)?;
                 }
                 AgentOutput::Refused(error) if error.may_pass() => self.give_up_opening(index),
+                // A write that went astray over the header of the only file leaves nothing by which to tell the log
+                // from the files of another program: refusing those is right.
+                AgentOutput::Refused(FormatError::Foreign { .. })
+                    if self.nodes[index as usize].disk.trust() == Trust::LosesWrites =>
+                {
+                    self.replace_disk(index)
+                }
                 AgentOutput::Refused(error) => {
                     let what = format!("{process:?} refuses its own log: {error}");
                     return Err(Violation::new(Invariant::Acknowledgement, what));

@@ -53,7 +53,10 @@ impl World {
             self.engine
                 .push(Instant::ZERO + WARM_UP + planned.at, Event::Fault(index));
         }
-        self.must(LOAD_MAX, "the load did not end", |world| {
+        // Every operation of a client may take as long as it is allowed to.
+        let each = self.options.deadline + self.options.load.think;
+        let load = LOAD_MAX.max(each * self.options.load.operations as u32);
+        self.must(load, "the load did not end", |world| {
             world.faults_done == world.plan.faults.len()
                 && world.clients.iter().all(super::client::Client::idle)
         })?;
@@ -450,7 +453,7 @@ fn probe_key(client: u32, probe: u64) -> Key {
 
 /// Time from the start until faults begin.
 const WARM_UP: Duration = Duration::from_millis(5);
-/// Longest load: as every operation has a deadline, a longer one hangs.
+/// Longest load, unless its operations may take longer: as every operation has a deadline, a longer one hangs.
 const LOAD_MAX: Duration = Duration::from_secs(1200);
 /// How often the cluster may seem to be at rest and then go on.
 const RESTS_MAX: u32 = 50;

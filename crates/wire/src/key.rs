@@ -168,9 +168,10 @@ impl fmt::Display for Tenant {
     }
 }
 
+/// By its name, the default tenant too: nothing at all is what an absent tenant looks like, which can mean all of them.
 impl Serialize for Tenant {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.0.as_deref().serialize(serializer)
+        serializer.serialize_str(self.name())
     }
 }
 

@@ -55,7 +55,7 @@ impl World {
         }
         // Every operation of a client may take as long as it is allowed to.
         let each = self.options.deadline + self.options.load.think;
-        let load = LOAD_MAX.max(each * self.options.load.operations as u32);
+        let load = LOAD_MAX.max(each * self.options.load.operations);
         self.must(load, "the load did not end", |world| {
             world.faults_done == world.plan.faults.len()
                 && world.clients.iter().all(super::client::Client::idle)

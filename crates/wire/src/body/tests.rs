@@ -102,6 +102,10 @@ fn requests() -> Vec<Request> {
             tenant: None,
             force: true,
         }),
+        Request::RemoveAll(RemoveAll {
+            tenant: Some(Tenant::DEFAULT),
+            force: false,
+        }),
         Request::ReplicaClear(ReplicaClear {
             tenant: of(),
             keys: all(),
@@ -280,6 +284,22 @@ fn lines<M: Message + Debug>(messages: &[M], out: &mut String) {
         let kind = std::any::type_name::<M>().rsplit("::").next().unwrap();
         writeln!(out, "{kind} {name} {hex}").unwrap();
     }
+}
+
+/// The default tenant was written as nothing, so that the removal of all its objects was read as the removal of the
+/// objects of all tenants.
+#[test]
+fn the_default_tenant_is_not_all_tenants() {
+    let remove = |tenant: Option<Tenant>| {
+        let request = Request::RemoveAll(RemoveAll {
+            tenant,
+            force: true,
+        });
+        let body = encode(&request).unwrap();
+        assert_eq!(decode::<Request>(&body), Ok(request));
+        body
+    };
+    assert_ne!(remove(None), remove(Some(Tenant::DEFAULT)));
 }
 
 fn round_trips<M: Message + Debug + PartialEq>(messages: &[M]) {

@@ -208,14 +208,14 @@ pub(super) fn return_chance(curve: &Curve, bin: usize, seconds: f64) -> f64 {
     1.0 - (-expected).exp()
 }
 
-/// Cells from the lowest index to the highest; of equal ones the older age first, so that without data the order is
+/// Cells from the lowest key to the highest; of equal ones the older age first, so that without data the order is
 /// that of LRU.
-pub(super) fn ranking(index: &[f32]) -> Vec<u16> {
+pub(super) fn ranking(keys_by_cell: &[f32]) -> Vec<u16> {
     let mut keys: Vec<u64> = Vec::with_capacity(CELLS);
-    for (cell, &index) in index.iter().enumerate() {
+    for (cell, &key) in keys_by_cell.iter().enumerate() {
         let younger = (BINS - 1 - cell % BINS) as u64;
         // The bits of positive floats sort like the floats.
-        keys.push(u64::from(index.to_bits()) << 32 | younger << 16 | cell as u64);
+        keys.push(u64::from(key.to_bits()) << 32 | younger << 16 | cell as u64);
     }
     keys.sort_unstable();
     keys.into_iter().map(|key| key as u16).collect()

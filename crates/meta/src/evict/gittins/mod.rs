@@ -2,8 +2,9 @@
 //!
 //! A cached chain is a few segments, each with one last use and one class. Online, the policy learns how likely each
 //! class is to return at each age; from that follows the best rate of hits a block-second that holding a block can
-//! still give, its Gittins index. The victim is the tail of the oldest segment with the lowest index per byte, which
-//! may be what has just been inserted. Gone blocks are kept for some time as a few of their hashes (ghosts), so that
+//! still give, its Gittins index. The victim is the tail of the segment with the lowest index per byte, which may be
+//! what has just been inserted; a segment that is continued by others goes after them, since they are of no use without
+//! it. Gone blocks are kept for some time as a few of their hashes (ghosts), so that
 //! the policy also learns from blocks that returned too late.
 //!
 //! Every list operation is constant time; estimation runs as a scheduled step whose cost depends on the number of
@@ -362,7 +363,9 @@ impl Gittins {
     }
 
     fn choose(&mut self) -> Option<Slot> {
-        while let Some((_, number)) = self.shelves.lowest(&self.tables) {
+        let now = self.now;
+        while let Some(lowest) = self.shelves.take_lowest(&self.segments, &self.tables, now) {
+            let number = self.segments.deepest(lowest);
             let tail = self.segments[number].tail;
             if !self.marks[tail as usize].is_excluded() {
                 return Some(Slot(tail));

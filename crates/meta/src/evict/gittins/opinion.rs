@@ -23,7 +23,7 @@ impl Gittins {
     pub(super) fn keeps(&self, bytes: u64, class: Class, bin: u8) -> bool {
         let price = f64::from(self.tables.index(class, bin)) / bytes.max(1) as f64;
         self.shelves
-            .lowest(&self.tables)
+            .lowest(&self.segments, &self.tables, self.now)
             .is_none_or(|(lowest, _)| price > COPY_WORTH * lowest)
     }
 
@@ -84,10 +84,10 @@ impl Gittins {
             reuses: reuses.into(),
             age: duration(age),
             class: in_words(segment.class, reuses),
-            index: f64::from(self.tables.index(segment.kept_as, bin)),
+            index: self.tables.value(segment.kept_as.cell(bin), age),
             lowest_index: self
                 .shelves
-                .lowest(&self.tables)
+                .lowest(&self.segments, &self.tables, now)
                 .map_or(0.0, |(lowest, _)| lowest * bytes),
             returns: returns.collect(),
         }

@@ -38,6 +38,8 @@ struct ChainSegment {
     place: Place,
     /// Root first; the gone ones are the last.
     blocks: Vec<Block>,
+    /// The segment that continued the chain when both were last used.
+    continued_by: Option<u32>,
     /// Reuse count of the block that was the last to be resident.
     count: u8,
     /// Position in the order of age, and in that of eviction: lower is earlier.
@@ -229,7 +231,7 @@ impl Reference {
         let resident = self.resident();
         loop {
             let entries: usize = self.segments.values().map(ChainSegment::checkpoints).sum();
-            let bytes = self.segments.len() * 40 + entries * CHECKPOINT_BYTES;
+            let bytes = self.segments.len() * 44 + entries * CHECKPOINT_BYTES;
             if entries <= resident * CHECKPOINT_QUARTERS / 4 && bytes <= resident * BOOKS_BYTES {
                 return;
             }
@@ -384,6 +386,7 @@ impl Reference {
                     bin: 0,
                     place: Place::Stuck,
                     blocks: Vec::new(),
+                    continued_by: None,
                     count: 0,
                     by_age: 0,
                     by_place: 0,
@@ -421,7 +424,11 @@ impl Reference {
                 self.enlist(number, &mut best);
             }
         }
+        let mut above = all.segments().last().map(|&(number, _)| number);
         for &number in fresh {
+            if let Some(above) = above.replace(number) {
+                self.segment(above).continued_by = Some(number);
+            }
             all.push((number, 0));
         }
         all
@@ -444,29 +451,52 @@ impl Reference {
         self.tables.enter(own.cell(0), blocks, last_use);
     }
 
-    /// The shelved segment with the lowest index; of equal ones the older, then the lower class, then the earlier
-    /// position.
+    /// The shelved segment with the lowest value among the first of each class and bin.
     fn lowest(&self) -> Option<u32> {
-        let shelved = self
-            .segments
-            .iter()
-            .filter(|(_, segment)| segment.place == Place::Shelved);
-        let key = |segment: &ChainSegment| {
-            let index = self.tables.index(segment.kept_as, segment.bin);
-            (
-                index.to_bits(),
-                BINS as u8 - segment.bin,
-                segment.kept_as.0,
-                segment.by_place,
-            )
+        let mut firsts: BTreeMap<usize, (i64, u32)> = BTreeMap::new();
+        for (&number, segment) in &self.segments {
+            if segment.place != Place::Shelved {
+                continue;
+            }
+            let cell = segment.kept_as.cell(segment.bin);
+            let first = firsts
+                .entry(self.tables.rank(cell))
+                .or_insert((i64::MAX, 0));
+            *first = (*first).min((segment.by_place, number));
+        }
+        let value = |&(_, number): &(i64, u32)| {
+            let segment = &self.segments[&number];
+            let cell = segment.kept_as.cell(segment.bin);
+            self.tables.value(cell, self.now.since(segment.last_use))
         };
-        shelved
-            .min_by_key(|(_, segment)| key(segment))
-            .map(|(&number, _)| number)
+        let lowest = firsts.values().min_by(|a, b| value(a).total_cmp(&value(b)));
+        lowest.map(|&(_, number)| number)
+    }
+
+    /// The last of the shelved segments that continue the chain of `number` and were used with it.
+    fn deepest(&self, mut number: u32) -> u32 {
+        loop {
+            let above = &self.segments[&number];
+            let below = above
+                .continued_by
+                .and_then(|below| Some((below, self.segments.get(&below)?)));
+            let Some((below, next)) = below else {
+                return number;
+            };
+            let continues = next.place == Place::Shelved
+                && next.last_use == above.last_use
+                && above.cached() == above.blocks.len()
+                && next.start == above.start + above.blocks.len() as u32;
+            if !continues {
+                return number;
+            }
+            number = below;
+        }
     }
 
     fn choose(&mut self) -> Option<Slot> {
-        while let Some(number) = self.lowest() {
+        while let Some(lowest) = self.lowest() {
+            let number = self.deepest(lowest);
             if !self.segments[&number].tail().excluded {
                 return self.segments[&number].tail().slot;
             }

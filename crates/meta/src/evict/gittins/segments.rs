@@ -3,11 +3,14 @@
 use super::class::{Class, Features, Tick};
 
 /// A run of blocks of one chain that were last used together and are of one class. The first `cached` blocks are
-/// resident; the rest of `blocks` is gone and kept as ghosts. Forty bytes, most of the policy's memory.
+/// resident; the rest of `blocks` is gone and kept as ghosts. Forty-four bytes, most of the policy's memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ChainSegment {
     /// The last resident block's slot; once nothing is resident, the reuse count that the first block had.
     pub(super) tail: u32,
+    /// Number and, in the low eight bits, generation of the segment that continues the chain, as it was when both were
+    /// last used; [`NONE`] without one.
+    pub(super) continued_by: u32,
     /// Position of the first block in its chain.
     pub(super) start: u32,
     pub(super) last_use: Tick,
@@ -155,6 +158,32 @@ impl ChainSegments {
         (segment.place != Place::Free && segment.generation == generation).then_some(segment)
     }
 
+    /// Records that the blocks of `below` come after those of `above`.
+    pub(super) fn join(&mut self, above: u32, below: u32) {
+        self.records[above as usize].continued_by =
+            below << 8 | u32::from(self.records[below as usize].generation);
+    }
+
+    /// The last segment in the order of eviction of those that continue the chain of `number` and were last used with
+    /// it. Without the blocks before them they are of no use.
+    pub(super) fn deepest(&self, mut number: u32) -> u32 {
+        loop {
+            let above = &self[number];
+            let below = above.continued_by;
+            let Some(next) = self.living(below >> 8, below as u8) else {
+                return number;
+            };
+            let continues = next.place == Place::Shelved
+                && next.last_use == above.last_use
+                && above.blocks == above.cached
+                && next.start == above.end();
+            if !continues {
+                return number;
+            }
+            number = below >> 8;
+        }
+    }
+
     /// Reads a segment and its neighbours in their lists ahead of a move.
     pub(super) fn warm(&self, number: u32) -> u64 {
         let blocks = |number: u32| {
@@ -202,6 +231,7 @@ impl ChainSegment {
     pub(super) const fn new(start: u32, last_use: Tick, class: Class, features: Features) -> Self {
         Self {
             tail: NONE,
+            continued_by: NONE,
             start,
             last_use,
             links: [Links {
@@ -252,7 +282,7 @@ mod tests {
 
     #[test]
     fn checkpoints_are_counted_as_they_are_placed() {
-        assert_eq!(size_of::<ChainSegment>(), 40);
+        assert_eq!(size_of::<ChainSegment>(), 44);
         for start in 0..20 {
             for blocks in 1..30u16 {
                 for cached in 0..=blocks {

@@ -1,14 +1,18 @@
 //! The order of eviction: segments of one class and bin of age in a list, lists found by the rank of their index.
 
 use super::class::CELLS;
+use super::class::Tick;
 use super::segments::{By, ChainSegments, List, Place};
 use super::tables::Tables;
 
 /// One shelf for each octave of block length that occurs, since indices are compared per byte. On a shelf, a bitmap of
-/// ranks and a bitmap of its words find the lowest non-empty list in two steps, without sampling or search.
+/// ranks and a bitmap of its words name the non-empty lists by the least that their blocks can be worth. The lists are
+/// looked at from the lowest on, until none that follows can hold a lower value than the lowest found.
 #[derive(Debug, Default)]
 pub(super) struct Shelves {
     shelves: Vec<Shelf>,
+    /// The last answer of [`Shelves::take_lowest`] and its time, until a list changes.
+    lowest: Option<(Tick, u32)>,
 }
 
 #[derive(Debug)]
@@ -87,6 +91,7 @@ impl Shelves {
         tables: &Tables,
         number: u32,
     ) -> (&mut Shelf, usize) {
+        self.lowest = None;
         let segment = &mut segments[number];
         segment.place = Place::Shelved;
         let cell = segment.kept_as.cell(segment.bin);
@@ -98,6 +103,7 @@ impl Shelves {
     }
 
     pub(super) fn remove(&mut self, segments: &mut ChainSegments, tables: &Tables, number: u32) {
+        self.lowest = None;
         let segment = &segments[number];
         let cell = segment.kept_as.cell(segment.bin);
         let shelf = self.shelf(segment.octave);
@@ -107,20 +113,51 @@ impl Shelves {
         }
     }
 
-    /// The lowest index a byte, and the oldest segment of its list.
-    pub(super) fn lowest(&self, tables: &Tables) -> Option<(f64, u32)> {
-        let lists = self.shelves.iter().filter_map(|shelf| {
-            let cell = tables.cell_at(shelf.ranks.lowest()?);
-            Some((
-                tables.cell_index(cell) / shelf.block_bytes,
-                shelf.lists[cell].oldest,
-            ))
-        });
-        lists.min_by(|a, b| a.0.total_cmp(&b.0))
+    /// The lowest value a byte of the lists' oldest segments, and that segment.
+    pub(super) fn lowest(
+        &self,
+        segments: &ChainSegments,
+        tables: &Tables,
+        now: Tick,
+    ) -> Option<(f64, u32)> {
+        let mut best: Option<(f64, u32)> = None;
+        for shelf in &self.shelves {
+            for rank in shelf.ranks.members() {
+                let cell = tables.cell_at(rank);
+                if best.is_some_and(|(lowest, _)| tables.floor(cell) / shelf.block_bytes > lowest) {
+                    break;
+                }
+                let oldest = shelf.lists[cell].oldest;
+                let age = now.since(segments[oldest].last_use);
+                let value = tables.value(cell, age) / shelf.block_bytes;
+                if best.is_none_or(|(lowest, _)| value < lowest) {
+                    best = Some((value, oldest));
+                }
+            }
+        }
+        best
+    }
+
+    /// The segment that [`Shelves::lowest`] names; found again without a search while no list has changed.
+    pub(super) fn take_lowest(
+        &mut self,
+        segments: &ChainSegments,
+        tables: &Tables,
+        now: Tick,
+    ) -> Option<u32> {
+        if let Some((then, number)) = self.lowest
+            && then == now
+        {
+            return Some(number);
+        }
+        let (_, number) = self.lowest(segments, tables, now)?;
+        self.lowest = Some((now, number));
+        Some(number)
     }
 
     /// Sorts the lists again after the ranks have changed.
     pub(super) fn rank_anew(&mut self, tables: &Tables) {
+        self.lowest = None;
         for shelf in &mut self.shelves {
             shelf.ranks = Bitmap::new();
             for (cell, list) in shelf.lists.iter().enumerate() {
@@ -176,11 +213,21 @@ impl Bitmap {
         }
     }
 
-    fn lowest(&self) -> Option<usize> {
-        let top = self.summary.iter().position(|&word| word != 0)?;
-        let word = top * 64 + self.summary[top].trailing_zeros() as usize;
-        Some(word * 64 + self.words[word].trailing_zeros() as usize)
+    /// The members from the lowest to the highest.
+    fn members(&self) -> impl Iterator<Item = usize> {
+        let words = self.summary.iter().enumerate();
+        let words = words.flat_map(|(at, &word)| bits(word).map(move |bit| at * 64 + bit));
+        words.flat_map(|at| bits(self.words[at]).map(move |bit| at * 64 + bit))
     }
+}
+
+/// The bits that are set, from the lowest.
+fn bits(mut word: u64) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let bit = (word != 0).then(|| word.trailing_zeros() as usize);
+        word &= word.wrapping_sub(1);
+        bit
+    })
 }
 
 #[cfg(test)]
@@ -188,15 +235,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bitmap_finds_the_lowest() {
+    fn bitmap_lists_its_members_from_the_lowest() {
         let mut bitmap = Bitmap::new();
-        assert_eq!(bitmap.lowest(), None);
+        assert_eq!(bitmap.members().count(), 0);
         for at in [CELLS - 1, 4096, 70, 69] {
             bitmap.set(at);
-            assert_eq!(bitmap.lowest(), Some(at));
         }
+        assert!(bitmap.members().eq([69, 70, 4096, CELLS - 1]));
         bitmap.clear(69);
         bitmap.clear(70);
-        assert_eq!(bitmap.lowest(), Some(4096));
+        assert!(bitmap.members().eq([4096, CELLS - 1]));
     }
 }

@@ -19,6 +19,7 @@ pub(super) struct Tables {
     typical_event: f64,
     shape_hazards: Box<[Curve; SHAPES]>,
     index: Vec<f32>,
+    /// Cells are ranked by their [`Tables::floor`].
     ranks: Vec<u16>,
     cells_by_rank: Vec<u16>,
     bin_starts: [u32; BINS],
@@ -112,16 +113,29 @@ impl Tables {
         self.index[class.cell(bin)]
     }
 
-    pub(super) fn cell_index(&self, cell: usize) -> f64 {
-        f64::from(self.index[cell])
+    /// The index of a block of a cell at an age in ticks: between those at the beginning and at the end of its bin, so
+    /// that of cells with like indices the older block has the lower one.
+    pub(super) fn value(&self, cell: usize, age: u32) -> f64 {
+        let (bin, begin) = (cell % BINS, f64::from(self.index[cell]));
+        let Some(&to) = self.bin_starts.get(bin + 1) else {
+            return begin;
+        };
+        let from = self.bin_starts[bin];
+        let part = f64::from(age.clamp(from, to) - from) / f64::from(to - from);
+        begin + (f64::from(self.index[cell + 1]) - begin) * part
     }
 
-    /// Place of a cell in the order of the index, lowest first.
+    /// The lowest [`Tables::value`] of a cell's blocks.
+    pub(super) fn floor(&self, cell: usize) -> f64 {
+        floor(&self.index, cell).into()
+    }
+
+    /// Place of a cell in the order of the floors, lowest first.
     pub(super) fn rank(&self, cell: usize) -> usize {
         usize::from(self.ranks[cell])
     }
 
-    /// The cell at a place in the order of the index.
+    /// The cell at a place in the order of the floors.
     pub(super) fn cell_at(&self, rank: usize) -> usize {
         usize::from(self.cells_by_rank[rank])
     }
@@ -213,7 +227,8 @@ impl Tables {
             }
         }
         self.shape_hazards = hazards.shapes;
-        self.cells_by_rank = ranking(&self.index);
+        let floors: Vec<f32> = (0..CELLS).map(|cell| floor(&self.index, cell)).collect();
+        self.cells_by_rank = ranking(&floors);
         for (rank, &cell) in self.cells_by_rank.iter().enumerate() {
             self.ranks[usize::from(cell)] = rank as u16;
         }
@@ -309,6 +324,15 @@ impl Tables {
             + size_of::<[Curve; SHAPES]>()
             + self.index.capacity() * size_of::<f32>()
             + (self.ranks.capacity() + self.cells_by_rank.capacity()) * size_of::<u16>()
+    }
+}
+
+/// The lower one of the index at the beginning of a cell's bin and at its end.
+fn floor(index: &[f32], cell: usize) -> f32 {
+    if cell % BINS + 1 == BINS {
+        index[cell]
+    } else {
+        index[cell].min(index[cell + 1])
     }
 }
 

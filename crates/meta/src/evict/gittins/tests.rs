@@ -14,6 +14,9 @@ struct World {
     kept: usize,
     capacity: usize,
     now: Instant,
+    hits: usize,
+    /// Blocks that were resident when they were asked for, but not all before them.
+    orphans: usize,
 }
 
 impl World {
@@ -26,6 +29,8 @@ impl World {
             kept: 0,
             capacity,
             now: Instant::ZERO,
+            hits: 0,
+            orphans: 0,
         }
     }
 
@@ -50,6 +55,9 @@ impl World {
             output_tokens: None,
         };
         let found = links.iter().take_while(|link| link.slot.is_some()).count();
+        self.hits += found;
+        let missed = &links[found..];
+        self.orphans += missed.iter().filter(|link| link.slot.is_some()).count();
         self.policy.read(&Walk {
             found: found as u32,
             ..walk
@@ -393,4 +401,52 @@ fn a_chain_that_comes_block_by_block_stays_one_chain() {
         let chains = order.map(|block| below.standing(above.now, Slot(block)).map(|it| it.chain));
         assert_eq!(chains, [chains[0]; 4], "leaf first: {leaf_first}");
     }
+}
+
+/// The blocks of a conversation are of several classes, by how often they were reused. When the class of the first ones
+/// was rated lower than that of those after them, they were evicted first, and the rest stayed without being of any use:
+/// up to one hit in a hundred was lost, on chat and agents more than plain LRU loses.
+#[test]
+fn blocks_do_not_outlive_those_before_them() {
+    let mut world = World::new(400);
+    let mut rng = slackwater_base::Rng::new(1);
+    let mut lengths = [0u32; 60];
+    for _ in 0..6_000 {
+        world.now += Duration::from_millis(1 + rng.below(2_000));
+        let chat = rng.below(60) as usize;
+        if lengths[chat] > 40 || rng.chance(0.2) {
+            lengths[chat] = 0;
+        }
+        lengths[chat] += 1 + rng.below(6) as u32;
+        let first = chat as u32 * 1_000 + rng.below(2) as u32 * 100;
+        world.request(&(first..first + lengths[chat]).collect::<Vec<_>>());
+    }
+    let (orphans, hits) = (world.orphans as f64, world.hits as f64);
+    assert!(orphans < 0.01 * hits, "{orphans} beside {hits} hits");
+}
+
+/// Bins of age are half an octave wide. Within one, classes that are alike were in no order, and a block could go before
+/// one that was 40 % older: half of what was lost to LRU where all classes return alike.
+#[test]
+fn of_like_classes_the_older_block_goes_first() {
+    let mut policy = Gittins::new();
+    // The one that was inserted first is of the class with the higher number.
+    for (slot, seconds, output_tokens) in [(0, 0, Some(500)), (1, 40, Some(10))] {
+        let links = [Link {
+            hash: u64::from(slot),
+            slot: Some(Slot(slot)),
+            bytes: BYTES,
+        }];
+        policy.insert(&Walk {
+            now: Instant::ZERO + Duration::from_secs(seconds),
+            links: &links,
+            parent: None,
+            position: 0,
+            found: 0,
+            hint: None,
+            output_tokens,
+        });
+    }
+    let now = Instant::ZERO + Duration::from_secs(170);
+    assert_eq!(policy.victim(now), Some(Slot(0)));
 }

@@ -309,7 +309,11 @@ impl Gittins {
                 self.refresh(number, &mut best);
             }
         }
+        let mut above = all.segments().last().map(|&(number, _)| number);
         for &number in &fresh {
+            if let Some(above) = above.replace(number) {
+                self.segments.join(above, number);
+            }
             all.push((number, self.segments[number].generation));
         }
         self.fresh = fresh;

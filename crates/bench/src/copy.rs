@@ -5,6 +5,8 @@
 //! instructions that the processor has copies into buffers as users have them: some bytes beside a cache line, and of
 //! lengths that end within one.
 
+mod buffers;
+
 use std::hint::black_box;
 use std::time::Duration;
 
@@ -19,6 +21,7 @@ use slackwater_wait::now;
 
 use crate::machine::Machine;
 use crate::usage::median;
+pub use buffers::BufferRow;
 use slackwater_report::{Bars, Bound, Page, Table, figure};
 
 /// The sizes and rounds of a run.
@@ -80,24 +83,6 @@ pub struct Row {
     pub over_memcpy: f64,
 }
 
-/// Verified copies by one path, from pages into buffers of one kind, rotating over memory that no cache holds. Ratios are
-/// medians of those of each turn.
-#[derive(Clone, Debug, Serialize)]
-pub struct BufferRow {
-    /// The path of instructions.
-    pub isa: &'static str,
-    /// Bytes from the start of a cache line to the start of the destination.
-    pub offset_bytes: usize,
-    /// The length of a copy.
-    pub bytes: usize,
-    /// Bytes copied and summed in a nanosecond.
-    pub gbps: f64,
-    /// The same over that of `memcpy` between the same buffers.
-    pub over_memcpy: f64,
-    /// The same over that of this path at offset 0.
-    pub over_aligned: f64,
-}
-
 /// What the benchmark found.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
@@ -119,22 +104,8 @@ pub struct Report {
     pub bounds: Vec<Bound>,
 }
 
-/// A cache line, in bytes.
-const LINE: usize = 64;
-/// Where destinations begin, in bytes beyond a cache line: `malloc`, `bytearray` and numpy give 0, 8 and 16.
-const OFFSETS: [usize; 4] = [0, 8, 16, OFFSET_MAX];
-const OFFSET_MAX: usize = 63;
-/// What an odd length is shorter than an object by.
-const ODD_BYTES: usize = 1021;
 /// The shortest object whose buffers can be measured, in bytes.
 const OBJECT_BYTES_MIN: usize = 4096;
-/// The granularity of a store's memory, in bytes.
-const PAGE: usize = 4096;
-/// What one way copies in a turn, in bytes: about a millisecond.
-const TURN_BYTES: usize = 8 << 20;
-/// Turns of the buffers in a round.
-const TURNS_A_ROUND: usize = 8;
-
 /// A form of copy over a list of pieces that do not overlap.
 type Form<'a> = (&'static str, Box<dyn Fn(&[Piece]) + 'a>);
 
@@ -193,12 +164,12 @@ pub fn run(options: &Options) -> Result<Report, CopyError> {
         }));
     }
     verify(&source, &mut target, options.object_bytes);
-    let buffers = buffers(options, &paths, &source, &mut target);
+    let buffers = buffers::buffers(options, &paths, &source, &mut target);
     Ok(Report {
         bench: "copy",
         machine: Machine::detect(),
         isa: Isa::current().name(),
-        bounds: bounds(&buffers),
+        bounds: buffers::bounds(&buffers),
         buffers,
         object_bytes: options.object_bytes,
         streaming_bytes_min: Tuning::measure().streaming_bytes_min,
@@ -217,136 +188,6 @@ fn chosen(paths: &[Isa]) -> Result<Vec<Isa>, IsaError> {
     }
     first.install()?;
     Ok(paths.to_vec())
-}
-
-/// One way to copy into one kind of buffer.
-#[derive(Clone, Copy, PartialEq)]
-struct Way {
-    offset: usize,
-    /// `None` is a plain `memcpy`.
-    isa: Option<Isa>,
-}
-
-/// Copies by each path into destinations at each offset, of whole and of odd lengths, beside `memcpy` to the same.
-fn buffers(options: &Options, paths: &[Isa], source: &[u8], target: &mut [u8]) -> Vec<BufferRow> {
-    let isas: Vec<Option<Isa>> = std::iter::once(None)
-        .chain(paths.iter().copied().map(Some))
-        .collect();
-    let ways: Vec<Way> = OFFSETS
-        .iter()
-        .flat_map(|&offset| isas.iter().map(move |&isa| Way { offset, isa }))
-        .collect();
-    let mut rows = Vec::new();
-    for bytes in [
-        options.object_bytes - OFFSET_MAX - 1 - LINE,
-        options.object_bytes - ODD_BYTES,
-    ] {
-        let gbps = turns(options, bytes, &ways, source, target);
-        for (at, way) in ways.iter().enumerate() {
-            let Some(isa) = way.isa else { continue };
-            let over = |offset: usize, isa: Option<Isa>| {
-                let other = ways.iter().position(|way| *way == Way { offset, isa });
-                let other = &gbps[other.expect("every way is measured")];
-                let ratios = gbps[at].iter().zip(other);
-                median(&mut ratios.map(|(own, other)| own / other).collect::<Vec<_>>())
-            };
-            rows.push(BufferRow {
-                isa: isa.name(),
-                offset_bytes: way.offset,
-                bytes,
-                gbps: median(&mut gbps[at].clone()),
-                over_memcpy: over(way.offset, None),
-                over_aligned: over(0, way.isa),
-            });
-        }
-    }
-    rows
-}
-
-/// The throughput of each way in each turn. In a turn every way copies a few objects that no other has touched for long,
-/// so that no cache holds them and a ratio is one of neighbouring milliseconds.
-fn turns(
-    options: &Options,
-    bytes: usize,
-    ways: &[Way],
-    source: &[u8],
-    target: &mut [u8],
-) -> Vec<Vec<f64>> {
-    let stride = options.object_bytes;
-    // Values lie on pages in a store. A page is left out at the end, and a line of every destination.
-    let (from, to) = (
-        source.as_ptr().align_offset(PAGE),
-        target.as_ptr().align_offset(LINE),
-    );
-    let slots = source.len() / stride - 1;
-    let few = (TURN_BYTES / stride).clamp(1, slots);
-    let mut gbps = vec![Vec::new(); ways.len()];
-    let mut next = 0;
-    for turn in 0..options.rounds.max(1) * TURNS_A_ROUND {
-        for at in 0..ways.len() {
-            // Each way is the first of some turns.
-            let way = (at + turn) % ways.len();
-            let Way { offset, isa } = ways[way];
-            let pieces: Vec<Piece> = (0..few)
-                .map(|number| (next + number) % slots * stride)
-                .map(|slot| Piece {
-                    // SAFETY: offset, line and copy are no longer than an object, and another one follows.
-                    dst: unsafe { target.as_mut_ptr().add(slot + to + offset) },
-                    src: source[slot + from..].as_ptr(),
-                    len: bytes,
-                })
-                .collect();
-            next = (next + few) % slots;
-            let begun = now();
-            match isa {
-                None => plain(&pieces),
-                Some(isa) => verified(isa, &pieces),
-            }
-            gbps[way].push((few * bytes) as f64 / now().since(begun).as_nanos() as f64);
-        }
-    }
-    gbps
-}
-
-fn plain(pieces: &[Piece]) {
-    for piece in pieces {
-        // SAFETY: the pieces are ranges of two vectors that live through the run, and one thread uses them.
-        unsafe { piece.src.copy_to_nonoverlapping(piece.dst, piece.len) };
-    }
-}
-
-fn verified(isa: Isa, pieces: &[Piece]) {
-    for piece in pieces {
-        // SAFETY: as in `plain`, and the path was found available.
-        let sum =
-            unsafe { copy_checksum_with(isa, piece.dst, piece.src, piece.len, Stores::Cached) };
-        black_box(sum);
-    }
-}
-
-/// No buffer should cost much more than an aligned one, and a verified copy little more than a plain one.
-fn bounds(rows: &[BufferRow]) -> Vec<Bound> {
-    let over_memcpy_min = |isa: &str| match isa {
-        "avx512" | "avx2" => 0.9,
-        "sse" | "neon" => 0.75,
-        _ => 0.5,
-    };
-    let judge = |row: &BufferRow| {
-        let BufferRow {
-            isa,
-            offset_bytes,
-            bytes,
-            over_memcpy,
-            over_aligned,
-            ..
-        } = row;
-        let what = |what: &str| format!("{isa}, {bytes} bytes at offset {offset_bytes}: {what}");
-        [
-            Bound::at_least(what("over memcpy"), *over_memcpy, over_memcpy_min(isa)),
-            Bound::at_least(what("over offset 0"), *over_aligned, 0.95),
-        ]
-    };
-    rows.iter().flat_map(judge).collect()
 }
 
 /// The forms of one thread; the first is what the others are compared with.
@@ -583,7 +424,7 @@ mod tests {
         let report = run(&short(vec![])).unwrap();
         let paths = Isa::ALL.iter().filter(|isa| isa.available()).count();
         assert_eq!(report.rows.len(), 5 + 7);
-        assert_eq!(report.buffers.len(), paths * OFFSETS.len() * 2);
+        assert_eq!(report.buffers.len(), paths * buffers::OFFSETS.len() * 2);
         assert_eq!(report.bounds.len(), report.buffers.len() * 2);
         assert!(report.rows.iter().all(|row| row.gbps > 0.0), "{report:?}");
         assert!(

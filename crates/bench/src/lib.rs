@@ -14,5 +14,6 @@ pub mod promotion;
 pub mod removal;
 pub mod store;
 pub mod transfer;
+mod turns;
 pub mod usage;
 pub mod wait;

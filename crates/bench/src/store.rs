@@ -1,6 +1,7 @@
 //! How close the embedded store comes to what the machine can do: reads from memory beside a plain copy, reads from
 //! SSD beside direct reads of a plain file, in one run and in turns, so that a noisy machine is noisy to both.
 
+mod memory;
 mod redis;
 
 use std::fs::{File, OpenOptions};
@@ -11,12 +12,11 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use slackwater_base::{BLOCK_BYTES, ByteSize, Rng};
-use slackwater_node::config::Threads;
 use slackwater_node::{Config, GetOptions, OpenError, PutOptions, Store, StoreError, Tier};
 
 use crate::machine::Machine;
 use crate::peer::Skipped;
-use redis::Peer;
+pub use memory::{BufferRow, ViewTimes};
 
 /// The load and sizes of a run.
 #[derive(Clone, Debug)]
@@ -58,8 +58,12 @@ impl Options {
 pub struct Report {
     /// Where it was measured.
     pub machine: Machine,
-    /// `get_into` from memory, verified.
+    /// `get_into` from memory, verified, into buffers that begin as the allocator gives them.
     pub get_into_gbps: f64,
+    /// `get_into` from memory into buffers at each offset.
+    pub buffers: Vec<BufferRow>,
+    /// Views of values in memory.
+    pub views: ViewTimes,
     /// A plain copy of the same lengths between buffers of the same size.
     pub memcpy_gbps: f64,
     /// The first by the second, the median of the passes' own ratios.
@@ -152,8 +156,9 @@ pub enum Failure {
 /// When files or the store fail, or a read came from another tier than the one measured.
 pub fn run(options: &Options) -> Result<Report, Failure> {
     let mut rows = Vec::new();
-    let skipped = memory(options, &mut rows)?;
-    batches(options, &mut rows)?;
+    let skipped = memory::memory(options, &mut rows)?;
+    memory::batches(options, &mut rows)?;
+    let (buffers, views) = memory::in_place(options)?;
     let io = ssd(options, &mut rows)?;
     let median = |what: &str| {
         median(
@@ -188,6 +193,8 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
     Ok(Report {
         machine: Machine::detect(),
         get_into_gbps: median(GET),
+        buffers,
+        views,
         memcpy_gbps: median(MEMCPY),
         ratio: ratio(GET, MEMCPY),
         put_gbps: median(PUT),
@@ -230,134 +237,6 @@ pub const BATCH: usize = 16;
 
 /// Where copies go: in turn over more than the cache, as the buffers of real callers do.
 const TARGETS: usize = 64;
-
-fn memory(options: &Options, rows: &mut Vec<Row>) -> Result<Vec<Skipped>, Failure> {
-    let (bytes, count) = (
-        options.value_bytes,
-        options.memory_pass.0 as usize / options.value_bytes,
-    );
-    let memory = ByteSize(options.memory_pass.0 * 5 / 4);
-    // One thread on either side: several would be compared with one plain copy.
-    let copy_threads = Threads::Count(1);
-    let store = Store::open(Config {
-        memory,
-        copy_threads,
-        ..Config::default()
-    })?;
-    let source = random(1, bytes * count);
-    let mut targets = random(2, bytes * TARGETS);
-    let mut peer = Peer::start(options.peers, &options.directory);
-    let (put, get) = (PutOptions::default(), GetOptions::default());
-    for pass in 0..options.passes {
-        let begun = Instant::now();
-        for (number, value) in source.chunks(bytes).enumerate() {
-            store.put(format!("{pass}-{number}").as_bytes(), value, &put)?;
-        }
-        rows.push(Row {
-            what: PUT,
-            pass,
-            gbps: rate(bytes * count, begun),
-        });
-        let begun = Instant::now();
-        for (number, value) in source.chunks(bytes).enumerate() {
-            let target = number % TARGETS * bytes;
-            targets[target..target + bytes].copy_from_slice(std::hint::black_box(value));
-            std::hint::black_box(&mut targets);
-        }
-        rows.push(Row {
-            what: MEMCPY,
-            pass,
-            gbps: rate(bytes * count, begun),
-        });
-        let begun = Instant::now();
-        for number in 0..count {
-            let target = number % TARGETS * bytes;
-            let key = format!("{pass}-{number}");
-            let got = store.get_into(key.as_bytes(), &mut targets[target..target + bytes], &get)?;
-            expect(got.map(|got| got.tier), Tier::Memory, &key)?;
-        }
-        rows.push(Row {
-            what: GET,
-            pass,
-            gbps: rate(bytes * count, begun),
-        });
-        peer.pass(pass, bytes, &source, &mut targets, rows);
-    }
-    store.close()?;
-    Ok(peer.skipped)
-}
-
-/// Batches by the caller alone and by several threads, in turns.
-fn batches(options: &Options, rows: &mut Vec<Row>) -> Result<(), Failure> {
-    let (bytes, count) = (
-        options.value_bytes,
-        options.memory_pass.0 as usize / options.value_bytes,
-    );
-    let memory = ByteSize(options.memory_pass.0 * 5 / 4);
-    let forms = [
-        (Threads::Count(1), BATCH_PUT_ALONE, BATCH_GET_ALONE),
-        (Threads::Auto, BATCH_PUT, BATCH_GET),
-    ];
-    let mut stores = Vec::new();
-    for (copy_threads, put, get) in forms {
-        stores.push((
-            Store::open(Config {
-                memory,
-                copy_threads,
-                ..Config::default()
-            })?,
-            put,
-            get,
-        ));
-    }
-    let source = random(5, bytes * count);
-    let mut targets = random(6, bytes * TARGETS);
-    // The first pass touches the memory of each store and is no part of the result.
-    for pass in 0..=options.passes {
-        for (store, put, get) in &stores {
-            let keys: Vec<String> = (0..count)
-                .map(|number| format!("{pass}-{number}"))
-                .collect();
-            let keys: Vec<&[u8]> = keys.iter().map(String::as_bytes).collect();
-            let entries: Vec<(&[u8], &[u8])> =
-                keys.iter().copied().zip(source.chunks(bytes)).collect();
-            let begun = Instant::now();
-            for batch in entries.chunks(BATCH) {
-                for stored in store.put_batch(batch, &PutOptions::default()) {
-                    stored?;
-                }
-            }
-            let put_gbps = rate(bytes * count, begun);
-            let begun = Instant::now();
-            for (number, batch) in keys.chunks(BATCH).enumerate() {
-                let target = number * BATCH % TARGETS * bytes;
-                let mut into: Vec<&mut [u8]> = targets[target..]
-                    .chunks_mut(bytes)
-                    .take(batch.len())
-                    .collect();
-                for got in store.get_batch_into(batch, &mut into, &GetOptions::default()) {
-                    expect(got?.map(|got| got.tier), Tier::Memory, "a batch")?;
-                }
-            }
-            let get_gbps = rate(bytes * count, begun);
-            if let Some(pass) = pass.checked_sub(1) {
-                rows.push(Row {
-                    what: put,
-                    pass,
-                    gbps: put_gbps,
-                });
-                rows.push(Row {
-                    what: get,
-                    pass,
-                    gbps: get_gbps,
-                });
-            }
-        }
-    }
-    stores
-        .into_iter()
-        .try_for_each(|(store, ..)| Ok(store.close()?))
-}
 
 fn ssd(options: &Options, rows: &mut Vec<Row>) -> Result<String, Failure> {
     let (bytes, count) = (
@@ -630,6 +509,8 @@ mod tests {
             ran != (report.skipped.len() == 1),
             "redis ran or is said to be missing: {report:?}"
         );
+        assert!(report.buffers.len() == 4 && report.buffers.iter().all(|row| row.gbps > 0.0));
+        assert!(report.views.one_ns > 0.0 && report.views.of_batch_ns > 0.0);
         let json = serde_json::to_value(&report).unwrap();
         for name in [
             "get_into_gbps",

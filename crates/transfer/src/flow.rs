@@ -83,7 +83,7 @@ impl Flow {
         loop {
             let seen = self.seen();
             let queued = self.len();
-            if queued < max {
+            if queued < max || when_full == WhenFull::Exceed {
                 return Ok(());
             }
             if when_full == WhenFull::Refuse {

@@ -12,13 +12,15 @@ use slackwater_wire::Incarnation;
 use slackwater_wire::data::{Capability, CapabilityKey, Grant, Op, Refusal, Rights};
 
 use crate::mover::Notice;
-use crate::region::{Access, Region, Regions};
+use crate::region::{Access, PeerRight, Region, Regions};
 
 /// The regions of one engine, its incarnation, and the key of its capabilities. All movers share it.
 pub struct Home {
     incarnation: Incarnation,
     regions: Regions,
     key: RwLock<CapabilityKey>,
+    /// How often the key was changed.
+    rotations: AtomicU64,
     nonce: AtomicU64,
     notices: Mutex<Notices>,
     noticed: Event,
@@ -96,6 +98,7 @@ impl Home {
             incarnation,
             regions: Regions::default(),
             key: RwLock::new(new_key()?),
+            rotations: AtomicU64::new(0),
             nonce: AtomicU64::new(0),
             notices: Mutex::default(),
             noticed: Event::new(),
@@ -145,7 +148,7 @@ impl Home {
     }
 
     /// Checks a capability for one operation of `holder` and begins the access. This is the first of two checks;
-    /// [`Access::is_live`] is the second, before a write is acknowledged and after the bytes of a read are taken.
+    /// [`Home::confirm`] is the second.
     ///
     /// # Errors
     /// What the capability or the region does not allow.
@@ -156,11 +159,13 @@ impl Home {
         range: (u64, u64),
         holder: Incarnation,
     ) -> Result<Access, Refusal> {
-        let grant = self
-            .key
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .verify(capability)?;
+        let (grant, rotations) = {
+            let key = self.key.read().unwrap_or_else(PoisonError::into_inner);
+            (
+                key.verify(capability)?,
+                self.rotations.load(Ordering::Relaxed),
+            )
+        };
         if grant.incarnation != self.incarnation {
             return Err(Refusal::Incarnation);
         }
@@ -172,7 +177,32 @@ impl Home {
         let access = self
             .regions
             .admit(grant.region, grant.generation, wanted, range)?;
-        Ok(access.for_peer(grant.tenant))
+        Ok(access.for_peer(PeerRight {
+            tenant: grant.tenant,
+            expires_nanos: grant.expires_nanos,
+            rotations,
+        }))
+    }
+
+    /// Checks an access of [`Home::admit`] once more, before a write under it is acknowledged: its region is not closing,
+    /// its capability has not expired, and the key was not changed.
+    ///
+    /// # Errors
+    /// What is not allowed any more.
+    pub fn confirm(&self, access: &Access) -> Result<(), Refusal> {
+        if !access.is_live() {
+            return Err(Refusal::Generation);
+        }
+        let Some(right) = access.peer() else {
+            return Ok(());
+        };
+        if right.expires_nanos <= now().as_nanos() {
+            return Err(Refusal::Expired);
+        }
+        match right.rotations == self.rotations.load(Ordering::Acquire) {
+            true => Ok(()),
+            false => Err(Refusal::Forged),
+        }
     }
 
     /// Queues a notice of a peer, `from` as it would use a capability; says whether there was room.
@@ -211,14 +241,18 @@ impl Home {
     }
 
     /// Takes a new key: when this returns, no request begins under a capability that was granted before, nor through a
-    /// window that was opened for one. Requests that were admitted before go on; copies of other processes that are
-    /// under way go on and do not count.
+    /// window that was opened for one. What is under way goes on and does not count: a write is refused at its end, a
+    /// copy of another process is not reported as done.
     ///
     /// # Errors
     /// The operating system gives no randomness; the old key stays.
     pub fn rotate(&self) -> Result<(), getrandom::Error> {
         let key = new_key()?;
-        *self.key.write().unwrap_or_else(PoisonError::into_inner) = key;
+        {
+            let mut current = self.key.write().unwrap_or_else(PoisonError::into_inner);
+            *current = key;
+            self.rotations.fetch_add(1, Ordering::Release);
+        }
         // Only after the key was changed: whatever is opened from here on was checked under the new key.
         self.rotated
             .lock()

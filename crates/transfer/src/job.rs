@@ -87,6 +87,17 @@ impl Buffers {
         Self::of(spans.filter(|span| span.bytes > 0).collect())
     }
 
+    /// The range of one access.
+    pub(crate) fn shared(access: Arc<Access>) -> Self {
+        let (start, bytes) = (access.start(), access.bytes() as usize);
+        Self::of(vec![Span {
+            start,
+            bytes,
+            access: Some(access),
+            loan: None,
+        }])
+    }
+
     /// One range that the caller holds.
     ///
     /// # Safety

@@ -17,6 +17,7 @@ mod job;
 mod local;
 mod memory;
 mod mover;
+mod protocol;
 mod region;
 mod request;
 mod segment;

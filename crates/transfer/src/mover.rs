@@ -160,6 +160,8 @@ pub enum WhenFull {
     Wait,
     /// The jobs end with [`Cause::Full`](crate::Cause::Full).
     Refuse,
+    /// The jobs are queued all the same: the submitter bounds them by other means, and must not wait.
+    Exceed,
 }
 
 /// A message that follows a batch.

@@ -53,8 +53,18 @@ pub struct Access {
     region: Arc<Region>,
     offset: u64,
     bytes: u64,
-    /// The tenant of the peer that it is for; none for the owner.
-    peer: Option<u64>,
+    /// What a peer was granted that it is for; none for the owner.
+    peer: Option<PeerRight>,
+}
+
+/// What the capability of an admitted access says that may end before the access does.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct PeerRight {
+    pub(crate) tenant: u64,
+    /// By the clock of this process.
+    pub(crate) expires_nanos: u64,
+    /// How often the key of capabilities had been changed.
+    pub(crate) rotations: u64,
 }
 
 /// Why a local access was not given.
@@ -266,12 +276,17 @@ impl Region {
 }
 
 impl Access {
-    /// The same on behalf of a peer, for a tenant.
+    /// The same on behalf of a peer.
     #[must_use]
-    pub(crate) fn for_peer(self, tenant: u64) -> Self {
+    pub(crate) fn for_peer(self, right: PeerRight) -> Self {
         let mut access = self;
-        access.peer = Some(tenant);
+        access.peer = Some(right);
         access
+    }
+
+    /// What the peer was granted that it is for.
+    pub(crate) fn peer(&self) -> Option<&PeerRight> {
+        self.peer.as_ref()
     }
 
     /// Whether it is on behalf of a peer.
@@ -283,7 +298,7 @@ impl Access {
     /// The tenant on whose behalf it is, as the capability says; 0 for the owner itself.
     #[must_use]
     pub fn tenant(&self) -> u64 {
-        self.peer.unwrap_or(0)
+        self.peer.map_or(0, |right| right.tenant)
     }
 
     /// The region.

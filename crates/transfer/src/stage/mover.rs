@@ -358,12 +358,13 @@ impl Piece {
             drop(buffers);
             return part.fail(Cause::Cancelled);
         }
-        // Never waits: this may be the event loop, or the thread of the device, that would make room.
+        // Never waits: this may be the event loop, or the thread of the device, that would make room. Pinned memory
+        // bounds the pieces.
         for job in wire.submit(
             &segment,
             Submission {
                 jobs: vec![job],
-                when_full: WhenFull::Refuse,
+                when_full: WhenFull::Exceed,
             },
         ) {
             let Job { buffers, part, .. } = job;

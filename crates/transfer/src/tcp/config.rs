@@ -4,6 +4,7 @@ use std::time::Duration;
 use slackwater_base::{Backoff, Jitter};
 
 use super::seal::SealConfig;
+use crate::protocol::{InitiatorLimits, ResponderLimits};
 use crate::segment::Segment;
 
 /// How the TCP mover works; section `transfer.tcp` of the configuration.
@@ -25,9 +26,11 @@ pub struct TcpConfig {
     pub greeting_timeout: Duration,
     /// Lanes that were idle for this long are closed.
     pub idle_timeout: Duration,
+    /// Connections of peers that were idle for this long are closed.
+    pub served_idle_timeout: Duration,
     /// How often idle lanes are collected, while there are lanes.
     pub gc_interval: Duration,
-    /// A connection on which no byte moves for this long, with requests under way, is closed.
+    /// A connection on which no byte moves for this long, with requests under way, is closed, by either end.
     pub progress_timeout: Duration,
     /// How long an acknowledgement may take after the last byte of a write.
     pub ack_timeout: Duration,
@@ -77,6 +80,32 @@ impl TcpConfig {
         }
     }
 
+    /// What the initiator's end of a connection to `peer` keeps to.
+    pub(crate) fn initiator_limits(&self, peer: &Segment) -> InitiatorLimits {
+        InitiatorLimits {
+            peer: peer.incarnation,
+            slice_bytes: self.slice_bytes,
+            requests_max: self.requests_max,
+            progress_timeout: self.progress_timeout,
+            ack_timeout: self.ack_timeout,
+            drain_timeout: self.drain_timeout,
+            idle_timeout: self.idle_timeout,
+            gc_interval: self.gc_interval,
+        }
+    }
+
+    /// What the target's ends of connections keep to.
+    pub(crate) fn responder_limits(&self) -> ResponderLimits {
+        ResponderLimits {
+            slice_bytes: self.slice_bytes,
+            requests_max: self.requests_max as usize,
+            in_flight_bytes_max: self.in_flight_bytes_max,
+            progress_timeout: self.progress_timeout,
+            idle_timeout: self.served_idle_timeout,
+            grace: self.drain_timeout,
+        }
+    }
+
     /// Whether bytes may go to an address of a peer: it is within this machine, the connection is sealed, or the
     /// operator allows unencrypted ones.
     pub(crate) fn may_reach(&self, peer: &Segment, address: &SocketAddr) -> bool {
@@ -84,16 +113,6 @@ impl TcpConfig {
         address.ip().is_loopback() || sealed || self.insecure
     }
 }
-
-/// The smallest slice, so a smaller request is one frame.
-pub(crate) const SLICE_BYTES_MIN: usize = 64 << 10;
-/// The largest slice: no larger payload of one frame is accepted.
-pub(crate) const SLICE_BYTES_MAX: usize = 16 << 20;
-
-/// The largest request on the wire; larger ones are cut. Every target accepts this much on one connection.
-pub(crate) const REQUEST_BYTES_MAX: u64 = 64 << 20;
-/// Longest name and message of a notice.
-pub(crate) const NOTICE_BYTES_MAX: u64 = 64 << 10;
 
 impl Default for TcpConfig {
     fn default() -> Self {
@@ -107,6 +126,7 @@ impl Default for TcpConfig {
             connect_timeout: Duration::from_secs(5),
             greeting_timeout: Duration::from_secs(5),
             idle_timeout: Duration::from_secs(60),
+            served_idle_timeout: Duration::from_secs(120),
             gc_interval: Duration::from_secs(5),
             progress_timeout: Duration::from_secs(30),
             ack_timeout: Duration::from_secs(30),

@@ -1,7 +1,7 @@
 //! What all loops of one TCP mover share.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use slackwater_base::Instant;
@@ -11,14 +11,15 @@ use slackwater_wire::Incarnation;
 use slackwater_wire::data::{Features, Greeting, VERSION};
 use slackwater_zmtp::PublicKey;
 
-use super::config::{SLICE_BYTES_MAX, TcpConfig};
+use super::config::TcpConfig;
 use super::direct::Direct;
 use super::loop_state::{Command, LoopState};
 use super::scheduler::{Action, LaneId, Scheduler};
 use super::seal::{InitiatorHandshake, SealError};
 use super::task::{Task, end};
-use crate::cause::Cause;
+use crate::cause::{Cause, Deadline};
 use crate::home::Home;
+use crate::protocol::{CloseReason, SLICE_BYTES_MAX};
 use crate::segment::Segment;
 
 pub(crate) struct TcpContext {
@@ -38,15 +39,53 @@ pub(crate) struct TcpContext {
     armed: Mutex<Instant>,
 }
 
-/// Counters of refusals.
+/// Counters of the connections of peers that were ended here.
 #[derive(Debug, Default)]
 pub(crate) struct RefusalCounters {
     /// Initiators that offered no key of the allow-list.
-    pub(crate) peers: AtomicU64,
+    peers: AtomicU64,
     /// Records that did not open.
-    pub(crate) records: AtomicU64,
+    records: AtomicU64,
     /// Connections that were closed because their peer went over a limit.
-    pub(crate) limits: AtomicU64,
+    limits: AtomicU64,
+    /// Connections whose peer sent or read nothing for too long, with requests under way.
+    stalled: AtomicU64,
+    /// Connections without requests for too long.
+    idle: AtomicU64,
+}
+
+impl RefusalCounters {
+    pub(crate) fn count_peer(&self) {
+        self.peers.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts why a connection was ended that a peer had made, or that a forged record came on.
+    pub(crate) fn count(&self, reason: &CloseReason) {
+        let (counter, why) = match reason {
+            CloseReason::Limit(why) => (&self.limits, *why),
+            CloseReason::KeyRevoked => (&self.peers, "its key was removed from the allow-list"),
+            CloseReason::Lost(Cause::TimedOut(Deadline::Progress)) => {
+                (&self.stalled, "it sent or read nothing for too long")
+            }
+            CloseReason::Idle => (&self.idle, "it asked for nothing for too long"),
+            CloseReason::Forged => (&self.records, "a record did not open"),
+            CloseReason::Lost(_) | CloseReason::Gone(_) => return,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+        tracing::debug!(why, "the connection of a peer is ended");
+    }
+
+    /// By name, for metrics.
+    pub(crate) fn all(&self) -> [(&'static str, u64); 5] {
+        [
+            ("peers_refused", &self.peers),
+            ("records_refused", &self.records),
+            ("limits_exceeded", &self.limits),
+            ("connections_stalled", &self.stalled),
+            ("connections_idle", &self.idle),
+        ]
+        .map(|(name, counter)| (name, counter.load(Ordering::Relaxed)))
+    }
 }
 
 /// Counts one connection of a peer for as long as it lives.
@@ -112,10 +151,6 @@ impl TcpContext {
         self.loops.get()?.get(index)?.upgrade()
     }
 
-    pub(crate) fn frame_bytes_max(&self) -> usize {
-        SLICE_BYTES_MAX
-    }
-
     pub(crate) fn greeting(&self, expects: Incarnation, features: Features) -> Greeting {
         Greeting {
             version_min: VERSION,
@@ -146,6 +181,15 @@ impl TcpContext {
             peer,
             all: Arc::clone(&self.connections),
         })
+    }
+
+    /// The connections of authenticated peers.
+    pub(crate) fn connections(&self) -> usize {
+        let all = self
+            .connections
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        all.values().sum()
     }
 
     /// Begins the handshake with a peer; none when neither end seals.

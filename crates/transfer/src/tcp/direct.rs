@@ -1,24 +1,24 @@
 //! The synchronous shortcut: a caller with one request borrows an idle connection and drives it itself, with blocking
 //! calls. No thread of this process is woken, which is most of what a small request costs.
 //!
-//! The target sees no difference between such a connection and a lane.
+//! It is the protocol of the lanes on another thread; the target sees no difference. What fails without effect goes to
+//! the lanes, which try it again: only they have retries and pauses.
 
 mod client;
-mod greet;
 
 use std::collections::BTreeMap;
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use slackwater_base::Instant;
+use slackwater_wait::now;
 use slackwater_wire::Incarnation;
-use slackwater_wire::data::Op;
 
 use super::context::TcpContext;
 use crate::cause::Cause;
-use crate::job::{Buffers, Remote};
+use crate::mover::{Carried, SingleRequest};
 use crate::segment::Segment;
-use client::{ClientConnection, Failure};
+use client::{BorrowedConnection, LoneRequest};
 
 /// The connections that callers borrow.
 #[derive(Debug, Default)]
@@ -34,19 +34,11 @@ struct PoolState {
 
 #[derive(Debug, Default)]
 struct PeerPool {
-    idle: Vec<ClientConnection>,
+    idle: Vec<BorrowedConnection>,
     /// Callers that carry a request now.
     callers: usize,
     /// The connections that they block on, which closing shuts down.
     borrowed: Vec<Arc<TcpStream>>,
-}
-
-/// One transfer.
-pub(crate) struct DirectRequest<'a> {
-    pub(crate) op: Op,
-    pub(crate) buffers: &'a Buffers,
-    pub(crate) remote: &'a Remote,
-    pub(crate) deadline: Instant,
 }
 
 /// Why a caller cannot borrow a connection.
@@ -57,33 +49,50 @@ enum Unavailable {
 }
 
 impl Direct {
-    /// Carries one request; none when the limit of callers is reached.
+    /// Carries one request; returns it when the limit of callers is reached, or when it had no effect and can be tried
+    /// again.
     pub(crate) fn carry(
         &self,
         context: &TcpContext,
-        segment: &Segment,
-        call: &DirectRequest<'_>,
-    ) -> Option<Result<(), Cause>> {
+        segment: &Arc<Segment>,
+        single: SingleRequest,
+    ) -> Carried {
         let peer = segment.incarnation;
         let idle = match self.begin(peer, context.config.lanes_per_peer) {
             Ok(idle) => idle,
-            Err(Unavailable::Full) => return None,
-            Err(Unavailable::Closed) => return Some(Err(Cause::Closed)),
+            Err(Unavailable::Full) => return Carried::Back(single),
+            Err(Unavailable::Closed) => return Carried::Done(Err(Cause::Closed)),
         };
-        let carried = match idle {
-            Some(connection) => self.try_connection(context, peer, connection, call),
-            None => self.try_new(context, segment, call),
+        let deadline = single.deadline;
+        let mut lone = LoneRequest::new(single);
+        let mut connection = idle;
+        let outcome = loop {
+            let fresh = connection.is_none();
+            let borrowed = match connection.take() {
+                Some(connection) => Ok(connection),
+                None => self.connect(context, segment, deadline),
+            };
+            let mut borrowed = match borrowed {
+                Ok(borrowed) => borrowed,
+                Err(cause) => break Err((cause, Some(lone))),
+            };
+            let (outcome, reusable) = borrowed.carry(lone);
+            self.give_back(peer, borrowed, reusable);
+            match outcome {
+                // A peer may close an idle connection unnoticed; the request is tried once more on a new one.
+                Err((_, Some(again))) if !fresh => lone = again,
+                outcome => break outcome,
+            }
         };
-        // A peer may close an idle connection unnoticed; the request is then tried once more on a new one.
-        let carried = match carried {
-            Err(Failure::Retryable(_)) => self.try_new(context, segment, call),
-            carried => carried,
-        };
-        let (connection, outcome) = match carried {
-            Ok((connection, outcome)) => (Some(connection), outcome),
-            Err(Failure::Retryable(cause) | Failure::Final(cause)) => (None, Err(cause)),
-        };
-        Some(self.end(peer, connection, outcome))
+        let closed = self.end(peer);
+        match outcome {
+            Ok(()) => Carried::Done(Ok(())),
+            Err(_) if closed => Carried::Done(Err(Cause::Closed)),
+            Err((Cause::Lost(_) | Cause::Unreachable(_), Some(again))) if now() < deadline => {
+                Carried::Back(again.single)
+            }
+            Err((cause, _)) => Carried::Done(Err(cause)),
+        }
     }
 
     /// Closes connections that have been idle since `idle_before`, and those that their peer has closed.
@@ -118,7 +127,7 @@ impl Direct {
         &self,
         peer: Incarnation,
         callers_max: usize,
-    ) -> Result<Option<ClientConnection>, Unavailable> {
+    ) -> Result<Option<BorrowedConnection>, Unavailable> {
         let mut state = self.lock();
         if state.closed {
             return Err(Unavailable::Closed);
@@ -130,84 +139,51 @@ impl Direct {
         pool.callers += 1;
         let connection = pool.idle.pop();
         pool.borrowed
-            .extend(connection.as_ref().map(ClientConnection::stream));
+            .extend(connection.as_ref().map(BorrowedConnection::stream));
         Ok(connection)
     }
 
-    fn end(
+    /// A caller is done; says whether the mover is closed.
+    fn end(&self, peer: Incarnation) -> bool {
+        let mut state = self.lock();
+        state.peers.entry(peer).or_default().callers -= 1;
+        state.closed
+    }
+
+    fn connect(
         &self,
-        peer: Incarnation,
-        connection: Option<ClientConnection>,
-        outcome: Result<(), Cause>,
-    ) -> Result<(), Cause> {
+        context: &TcpContext,
+        segment: &Arc<Segment>,
+        deadline: Instant,
+    ) -> Result<BorrowedConnection, Cause> {
+        if self.lock().closed {
+            return Err(Cause::Closed);
+        }
+        let connection = BorrowedConnection::connect(context, segment, deadline)?;
+        let mut state = self.lock();
+        if state.closed {
+            return Err(Cause::Closed);
+        }
+        let pool = state.peers.entry(segment.incarnation).or_default();
+        pool.borrowed.push(connection.stream());
+        Ok(connection)
+    }
+
+    fn give_back(&self, peer: Incarnation, connection: BorrowedConnection, reusable: bool) {
         let mut state = self.lock();
         let closed = state.closed;
         let pool = state.peers.entry(peer).or_default();
-        pool.callers -= 1;
-        if let Some(connection) = connection {
-            pool.forget(&connection.stream());
-            pool.idle.extend(Some(connection).filter(|_| !closed));
-        }
-        if closed {
-            outcome.map_err(|_| Cause::Closed)
-        } else {
-            outcome
-        }
-    }
-
-    fn try_new(&self, context: &TcpContext, segment: &Segment, call: &DirectRequest<'_>) -> Tried {
-        if self.lock().closed {
-            return Err(Failure::Final(Cause::Closed));
-        }
-        let connection = greet::connect(context, segment, call.deadline).map_err(Failure::Final)?;
-        {
-            let mut state = self.lock();
-            if state.closed {
-                return Err(Failure::Final(Cause::Closed));
-            }
-            state
-                .peers
-                .entry(segment.incarnation)
-                .or_default()
-                .borrowed
-                .push(connection.stream());
-        }
-        self.try_connection(context, segment.incarnation, connection, call)
-    }
-
-    fn try_connection(
-        &self,
-        context: &TcpContext,
-        peer: Incarnation,
-        mut connection: ClientConnection,
-        call: &DirectRequest<'_>,
-    ) -> Tried {
-        match connection.carry(&context.config, call) {
-            Ok(outcome) => Ok((connection, outcome)),
-            Err(broken) => {
-                self.lock()
-                    .peers
-                    .entry(peer)
-                    .or_default()
-                    .forget(&connection.stream());
-                connection.abort();
-                Err(broken)
-            }
+        let stream = connection.stream();
+        pool.borrowed
+            .retain(|borrowed| !Arc::ptr_eq(borrowed, &stream));
+        match reusable && !closed {
+            true => pool.idle.push(connection),
+            false => connection.abort(),
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, PoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// The connection, which can be used again, with the outcome of its request; or the failure that ended the connection.
-type Tried = Result<(ClientConnection, Result<(), Cause>), Failure>;
-
-impl PeerPool {
-    fn forget(&mut self, stream: &Arc<TcpStream>) {
-        self.borrowed
-            .retain(|borrowed| !Arc::ptr_eq(borrowed, stream));
     }
 }
 
@@ -228,13 +204,16 @@ mod tests {
         let direct = Direct::default();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (peer, _) = listener.accept().unwrap();
+        let segment = crate::tcp::scheduler::peer(1);
+        let limits = crate::tcp::TcpConfig::default().initiator_limits(&segment);
+        let client = crate::tcp::client::ClientConnection::new(segment, limits, now());
         direct
             .lock()
             .peers
             .entry(Incarnation(1))
             .or_default()
             .idle
-            .push(ClientConnection::new(stream));
+            .push(BorrowedConnection::new(stream, client));
         direct.collect(Instant::ZERO);
         assert!(!direct.is_empty());
         drop(peer);

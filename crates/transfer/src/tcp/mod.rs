@@ -1,30 +1,29 @@
 //! The TCP mover.
 //!
 //! Each loop owns the connections it accepted and the lanes it opened (`loop_state`). A connection (`conn`) receives
-//! and sends (`send_queue`) for one of two roles: `server` with its `responder`, or `initiator`. One pure table decides
+//! and sends (`wire`) for one end of the [`protocol`](crate::protocol): `server` or `client`. One pure table decides
 //! which task goes next, and on which lane (`scheduler`).
 
+mod client;
 mod config;
 mod conn;
 mod context;
 mod cursor;
 mod direct;
-mod initiator;
+mod end;
 mod io;
 mod loop_state;
 mod options;
 mod record;
-mod responder;
 mod scheduler;
 mod seal;
-mod send_queue;
 mod server;
 mod staged;
 mod task;
 mod turn;
+mod wire;
 
 use std::net::SocketAddr;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Once, mpsc};
 use std::time::Duration;
 
@@ -39,9 +38,7 @@ pub use scheduler::LaneCounters;
 pub use seal::{SealConfig, SealError, holder_of};
 pub use slackwater_keys::{AllowList, Level};
 
-use config::{NOTICE_BYTES_MAX, REQUEST_BYTES_MAX, SLICE_BYTES_MAX, SLICE_BYTES_MIN};
 use context::TcpContext;
-use direct::DirectRequest;
 use loop_state::{Command, LoopState};
 use scheduler::{Limits, Scheduler};
 use task::{Task, TaskKind};
@@ -53,6 +50,7 @@ use crate::job::Job;
 use crate::mover::{
     Abilities, Carried, Mover, Notice, PeerStats, SingleRequest, Submission, WhenFull,
 };
+use crate::protocol::{NOTICE_BYTES_MAX, REQUEST_BYTES_MAX, SLICE_BYTES_MAX, SLICE_BYTES_MIN};
 use crate::region::Region;
 use crate::segment::Segment;
 use slackwater_wire::data::{Op, Refusal};
@@ -189,6 +187,9 @@ impl Tcp {
             let Some(queued) = self.context.scheduler().full(segment) else {
                 return Ok(());
             };
+            if when_full == WhenFull::Exceed {
+                return Ok(());
+            }
             // A loop must not wait for itself.
             if when_full == WhenFull::Refuse || is_inside_a_loop() {
                 return Err(Cause::Full { queued });
@@ -358,44 +359,22 @@ impl Mover for Tcp {
         {
             return Carried::Back(single);
         }
-        let SingleRequest {
-            op,
-            buffers,
-            remote,
-            deadline,
-        } = single;
         let first = self.context.direct.is_empty();
-        let call = DirectRequest {
-            op,
-            buffers: &buffers,
-            remote: &remote,
-            deadline,
-        };
-        let Some(outcome) = self.context.direct.carry(&self.context, segment, &call) else {
-            return Carried::Back(SingleRequest {
-                op,
-                buffers,
-                remote,
-                deadline,
-            });
-        };
+        let (op, bytes) = (single.op, single.buffers.bytes());
+        let carried = self.context.direct.carry(&self.context, segment, single);
         if first && let Some(watcher) = self.loops.first() {
             // The first loop collects idle borrowed connections from now on.
             watcher.command(Command::Watch);
         }
-        let moved = match op {
-            Op::Read => scheduler::Moved::Read(buffers.bytes()),
-            Op::Write => scheduler::Moved::Written(buffers.bytes()),
-        };
-        self.context.scheduler().count_direct(
-            segment,
-            if outcome.is_ok() {
-                moved
-            } else {
-                scheduler::Moved::Nothing
-            },
-        );
-        Carried::Done(outcome)
+        if let Carried::Done(outcome) = &carried {
+            let moved = match (outcome, op) {
+                (Err(_), _) => scheduler::Moved::Nothing,
+                (Ok(()), Op::Read) => scheduler::Moved::Read(bytes),
+                (Ok(()), Op::Write) => scheduler::Moved::Written(bytes),
+            };
+            self.context.scheduler().count_direct(segment, moved);
+        }
+        carried
     }
 
     fn cancel(&self, batch: BatchId) {
@@ -443,7 +422,7 @@ impl Mover for Tcp {
     }
 
     fn metrics(&self) -> Vec<(&'static str, u64)> {
-        let (scheduler, refused) = (self.context.scheduler(), &self.context.refused);
+        let scheduler = self.context.scheduler();
         let (counters, busiest) = (
             scheduler.counters(),
             scheduler.lanes_by_loop().into_iter().max().unwrap_or(0),
@@ -462,10 +441,11 @@ impl Mover for Tcp {
             ("retries", counters.retries),
             ("lanes_closed_idle", counters.closed_idle),
             ("lanes_closed_peer", counters.closed_peer),
-            ("peers_refused", refused.peers.load(Ordering::Relaxed)),
-            ("records_refused", refused.records.load(Ordering::Relaxed)),
-            ("limits_exceeded", refused.limits.load(Ordering::Relaxed)),
+            ("connections_served", self.context.connections() as u64),
         ]
+        .into_iter()
+        .chain(self.context.refused.all())
+        .collect()
     }
 
     fn close(&self) {

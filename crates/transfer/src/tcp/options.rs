@@ -59,6 +59,7 @@ options! {
     stripe_bytes_min ["SLACKWATER_TCP_STRIPE_BYTES_MIN"] bytes;
     connect_timeout ["SLACKWATER_TCP_CONNECT_TIMEOUT"] duration;
     idle_timeout ["SLACKWATER_TCP_IDLE_TIMEOUT"] duration;
+    served_idle_timeout ["SLACKWATER_TCP_SERVED_IDLE_TIMEOUT"] duration;
     gc_interval ["SLACKWATER_TCP_GC_INTERVAL"] duration;
     progress_timeout ["SLACKWATER_TCP_PROGRESS_TIMEOUT", "MC_TCP_PROGRESS_TIMEOUT_SEC"] seconds;
     ack_timeout ["SLACKWATER_TCP_ACK_TIMEOUT", "MC_TCP_STATUS_TIMEOUT_SEC"] seconds;
@@ -139,7 +140,7 @@ fn size(text: &str) -> Result<usize, String> {
 
 /// Slices below the smallest that peers expect are raised to it: the default of the incumbent is exactly that small.
 fn slice(text: &str) -> Result<usize, String> {
-    size(text).map(|bytes| bytes.max(super::config::SLICE_BYTES_MIN))
+    size(text).map(|bytes| bytes.max(crate::protocol::SLICE_BYTES_MIN))
 }
 
 fn bytes(text: &str) -> Result<u64, String> {

@@ -1,23 +1,26 @@
-//! The target's end of a connection.
+//! The target's end of a connection: the protocol, who the peer is, and the memory that it may reach.
 
+use slackwater_base::Instant;
 use slackwater_net::ConnId;
 use slackwater_wire::Incarnation;
-use slackwater_wire::data::{Ack, Features, Frame, Greeting, Notify, Refusal};
+use slackwater_wire::data::{Features, Frame, Greeting, Refusal};
 use slackwater_zmtp::PublicKey;
 
-use super::config::NOTICE_BYTES_MAX;
-use super::conn::{CloseReason, Payload};
-use super::context::ConnectionCount;
-use super::cursor::Cursor;
+use super::context::{ConnectionCount, TcpContext};
+use super::cursor::{Place, SpanMemory};
+use super::end::{End, Greeted, add};
+use super::io::Vectors;
 use super::record::{Opener, Sealer};
-use super::responder::{Responder, refused};
-use super::seal::{Keys, SealError, answer, holder_of, refusal};
-use super::send_queue::SendQueue;
+use super::seal::{Keys, answer, holder_of, refusal};
+use super::staged::AdmittedMemory;
 use super::turn::Turn;
-use crate::mover::Notice;
+use crate::memory::{StageError, Staged};
+use crate::protocol::responding::{Input, Output};
+use crate::protocol::{CloseReason, Responder, Span, Want};
+use crate::region::RegionId;
 
-/// One connection of a peer: who the peer is, and its requests.
-#[derive(Debug, Default)]
+/// One connection of a peer.
+#[derive(Debug)]
 pub(crate) struct ServerConnection {
     /// The holder whose capabilities the peer may use: the incarnation that it claims, or on a sealed connection the
     /// one that follows from its key. None before its greeting.
@@ -28,144 +31,36 @@ pub(crate) struct ServerConnection {
     counted: Option<ConnectionCount>,
     /// The greeting names another incarnation.
     mistaken: bool,
-    pub(crate) responder: Responder,
-    notice: Option<IncomingNotice>,
+    pub(crate) responder: Responder<AdmittedMemory>,
+    out: Vec<Output>,
 }
 
-#[derive(Debug)]
-struct IncomingNotice {
-    id: u64,
-    name_bytes: usize,
-    text: Vec<u8>,
+/// A connection of a peer, in one turn of its loop.
+pub(crate) struct ServerEnd<'a> {
+    pub(crate) server: &'a mut ServerConnection,
+    pub(crate) conn: ConnId,
+    pub(crate) turn: &'a Turn<'a>,
 }
 
 impl ServerConnection {
-    /// Answers the greeting; returns what opens the peer's records, if the connection is sealed.
-    pub(crate) fn greeting(
-        &mut self,
-        greeting: &Greeting,
-        queue: &mut SendQueue,
-        turn: &Turn<'_>,
-    ) -> Result<Option<Opener>, SealError> {
-        let own = turn.context.home.incarnation();
-        self.mistaken = greeting.expects != Incarnation(0) && greeting.expects != own;
-        self.holder = Some(greeting.incarnation);
-        let own = turn
-            .context
-            .greeting(greeting.incarnation, Features::default());
-        let Some(seal) = &turn.context.config.seal else {
-            queue.push_bytes(own.to_bytes().to_vec());
-            return Ok(None);
-        };
-        // Taken before the look-up: a key that is revoked meanwhile is looked up again.
-        let listed = seal.clients.version();
-        match answer(seal, greeting, own) {
-            Ok((client, answered, Keys { send, receive })) => {
-                (self.holder, self.client) = (Some(holder_of(&client)), Some((client, listed)));
-                queue.seal(Sealer::after(send, answered.to_bytes().to_vec()));
-                Ok(Some(Opener::new(receive)))
-            }
-            Err(error) => {
-                queue.push_bytes(refusal(own).to_bytes().to_vec());
-                Err(error)
-            }
+    pub(crate) fn new(context: &TcpContext, now: Instant) -> Self {
+        Self {
+            holder: None,
+            client: None,
+            counted: None,
+            mistaken: false,
+            responder: Responder::new(context.config.responder_limits(), now),
+            out: Vec::new(),
         }
-    }
-
-    /// The peer is authenticated, as far as the configuration asks for it: from now on the connection counts among
-    /// those of its peer.
-    pub(crate) fn proven(
-        &mut self,
-        queue: &mut SendQueue,
-        turn: &Turn<'_>,
-    ) -> Result<(), CloseReason> {
-        self.counted = turn.context.count_connection(self.holder());
-        if self.counted.is_none() {
-            queue.push(&Frame::Goaway);
-            return Err(CloseReason::Limit(
-                "more connections than one peer may have",
-            ));
-        }
-        Ok(())
     }
 
     /// The peer, if nothing of it is under way.
     pub(crate) fn idle_peer(&self) -> Option<Incarnation> {
-        self.holder
-            .filter(|_| self.responder.is_empty() && self.notice.is_none())
+        self.holder.filter(|_| self.responder.is_quiet())
     }
 
-    pub(crate) fn frame(
-        &mut self,
-        frame: Frame,
-        conn: ConnId,
-        queue: &mut SendQueue,
-        turn: &Turn<'_>,
-    ) -> Result<Option<Payload>, CloseReason> {
-        if self.mistaken {
-            return Err(CloseReason::protocol("a request to another incarnation"));
-        }
-        self.check_key(turn)?;
-        // A peer that sends requests and reads no answers must not fill memory here.
-        if queue.len() > 2 * turn.context.config.requests_max as usize + SendQueue::FRAMES_MAX {
-            return Err(CloseReason::Limit(
-                "more questions than answers that were read",
-            ));
-        }
-        match frame {
-            Frame::Request(request) => {
-                let range = (request.offset, request.bytes);
-                let admitted =
-                    turn.context
-                        .home
-                        .admit(&request.capability, request.op, range, self.holder());
-                self.responder
-                    .begin(&request, admitted, conn, queue, turn)?;
-            }
-            Frame::Data(data) if data.bytes as usize > turn.context.frame_bytes_max() => {
-                return Err(CloseReason::protocol("a frame over the limit"));
-            }
-            Frame::Data(data) => return self.responder.data(&data).map(Some),
-            Frame::Cancel { id } => self.responder.cancel(id, queue),
-            Frame::Ping { token } => queue.push(&Frame::Pong { token }),
-            Frame::Notify(notify) => return self.notify(&notify).map(Some),
-            Frame::Goaway | Frame::Pong { .. } => {}
-            Frame::Ack(_) => {
-                return Err(CloseReason::protocol(
-                    "an acknowledgement from an initiator",
-                ));
-            }
-        }
-        Ok(None)
-    }
-
-    /// The cursor that payload goes to; none when it is discarded, or part of a notice.
-    pub(crate) fn cursor(
-        &mut self,
-        payload: &Payload,
-        queue: &mut SendQueue,
-    ) -> Option<&mut Cursor> {
-        self.responder.cursor(payload.id?, queue)
-    }
-
-    /// Takes payload that has no cursor.
-    pub(crate) fn take(&mut self, bytes: &[u8]) {
-        if let Some(notice) = &mut self.notice {
-            notice.text.extend_from_slice(bytes);
-        }
-    }
-
-    pub(crate) fn payload_done(
-        &mut self,
-        payload: &Payload,
-        queue: &mut SendQueue,
-        turn: &Turn<'_>,
-    ) -> Result<(), CloseReason> {
-        match (self.notice.take(), payload.id) {
-            (Some(notice), _) => self.deliver(notice, queue, turn),
-            (None, Some(id)) if payload.last => self.responder.payload_done(id, queue, turn),
-            (None, _) => Ok(()),
-        }
+    fn holder(&self) -> Incarnation {
+        self.holder.unwrap_or(Incarnation(0))
     }
 
     /// Ends the connection if the peer's key was removed from the allow-list meanwhile.
@@ -183,56 +78,205 @@ impl ServerConnection {
         }
         Ok(())
     }
+}
 
-    fn holder(&self) -> Incarnation {
-        self.holder.unwrap_or(Incarnation(0))
+impl ServerEnd<'_> {
+    /// A device has room again.
+    pub(crate) fn resumed(&mut self) -> Result<(), CloseReason> {
+        self.handle(Input::Resumed)
     }
 
-    fn notify(&mut self, notify: &Notify) -> Result<Payload, CloseReason> {
-        let bytes = u64::from(notify.name_bytes) + u64::from(notify.bytes);
-        if bytes > NOTICE_BYTES_MAX {
-            return Err(CloseReason::protocol("a notice over the limit"));
-        }
-        self.notice = Some(IncomingNotice {
-            id: notify.id,
-            name_bytes: notify.name_bytes as usize,
-            text: Vec::new(),
-        });
-        Ok(Payload {
-            id: None,
-            left: bytes as usize,
-            last: true,
-        })
-    }
-
-    fn deliver(
+    /// A copy into the device has ended.
+    pub(crate) fn stored(
         &mut self,
-        mut notice: IncomingNotice,
-        queue: &mut SendQueue,
-        turn: &Turn<'_>,
+        id: u64,
+        result: Result<(), StageError>,
     ) -> Result<(), CloseReason> {
-        let bytes = notice.text.split_off(notice.name_bytes);
-        let Ok(name) = String::from_utf8(notice.text) else {
-            return Err(CloseReason::protocol("a notice whose name is no text"));
+        if let Err(error) = &result {
+            tracing::debug!(%error, "a write to a device failed");
+        }
+        self.handle(Input::Stored(id, result.is_ok()))
+    }
+
+    /// A copy out of the device has ended. A chunk that nobody waits for goes back at once.
+    pub(crate) fn fetched(
+        &mut self,
+        id: u64,
+        result: Result<Staged, StageError>,
+    ) -> Result<(), CloseReason> {
+        let fetched = result.is_ok();
+        match (result, self.server.responder.memory(id)) {
+            (Ok(staged), Some(memory)) => memory.fetched(staged),
+            (Ok(_), None) => {}
+            (Err(error), _) => tracing::debug!(%error, "a read of a device failed"),
+        }
+        self.handle(Input::Fetched(id, fetched))
+    }
+
+    /// A region closes: its requests are refused, and their accesses released.
+    pub(crate) fn release_region(&mut self, region: RegionId) -> Result<(), CloseReason> {
+        let of_region = |memory: &AdmittedMemory| memory.access.region().id() == region;
+        let memories = self.server.responder.memories();
+        let ids: Vec<u64> = memories
+            .filter(|(_, memory)| of_region(memory))
+            .map(|(id, _)| id)
+            .collect();
+        ids.into_iter()
+            .try_for_each(|id| self.handle(Input::Revoked(id, Refusal::Generation)))
+    }
+
+    fn handle(&mut self, input: Input<'_, AdmittedMemory>) -> Result<(), CloseReason> {
+        let ServerConnection { responder, out, .. } = &mut *self.server;
+        responder.handle(self.turn.now, input, out)?;
+        if out.is_empty() {
+            return Ok(());
+        }
+        let mut outputs = std::mem::take(out);
+        for output in outputs.drain(..) {
+            self.perform(output)?;
+        }
+        if self.server.out.capacity() == 0 {
+            self.server.out = outputs;
+        }
+        Ok(())
+    }
+
+    fn perform(&mut self, output: Output) -> Result<(), CloseReason> {
+        let (home, conn, turn) = (&self.turn.context.home, self.conn, self.turn);
+        if let Output::Notice(id, notice) = output {
+            let taken = home.deliver(self.server.holder(), notice);
+            return self.handle(Input::Delivered(id, taken));
+        }
+        let Some(memory) = self.server.responder.memory(output.id()) else {
+            return Ok(());
         };
-        let frame = match turn
-            .context
-            .home
-            .deliver(self.holder(), Notice { name, bytes })
-        {
-            true => {
-                let credit = turn.context.config.requests_max;
-                Frame::Ack(Ack {
-                    id: notice.id,
-                    refusal: None,
-                    bytes: 0,
-                    checksum: 0,
-                    credit,
+        match output {
+            Output::Commit(id) => {
+                let counts = home.confirm(&memory.access);
+                return self.handle(Input::Committed(id, counts));
+            }
+            Output::Store(id, chunk) => memory.store(id, chunk, conn, turn),
+            Output::Fetch(id, chunk) => memory.fetch(id, chunk, conn, turn),
+            Output::Send(_, chunk) => memory.send(chunk),
+            Output::Sent(_) => memory.sent(),
+            Output::Notice(..) => {}
+        }
+        Ok(())
+    }
+}
+
+impl End for ServerEnd<'_> {
+    fn greeting(&mut self, greeting: &Greeting) -> Result<Greeted, CloseReason> {
+        let context = self.turn.context;
+        self.handle(Input::Greeting(greeting))?;
+        let own = context.home.incarnation();
+        let server = &mut *self.server;
+        server.mistaken = greeting.expects != Incarnation(0) && greeting.expects != own;
+        server.holder = Some(greeting.incarnation);
+        let own = context.greeting(greeting.incarnation, Features::default());
+        let Some(seal) = &context.config.seal else {
+            server.responder.greet(&own);
+            return Ok(Greeted {
+                proven: true,
+                ..Greeted::default()
+            });
+        };
+        // Taken before the look-up: a key that is revoked meanwhile is looked up again.
+        let listed = seal.clients.version();
+        match answer(seal, greeting, own) {
+            Ok((client, answered, Keys { send, receive })) => {
+                (server.holder, server.client) = (Some(holder_of(&client)), Some((client, listed)));
+                let sealer = Sealer::after(send, answered.to_bytes().to_vec());
+                Ok(Greeted {
+                    sealed: Some((sealer, Opener::new(receive))),
+                    ..Greeted::default()
                 })
             }
-            false => refused(notice.id, Refusal::Limit),
+            Err(error) => {
+                // The peer reads the reason and closes; if it sends anything else the connection is closed here.
+                tracing::debug!(%error, incarnation = %greeting.incarnation, "an initiator is not let in");
+                context.refused.count_peer();
+                server.responder.greet(&refusal(own));
+                Ok(Greeted {
+                    refused: true,
+                    ..Greeted::default()
+                })
+            }
+        }
+    }
+
+    /// From now on the connection counts among those of its peer.
+    fn proven(&mut self) -> Result<(), CloseReason> {
+        self.server.counted = self.turn.context.count_connection(self.server.holder());
+        if self.server.counted.is_some() {
+            return Ok(());
+        }
+        self.server.responder.turn_away();
+        Err(CloseReason::Limit(
+            "more connections than one peer may have",
+        ))
+    }
+
+    fn frame(&mut self, frame: Frame) -> Result<(), CloseReason> {
+        if self.server.mistaken {
+            return Err(CloseReason::protocol("a request to another incarnation"));
+        }
+        self.server.check_key(self.turn)?;
+        let Frame::Request(request) = frame else {
+            return self.handle(Input::Frame(frame));
         };
-        queue.push(&frame);
-        Ok(())
+        let (home, range) = (&self.turn.context.home, (request.offset, request.bytes));
+        let admitted = home
+            .admit(&request.capability, request.op, range, self.server.holder())
+            .and_then(AdmittedMemory::of);
+        self.handle(Input::Request(&request, admitted))
+    }
+
+    /// Lends memory where the next payload needs it, and releases memory that may not be touched any more.
+    fn want(&mut self) -> Want {
+        loop {
+            let responder = &mut self.server.responder;
+            let want = responder.want();
+            let input = match want {
+                Want::Room(chunk) => {
+                    let lent = responder
+                        .memory(chunk.id)
+                        .is_some_and(|memory| memory.lend(chunk, self.conn, self.turn));
+                    match lent {
+                        true => Input::Lent(chunk.id),
+                        false => Input::NoRoom,
+                    }
+                }
+                Want::Memory(span) => match responder.memory(span.id) {
+                    Some(memory) if !memory.access.is_live() => {
+                        Input::Revoked(span.id, Refusal::Generation)
+                    }
+                    _ => return want,
+                },
+                _ => return want,
+            };
+            // None of these inputs can be at odds with the protocol.
+            let _ = self.handle(input);
+        }
+    }
+
+    fn place(&mut self, span: Span) -> Option<Place<'_>> {
+        self.server.responder.memory(span.id)?.place(span.offset)
+    }
+
+    fn arrived(&mut self, bytes: usize) -> Result<(), CloseReason> {
+        self.handle(Input::Arrived(bytes))
+    }
+
+    fn text(&mut self, bytes: &[u8]) -> Result<(), CloseReason> {
+        self.handle(Input::Text(bytes))
+    }
+
+    fn gather(&mut self, out: &mut Vectors) -> usize {
+        self.server.responder.gather(|piece| add(piece, out))
+    }
+
+    fn wrote(&mut self, bytes: usize) -> Result<(), CloseReason> {
+        self.handle(Input::Wrote(bytes))
     }
 }

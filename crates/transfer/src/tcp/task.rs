@@ -4,10 +4,12 @@ use slackwater_base::Instant;
 use slackwater_wait::now;
 use slackwater_wire::Incarnation;
 
+use super::cursor::{Cursor, Place, SpanMemory};
 use crate::batch::{BatchId, Part};
 use crate::cause::Cause;
 use crate::job::{Job, Priority};
 use crate::mover::Notice;
+use crate::protocol::Call;
 
 /// What a lane carries: one request, notice or probe.
 #[derive(Debug)]
@@ -17,6 +19,8 @@ pub(crate) struct Task {
     pub(crate) epoch: u64,
     pub(crate) since: Instant,
     pub(crate) kind: TaskKind,
+    /// Where in its memory a lane is.
+    cursor: Cursor,
 }
 
 #[derive(Debug)]
@@ -40,6 +44,7 @@ impl Task {
             epoch: 0,
             since: now(),
             kind,
+            cursor: Cursor::default(),
         }
     }
 
@@ -65,8 +70,19 @@ impl Task {
         }
     }
 
-    pub(crate) fn is_probe(&self) -> bool {
-        matches!(self.kind, TaskKind::Probe { .. })
+    /// What is to be done at the peer.
+    pub(crate) fn call(&self) -> Call {
+        match &self.kind {
+            TaskKind::Job(job) => Call::Transfer {
+                op: job.op,
+                urgent: self.is_urgent(),
+                offset: job.remote.offset,
+                bytes: job.buffers.bytes(),
+                capability: job.remote.capability,
+            },
+            TaskKind::Notify { notice, .. } => Call::Notify(notice.clone()),
+            TaskKind::Probe { .. } => Call::Ping,
+        }
     }
 
     pub(crate) fn part(&self) -> &Part {
@@ -90,6 +106,19 @@ impl Task {
             TaskKind::Notify { part, .. } | TaskKind::Probe { part, .. } => part,
         };
         end(part, outcome);
+    }
+}
+
+impl SpanMemory for Task {
+    fn place(&mut self, offset: u64) -> Option<Place<'_>> {
+        match &self.kind {
+            TaskKind::Job(job) => Some(Place {
+                buffers: &job.buffers,
+                cursor: &mut self.cursor,
+                offset,
+            }),
+            TaskKind::Notify { .. } | TaskKind::Probe { .. } => None,
+        }
     }
 }
 

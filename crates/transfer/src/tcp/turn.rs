@@ -1,31 +1,23 @@
 use std::sync::Arc;
 
 use slackwater_base::Instant;
+use slackwater_wire::data::Op;
 
 use super::context::TcpContext;
-use super::initiator::FinishedTask;
 use super::loop_state::Command;
-use super::scheduler::{Credit, LaneId};
+use super::scheduler::{Finished, LaneId, Moved};
+use super::task::{Task, TaskKind};
+use crate::cause::Cause;
 
-/// The state that one turn of a loop works with, and what it leaves to be done afterwards.
+/// What one turn of a loop works with.
 pub(crate) struct Turn<'a> {
     pub(crate) context: &'a Arc<TcpContext>,
     /// The index of the loop.
     pub(crate) index: usize,
     pub(crate) now: Instant,
-    pub(crate) ended: &'a mut Vec<FinishedTask>,
-    /// Lanes that became ready in this turn, with their credit.
-    pub(crate) ready: &'a mut Vec<(LaneId, Credit)>,
-    /// When the loop must check its deadlines again.
-    pub(crate) wake: &'a mut Instant,
 }
 
 impl Turn<'_> {
-    /// Has the loop check its deadlines at `at`.
-    pub(crate) fn need(&mut self, at: Instant) {
-        *self.wake = (*self.wake).min(at);
-    }
-
     /// A call that gives this loop a command, from any thread.
     pub(crate) fn command_with<T: Send + 'static>(
         &self,
@@ -40,5 +32,32 @@ impl Turn<'_> {
                 target.command(command(value));
             }
         })
+    }
+}
+
+/// A task that has ended.
+#[derive(Debug)]
+pub(crate) struct FinishedTask {
+    pub(crate) lane: LaneId,
+    pub(crate) task: Task,
+    pub(crate) outcome: Result<u64, Cause>,
+}
+
+impl FinishedTask {
+    /// The end of the task, for the scheduler's counters.
+    pub(crate) fn finished(&self) -> Finished {
+        let moved = match (&self.outcome, &self.task.kind) {
+            (Err(Cause::Refused(_)), _) => Moved::Refused,
+            (Err(_), _) => Moved::Nothing,
+            (Ok(bytes), TaskKind::Job(job)) if job.op == Op::Read => Moved::Read(*bytes),
+            (Ok(bytes), TaskKind::Job(_)) => Moved::Written(*bytes),
+            (Ok(_), TaskKind::Notify { .. } | TaskKind::Probe { .. }) => Moved::Answered,
+        };
+        Finished {
+            peer: self.task.peer,
+            epoch: self.task.epoch,
+            bytes: self.task.bytes(),
+            moved,
+        }
     }
 }

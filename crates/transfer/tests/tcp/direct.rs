@@ -126,14 +126,7 @@ fn acknowledge(stream: &mut TcpStream, id: u64, bytes: u64, refusal: Option<Refu
 
 fn acknowledgement(id: u64, bytes: u64, refusal: Option<Refusal>) -> Vec<u8> {
     let mut ack = Vec::new();
-    Frame::Ack(Ack {
-        id,
-        refusal,
-        bytes,
-        checksum: 0,
-        credit: 1,
-    })
-    .write(&mut ack);
+    Frame::Ack(Ack { id, refusal, bytes }).write(&mut ack);
     ack
 }
 
@@ -357,5 +350,39 @@ fn a_closed_engine_ends_the_callers_at_work_and_takes_no_others() {
         scene.alice.read_now(&target, &mut [0; 4096], SECOND),
         Err(Cause::Closed)
     );
+    peer.join().unwrap();
+}
+
+/// A lone request had one chance: a peer that turned its connection away, or was not there for a moment, failed it, while
+/// a batch was tried again until its deadline.
+#[test]
+fn a_lone_request_that_is_turned_away_goes_by_the_lanes() {
+    let mut scene = Scene::new(config());
+    let (listener, greeting) = (scene.listener.take().unwrap(), scene.greeting());
+    let peer = std::thread::spawn(move || {
+        let mut away = greet(&listener, &greeting);
+        let mut goaway = Vec::new();
+        Frame::Goaway.write(&mut goaway);
+        away.write_all(&goaway).unwrap();
+        let mut stream = greet(&listener, &greeting);
+        let Frame::Request(request) = frame(&mut stream) else {
+            panic!("no request")
+        };
+        let data = Data {
+            id: request.id,
+            bytes: 8,
+            last: true,
+            offset: 0,
+        };
+        stream.write_all(&data.to_bytes()).unwrap();
+        stream.write_all(b"eight by").unwrap();
+        acknowledge(&mut stream, request.id, 8, None);
+        // Until the engine closes.
+        let _ = stream.read_to_end(&mut Vec::new());
+    });
+    let mut bytes = [0; 8];
+    let read = scene.alice.read_now(&scene.target, &mut bytes, 20 * SECOND);
+    assert_eq!((read, &bytes), (Ok(()), b"eight by"));
+    scene.alice.close();
     peer.join().unwrap();
 }

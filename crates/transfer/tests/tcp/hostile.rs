@@ -17,8 +17,6 @@ fn refused(id: u64, refusal: Refusal) -> Option<Frame> {
         id,
         refusal: Some(refusal),
         bytes: 0,
-        checksum: 0,
-        credit: 0,
     }))
 }
 

@@ -22,10 +22,9 @@ static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 fn listen_for_panics() {
     let others = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
-        if let Some(place) = info
-            .location()
-            .filter(|place| place.file().contains("src/tcp/"))
-        {
+        if let Some(place) = info.location().filter(|place| {
+            place.file().contains("src/tcp/") || place.file().contains("src/protocol/")
+        }) {
             PANICS.lock().unwrap().push(place.to_string());
         }
         others(info);

@@ -1,6 +1,7 @@
 //! The TCP mover between engines, with real sockets on loopback.
 #![expect(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
+mod clocks;
 mod direct;
 mod hostile;
 mod junk;

@@ -28,7 +28,7 @@ pub struct Request {
     pub bytes: u64,
     /// How long the initiator still waits; `u64::MAX` for ever.
     pub time_left_nanos: u64,
-    /// The leave to do it.
+    /// The right to do it.
     pub capability: Capability,
 }
 
@@ -54,10 +54,6 @@ pub struct Ack {
     pub refusal: Option<Refusal>,
     /// Bytes that are where they belong.
     pub bytes: u64,
-    /// Checksum of the bytes, when one was asked for.
-    pub checksum: u64,
-    /// Requests that the initiator may now have outstanding.
-    pub credit: u32,
 }
 
 /// A message that follows a batch; name and bytes come after the header.
@@ -159,7 +155,6 @@ struct AckLayout {
     prefix: Prefix,
     id: U64,
     bytes: U64,
-    checksum: U64,
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -295,9 +290,6 @@ fn prefix(kind: u8, flags: u8, code: u16, bytes: u32) -> Prefix {
 }
 
 impl Data {
-    /// The first byte of such a header.
-    pub const KIND: u8 = DATA;
-
     /// The header's bytes.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; DATA_BYTES] {
@@ -361,10 +353,9 @@ impl DataLayout {
 impl AckLayout {
     fn of(ack: &Ack) -> Self {
         Self {
-            prefix: prefix(ACK, 0, ack.refusal.map_or(0, Refusal::number), ack.credit),
+            prefix: prefix(ACK, 0, ack.refusal.map_or(0, Refusal::number), 0),
             id: ack.id.into(),
             bytes: ack.bytes.into(),
-            checksum: ack.checksum.into(),
         }
     }
 
@@ -381,8 +372,6 @@ impl AckLayout {
             id: self.id.get(),
             refusal,
             bytes: self.bytes.get(),
-            checksum: self.checksum.get(),
-            credit: self.prefix.bytes.get(),
         }))
     }
 }
@@ -414,8 +403,8 @@ mod tests {
     use super::*;
     use crate::Incarnation;
 
-    /// Version 1 of the data plane, byte for byte: a difference is a new version, never a change of this one.
-    const GOLDEN: &[u8] = include_bytes!("../../golden/data-v1.bin");
+    /// Version 2 of the data plane, byte for byte: a difference is a new version, never a change of this one.
+    const GOLDEN: &[u8] = include_bytes!("../../golden/data-v2.bin");
 
     fn frames() -> Vec<Frame> {
         let grant = Grant {
@@ -457,15 +446,11 @@ mod tests {
                 id: 0x61,
                 refusal: None,
                 bytes: 0x8000,
-                checksum: 0xa1,
-                credit: 0xb1,
             }),
             Frame::Ack(Ack {
                 id: 0x62,
                 refusal: Some(Refusal::Generation),
                 bytes: 0,
-                checksum: 0,
-                credit: 1,
             }),
             Frame::Cancel { id: 0x62 },
             Frame::Notify(Notify {
@@ -501,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn version_one_keeps_its_bytes() {
+    fn version_two_keeps_its_bytes() {
         assert_eq!(all_bytes(), GOLDEN, "other bytes are another version");
     }
 
@@ -528,11 +513,11 @@ mod tests {
     fn other_versions_and_other_protocols_are_refused() {
         use super::super::GreetingError;
         let mut bytes = greeting().to_bytes();
-        bytes[8] = 2;
-        bytes[10] = 3;
+        bytes[8] = 3;
+        bytes[10] = 4;
         assert_eq!(
             Greeting::from_bytes(&bytes),
-            Err(GreetingError::Version { min: 2, max: 3 })
+            Err(GreetingError::Version { min: 3, max: 4 })
         );
         bytes[0] = b'G';
         assert_eq!(Greeting::from_bytes(&bytes), Err(GreetingError::NotOurs));

@@ -5,7 +5,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::Incarnation;
 
 /// The version of the data plane that this code speaks.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// What both ends can do beyond the version; the pair uses what both have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -51,7 +51,10 @@ impl Rig {
             self.region
                 .access(0, self.region.bytes())
                 .unwrap()
-                .for_peer(tenant),
+                .for_peer(crate::region::PeerRight {
+                    tenant,
+                    ..Default::default()
+                }),
         )
     }
 

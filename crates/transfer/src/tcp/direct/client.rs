@@ -2,81 +2,124 @@
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use slackwater_base::Instant;
+use slackwater_net::TcpLiveness;
 use slackwater_wait::now;
-use slackwater_wire::data::{ACK_BYTES, Ack, DATA_BYTES, Data, Frame, Op, Request};
 use socket2::SockRef;
 
-use super::DirectRequest;
 use crate::cause::{Cause, Deadline};
-use crate::tcp::config::{SLICE_BYTES_MIN, TcpConfig};
-use crate::tcp::conn::LOW_WATER_BYTES;
-use crate::tcp::cursor::Cursor;
-use crate::tcp::io::{
-    Vectors, from_slice, into_slice, receive, send, set_receive_low_water, wait_readable,
-};
-use crate::tcp::send_queue::ZEROS;
+use crate::mover::SingleRequest;
+use crate::protocol::initiating::{Input, Output};
+use crate::protocol::{Call, CloseReason, Want};
+use crate::segment::Segment;
+use crate::tcp::client::{ClientConnection, ClientEnd};
+use crate::tcp::context::TcpContext;
+use crate::tcp::cursor::{Cursor, Place, SpanMemory};
+use crate::tcp::io::wait_readable;
+use crate::tcp::wire::{Flushed, LOW_WATER_BYTES, Scratch, Wire};
 
 #[derive(Debug)]
-pub(super) struct ClientConnection {
+pub(super) struct BorrowedConnection {
     stream: Arc<TcpStream>,
-    next_id: u64,
-    /// The socket options in force, so that they are set again only when they change: the timeout of blocking calls,
-    /// and the number of bytes from which on the kernel wakes a reader.
+    wire: Wire,
+    client: ClientConnection<LoneRequest>,
+    scratch: Scratch,
+    /// The timeout of blocking calls that is in force, so that it is set again only when it changes.
     timeout: Duration,
-    receive_low_water: usize,
-    idle_since: Instant,
-    /// Headers to be sent.
-    head: Vec<u8>,
 }
 
-/// Why a connection cannot be used any more, with the cause for the caller.
+/// The request of a caller.
 #[derive(Debug)]
-pub(super) enum Failure {
-    /// The connection broke, and the request can be tried again on a new one: it is a read, or no byte of it was sent.
-    Retryable(Cause),
-    Final(Cause),
+pub(super) struct LoneRequest {
+    pub(super) single: SingleRequest,
+    cursor: Cursor,
 }
 
-/// How long a request may take, and how long its peer may be silent meanwhile.
-#[derive(Clone, Copy)]
-struct TimeLimits {
-    until: Instant,
-    silence: Duration,
-}
+/// How a request ended; the request itself, if it had no effect and can be started elsewhere.
+type Outcome = Result<(), (Cause, Option<LoneRequest>)>;
 
-/// A frame being sent: the part that the kernel has not taken yet.
-struct OutgoingFrame<'a> {
-    head: &'a [u8],
-    body: Cursor,
-}
+/// Bytes read behind a payload: an acknowledgement, and little more.
+const SCRATCH_BYTES: usize = 4 << 10;
 
-/// How much of a write was sent.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum SendProgress {
-    Nothing,
-    /// Part of a header. Only the rest of that header can follow.
-    Torn,
-    /// Headers, and payload up to this many bytes before the end of a frame.
-    But(u64),
-}
-
-impl ClientConnection {
-    /// A connection on which both greetings were exchanged.
-    pub(super) fn new(stream: TcpStream) -> Self {
-        let stream = Arc::new(stream);
+impl LoneRequest {
+    pub(super) fn new(single: SingleRequest) -> Self {
         Self {
-            stream,
-            next_id: 1,
+            single,
+            cursor: Cursor::default(),
+        }
+    }
+}
+
+impl SpanMemory for LoneRequest {
+    fn place(&mut self, offset: u64) -> Option<Place<'_>> {
+        Some(Place {
+            buffers: &self.single.buffers,
+            cursor: &mut self.cursor,
+            offset,
+        })
+    }
+}
+
+impl BorrowedConnection {
+    /// Connects to the first of the peer's addresses that answers.
+    pub(super) fn connect(
+        context: &TcpContext,
+        segment: &Arc<Segment>,
+        deadline: Instant,
+    ) -> Result<Self, Cause> {
+        let mut last = Cause::Unreachable("no address".to_owned());
+        let addresses = segment.addresses.iter();
+        for address in addresses.filter(|address| context.config.may_reach(segment, address)) {
+            let until = deadline.min(now() + context.config.connect_timeout);
+            if until <= now() {
+                return Err(Cause::TimedOut(Deadline::Connect));
+            }
+            match Self::greet(context, segment, *address, until) {
+                Ok(connection) => return Ok(connection),
+                Err(gone @ (Cause::Gone { .. } | Cause::Seal(_))) => return Err(gone),
+                Err(cause) => last = cause,
+            }
+        }
+        Err(last)
+    }
+
+    fn greet(
+        context: &TcpContext,
+        segment: &Arc<Segment>,
+        address: SocketAddr,
+        until: Instant,
+    ) -> Result<Self, Cause> {
+        let unreachable = |error: io::Error| Cause::Unreachable(format!("{address}: {error}"));
+        let stream =
+            TcpStream::connect_timeout(&address, now().until(until)).map_err(unreachable)?;
+        set_options(&stream, context.config.buffer_bytes(address.ip())).map_err(unreachable)?;
+        let limits = context.config.initiator_limits(segment);
+        let client = ClientConnection::new(Arc::clone(segment), limits, now());
+        let mut connection = Self::new(stream, client);
+        let greeted = connection
+            .client
+            .hello(context)
+            .and_then(|()| connection.drive_until_ready(until));
+        match greeted {
+            Ok(()) => Ok(connection),
+            Err(CloseReason::Gone(cause)) => Err(cause),
+            Err(CloseReason::Lost(cause)) => Err(Cause::Unreachable(format!("{address}: {cause}"))),
+            Err(reason) => Err(connection.client.close(now(), &reason)),
+        }
+    }
+
+    pub(super) fn new(stream: TcpStream, client: ClientConnection<LoneRequest>) -> Self {
+        Self {
+            stream: Arc::new(stream),
+            wire: Wire::default(),
+            client,
+            scratch: Scratch::new(SCRATCH_BYTES),
             timeout: Duration::ZERO,
-            receive_low_water: 1,
-            idle_since: now(),
-            head: Vec::new(),
         }
     }
 
@@ -85,7 +128,7 @@ impl ClientConnection {
     }
 
     pub(super) fn idle_since(&self) -> Instant {
-        self.idle_since
+        self.client.initiator.idle_since()
     }
 
     /// Whether an idle connection has ended, or has received bytes that no request asked for. No loop watches it.
@@ -104,473 +147,118 @@ impl ClientConnection {
         let _ = SockRef::from(&*self.stream).set_linger(Some(Duration::ZERO));
     }
 
-    /// Carries one request. After an error the connection is closed.
-    pub(super) fn carry(
-        &mut self,
-        config: &TcpConfig,
-        call: &DirectRequest<'_>,
-    ) -> Result<Result<(), Cause>, Failure> {
-        let limits = TimeLimits {
-            until: call.deadline,
-            silence: config.progress_timeout,
-        };
-        let time_left = now().until(call.deadline);
-        if time_left.is_zero() {
-            return Ok(Err(Cause::TimedOut(Deadline::Total)));
-        }
-        self.set_timeout(time_left.min(limits.silence))?;
-        let request = Request {
-            id: self.next_id,
-            op: call.op,
+    /// Carries one request; says too whether the connection can be used again.
+    pub(super) fn carry(&mut self, lone: LoneRequest) -> (Outcome, bool) {
+        let SingleRequest {
+            op,
+            buffers,
+            remote,
+            deadline,
+        } = &lone.single;
+        let call = Call::Transfer {
+            op: *op,
             urgent: false,
-            offset: call.remote.offset,
-            bytes: call.buffers.bytes(),
-            time_left_nanos: time_left.as_nanos().try_into().unwrap_or(u64::MAX),
-            capability: call.remote.capability,
+            offset: remote.offset,
+            bytes: buffers.bytes(),
+            capability: remote.capability,
         };
-        self.next_id += 1;
-        let ack = match call.op {
-            Op::Read => self
-                .read(&request, call, limits)
-                .map_err(Failure::without_effect)?,
-            Op::Write => self.write(&request, call, limits, config)?,
+        let start = Input::Start {
+            call,
+            deadline: *deadline,
+            task: lone,
         };
-        self.idle_since = now();
-        match ack.refusal {
-            Some(refusal) => Ok(Err(Cause::Refused(refusal))),
-            None if ack.bytes == request.bytes => Ok(Ok(())),
-            None => Err(Failure::Final(Cause::Protocol(
-                "an acknowledgement of other bytes".to_owned(),
-            ))),
-        }
+        let carried = self.client.handle(now(), start).and_then(|()| self.drive());
+        let cause = match &carried {
+            Ok(()) => Cause::Dropped,
+            Err(reason) => self.client.close(now(), reason),
+        };
+        let outcome = self.client.out.drain(..).find_map(|output| match output {
+            Output::Ended { outcome, .. } => Some(outcome.map(drop).map_err(|cause| (cause, None))),
+            Output::Again(lone) => Some(Err((cause.clone(), Some(lone)))),
+            Output::Ready(_) => None,
+        });
+        let reusable = carried.is_ok() && self.client.initiator.is_quiet();
+        (outcome.unwrap_or(Err((cause, None))), reusable)
     }
 
-    fn read(
-        &mut self,
-        request: &Request,
-        call: &DirectRequest<'_>,
-        limits: TimeLimits,
-    ) -> Result<Ack, Failure> {
-        let mut cursor = Cursor::new(call.buffers.clone());
-        self.begin_head(request);
-        self.send_head(limits)?;
-        // A small answer is one frame and its acknowledgement: one call receives all of it, each part into its own
-        // buffer. A refusal is shorter, and its last bytes are received into the local ranges, whose contents are
-        // undefined after a failed read.
-        if request.bytes <= SLICE_BYTES_MIN as u64 {
-            return self.read_small(request, &mut cursor, limits);
-        }
-        let mut received = ReceiveBuffer::default();
-        loop {
-            match self.frame(&mut received, limits)? {
-                Frame::Ack(ack)
-                    if ack.id == request.id && (ack.refusal.is_some() || cursor.left() == 0) =>
-                {
-                    return Ok(ack);
-                }
-                Frame::Data(data) if fits(&data, request.id, &cursor) => {
-                    self.fill(&mut cursor, &data, &mut received, limits)?;
-                }
-                _ => return Err(protocol()),
+    /// Drives the connection until the request has ended.
+    fn drive(&mut self) -> Result<(), CloseReason> {
+        while self.client.out.is_empty() {
+            let due = self.client.initiator.next_deadline();
+            if due <= now() {
+                self.client.on_deadline(now())?;
+                continue;
             }
-        }
-    }
-
-    fn read_small(
-        &mut self,
-        request: &Request,
-        cursor: &mut Cursor,
-        limits: TimeLimits,
-    ) -> Result<Ack, Failure> {
-        let (mut head, mut tail) = ([0u8; DATA_BYTES], [0u8; ACK_BYTES]);
-        let body = request.bytes as usize;
-        let whole = DATA_BYTES + body + ACK_BYTES;
-        let mut got = 0;
-        let mut vectors = Vectors::new();
-        while got < whole {
-            vectors.clear();
-            if got < DATA_BYTES {
-                vectors.push(into_slice(&mut head[got..]));
-            }
-            let left = cursor.left() as usize;
-            // The acknowledgement follows the last byte of payload, not the last range that had room in this call.
-            if cursor.vectors(left, &mut vectors) == left {
-                let tail_from = got.saturating_sub(DATA_BYTES + body);
-                vectors.push(into_slice(&mut tail[tail_from..]));
-            }
-            let count = self.receive(&mut vectors, limits)?;
-            let placed = (got + count).clamp(DATA_BYTES, DATA_BYTES + body)
-                - got.clamp(DATA_BYTES, DATA_BYTES + body);
-            cursor.advance(placed);
-            got += count;
-            if got >= DATA_BYTES && got < whole && head[0] != Data::KIND {
-                return self.refused(&head, cursor, &tail, (got, limits));
-            }
-        }
-        let (data, ack) = (Frame::read(&head), Frame::read(&tail));
-        match (data, ack) {
-            (Ok(Some((Frame::Data(data), _))), Ok(Some((Frame::Ack(ack), _))))
-                if data.id == request.id
-                    && data.last
-                    && ack.id == request.id
-                    && data.bytes as usize == body =>
-            {
-                Ok(ack)
-            }
-            _ => Err(protocol()),
-        }
-    }
-
-    /// The answer to a small read is an acknowledgement alone, `got` bytes of which are received: the first in `head`,
-    /// the others at the start of the local ranges, and behind those in `tail`.
-    fn refused(
-        &mut self,
-        head: &[u8; DATA_BYTES],
-        place: &Cursor,
-        tail: &[u8],
-        (got, limits): (usize, TimeLimits),
-    ) -> Result<Ack, Failure> {
-        let mut bytes = [0; ACK_BYTES];
-        bytes[..DATA_BYTES].copy_from_slice(head);
-        let (mut at, got) = (DATA_BYTES, got.min(ACK_BYTES));
-        for span in place.buffers().spans() {
-            let take = span.bytes().min(got - at);
-            // SAFETY: `take` bytes of the span were just received; the span is held by the call's buffers, and `bytes`
-            // is a local array with room for them.
-            unsafe { std::ptr::copy_nonoverlapping(span.start(), bytes[at..].as_mut_ptr(), take) };
-            at += take;
-        }
-        bytes[at..got].copy_from_slice(&tail[..got - at]);
-        let mut at = got;
-        while at < ACK_BYTES {
-            let mut vectors = vec![into_slice(&mut bytes[at..])];
-            at += self.receive(&mut vectors, limits)?;
-        }
-        match Frame::read(&bytes) {
-            Ok(Some((Frame::Ack(ack), _))) if ack.refusal.is_some() => Ok(ack),
-            _ => Err(protocol()),
-        }
-    }
-
-    fn write(
-        &mut self,
-        request: &Request,
-        call: &DirectRequest<'_>,
-        limits: TimeLimits,
-        config: &TcpConfig,
-    ) -> Result<Ack, Failure> {
-        let mut sent = SendProgress::Nothing;
-        let written = self.write_frames(request, call, (limits, config.slice_bytes), &mut sent);
-        let answered = written.and_then(|()| self.answer(request.id, limits));
-        match (&answered, sent) {
-            (Err(Failure::Final(Cause::TimedOut(_))), SendProgress::But(owed)) => {
-                if let Err(Failure::Retryable(cause) | Failure::Final(cause)) =
-                    self.take_back(request.id, owed, config.drain_timeout)
-                {
-                    tracing::debug!(%cause, "no word about a write that was given up");
-                }
-                answered
-            }
-            (Err(_), SendProgress::Nothing) => answered.map_err(Failure::without_effect),
-            _ => answered,
-        }
-    }
-
-    fn write_frames(
-        &mut self,
-        request: &Request,
-        call: &DirectRequest<'_>,
-        (limits, slice): (TimeLimits, usize),
-        sent: &mut SendProgress,
-    ) -> Result<(), Failure> {
-        let mut cursor = Cursor::new(call.buffers.clone());
-        self.begin_head(request);
-        while cursor.left() > 0 {
-            let bytes = cursor.left().min(slice as u64);
-            let offset = request.bytes - cursor.left();
-            let last = bytes == cursor.left();
-            let mut head = std::mem::take(&mut self.head);
-            Frame::Data(Data {
-                id: request.id,
-                bytes: bytes as u32,
-                last,
-                offset,
-            })
-            .write(&mut head);
-            let mut frame = OutgoingFrame {
-                head: &head,
-                body: cursor.take(bytes),
-            };
-            let done = self.send(&mut frame, limits);
-            *sent = match (frame.head.len(), *sent) {
-                (0, _) => SendProgress::But(frame.body.left()),
-                (left, before) if left == head.len() => before,
-                _ => SendProgress::Torn,
-            };
-            done?;
-            head.clear();
-            self.head = head;
+            self.step(due)?;
         }
         Ok(())
     }
 
-    /// Gives up a write whose time has passed: the rest of its frame is sent as zeros, then `cancel`. Waits up to
-    /// `drain` for the target's answer, after which the target applies nothing more.
-    fn take_back(&mut self, id: u64, owed: u64, drain: Duration) -> Result<Ack, Failure> {
-        let limits = TimeLimits {
-            until: now() + drain,
-            silence: drain,
+    fn drive_until_ready(&mut self, until: Instant) -> Result<(), CloseReason> {
+        while !self.client.initiator.is_ready() {
+            if until <= now() {
+                return Err(CloseReason::Lost(Cause::TimedOut(Deadline::Connect)));
+            }
+            self.step(until)?;
+        }
+        self.client.out.clear();
+        Ok(())
+    }
+
+    /// Sends what there is, or else waits until bytes arrive; neither for longer than until `until`.
+    fn step(&mut self, until: Instant) -> Result<(), CloseReason> {
+        self.set_timeout(now().until(until))?;
+        let (stream, now) = (Arc::clone(&self.stream), now());
+        let (socket, client) = (stream.as_fd(), &mut self.client);
+        let large = match client.initiator.want() {
+            Want::Memory(span) => span.bytes.min(LOW_WATER_BYTES),
+            _ => 1,
         };
-        let mut left = owed as usize;
-        while left > 0 {
-            let zeros = &ZEROS[..left.min(ZEROS.len())];
-            self.send_bytes(zeros, limits)?;
-            left -= zeros.len();
+        let end = &mut ClientEnd { client, now };
+        let flushed = self.wire.flush(end, socket, &mut self.scratch, 0)?;
+        if flushed != Flushed::All {
+            return Ok(());
         }
-        let mut cancel = Vec::new();
-        Frame::Cancel { id }.write(&mut cancel);
-        self.send_bytes(&cancel, limits)?;
-        self.answer(id, limits)
-    }
-
-    fn answer(&mut self, id: u64, limits: TimeLimits) -> Result<Ack, Failure> {
-        match self.frame(&mut ReceiveBuffer::default(), limits)? {
-            Frame::Ack(ack) if ack.id == id => Ok(ack),
-            _ => Err(protocol()),
-        }
-    }
-
-    fn begin_head(&mut self, request: &Request) {
-        self.head.clear();
-        Frame::Request(*request).write(&mut self.head);
-    }
-
-    fn send_head(&mut self, limits: TimeLimits) -> Result<(), Failure> {
-        let head = std::mem::take(&mut self.head);
-        let sent = self.send_bytes(&head, limits);
-        self.head = head;
-        sent
-    }
-
-    fn send_bytes(&mut self, bytes: &[u8], limits: TimeLimits) -> Result<(), Failure> {
-        self.send(
-            &mut OutgoingFrame {
-                head: bytes,
-                body: Cursor::new(Default::default()),
-            },
-            limits,
-        )
-    }
-
-    fn send(&mut self, frame: &mut OutgoingFrame<'_>, limits: TimeLimits) -> Result<(), Failure> {
-        let mut vectors = Vectors::new();
-        while !frame.head.is_empty() || frame.body.left() > 0 {
-            self.check_deadline(limits)?;
-            vectors.clear();
-            if !frame.head.is_empty() {
-                vectors.push(from_slice(frame.head));
+        self.wire.report_from(large, socket)?;
+        let mut flags = 0;
+        if large > 1 {
+            // A wake for each segment costs both ends more than the copy of its bytes; and a blocking receive would wait
+            // for this many beyond those it has already taken, possibly for ever.
+            let ready = wait_readable(socket, self.timeout);
+            if !ready.map_err(|error| CloseReason::Lost(Cause::Lost(error.to_string())))? {
+                return Ok(());
             }
-            frame.body.vectors(frame.body.left() as usize, &mut vectors);
-            // SAFETY: the ranges are of the frame's header and cursor, both kept for the call.
-            let count = match unsafe { send(self.stream.as_fd(), &mut vectors, 0) } {
-                Ok(count) => count,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(limits.broken(&error)),
-            };
-            let of_head = count.min(frame.head.len());
-            frame.head = &frame.head[of_head..];
-            frame.body.advance(count - of_head);
+            flags = libc::MSG_DONTWAIT;
         }
-        Ok(())
+        end.now = slackwater_wait::now();
+        self.wire
+            .receive(end, socket, &mut self.scratch, flags)
+            .map(drop)
     }
 
-    /// The next header.
-    fn frame(
-        &mut self,
-        received: &mut ReceiveBuffer,
-        limits: TimeLimits,
-    ) -> Result<Frame, Failure> {
-        loop {
-            if let Some((frame, length)) =
-                Frame::read(&received.bytes[..received.length]).map_err(|_| protocol())?
-            {
-                received.take(length);
-                return Ok(frame);
-            }
-            let mut vectors = vec![into_slice(&mut received.bytes[received.length..])];
-            received.length += self.receive(&mut vectors, limits)?;
-        }
-    }
-
-    /// Receives the payload of a frame into the local ranges, and the start of what follows it into the receive buffer.
-    fn fill(
-        &mut self,
-        cursor: &mut Cursor,
-        data: &Data,
-        received: &mut ReceiveBuffer,
-        limits: TimeLimits,
-    ) -> Result<(), Failure> {
-        let bytes = data.bytes as usize;
-        let early = received.length.min(bytes);
-        cursor.copy_in(&received.bytes[..early]);
-        received.take(early);
-        let mut left = bytes - early;
-        // At least this many bytes follow in every case, so one call can wait for both.
-        let behind = if data.last {
-            ACK_BYTES
-        } else {
-            ACK_BYTES.min(DATA_BYTES)
-        };
-        let mut vectors = Vectors::new();
-        while left > 0 {
-            vectors.clear();
-            let direct = cursor.vectors(left, &mut vectors);
-            let mut asked = direct;
-            if direct == left {
-                vectors.push(into_slice(&mut received.bytes[..behind]));
-                asked += behind;
-            }
-            let count = self.receive_many(&mut vectors, asked.min(LOW_WATER_BYTES), limits)?;
-            cursor.advance(count.min(direct));
-            received.length = count.saturating_sub(direct);
-            left -= count.min(direct);
-        }
-        Ok(())
-    }
-
-    /// Receives into ranges that the caller keeps valid, as soon as any bytes have arrived.
-    fn receive(&mut self, vectors: &mut Vectors, limits: TimeLimits) -> Result<usize, Failure> {
-        self.check_deadline(limits)?;
-        self.set_receive_low_water(1)?;
-        self.receive_now(vectors, 0)
-            .map_err(|error| limits.broken(&error))
-    }
-
-    /// The same once `bytes` bytes have arrived, or the connection has ended. A wake for each segment costs both ends
-    /// more than the copy of its bytes.
-    fn receive_many(
-        &mut self,
-        vectors: &mut Vectors,
-        bytes: usize,
-        limits: TimeLimits,
-    ) -> Result<usize, Failure> {
-        self.check_deadline(limits)?;
-        self.set_receive_low_water(bytes)?;
-        // A blocking receive would wait for this many bytes beyond those it has already taken, possibly for ever.
-        let ready =
-            wait_readable(self.stream.as_fd(), self.timeout).and_then(|ready| match ready {
-                true => self.receive_now(vectors, libc::MSG_DONTWAIT),
-                false => Err(io::ErrorKind::WouldBlock.into()),
-            });
-        ready.map_err(|error| limits.broken(&error))
-    }
-
-    fn receive_now(&mut self, vectors: &mut Vectors, flags: i32) -> io::Result<usize> {
-        loop {
-            // SAFETY: every caller passes ranges of its own buffers and of cursors that it holds.
-            return match unsafe { receive(self.stream.as_fd(), vectors, flags) } {
-                Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                received => received,
-            };
-        }
-    }
-
-    fn set_receive_low_water(&mut self, bytes: usize) -> Result<(), Failure> {
-        if bytes != self.receive_low_water {
-            set_receive_low_water(self.stream.as_fd(), bytes)
-                .map_err(|error| Failure::Final(lost(&error)))?;
-            self.receive_low_water = bytes;
-        }
-        Ok(())
-    }
-
-    /// Sets the timeout of the next blocking call to the time left; an error when there is none.
-    fn check_deadline(&mut self, limits: TimeLimits) -> Result<(), Failure> {
-        let left = now().until(limits.until);
-        if left.is_zero() {
-            return Err(Failure::Final(Cause::TimedOut(Deadline::Total)));
-        }
-        if left < self.timeout {
-            self.set_timeout(left)
-        } else {
-            Ok(())
-        }
-    }
-
-    fn set_timeout(&mut self, limit: Duration) -> Result<(), Failure> {
+    fn set_timeout(&mut self, limit: Duration) -> Result<(), CloseReason> {
         // Rounded up, so that calls with the same limits find the option already set.
-        let granule = if limit < Duration::from_secs(1) {
-            1
-        } else {
-            100
+        let granule = match limit < Duration::from_secs(1) {
+            true => 1,
+            false => 100,
         };
         let limit = Duration::from_millis((limit.as_millis() as u64 / granule + 1) * granule);
-        if limit != self.timeout {
+        // A shorter timeout that is in force serves as well: the deadlines are looked at after each call.
+        if limit < self.timeout || self.timeout * 2 < limit {
             let set = self
                 .stream
                 .set_read_timeout(Some(limit))
                 .and_then(|()| self.stream.set_write_timeout(Some(limit)));
-            set.map_err(|error| Failure::Final(lost(&error)))?;
+            set.map_err(|error| CloseReason::Lost(Cause::Lost(error.to_string())))?;
             self.timeout = limit;
         }
         Ok(())
     }
 }
 
-impl TimeLimits {
-    /// The failure that an error of the kernel stands for.
-    fn broken(self, error: &io::Error) -> Failure {
-        Failure::Final(match error.kind() {
-            io::ErrorKind::WouldBlock if now() < self.until => Cause::TimedOut(Deadline::Progress),
-            io::ErrorKind::WouldBlock => Cause::TimedOut(Deadline::Total),
-            _ => lost(error),
-        })
-    }
-}
-
-impl Failure {
-    /// Lets the request be tried again, if the connection broke.
-    fn without_effect(self) -> Self {
-        match self {
-            Self::Final(cause @ Cause::Lost(_)) => Self::Retryable(cause),
-            other => other,
-        }
-    }
-}
-
-/// Bytes that were received behind a payload.
-#[derive(Debug)]
-struct ReceiveBuffer {
-    bytes: [u8; 256],
-    length: usize,
-}
-
-impl Default for ReceiveBuffer {
-    fn default() -> Self {
-        Self {
-            bytes: [0; 256],
-            length: 0,
-        }
-    }
-}
-
-impl ReceiveBuffer {
-    fn take(&mut self, count: usize) {
-        self.bytes.copy_within(count..self.length, 0);
-        self.length -= count;
-    }
-}
-
-fn fits(data: &Data, id: u64, cursor: &Cursor) -> bool {
-    let at = cursor.buffers().bytes() - cursor.left();
-    data.id == id && data.offset == at && u64::from(data.bytes) <= cursor.left()
-}
-
-fn lost(error: &io::Error) -> Cause {
-    Cause::Lost(error.to_string())
-}
-
-fn protocol() -> Failure {
-    Failure::Final(Cause::Protocol("an answer to something else".to_owned()))
+fn set_options(stream: &TcpStream, buffer_bytes: usize) -> io::Result<()> {
+    TcpLiveness::default().apply(stream)?;
+    let socket = SockRef::from(stream);
+    socket.set_send_buffer_size(buffer_bytes)?;
+    socket.set_recv_buffer_size(buffer_bytes)
 }

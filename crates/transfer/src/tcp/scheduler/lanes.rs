@@ -9,6 +9,7 @@ use super::peer::PeerQueue;
 use super::routes::Route;
 use super::{Action, Finished, Moved, Scheduler};
 use crate::cause::Cause;
+use crate::protocol::Credit;
 use crate::tcp::task::Task;
 
 /// Names one connection to a peer, from the action that opens it until it is closed; never used again.
@@ -26,13 +27,6 @@ pub(super) struct Lane {
     pub(super) in_flight: usize,
     pub(super) bytes: u64,
     credit: Credit,
-}
-
-/// What a peer allows one lane to have under way.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Credit {
-    pub(crate) requests: usize,
-    pub(crate) bytes: u64,
 }
 
 /// A lane that was closed.
@@ -78,13 +72,7 @@ impl Scheduler {
         let Some(entry) = self.lanes.get_mut(&lane) else {
             return;
         };
-        (entry.ready, entry.credit) = (
-            true,
-            Credit {
-                requests: credit.requests.max(1),
-                ..credit
-            },
-        );
+        (entry.ready, entry.credit) = (true, credit);
         let (incarnation, route) = (entry.peer, entry.route);
         if let Some(peer) = self.peers.get_mut(&incarnation) {
             peer.routes.stood(route);

@@ -9,6 +9,8 @@ mod peer;
 mod routes;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+pub(crate) use tests::peer;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
@@ -18,7 +20,7 @@ use std::time::Duration;
 use slackwater_base::{Backoff, Instant, Rng};
 use slackwater_wire::Incarnation;
 
-pub(crate) use lanes::{Credit, LaneEnd, LaneId, LostLane};
+pub(crate) use lanes::{LaneEnd, LaneId, LostLane};
 pub(crate) use routes::Route;
 
 use super::config::TcpConfig;
@@ -397,10 +399,15 @@ impl Scheduler {
 
     /// Gives free slots to the peers in turn, one task each.
     fn serve(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        let mut over_share = Vec::new();
         while self.active < self.limits.max_transfers {
             let Some(incarnation) = self.ring.pop_front() else {
-                return;
+                break;
             };
+            if !self.has_share(incarnation) {
+                over_share.push(incarnation);
+                continue;
+            }
             let Some(peer) = self.peers.get_mut(&incarnation) else {
                 continue;
             };
@@ -433,5 +440,17 @@ impl Scheduler {
             });
             self.ring_peer(incarnation);
         }
+        // They keep their turn for the next slot that becomes free.
+        self.ring.extend(over_share);
+    }
+
+    /// Whether a peer may take one more slot: no more than are left free after it, so that a peer which never answers
+    /// leaves half of them to the others, and two such peers a quarter (dynamic thresholds: Choudhury and Hahne, 1998).
+    fn has_share(&self, incarnation: Incarnation) -> bool {
+        let Some(peer) = self.peers.get(&incarnation) else {
+            return true;
+        };
+        let taken: usize = self.lanes_of(peer).map(|(_, lane)| lane.in_flight).sum();
+        taken == 0 || taken < self.limits.max_transfers - self.active
     }
 }

@@ -6,6 +6,7 @@ use super::*;
 use crate::batch::Batch;
 use crate::job::{Buffers, Job, Priority, Remote};
 use crate::mover::Notice;
+use crate::protocol::Credit;
 use crate::tcp::task::TaskKind;
 
 pub(super) const NOW: Instant = Instant::from_nanos(1_000_000);
@@ -21,7 +22,7 @@ struct World {
     batches: Vec<Batch>,
 }
 
-pub(super) fn peer(number: u64) -> Arc<Segment> {
+pub(crate) fn peer(number: u64) -> Arc<Segment> {
     let addresses = vec![
         "127.0.0.1:1".parse().unwrap(),
         "127.0.0.1:2".parse().unwrap(),
@@ -179,7 +180,7 @@ impl World {
 
 #[test]
 fn the_limit_holds_and_slots_pass_on_in_order() {
-    let mut world = World::new(3, 2);
+    let mut world = World::new(6, 2);
     world.submit(1, 10);
     assert_eq!(
         (
@@ -224,6 +225,24 @@ fn a_busy_peer_does_not_hold_the_slots_of_another() {
     );
 }
 
+/// One peer that had stopped took every slot, and nothing was carried to any other until its requests timed out.
+#[test]
+fn peers_that_never_answer_leave_slots_to_the_others() {
+    let mut world = World::new(64, 4);
+    for frozen in 1..=3 {
+        world.submit(frozen, 100);
+        world.all_connect();
+    }
+    assert_eq!(world.scheduler.active(), 32 + 16 + 8);
+    world.started.clear();
+    world.submit(9, 40);
+    world.all_connect();
+    for _ in 0..40 {
+        assert_eq!(world.finish(), 9);
+    }
+    assert_eq!(world.scheduler.active(), 32 + 16 + 8);
+}
+
 /// Each task that left a full queue woke every submitter that waited for room: with 64 threads the wakes cost a third
 /// of the throughput.
 #[test]
@@ -246,7 +265,7 @@ fn submitters_are_woken_once_a_quarter_of_the_queue_is_free() {
 
 #[test]
 fn a_broken_lane_gives_its_work_back_to_the_front() {
-    let mut world = World::new(4, 1);
+    let mut world = World::new(8, 1);
     world.submit(1, 4);
     world.all_connect();
     let first = world.started[0].1.batch();

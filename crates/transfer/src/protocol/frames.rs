@@ -1,0 +1,63 @@
+use slackwater_wire::data::{Frame, GREETING_BYTES, Greeting};
+
+use super::CloseReason;
+
+/// Cuts received bytes into headers. Payload goes past it.
+#[derive(Debug, Default)]
+pub(crate) struct FrameReader {
+    /// The start of an incomplete header.
+    partial: Vec<u8>,
+}
+
+impl FrameReader {
+    /// Whether no header has begun.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.partial.is_empty()
+    }
+
+    /// Takes bytes of the greeting; returns it once it is whole, and the bytes behind it.
+    pub(crate) fn greeting<'b>(
+        &mut self,
+        bytes: &'b [u8],
+    ) -> Result<(Option<Greeting>, &'b [u8]), CloseReason> {
+        let (piece, rest) = bytes.split_at((GREETING_BYTES - self.partial.len()).min(bytes.len()));
+        self.partial.extend_from_slice(piece);
+        let Ok(whole) = <&[u8; GREETING_BYTES]>::try_from(self.partial.as_slice()) else {
+            return Ok((None, rest));
+        };
+        let greeting = Greeting::from_bytes(whole)
+            .map_err(|error| CloseReason::protocol(&error.to_string()))?;
+        self.partial = Vec::new();
+        Ok((Some(greeting), rest))
+    }
+
+    /// Takes bytes of one header; returns it once it is whole, and the bytes behind it.
+    pub(crate) fn frame<'b>(
+        &mut self,
+        bytes: &'b [u8],
+    ) -> Result<(Option<Frame>, &'b [u8]), CloseReason> {
+        let read = |bytes: &[u8]| {
+            Frame::read(bytes).map_err(|error| CloseReason::protocol(&error.to_string()))
+        };
+        if self.partial.is_empty() {
+            return Ok(match read(bytes)? {
+                Some((frame, length)) => (Some(frame), &bytes[length..]),
+                None => {
+                    self.partial.extend_from_slice(bytes);
+                    (None, &[])
+                }
+            });
+        }
+        let before = self.partial.len();
+        let more = bytes.len().min(Frame::BYTES_MAX);
+        self.partial.extend_from_slice(&bytes[..more]);
+        Ok(match read(&self.partial)? {
+            Some((frame, length)) => {
+                self.partial.clear();
+                (Some(frame), &bytes[length - before..])
+            }
+            // Fewer bytes than the longest header have arrived, or it would have been read.
+            None => (None, &bytes[more..]),
+        })
+    }
+}

@@ -1,0 +1,479 @@
+mod ending;
+mod payload;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use slackwater_base::Instant;
+use slackwater_wire::data::{Ack, Frame, Greeting, Op, Refusal, Request};
+
+use super::send_queue::{PayloadSource, SendQueue};
+use super::staging::{ChunkRange, StagedRead, StagedWrite};
+use super::{CloseReason, Payload, Piece, Span, Want};
+use crate::cause::{Cause, Deadline};
+use crate::mover::Notice;
+
+/// The target's end of one connection: the requests that a peer has on it, each with the memory that was admitted for
+/// it, which is dropped as soon as nothing touches it any more.
+#[derive(Debug)]
+pub(crate) struct Responder<M> {
+    limits: ResponderLimits,
+    queue: SendQueue,
+    incoming: Option<Incoming>,
+    requests: BTreeMap<u64, IncomingRequest<M>>,
+    /// The requests whose memory is held, and their bytes.
+    held: usize,
+    held_bytes: u64,
+    /// Payload waits until a device has room.
+    stalled: bool,
+    /// When bytes last moved.
+    moved_at: Instant,
+    wake: Instant,
+    sent: Vec<u64>,
+}
+
+/// What a responder keeps to, and its peers have to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ResponderLimits {
+    /// Payload of one frame.
+    pub(crate) slice_bytes: usize,
+    /// Requests that hold memory.
+    pub(crate) requests_max: usize,
+    /// Bytes of the memory that they hold.
+    pub(crate) in_flight_bytes_max: u64,
+    /// While the peer has to send or to read, a byte moves within this time.
+    pub(crate) progress_timeout: Duration,
+    /// A connection without requests is closed after this time.
+    pub(crate) idle_timeout: Duration,
+    /// A request ends so long after the time that its initiator gave it: the initiator, who also knows when it began,
+    /// is to end it first.
+    pub(crate) grace: Duration,
+}
+
+/// Memory for one request.
+#[derive(Debug)]
+pub(crate) struct Admitted<M> {
+    pub(crate) memory: M,
+    /// The most bytes of one copy, for memory that the processor cannot reach.
+    pub(crate) chunk_bytes: Option<u64>,
+}
+
+/// An event, and what is known of it.
+#[derive(Debug)]
+pub(crate) enum Input<'a, M> {
+    /// The greeting of the peer.
+    Greeting(&'a Greeting),
+    /// A header of the peer other than a request.
+    Frame(Frame),
+    /// A request, and whether its capability allows it.
+    Request(&'a Request, Result<Admitted<M>, Refusal>),
+    /// So many bytes of payload were placed, or discarded, as [`Responder::want`] said.
+    Arrived(usize),
+    /// Bytes of a notice.
+    Text(&'a [u8]),
+    /// So many bytes of what [`Responder::gather`] showed were sent.
+    Wrote(usize),
+    /// Whether the bytes of a write count; answers [`Output::Commit`].
+    Committed(u64, Result<(), Refusal>),
+    /// Whether a notice was taken; answers [`Output::Notice`].
+    Delivered(u64, bool),
+    /// Memory was lent for the chunk that [`Want::Room`] names.
+    Lent(u64),
+    /// None is to be had now.
+    NoRoom,
+    /// There is room again.
+    Resumed,
+    /// A copy into the device has ended; answers [`Output::Store`].
+    Stored(u64, bool),
+    /// A copy out of the device has ended; answers [`Output::Fetch`].
+    Fetched(u64, bool),
+    /// A request is not allowed any more.
+    Revoked(u64, Refusal),
+}
+
+/// An action for the shell.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Output {
+    /// Every byte of this write is in place: say whether they count.
+    Commit(u64),
+    /// Deliver a notice.
+    Notice(u64, Notice),
+    /// Copy a full chunk into the device.
+    Store(u64, ChunkRange),
+    /// Copy a chunk out of the device.
+    Fetch(u64, ChunkRange),
+    /// The chunk that was fetched last is the one that is sent from now on.
+    Send(u64, ChunkRange),
+    /// That chunk was sent: its memory goes back, since the next may need it.
+    Sent(u64),
+}
+
+impl Output {
+    /// The request that it is about.
+    pub(crate) fn id(&self) -> u64 {
+        match self {
+            Self::Commit(id)
+            | Self::Notice(id, _)
+            | Self::Store(id, _)
+            | Self::Fetch(id, _)
+            | Self::Send(id, _)
+            | Self::Sent(id) => *id,
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Incoming {
+    Payload(Payload),
+    Notice {
+        id: u64,
+        name_bytes: usize,
+        text: Vec<u8>,
+        left: usize,
+    },
+}
+
+#[derive(Debug)]
+struct IncomingRequest<M> {
+    bytes: u64,
+    urgent: bool,
+    /// When the initiator has stopped waiting.
+    late_at: Instant,
+    memory: Option<M>,
+    state: RequestState,
+}
+
+#[derive(Debug)]
+enum RequestState {
+    /// A write whose payload is arriving.
+    Write { received: u64, complete: bool },
+    /// A write whose payload goes to a device.
+    StagedWrite(StagedWrite),
+    /// A read; the send queue names its memory.
+    Read,
+    /// A read of device memory.
+    StagedRead(StagedRead),
+    /// The request has ended for its memory, which is released.
+    Ending(Ending),
+}
+
+/// What is still outstanding for a request that has ended. Its id is taken until then.
+#[derive(Debug)]
+struct Ending {
+    /// Device copies under way, plus one for a frame that was partly sent.
+    waits: u32,
+    /// The refusal that the peer gets when those are over.
+    owed: Option<Refusal>,
+    /// Payload may still arrive, and is discarded.
+    payload: bool,
+}
+
+impl<M> Responder<M> {
+    pub(crate) fn new(limits: ResponderLimits, now: Instant) -> Self {
+        Self {
+            limits,
+            queue: SendQueue::new(limits.slice_bytes),
+            incoming: None,
+            requests: BTreeMap::new(),
+            held: 0,
+            held_bytes: 0,
+            stalled: false,
+            moved_at: now,
+            wake: now + limits.idle_timeout,
+            sent: Vec::new(),
+        }
+    }
+
+    /// Whether nothing is under way but answers.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.requests.is_empty() && self.incoming.is_none()
+    }
+
+    /// When [`Responder::on_deadline`] is to be called.
+    pub(crate) fn next_deadline(&self) -> Instant {
+        self.wake
+    }
+
+    /// The greeting to answer with.
+    pub(crate) fn greet(&mut self, own: &Greeting) {
+        self.queue.push_bytes(own.to_bytes().to_vec());
+    }
+
+    /// Tells the peer that nothing is taken on this connection.
+    pub(crate) fn turn_away(&mut self) {
+        self.queue.push(&Frame::Goaway);
+    }
+
+    /// The memory of a request, until it is released.
+    pub(crate) fn memory(&mut self, id: u64) -> Option<&mut M> {
+        self.requests.get_mut(&id)?.memory.as_mut()
+    }
+
+    /// All memory that is held, with the ids of its requests.
+    pub(crate) fn memories(&self) -> impl Iterator<Item = (u64, &M)> {
+        self.requests
+            .iter()
+            .filter_map(|(id, request)| Some((*id, request.memory.as_ref()?)))
+    }
+
+    pub(crate) fn handle(
+        &mut self,
+        now: Instant,
+        input: Input<'_, M>,
+        out: &mut Vec<Output>,
+    ) -> Result<(), CloseReason> {
+        match input {
+            Input::Greeting(greeting) => self.queue.agree(greeting.frame_bytes_max)?,
+            Input::Frame(frame) => return self.frame(now, frame, out),
+            Input::Request(request, admitted) => return self.begin(now, request, admitted, out),
+            Input::Arrived(bytes) => return self.arrived(now, bytes, out),
+            Input::Text(bytes) => return self.text(now, bytes, out),
+            Input::Wrote(bytes) => self.wrote(now, bytes, out),
+            Input::Committed(id, result) => self.committed(id, result),
+            Input::Delivered(id, taken) => {
+                let refusal = (!taken).then_some(Refusal::Limit);
+                self.answer(id, refusal, 0);
+            }
+            Input::Lent(id) => {
+                if let Some(RequestState::StagedWrite(staged)) = self.state(id) {
+                    staged.lent();
+                }
+            }
+            Input::NoRoom => self.stalled = true,
+            Input::Resumed => (self.stalled, self.moved_at) = (false, now),
+            Input::Stored(id, stored) => self.stored(id, stored, out),
+            Input::Fetched(id, fetched) => self.fetched(id, fetched, out),
+            Input::Revoked(id, refusal) => self.give_up(id, refusal),
+        }
+        Ok(())
+    }
+
+    /// Checks the deadlines.
+    pub(crate) fn on_deadline(&mut self, now: Instant) -> Result<(), CloseReason> {
+        let held = self
+            .requests
+            .iter()
+            .filter(|(_, request)| request.memory.is_some());
+        let late: Vec<u64> = held
+            .filter(|(_, request)| request.late_at <= now)
+            .map(|(id, _)| *id)
+            .collect();
+        late.into_iter()
+            .for_each(|id| self.give_up(id, Refusal::Deadline));
+        let quiet = self.is_quiet() && self.queue.is_empty();
+        let closes_at = match (quiet, self.waits_for_peer()) {
+            (true, _) => self.moved_at + self.limits.idle_timeout,
+            (false, true) => self.moved_at + self.limits.progress_timeout,
+            // The devices that are waited for have clocks of their own.
+            (false, false) => now + self.limits.progress_timeout,
+        };
+        if closes_at <= now {
+            return Err(match quiet {
+                true => CloseReason::Idle,
+                false => CloseReason::Lost(Cause::TimedOut(Deadline::Progress)),
+            });
+        }
+        let late_at = self
+            .requests
+            .values()
+            .filter(|request| request.memory.is_some());
+        let first = late_at.map(|request| request.late_at).min();
+        self.wake = closes_at.min(first.unwrap_or(Instant::NEVER));
+        Ok(())
+    }
+
+    /// What the next received bytes are.
+    pub(crate) fn want(&self) -> Want {
+        let payload = match &self.incoming {
+            None => return Want::Header,
+            Some(Incoming::Notice { left, .. }) => return Want::Text(*left),
+            Some(Incoming::Payload(payload)) => payload,
+        };
+        let (id, left) = (payload.id, payload.left);
+        let span = |offset, bytes: usize| Span { id, offset, bytes };
+        match self.requests.get(&id).map(|request| &request.state) {
+            Some(RequestState::Write { received, .. }) => Want::Memory(span(*received, left)),
+            Some(RequestState::StagedWrite(_)) if self.stalled => Want::Nothing,
+            Some(RequestState::StagedWrite(staged)) => match staged.room() {
+                Ok(room) => Want::Memory(span(room.offset, room.bytes.min(left))),
+                Err(chunk) => Want::Room(span(chunk.offset, chunk.bytes)),
+            },
+            _ => Want::Discard(left),
+        }
+    }
+
+    /// Shows what to send, with the memory that it is from; see [`Piece`]. `take` says how many bytes of a piece it has
+    /// room for, and is not called again after one that was not taken whole.
+    pub(crate) fn gather(&mut self, mut take: impl FnMut(Piece<'_, &mut M>) -> usize) -> usize {
+        let requests = &mut self.requests;
+        self.queue.gather(|piece| match piece {
+            Piece::Bytes(bytes) => take(Piece::Bytes(bytes)),
+            Piece::Zeros(count) => take(Piece::Zeros(count)),
+            Piece::Memory((), span) => requests
+                .get_mut(&span.id)
+                .and_then(|request| request.memory.as_mut())
+                .map_or(0, |memory| take(Piece::Memory(memory, span))),
+        })
+    }
+
+    /// Whether there is nothing to send.
+    pub(crate) fn has_sent_all(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    fn frame(
+        &mut self,
+        now: Instant,
+        frame: Frame,
+        out: &mut Vec<Output>,
+    ) -> Result<(), CloseReason> {
+        self.check_answers(now)?;
+        match frame {
+            Frame::Data(data) => return self.data(&data, out),
+            Frame::Notify(notify) => return self.notify(&notify, out),
+            Frame::Cancel { id } => self.cancel(id),
+            Frame::Ping { token } => self.queue.push(&Frame::Pong { token }),
+            Frame::Goaway | Frame::Pong { .. } => {}
+            Frame::Request(_) => {
+                return Err(CloseReason::protocol("a request that was not looked at"));
+            }
+            Frame::Ack(_) => {
+                return Err(CloseReason::protocol(
+                    "an acknowledgement from an initiator",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// A peer that sends requests and reads no answers must not fill memory here.
+    fn check_answers(&mut self, now: Instant) -> Result<(), CloseReason> {
+        self.moved_at = now;
+        match self.queue.len() > 2 * self.limits.requests_max + SendQueue::FRAMES_MAX {
+            true => Err(CloseReason::Limit(
+                "more questions than answers that were read",
+            )),
+            false => Ok(()),
+        }
+    }
+
+    /// Begins a request, or refuses it as `admitted` says.
+    fn begin(
+        &mut self,
+        now: Instant,
+        request: &Request,
+        admitted: Result<Admitted<M>, Refusal>,
+        out: &mut Vec<Output>,
+    ) -> Result<(), CloseReason> {
+        self.check_answers(now)?;
+        let limits = self.limits;
+        let (id, bytes) = (request.id, request.bytes);
+        let over = self.held_bytes.saturating_add(bytes) > limits.in_flight_bytes_max
+            || self.held >= limits.requests_max
+            || self.requests.len() >= 2 * limits.requests_max;
+        if self.requests.contains_key(&id) {
+            // Copies of the first request may be under way, and their ends would count for the second.
+            return Err(CloseReason::protocol(
+                "a request under a number that is taken",
+            ));
+        }
+        if over {
+            self.answer(id, Some(Refusal::Limit), 0);
+            return Err(CloseReason::Limit("more at once than was allowed"));
+        }
+        let Admitted {
+            memory,
+            chunk_bytes,
+        } = match admitted {
+            Ok(admitted) => admitted,
+            Err(refusal) => {
+                if request.op == Op::Write && bytes > 0 {
+                    self.requests.insert(id, IncomingRequest::refused());
+                }
+                self.answer(id, Some(refusal), 0);
+                return Ok(());
+            }
+        };
+        if bytes == 0 {
+            self.answer(id, None, 0);
+            return Ok(());
+        }
+        let state = match (request.op, chunk_bytes) {
+            (Op::Write, None) => RequestState::Write {
+                received: 0,
+                complete: false,
+            },
+            (Op::Write, Some(chunk)) => RequestState::StagedWrite(StagedWrite::new(bytes, chunk)),
+            (Op::Read, Some(chunk)) => {
+                let mut read = StagedRead::new(bytes, chunk);
+                out.extend(read.fetch().map(|chunk| Output::Fetch(id, chunk)));
+                RequestState::StagedRead(read)
+            }
+            (Op::Read, None) => {
+                self.queue.push_source(PayloadSource {
+                    id,
+                    from: 0,
+                    to: bytes,
+                    more: false,
+                    request: None,
+                    acknowledged: true,
+                    urgent: request.urgent,
+                });
+                RequestState::Read
+            }
+        };
+        let late_at = match request.time_left_nanos {
+            u64::MAX => Instant::NEVER,
+            nanos => now + Duration::from_nanos(nanos) + limits.grace,
+        };
+        self.wake = self.wake.min(late_at).min(now + limits.progress_timeout);
+        self.held += 1;
+        self.held_bytes += bytes;
+        let request = IncomingRequest {
+            bytes,
+            urgent: request.urgent,
+            late_at,
+            memory: Some(memory),
+            state,
+        };
+        self.requests.insert(id, request);
+        Ok(())
+    }
+
+    fn answer(&mut self, id: u64, refusal: Option<Refusal>, bytes: u64) {
+        self.queue.push(&Frame::Ack(Ack { id, refusal, bytes }));
+    }
+
+    fn state(&mut self, id: u64) -> Option<&mut RequestState> {
+        self.requests.get_mut(&id).map(|request| &mut request.state)
+    }
+
+    /// Whether the peer has to send or to read something before anything else can happen.
+    fn waits_for_peer(&self) -> bool {
+        let arriving = |request: &IncomingRequest<M>| match &request.state {
+            RequestState::Write { complete, .. } => !complete,
+            RequestState::StagedWrite(staged) => !staged.is_complete(),
+            RequestState::Ending(over) => over.payload,
+            RequestState::Read | RequestState::StagedRead(_) => false,
+        };
+        let arriving = self.incoming.is_some() || self.requests.values().any(arriving);
+        !self.queue.is_empty() || !self.stalled && arriving
+    }
+}
+
+impl<M> IncomingRequest<M> {
+    /// A write that was refused at its header, whose payload may still come.
+    fn refused() -> Self {
+        Self {
+            bytes: 0,
+            urgent: false,
+            late_at: Instant::NEVER,
+            memory: None,
+            state: RequestState::Ending(Ending {
+                waits: 0,
+                owed: None,
+                payload: true,
+            }),
+        }
+    }
+}

@@ -21,6 +21,8 @@ mod protocol;
 mod region;
 mod request;
 mod segment;
+#[cfg(test)]
+mod sim;
 pub mod stage;
 mod start;
 mod tcp;

@@ -23,6 +23,16 @@ mod task;
 mod turn;
 mod wire;
 
+/// What the simulator of the data plane shares with the loops.
+#[cfg(test)]
+pub(crate) mod shared {
+    pub(crate) use super::client::{ClientConnection, ClientEnd};
+    pub(crate) use super::cursor::{Cursor, Place, SpanMemory};
+    pub(crate) use super::end::{End, Greeted};
+    pub(crate) use super::io::Vectors;
+    pub(crate) use super::wire::Wire;
+}
+
 use std::net::SocketAddr;
 use std::sync::{Arc, Once, mpsc};
 use std::time::Duration;

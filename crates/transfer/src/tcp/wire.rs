@@ -115,8 +115,7 @@ impl Wire {
         scratch: &mut Scratch,
         flags: i32,
     ) -> Result<Option<Received>, CloseReason> {
-        let stash = std::mem::take(&mut self.stash);
-        self.parse(end, &stash)?;
+        self.take(end, &[])?;
         if self.opener.is_some() {
             self.open(end)?;
         }
@@ -131,6 +130,17 @@ impl Wire {
             }
             (None, _) => self.receive_plain(end, socket, scratch, flags),
         }
+    }
+
+    /// Takes received bytes, behind those that had no room.
+    pub(crate) fn take(&mut self, end: &mut impl End, bytes: &[u8]) -> Result<(), CloseReason> {
+        let stash = std::mem::take(&mut self.stash);
+        self.parse(end, &stash)?;
+        match self.stash.is_empty() {
+            true => self.parse(end, bytes)?,
+            false => self.stash.extend_from_slice(bytes),
+        }
+        Ok(())
     }
 
     fn receive_plain(

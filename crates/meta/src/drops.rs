@@ -1,9 +1,9 @@
-//! Records that must never come back: drops that were ordered, and drops to be ordered when a node comes back.
+//! Records that must never come back, and whose nodes were told so.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use regex::bytes::Regex;
-use slackwater_base::{Instant, Map, Planted, planted};
+use slackwater_base::{Instant, Planted, planted};
 use slackwater_wire::{DiskEntry, ErrorCode, Key, NodeId, Tenant, Version};
 
 use crate::catalog::{Mark, SegmentIndex};
@@ -30,173 +30,6 @@ impl Drops {
         self.pending.contains_key(&(hash, version, segment))
     }
 }
-
-/// What was removed or replaced while a node was away, or before it had announced all its records.
-///
-/// Removals are kept by key up to a limit. Beyond it, all older records of the node are given up: a cache may lose
-/// values, but must not bring back removed ones.
-pub(crate) struct Owed {
-    /// Nodes that have mounted an SSD since the master began.
-    met: BTreeSet<NodeId>,
-    /// Most nodes that may be met.
-    nodes: usize,
-    /// No record up to this version is accepted from nodes beyond them.
-    beyond: Version,
-    /// Removals since the master began, for nodes that it has not met: their records may be older.
-    unmet: Removals,
-    away: BTreeMap<NodeId, Away>,
-    limit: usize,
-}
-
-struct Away {
-    /// The node was met for the first time: [`Owed::unmet`] holds for it too.
-    first: bool,
-    since: Removals,
-}
-
-/// Versions that are dead, by key and by rule.
-#[derive(Default)]
-struct Removals {
-    /// No record up to this version is accepted.
-    floor: Version,
-    keys: Map<u64, Version>,
-    rules: Vec<Rule>,
-}
-
-/// A removal of all keys or by pattern.
-struct Rule {
-    tenant: Option<Tenant>,
-    pattern: Option<Regex>,
-    up_to: Version,
-}
-
-impl Owed {
-    pub(crate) fn new(limit: usize, nodes: usize) -> Self {
-        Self {
-            met: BTreeSet::new(),
-            nodes,
-            beyond: Version(0),
-            unmet: Removals::default(),
-            away: BTreeMap::new(),
-            limit,
-        }
-    }
-
-    /// From now on removals are kept for this node; `newest` is the newest version given so far.
-    pub(crate) fn begin(&mut self, node: NodeId, newest: Version) {
-        let first = !self.met.contains(&node);
-        if first && !self.is_open() {
-            self.beyond = newest;
-            return;
-        }
-        self.met.insert(node);
-        self.away.entry(node).or_insert_with(|| Away {
-            first,
-            since: Removals::default(),
-        });
-    }
-
-    /// The node has announced all its records.
-    pub(crate) fn end(&mut self, node: NodeId) {
-        self.away.remove(&node);
-        if !self.is_open() && !self.away.values().any(|away| away.first) {
-            self.unmet = Removals::default();
-        }
-    }
-
-    /// Whether another node may come whose records are older than the master.
-    fn is_open(&self) -> bool {
-        self.met.len() < self.nodes
-    }
-
-    /// Whether removals are kept for any node.
-    pub(crate) fn is_needed(&self) -> bool {
-        self.is_open() || !self.away.is_empty()
-    }
-
-    fn lists(&mut self) -> impl Iterator<Item = &mut Removals> {
-        let unmet = self.is_open().then_some(&mut self.unmet);
-        let away = self.away.values_mut().map(|away| &mut away.since);
-        unmet.into_iter().chain(away)
-    }
-
-    /// Versions of the key up to `up_to` are dead.
-    pub(crate) fn key(&mut self, hash: u64, up_to: Version) {
-        if planted(Planted::ForgetOwedRemoval) {
-            return;
-        }
-        let limit = self.limit;
-        for removals in self.lists() {
-            if removals.keys.len() >= limit && !removals.keys.contains_key(&hash) {
-                removals.give_up(up_to);
-                continue;
-            }
-            let ceiling = removals.keys.entry(hash).or_default();
-            *ceiling = up_to.max(*ceiling);
-        }
-    }
-
-    /// Versions of all matching keys up to `up_to` are dead.
-    pub(crate) fn matching(
-        &mut self,
-        tenant: Option<&Tenant>,
-        pattern: Option<&Regex>,
-        up_to: Version,
-    ) {
-        for removals in self.lists() {
-            if removals.rules.len() >= RULES_MAX {
-                removals.give_up(up_to);
-                continue;
-            }
-            removals.rules.push(Rule {
-                tenant: tenant.cloned(),
-                pattern: pattern.cloned(),
-                up_to,
-            });
-        }
-    }
-
-    /// Whether a record that this node announces was removed or replaced while the node could not be told.
-    pub(crate) fn is_dead(&self, node: NodeId, hash: u64, entry: &DiskEntry) -> bool {
-        match self.away.get(&node) {
-            Some(away) => {
-                away.since.covers(hash, entry) || (away.first && self.unmet.covers(hash, entry))
-            }
-            None => !self.met.contains(&node) && entry.version <= self.beyond,
-        }
-    }
-}
-
-impl Removals {
-    fn covers(&self, hash: u64, entry: &DiskEntry) -> bool {
-        let by_rule = |rule: &Rule| {
-            entry.version <= rule.up_to
-                && rule
-                    .tenant
-                    .as_ref()
-                    .is_none_or(|tenant| *tenant == entry.tenant)
-                && rule
-                    .pattern
-                    .as_ref()
-                    .is_none_or(|pattern| pattern.is_match(entry.key.as_bytes()))
-        };
-        entry.version <= self.floor
-            || self
-                .keys
-                .get(&hash)
-                .is_some_and(|up_to| entry.version <= *up_to)
-            || self.rules.iter().any(by_rule)
-    }
-
-    fn give_up(&mut self, up_to: Version) {
-        self.floor = self.floor.max(up_to);
-        self.keys.clear();
-        self.rules.clear();
-    }
-}
-
-/// Most removals by pattern that are kept for a node: each is matched with every record that it announces.
-const RULES_MAX: usize = 64;
 
 impl Master {
     /// Orders that a record is dropped; the waiter's answer waits for that.
@@ -282,7 +115,7 @@ impl Master {
             .collect();
         for key in lost {
             let drop = self.drops.pending.remove(&key).expect("found above");
-            self.owed.key(key.0, key.1);
+            self.owed.key(&drop.entry.tenant, key.0, key.1);
             for waiter in drop.waiters {
                 self.acks
                     .fail(waiter, ErrorCode::UnavailableInCurrentStatus);
@@ -295,7 +128,7 @@ impl Master {
     pub(crate) fn owe_pending_drops(&mut self) {
         for ((hash, version, _), drop) in &self.drops.pending {
             if !drop.waiters.is_empty() {
-                self.owed.key(*hash, *version);
+                self.owed.key(&drop.entry.tenant, *hash, *version);
             }
         }
     }

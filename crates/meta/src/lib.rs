@@ -25,6 +25,7 @@ mod metrics;
 mod mount;
 mod offload;
 mod outbox;
+mod owed;
 mod placement;
 mod pressure;
 mod promote;

@@ -9,13 +9,14 @@ use slackwater_wire::{
 use crate::answers::{Answers, Arrival};
 use crate::catalog::{Catalog, ObjectId, ReplicaId, SegmentIndex, TenantIndex};
 use crate::config::{ConfigWarning, MasterConfig};
-use crate::drops::{Drops, Owed};
+use crate::drops::Drops;
 use crate::due::Deadlines;
 use crate::get::Reading;
 use crate::lease::{GroupKey, Groups, Guards};
 use crate::metrics::Metrics;
 use crate::offload::Offloads;
 use crate::outbox::{Acks, Outbox};
+use crate::owed::{Owed, OwedLimits};
 use crate::placement::{self, PlacementPolicy};
 use crate::promote::Promotions;
 use crate::put::{Puts, Queue};
@@ -179,7 +180,13 @@ impl Master {
             orphans: Map::default(),
             acks: Acks::default(),
             drops: Drops::default(),
-            owed: Owed::new(config.limits.owed, config.limits.nodes),
+            owed: Owed::new(
+                OwedLimits {
+                    keys: config.limits.owed,
+                    tenants: config.limits.tenants,
+                },
+                config.limits.nodes,
+            ),
             scans: Scans::default(),
             offloads: Offloads::default(),
             promotions: Promotions::new(&config.promotion),

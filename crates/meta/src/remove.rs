@@ -55,7 +55,7 @@ impl Master {
                 None => {
                     let tenant = self.tenants.effective(&remove.tenant).clone();
                     self.await_drops(&tenant, key, hash, waiter);
-                    self.owed.key(hash, self.newest_version());
+                    self.owed.key(&tenant, hash, self.newest_version());
                     Err(ErrorCode::ObjectNotFound)
                 }
             };
@@ -147,13 +147,13 @@ impl Master {
             self.withdraw_replica(now, id, replica, segment, waiter);
         }
         let object = self.catalog.object(id);
-        let (key, hash, tenant) = (object.key.clone(), object.hash, object.tenant);
+        let (key, hash) = (object.key.clone(), object.hash);
+        let tenant = self.tenants.at(object.tenant).tenant.clone();
         if let Some(waiter) = waiter {
-            let tenant = self.tenants.at(tenant).tenant.clone();
             self.await_drops(&tenant, &key, hash, waiter);
         }
         if self.owed.is_needed() {
-            self.owed.key(hash, up_to);
+            self.owed.key(&tenant, hash, up_to);
         }
     }
 

@@ -487,6 +487,87 @@ fn too_many_removals_while_a_node_is_away_give_up_what_it_holds() {
     assert!(!world.has("z"), "forgotten rather than brought back");
 }
 
+/// The limits of removals that are kept for a node were shared by all tenants: one that removed many unknown keys, or by
+/// many patterns, made the master give up the records of every other.
+#[test]
+fn a_tenant_that_removes_much_loses_its_own_records_only() {
+    let tenant = |name: &str| Tenant::new(name).expect("a valid name");
+    let many_keys: fn(&mut World, &Tenant) = |world, beta| {
+        for name in ["a", "b", "c"] {
+            let remove = Remove {
+                tenant: beta.clone(),
+                keys: vec![key(name)],
+                force: false,
+            };
+            let missing = Reply::Each(vec![Err(ErrorCode::ObjectNotFound)]);
+            assert_eq!(world.ask(Request::Remove(remove)), missing);
+        }
+    };
+    let many_patterns: fn(&mut World, &Tenant) = |world, beta| {
+        for _ in 0..65 {
+            let remove = RemoveMatching {
+                tenant: beta.clone(),
+                pattern: "nothing".into(),
+                force: false,
+            };
+            assert_eq!(world.ask(Request::RemoveMatching(remove)), Reply::Count(0));
+        }
+    };
+    let all: fn(&mut World, &Tenant) = |world, beta| {
+        let remove = RemoveAll {
+            tenant: Some(beta.clone()),
+            force: false,
+        };
+        assert_eq!(world.ask(Request::RemoveAll(remove)), Reply::Count(0));
+    };
+    for happens in [many_keys, many_patterns, all] {
+        let config = MasterConfig {
+            tenancy: slackwater_meta::Tenancy::On,
+            limits: Limits {
+                owed: 2,
+                ..Limits::default()
+            },
+            ..plain()
+        };
+        let mut world = World::tiers(config, MIB, MIB);
+        let names = ["acme", "beta"].map(tenant);
+        for tenant in &names {
+            let quota = Request::SetQuota {
+                tenant: tenant.clone(),
+                memory_bytes: MIB,
+                disk_bytes: MIB,
+            };
+            assert_eq!(world.ask(quota), Reply::Done);
+        }
+        let entries = || {
+            let of = |tenant: &Tenant| {
+                let mut reported = reported("z", 1, 1);
+                reported.entry.tenant = tenant.clone();
+                reported
+            };
+            names.iter().map(of).collect()
+        };
+        let announce = |world: &mut World| {
+            let segment = DISK;
+            let entries = entries();
+            world.report(NODE, Report::Announce { segment, entries });
+        };
+        announce(&mut world);
+        world.input(Input::NodeLost(NODE));
+        happens(&mut world, &names[1]);
+        world.mount(NODE, DISK, SegmentKind::Disk, MIB);
+        announce(&mut world);
+        let there = names.clone().map(|tenant| {
+            let exists = Exists {
+                tenant,
+                keys: vec![key("z")],
+            };
+            world.ask(Request::Exists(exists)) == Reply::Exists(vec![true])
+        });
+        assert_eq!(there, [true, false]);
+    }
+}
+
 #[test]
 fn replicas_are_cleared_by_their_writer_only() {
     let mut world = world();

@@ -29,9 +29,6 @@ pub(crate) struct MasterHost {
     /// Since when some node has been away: only this life of the master knows which records that node must drop.
     drops_undelivered_since: Option<Instant>,
     present: BTreeSet<NodeId>,
-    /// When this life began, and the nodes that have connected in it.
-    began: Instant,
-    known: BTreeSet<NodeId>,
     /// Whether a node has announced its records in this life: from then on the embedded store is open.
     pub(crate) announced: bool,
     /// What the keys of clients permit: the tenants of the load.
@@ -56,8 +53,6 @@ impl MasterHost {
             announced: false,
             drops_undelivered_since: None,
             present: BTreeSet::new(),
-            began: Instant::ZERO,
-            known: BTreeSet::new(),
             client_rights: Rights::client(options.tenants()),
             out: Vec::new(),
             seed,
@@ -86,8 +81,6 @@ impl World {
         host.clients.clear();
         host.announced = false;
         host.present.clear();
-        host.began = now;
-        host.known.clear();
         host.drops_undelivered_since = Some(now);
         let seed = host.seed.stream("master", host.life).next_u64();
         let mut core = Master::new(self.options.master.clone(), seed);
@@ -122,7 +115,6 @@ impl World {
                 {
                     return Ok(());
                 }
-                self.note_known(node);
                 if self.master.nodes.insert(node, session).is_some() {
                     // The node came back before its old connection was found broken.
                     self.node_went(node);
@@ -189,16 +181,6 @@ impl World {
         self.master.nodes.remove(&node);
         self.node_went(node);
         self.master_step(Input::NodeLost(node))
-    }
-
-    /// Records a node that this life of the master did not know: the master has no removals for it, as no journal keeps
-    /// them.
-    fn note_known(&mut self, node: NodeId) {
-        let is_new = self.master.known.insert(node);
-        if is_new && self.master.life > 1 && self.options.has_log() {
-            self.history
-                .void_since(self.master.began, self.engine.now());
-        }
     }
 
     fn node_went(&mut self, node: NodeId) {

@@ -1,0 +1,228 @@
+//! Removals that nodes could not be told of: what they announce later must not bring back what was removed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use regex::bytes::Regex;
+use slackwater_base::{Map, Planted, planted};
+use slackwater_wire::{DiskEntry, NodeId, Tenant, Version};
+
+/// What was removed or replaced while a node was away, or before it had announced all its records.
+///
+/// Removals are kept by key up to a limit. Beyond it, all older records of the tenant with the most of them are given
+/// up: a cache may lose values, but must not bring back removed ones.
+pub(crate) struct Owed {
+    /// Nodes that have mounted an SSD since the master began.
+    met: BTreeSet<NodeId>,
+    /// Most nodes that may be met.
+    nodes: usize,
+    /// No record up to this version is accepted from nodes beyond them.
+    beyond: Version,
+    /// Removals since the master began, for nodes that it has not met: their records may be older.
+    unmet: Removals,
+    away: BTreeMap<NodeId, Away>,
+    limits: OwedLimits,
+}
+
+/// Limits of each list of removals.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OwedLimits {
+    pub(crate) keys: usize,
+    pub(crate) tenants: usize,
+}
+
+struct Away {
+    /// The node was met for the first time: [`Owed::unmet`] holds for it too.
+    first: bool,
+    since: Removals,
+}
+
+/// Versions that are dead.
+#[derive(Default)]
+struct Removals {
+    /// No record up to this version is accepted.
+    floor: Version,
+    tenants: BTreeMap<Tenant, TenantRemovals>,
+    /// Keys of all tenants.
+    keys: usize,
+}
+
+/// Versions of one tenant's objects that are dead, by key and by pattern.
+#[derive(Default)]
+struct TenantRemovals {
+    /// No record of the tenant up to this version is accepted.
+    floor: Version,
+    keys: Map<u64, Version>,
+    patterns: Vec<(Regex, Version)>,
+}
+
+impl Owed {
+    pub(crate) fn new(limits: OwedLimits, nodes: usize) -> Self {
+        Self {
+            met: BTreeSet::new(),
+            nodes,
+            beyond: Version(0),
+            unmet: Removals::default(),
+            away: BTreeMap::new(),
+            limits,
+        }
+    }
+
+    /// From now on removals are kept for this node; `newest` is the newest version given so far.
+    pub(crate) fn begin(&mut self, node: NodeId, newest: Version) {
+        let first = !self.met.contains(&node);
+        if first && !self.is_open() {
+            self.beyond = newest;
+            return;
+        }
+        self.met.insert(node);
+        self.away.entry(node).or_insert_with(|| Away {
+            first,
+            since: Removals::default(),
+        });
+    }
+
+    /// The node has announced all its records.
+    pub(crate) fn end(&mut self, node: NodeId) {
+        self.away.remove(&node);
+        if !self.is_open() && !self.away.values().any(|away| away.first) {
+            self.unmet = Removals::default();
+        }
+    }
+
+    /// Whether another node may come whose records are older than the master.
+    fn is_open(&self) -> bool {
+        self.met.len() < self.nodes
+    }
+
+    /// Whether removals are kept for any node.
+    pub(crate) fn is_needed(&self) -> bool {
+        self.is_open() || !self.away.is_empty()
+    }
+
+    fn lists(&mut self) -> impl Iterator<Item = &mut Removals> {
+        let unmet = self.is_open().then_some(&mut self.unmet);
+        let away = self.away.values_mut().map(|away| &mut away.since);
+        unmet.into_iter().chain(away)
+    }
+
+    /// Versions of the key up to `up_to` are dead.
+    pub(crate) fn key(&mut self, tenant: &Tenant, hash: u64, up_to: Version) {
+        if planted(Planted::ForgetOwedRemoval) {
+            return;
+        }
+        let limits = self.limits;
+        for removals in self.lists() {
+            removals.key(tenant, hash, up_to, limits);
+        }
+    }
+
+    /// Versions up to `up_to` of all keys of the tenant, or of all tenants, are dead; with a pattern, of those that
+    /// match.
+    pub(crate) fn matching(
+        &mut self,
+        tenant: Option<&Tenant>,
+        pattern: Option<&Regex>,
+        up_to: Version,
+    ) {
+        let limits = self.limits;
+        for removals in self.lists() {
+            match (tenant, pattern) {
+                (None, _) => removals.give_up(up_to),
+                (Some(tenant), None) => removals.give_up_tenant(tenant, up_to, limits),
+                (Some(tenant), Some(pattern)) => {
+                    removals.pattern(tenant, pattern, up_to, limits);
+                }
+            }
+        }
+    }
+
+    /// Whether a record that this node announces was removed or replaced while the node could not be told.
+    pub(crate) fn is_dead(&self, node: NodeId, hash: u64, entry: &DiskEntry) -> bool {
+        match self.away.get(&node) {
+            Some(away) => {
+                away.since.covers(hash, entry) || (away.first && self.unmet.covers(hash, entry))
+            }
+            None => !self.met.contains(&node) && entry.version <= self.beyond,
+        }
+    }
+}
+
+impl Removals {
+    fn covers(&self, hash: u64, entry: &DiskEntry) -> bool {
+        let dead = |up_to: &Version| entry.version <= *up_to;
+        let by_pattern = |(pattern, up_to): &(Regex, Version)| {
+            dead(up_to) && pattern.is_match(entry.key.as_bytes())
+        };
+        let of_tenant = |removals: &TenantRemovals| {
+            dead(&removals.floor)
+                || removals.keys.get(&hash).is_some_and(dead)
+                || removals.patterns.iter().any(by_pattern)
+        };
+        dead(&self.floor) || self.tenants.get(&entry.tenant).is_some_and(of_tenant)
+    }
+
+    fn key(&mut self, tenant: &Tenant, hash: u64, up_to: Version, limits: OwedLimits) {
+        let Some(removals) = self.of(tenant, up_to, limits) else {
+            return;
+        };
+        let before = removals.keys.len();
+        let ceiling = removals.keys.entry(hash).or_default();
+        *ceiling = up_to.max(*ceiling);
+        self.keys += removals.keys.len() - before;
+        if self.keys > limits.keys {
+            // The tenant with the most of them pays, so that none can take the records of another.
+            let most = self.tenants.iter().max_by_key(|(_, of)| of.keys.len());
+            if let Some(most) = most.map(|(tenant, _)| tenant.clone()) {
+                self.give_up_tenant(&most, up_to, limits);
+            }
+        }
+    }
+
+    fn pattern(&mut self, tenant: &Tenant, pattern: &Regex, up_to: Version, limits: OwedLimits) {
+        let Some(removals) = self.of(tenant, up_to, limits) else {
+            return;
+        };
+        if removals.patterns.len() < PATTERNS_MAX {
+            removals.patterns.push((pattern.clone(), up_to));
+        } else {
+            self.give_up_tenant(tenant, up_to, limits);
+        }
+    }
+
+    /// The removals of a tenant; `None` when there are too many tenants, so that all older records are given up.
+    fn of(
+        &mut self,
+        tenant: &Tenant,
+        up_to: Version,
+        limits: OwedLimits,
+    ) -> Option<&mut TenantRemovals> {
+        if self.tenants.len() >= limits.tenants && !self.tenants.contains_key(tenant) {
+            self.give_up(up_to);
+            return None;
+        }
+        Some(self.tenants.entry(tenant.clone()).or_default())
+    }
+
+    fn give_up_tenant(&mut self, tenant: &Tenant, up_to: Version, limits: OwedLimits) {
+        let Some(removals) = self.of(tenant, up_to, limits) else {
+            return;
+        };
+        let keys = removals.keys.len();
+        *removals = TenantRemovals {
+            floor: removals.floor.max(up_to),
+            ..TenantRemovals::default()
+        };
+        self.keys -= keys;
+    }
+
+    fn give_up(&mut self, up_to: Version) {
+        *self = Self {
+            floor: self.floor.max(up_to),
+            ..Self::default()
+        };
+    }
+}
+
+/// Most removals by pattern that are kept for a tenant: each is matched with every record of the tenant that a node
+/// announces.
+const PATTERNS_MAX: usize = 64;

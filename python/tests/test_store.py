@@ -196,7 +196,7 @@ def test_a_value_is_explained(store: Store) -> None:
     reasons = store.explain("k")
     assert reasons is not None
     memory = reasons[0]
-    assert (memory["tier"], memory["held"], memory["policy"]) == ("memory", True, "gittins")
+    assert (memory["tier"], memory["held"], memory["policy"]) == ("memory", True, "adaptive")
     assert memory["words"].startswith("in memory, ")
     learned = memory["learned"]
     assert learned["reuses"] == 1

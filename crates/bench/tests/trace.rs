@@ -72,7 +72,7 @@ fn check_floors(report: &Report) {
         (30_000, 0.328),
     ];
     for (size, floor) in floors {
-        let row = row("gittins", size);
+        let row = row("adaptive", size);
         assert!(
             row.hit_rate >= floor,
             "{size} blocks: {:.4}, wanted {floor}",
@@ -80,16 +80,16 @@ fn check_floors(report: &Report) {
         );
     }
     for &size in report.limits.offline.keys() {
-        let gittins = row("gittins", size);
+        let adaptive = row("adaptive", size);
         assert!(
-            gittins.bytes_per_block <= 64.0,
+            adaptive.bytes_per_block <= 64.0,
             "{size} blocks: {:.1} bytes a block",
-            gittins.bytes_per_block
+            adaptive.bytes_per_block
         );
         for other in ["lru", "s3fifo", "arc", "twoq"] {
             let other = row(other, size);
             assert!(
-                gittins.hit_rate >= other.hit_rate - 0.003,
+                adaptive.hit_rate >= other.hit_rate - 0.003,
                 "{size} blocks: below {}",
                 other.policy
             );
@@ -111,18 +111,18 @@ fn check_tiers(report: &Report) {
         let found = report
             .rows
             .iter()
-            .find(|row| row.policy == "gittins" && row.size == size);
+            .find(|row| row.policy == "adaptive" && row.size == size);
         found.expect("replayed above").hit_rate
     };
-    let (gittins, lru) = (tiers("gittins"), tiers("lru"));
+    let (adaptive, lru) = (tiers("adaptive"), tiers("lru"));
     assert!(
-        gittins.memory_hit_rate >= alone(3_000) - 0.005,
-        "{gittins:?}"
+        adaptive.memory_hit_rate >= alone(3_000) - 0.005,
+        "{adaptive:?}"
     );
-    assert!(gittins.hit_rate >= alone(10_000), "{gittins:?}");
+    assert!(adaptive.hit_rate >= alone(10_000), "{adaptive:?}");
     assert!(
-        gittins.writes_per_put <= 0.85 * lru.writes_per_put,
-        "{gittins:?}, {lru:?}"
+        adaptive.writes_per_put <= 0.85 * lru.writes_per_put,
+        "{adaptive:?}, {lru:?}"
     );
 }
 

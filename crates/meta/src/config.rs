@@ -283,7 +283,7 @@ impl PutPolicy {
 impl Eviction {
     /// See [`MasterConfig::DEFAULT`].
     pub const DEFAULT: Self = Self {
-        policy: PolicyKind::Gittins,
+        policy: PolicyKind::Adaptive,
         block_tokens: 512,
         high_watermark: 0.95,
         low_watermark: 0.90,

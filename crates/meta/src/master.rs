@@ -2,8 +2,8 @@ use std::sync::Arc;
 
 use slackwater_base::{Instant, Map, Planted, Rng, planted};
 use slackwater_wire::{
-    ClientId, ExtentRef, NodeId, OperationId, Order, Reply, Report, Request, Rights, SegmentState,
-    Tenant, TicketId, Version,
+    ClientId, ExtentRef, NodeId, OperationId, Order, Reply, Report, Request, Rights, SegmentKind,
+    SegmentState, Tenant, TicketId, Version,
 };
 
 use crate::answers::{Answers, Arrival};
@@ -11,6 +11,7 @@ use crate::catalog::{Catalog, ObjectId, ReplicaId, SegmentIndex, TenantIndex};
 use crate::config::{ConfigWarning, MasterConfig};
 use crate::drops::Drops;
 use crate::due::Deadlines;
+use crate::evict::Leader;
 use crate::get::Reading;
 use crate::lease::{GroupKey, Groups, Guards};
 use crate::metrics::Metrics;
@@ -312,6 +313,15 @@ impl Master {
             .iter()
             .map(|(_, segment)| segment.state())
             .collect()
+    }
+
+    /// The rules that the segments' policies follow, of those policies that have several.
+    #[must_use]
+    pub fn eviction_leaders(&self) -> Vec<(SegmentKind, Leader)> {
+        let segments = self.segments.iter();
+        let leaders =
+            segments.filter_map(|(_, segment)| Some((segment.kind(), segment.policy.leader()?)));
+        leaders.collect()
     }
 
     /// Executes a request unless it is a repetition, which gets the first answer.

@@ -68,8 +68,22 @@ pub struct Row {
     pub margin_first_half: f64,
     /// The same over the second half, which is to be reported.
     pub margin_second_half: f64,
+    /// The rule that the subject follows at the end, and how often another one took the lead; where it has several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rule: Option<Followed>,
     /// Whether neither the whole nor the second half is below the best peer by more than [`TOLERANCE`].
     pub holds: bool,
+}
+
+/// The rule that a policy follows.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Followed {
+    /// Its name.
+    pub name: &'static str,
+    /// Its hit rate less that of the best other rule in the simulated caches.
+    pub lead: f64,
+    /// How often another rule took the lead.
+    pub changes: u64,
 }
 
 /// Hit rates of one policy.
@@ -99,8 +113,12 @@ pub fn run<R: IntoIterator<Item = Request>>(
         let trace = Trace::new(requests, options.block_tokens);
         for &size in &options.sizes {
             let rate = |kind: &PolicyKind| rate(&trace, *kind, size);
-            let peers: Vec<Rate> = options.peers.iter().map(rate).collect();
-            rows.push(row(&name, size, peers, rate(&options.subject)));
+            let peers: Vec<Rate> = options.peers.iter().map(|kind| rate(kind).0).collect();
+            let (subject, rule) = rate(&options.subject);
+            rows.push(Row {
+                rule,
+                ..row(&name, size, peers, subject)
+            });
         }
         done(number + 1);
     }
@@ -127,25 +145,33 @@ fn row(traffic: &str, size: usize, peers: Vec<Rate>, subject: Rate) -> Row {
         margin,
         margin_first_half: subject.first_half - first.first_half,
         margin_second_half,
+        rule: None,
         holds: margin.min(margin_second_half) >= -TOLERANCE,
         rates: peers.into_iter().chain(std::iter::once(subject)).collect(),
     }
 }
 
-fn rate(trace: &Trace, kind: PolicyKind, size: usize) -> Rate {
+fn rate(trace: &Trace, kind: PolicyKind, size: usize) -> (Rate, Option<Followed>) {
     let half = trace.requests() / 2;
     let mut first = Outcome::default();
-    let whole = trace.replay(&mut *kind.build(0), size, |done, so_far| {
+    let mut policy = kind.build(0);
+    let whole = trace.replay(&mut *policy, size, |done, so_far| {
         if done == half {
             first = so_far;
         }
     });
-    Rate {
+    let rule = policy.leader().map(|leader| Followed {
+        name: leader.policy,
+        lead: leader.lead(),
+        changes: leader.changes,
+    });
+    let rate = Rate {
         policy: kind.name(),
         whole: whole.hit_rate(),
         first_half: first.hit_rate(),
         second_half: whole.since(&first).hit_rate(),
-    }
+    };
+    (rate, rule)
 }
 
 #[cfg(test)]

@@ -66,6 +66,9 @@ fn head(report: &Report) -> Vec<String> {
     let mut head = vec!["traffic".to_owned(), "blocks".to_owned()];
     head.extend(policies.map(|rate| rate.policy.to_owned()));
     head.extend(["margin", "first half", "second half"].map(str::to_owned));
+    if report.rows.iter().any(|row| row.rule.is_some()) {
+        head.extend(["follows", "lead", "changes"].map(str::to_owned));
+    }
     head
 }
 
@@ -74,6 +77,11 @@ fn cells(row: &Row) -> Vec<String> {
     cells.extend(row.rates.iter().map(|rate| format!("{:.4}", rate.whole)));
     let margins = [row.margin, row.margin_first_half, row.margin_second_half];
     cells.extend(margins.map(|margin| format!("{margin:+.4}")));
+    if let Some(rule) = row.rule {
+        cells.push(rule.name.to_owned());
+        cells.push(format!("{:+.4}", rule.lead));
+        cells.push(rule.changes.to_string());
+    }
     cells
 }
 

@@ -24,17 +24,21 @@ pub enum PolicyKind {
     TwoQ,
     /// Learned hazards of return, Gittins index over segments of chains.
     Gittins,
+    /// [`PolicyKind::Gittins`] with a safety net: it follows a simpler rule while small simulated caches show that this
+    /// one has more hits.
+    Adaptive,
 }
 
 impl PolicyKind {
     /// Every policy, in the order reports list them.
-    pub const ALL: [PolicyKind; 6] = [
+    pub const ALL: [PolicyKind; 7] = [
         Self::Lru,
         Self::S3Fifo,
         Self::WTinyLfu,
         Self::Arc,
         Self::TwoQ,
         Self::Gittins,
+        Self::Adaptive,
     ];
 
     /// The name in configuration and reports.
@@ -47,6 +51,7 @@ impl PolicyKind {
             Self::Arc => "arc",
             Self::TwoQ => "twoq",
             Self::Gittins => "gittins",
+            Self::Adaptive => "adaptive",
         }
     }
 
@@ -60,6 +65,7 @@ impl PolicyKind {
             Self::Arc => Box::<Arc>::default(),
             Self::TwoQ => Box::<TwoQ>::default(),
             Self::Gittins => Box::new(Gittins::new()),
+            Self::Adaptive => Box::new(Gittins::adaptive()),
         };
         policy.set_capacity(capacity_bytes);
         policy

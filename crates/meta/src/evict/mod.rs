@@ -21,7 +21,7 @@ mod conformance;
 
 use slackwater_base::Instant;
 
-pub use explain::{Explanation, ReturnChance, Standing};
+pub use explain::{Contender, Explanation, Leader, ReturnChance, Standing};
 pub use kind::{PolicyKind, UnknownPolicy};
 
 /// One replica of a segment, numbered densely so that a policy keeps its state in arrays. Reused after the replica
@@ -139,6 +139,11 @@ pub trait Evict: Send {
 
     /// Why a resident block is kept, for people to read. `None` for policies that only keep an order.
     fn explain(&self, _now: Instant, _slot: Slot) -> Option<Explanation> {
+        None
+    }
+
+    /// Which rule a policy with several follows now. `None` for policies of one rule.
+    fn leader(&self) -> Option<Leader> {
         None
     }
 

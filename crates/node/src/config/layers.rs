@@ -271,7 +271,7 @@ mod tests {
                 "SLACKWATER_POLICI: there is no option `SLACKWATER_POLICI`, did you mean `SLACKWATER_POLICY`?",
                 "SLACKWATER_SSD: ssd: `8 gigs` is not a size: unknown unit `gigs` (known: B, KiB, MiB, GiB, TiB, KB, MB, GB, TB)",
                 "--io-dpeth: there is no option `io-dpeth`, did you mean `io-depth`?",
-                "--policy: policy: `lur` is none of lru, s3fifo, wtinylfu, arc, twoq, gittins, did you mean `lru`?",
+                "--policy: policy: `lur` is none of lru, s3fifo, wtinylfu, arc, twoq, gittins, adaptive, did you mean `lru`?",
                 "--evict-high: evict.high: `120%` is not between 0 and 1",
             ]
         );

@@ -1,6 +1,7 @@
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use slackwater_meta::evict::Leader;
 use slackwater_meta::{Metrics, OffloadMetrics, PromotionMetrics};
 use slackwater_tier::TierStats as AgentStats;
 use slackwater_wait::Site;
@@ -8,7 +9,9 @@ use slackwater_wire::{SegmentKind, SegmentState};
 
 use super::meters::Distribution;
 use super::shared::Shared;
-use super::{Flow, PutStats, ReadStats, SsdStats, Stats, TierStats, ViewStats, WaitStats};
+use super::{
+    EvictionRules, Flow, PutStats, ReadStats, SsdStats, Stats, TierStats, ViewStats, WaitStats,
+};
 
 /// Upper ends of the buckets of times, in seconds.
 const BOUNDS: [f64; 16] = [
@@ -26,6 +29,7 @@ impl Shared {
             agent: core.agent.stats(),
             accepting: core.accepting,
             views: core.views.stats(),
+            leaders: core.master.eviction_leaders(),
         });
         let Books {
             metrics,
@@ -34,6 +38,7 @@ impl Shared {
             agent,
             accepting,
             views,
+            leaders,
         } = taken.unwrap_or_default();
         let (meters, memory_hits, ssd_hits) = (
             &self.meters,
@@ -73,6 +78,7 @@ impl Shared {
                 count: metrics.disk_evictions,
                 bytes: metrics.disk_eviction_bytes,
             },
+            eviction_rules: leaders.into_iter().map(eviction_rules).collect(),
             offloads: metrics.offload,
             corrupt: get(&meters.corrupt_memory) + agent.records_corrupt,
             latency: meters.latencies(),
@@ -195,6 +201,7 @@ impl Shared {
             "Bytes of replicas evicted.",
             &evicted,
         );
+        text.eviction_rules(&stats.eviction_rules);
         text.offloads(&stats.offloads);
         text.promotions(&stats.promotions);
         text.counter(
@@ -231,6 +238,20 @@ struct Books {
     agent: AgentStats,
     accepting: bool,
     views: ViewStats,
+    leaders: Vec<(SegmentKind, Leader)>,
+}
+
+fn eviction_rules((kind, leader): (SegmentKind, Leader)) -> EvictionRules {
+    let rates = leader.contenders.iter();
+    EvictionRules {
+        tier: match kind {
+            SegmentKind::Memory => "memory",
+            SegmentKind::Disk => "ssd",
+        },
+        followed: leader.policy,
+        changes: leader.changes,
+        hit_rates: rates.map(|rule| (rule.policy, rule.hit_rate)).collect(),
+    }
 }
 
 fn get(counter: &AtomicU64) -> u64 {
@@ -320,6 +341,37 @@ impl Text {
         ];
         for (name, help, value) in counters {
             self.counter(name, help, &[("", value)]);
+        }
+    }
+
+    fn eviction_rules(&mut self, tiers: &[EvictionRules]) {
+        let name = "slackwater_eviction_rule_followed";
+        self.head(name, "Whether evictions follow this rule.", "gauge");
+        for tier in tiers {
+            for (rule, _) in &tier.hit_rates {
+                let followed = u8::from(*rule == tier.followed);
+                let labels = format!("tier=\"{}\",rule=\"{rule}\"", tier.tier);
+                self.sample(name, &labels, &followed.to_string());
+            }
+        }
+        let name = "slackwater_eviction_rule_hit_ratio";
+        let help = "Share of blocks that a simulated cache under this rule hit lately.";
+        self.head(name, help, "gauge");
+        for tier in tiers {
+            for (rule, rate) in &tier.hit_rates {
+                let labels = format!("tier=\"{}\",rule=\"{rule}\"", tier.tier);
+                self.sample(name, &labels, &format!("{rate:.4}"));
+            }
+        }
+        let name = "slackwater_eviction_rule_changes_total";
+        self.head(
+            name,
+            "How often evictions began to follow another rule.",
+            "counter",
+        );
+        for tier in tiers {
+            let labels = format!("tier=\"{}\"", tier.tier);
+            self.sample(name, &labels, &tier.changes.to_string());
         }
     }
 

@@ -28,6 +28,8 @@ pub struct Stats {
     pub evictions: Flow,
     /// SSD replicas that were evicted.
     pub ssd_evictions: Flow,
+    /// The rules that evictions follow, for each tier whose policy has several.
+    pub eviction_rules: Vec<EvictionRules>,
     /// The funnel of offload.
     pub offloads: OffloadMetrics,
     /// Replicas whose bytes were not those that were put; none of them was returned.
@@ -42,6 +44,19 @@ pub struct Stats {
     pub pages: Selection,
     /// Settings that are allowed and have no effect or another one than their words say.
     pub warnings: Vec<String>,
+}
+
+/// The rules of one tier's eviction policy, and which of them it follows.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct EvictionRules {
+    /// `memory` or `ssd`.
+    pub tier: &'static str,
+    /// The rule that is followed.
+    pub followed: &'static str,
+    /// How often another rule began to be followed.
+    pub changes: u64,
+    /// Each rule with its hits as a share of the block references that the simulated caches saw lately, from 0 to 1.
+    pub hit_rates: Vec<(&'static str, f64)>,
 }
 
 /// How full a tier is.

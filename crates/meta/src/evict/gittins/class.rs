@@ -78,6 +78,8 @@ pub(super) const fn count_bucket(count: u8) -> u8 {
 
 /// Shapes of the hazard: five of blocks never reused, by the length of the output, and five by reuse count.
 pub(super) const SHAPES: usize = 10;
+/// The first shape of blocks that were reused.
+pub(super) const FIRST_REUSED_SHAPE: usize = 5;
 /// Levels of the multiplier, half octaves around [`NEUTRAL_LEVEL`].
 pub(super) const LEVELS: usize = 13;
 /// The level of a multiplier of one.
@@ -118,7 +120,7 @@ impl Class {
 /// The shape of a block by the bucket of its reuse count and the output length of the request that inserted it.
 pub(super) const fn shape(bucket: u8, output_tokens: Option<u32>) -> usize {
     if bucket > 0 {
-        return 4 + bucket as usize;
+        return FIRST_REUSED_SHAPE - 1 + bucket as usize;
     }
     match output_tokens {
         Some(0..40) => 0,

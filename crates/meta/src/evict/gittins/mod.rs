@@ -15,12 +15,16 @@ mod checkpoints;
 mod class;
 mod estimate;
 mod leave;
+mod net;
 mod opinion;
 mod pending;
 #[cfg(test)]
 mod reference;
+mod rule;
+mod sample;
 mod saved;
 mod segments;
+mod shadow;
 mod shelves;
 mod tables;
 mod takeover;
@@ -28,16 +32,18 @@ mod takeover;
 mod tests;
 #[cfg(test)]
 mod twins;
+mod victim;
 mod walk;
 
 use std::time::Duration;
 
 use slackwater_base::Instant;
 
-use super::{Evict, Explanation, Link, RestoreError, Slot, Standing, Walk};
+use super::{Evict, Explanation, Leader, Link, RestoreError, Slot, Standing, Walk};
 use block::{Mark, NO_NODE, Node};
 use checkpoints::Checkpoints;
 use class::{BINS, Origin, Tick};
+use net::Net;
 use pending::Requests;
 use segments::{By, ChainSegment, ChainSegments, List, NONE, Place};
 use shelves::Shelves;
@@ -57,6 +63,8 @@ pub(super) struct Gittins {
     /// Entries that the ghosts may claim among the checkpoints.
     ghost_entries: usize,
     tables: Tables,
+    /// What tells when another rule than the learned index does better; `None` where none is followed.
+    net: Option<Net>,
     pending: Requests,
     /// ChainSegments made in the call under way, root first.
     fresh: Vec<u32>,
@@ -104,6 +112,7 @@ impl Gittins {
             checkpoints: Checkpoints::default(),
             ghost_entries: 0,
             tables: Tables::new(),
+            net: None,
             pending: Requests::new(),
             fresh: Vec::new(),
             named: None,
@@ -118,6 +127,14 @@ impl Gittins {
             requests: 0,
             estimated_at_request: 0,
             estimated_at: Instant::ZERO,
+        }
+    }
+
+    /// The policy with its safety net: it follows a simpler rule while that does better.
+    pub(super) fn adaptive() -> Self {
+        Self {
+            net: Some(Net::new()),
+            ..Self::new()
         }
     }
 
@@ -361,66 +378,15 @@ impl Gittins {
             self.named = None;
         }
     }
-
-    fn choose(&mut self) -> Option<Slot> {
-        let now = self.now;
-        while let Some(lowest) = self.shelves.take_lowest(&self.segments, &self.tables, now) {
-            let number = self.segments.deepest(lowest);
-            let tail = self.segments[number].tail;
-            if !self.marks[tail as usize].is_excluded() {
-                return Some(Slot(tail));
-            }
-            self.shelves
-                .remove(&mut self.segments, &self.tables, number);
-            self.segments[number].place = Place::Aside;
-            self.aside
-                .push_newest(&mut self.segments, By::Place, number);
-        }
-        // Only segments with an excluded tail are left: an ancestor has to be evicted before its descendant.
-        while !self.aside.is_empty() {
-            let number = self.aside.oldest;
-            let tail = self.segments[number].tail;
-            if !self.marks[tail as usize].is_excluded() {
-                return Some(Slot(tail));
-            }
-            self.split_tail(number);
-        }
-        None
-    }
-
-    /// Splits the excluded tail of a segment into a segment of its own, which is in no order until it is included.
-    fn split_tail(&mut self, number: u32) {
-        let segment = self.segments[number];
-        let tail = segment.tail;
-        if segment.cached == 1 {
-            self.displace(number);
-            self.segments[number].place = Place::Stuck;
-            return;
-        }
-        self.drop_ghost(number);
-        let mut own = ChainSegment {
-            place: Place::Stuck,
-            blocks: 1,
-            cached: 1,
-            ..segment
-        };
-        own.start = segment.ghost_start() - 1;
-        let own = self.segments.add(own);
-        self.ages[usize::from(segment.bin)].push_newest(&mut self.segments, By::Age, own);
-        let node = &mut self.nodes[tail as usize];
-        node.segment = own;
-        let up = std::mem::replace(&mut node.up, NONE);
-        self.nodes[up as usize].down = NONE;
-        let rest = &mut self.segments[number];
-        rest.tail = up;
-        rest.cached -= 1;
-        rest.blocks -= 1;
-    }
 }
 
 impl Evict for Gittins {
     fn name(&self) -> &'static str {
-        "gittins"
+        if self.net.is_some() {
+            "adaptive"
+        } else {
+            "gittins"
+        }
     }
 
     fn read(&mut self, walk: &Walk<'_>) {
@@ -543,10 +509,15 @@ impl Evict for Gittins {
         if self.next_deadline().is_none_or(|due| due > now) {
             return;
         }
+        self.follow();
         self.estimate();
         self.tables.decay(self.requests - self.estimated_at_request);
         self.estimated_at_request = self.requests;
         self.estimated_at = now;
+    }
+
+    fn leader(&self) -> Option<Leader> {
+        self.leading()
     }
 
     fn save(&self) -> Vec<u8> {
@@ -571,6 +542,10 @@ impl Evict for Gittins {
             + self.marks.capacity()
             + self.segments.overhead_bytes()
             + self.checkpoints.overhead_bytes()
+            + self
+                .net
+                .as_ref()
+                .map_or(0, |net| net.overhead_bytes() - net.fixed_bytes())
             + self.fresh.capacity() * size_of::<u32>()
     }
 
@@ -579,6 +554,7 @@ impl Evict for Gittins {
             + self.tables.overhead_bytes()
             + self.shelves.overhead_bytes()
             + self.pending.overhead_bytes()
+            + self.net.as_ref().map_or(0, Net::fixed_bytes)
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use slackwater_base::Instant;
 
 use super::Gittins;
-use super::class::{Class, NEUTRAL_LEVEL, SHAPES, TICK_SECONDS, shape};
+use super::class::{Class, NEUTRAL_LEVEL, SHAPES, TICK_SECONDS, Tick, shape};
 use super::estimate::return_chance;
 use super::segments::Place;
 use crate::evict::ghosts::tag;
@@ -21,7 +21,8 @@ const HORIZONS_SECONDS: [u64; 4] = [10, 60, 600, 3600];
 impl Gittins {
     /// Whether a block of this class and age is worth copying here.
     pub(super) fn keeps(&self, bytes: u64, class: Class, bin: u8) -> bool {
-        let price = f64::from(self.tables.index(class, bin)) / bytes.max(1) as f64;
+        let age = self.tables.bin_start(bin);
+        let price = self.tables.value(class.cell(bin), age) / bytes.max(1) as f64;
         self.shelves
             .lowest(&self.segments, &self.tables, self.now)
             .is_none_or(|(lowest, _)| price > COPY_WORTH * lowest)
@@ -66,6 +67,15 @@ impl Gittins {
         )
     }
 
+    /// The index a byte of the next victim, by whatever rule it is the next.
+    fn lowest_learned(&self, now: Tick) -> Option<f64> {
+        let (_, number) = self.shelves.lowest(&self.segments, &self.tables, now)?;
+        let segment = &self.segments[number];
+        let age = now.since(segment.last_use);
+        let index = self.tables.learned(segment.kept_as.cell(segment.bin), age);
+        Some(index / self.shelves.block_bytes(segment.octave))
+    }
+
     pub(super) fn explanation(&self, now: Instant, slot: Slot, number: u32) -> Explanation {
         let segment = &self.segments[number];
         let now = self.origin.tick(now);
@@ -84,11 +94,9 @@ impl Gittins {
             reuses: reuses.into(),
             age: duration(age),
             class: in_words(segment.class, reuses),
-            index: self.tables.value(segment.kept_as.cell(bin), age),
-            lowest_index: self
-                .shelves
-                .lowest(&self.segments, &self.tables, now)
-                .map_or(0.0, |(lowest, _)| lowest * bytes),
+            index: self.tables.learned(segment.kept_as.cell(bin), age),
+            lowest_index: self.lowest_learned(now).unwrap_or(0.0) * bytes,
+            leader: self.leading(),
             returns: returns.collect(),
         }
     }

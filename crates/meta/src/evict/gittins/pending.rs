@@ -9,6 +9,8 @@ pub(super) struct Pending {
     pub(super) features: Features,
     pub(super) ghosts: GhostRuns,
     pub(super) found: Found,
+    /// Whether the simulated caches see the request.
+    pub(super) sampled: bool,
 }
 
 /// Reuse counts of the known blocks that follow what was resident, as runs: the position after a run, and its count.

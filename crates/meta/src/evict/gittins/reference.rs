@@ -562,6 +562,7 @@ impl Evict for Reference {
                 features,
                 ghosts: known.ghosts,
                 found,
+                sampled: false,
             });
         }
     }

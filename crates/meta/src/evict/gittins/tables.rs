@@ -1,10 +1,11 @@
 //! The learned state: events and exposure by class and age, factors by feature, and the index computed from them.
 
 use super::class::{
-    BINS, CELLS, Class, Features, GAP_BUCKETS, GROUPS, HINT_BUCKETS, NEW_BUCKETS, SHAPES,
-    TICK_SECONDS, Tick, bin_starts, shape,
+    BINS, CELLS, Class, FIRST_REUSED_SHAPE, Features, GAP_BUCKETS, GROUPS, HINT_BUCKETS,
+    NEW_BUCKETS, SHAPES, TICK_SECONDS, Tick, bin_starts, shape,
 };
 use super::estimate::{Count, Curve, gittins_index, hazards, ranking};
+use super::rule::Rule;
 
 /// The learned state of one policy.
 #[derive(Debug)]
@@ -19,6 +20,8 @@ pub(super) struct Tables {
     typical_event: f64,
     shape_hazards: Box<[Curve; SHAPES]>,
     index: Vec<f32>,
+    /// By what blocks are valued.
+    rule: Rule,
     /// Cells are ranked by their [`Tables::floor`].
     ranks: Vec<u16>,
     cells_by_rank: Vec<u16>,
@@ -81,6 +84,7 @@ impl Tables {
             typical_event: FIRST_WEIGHT,
             shape_hazards: Box::new([[0.0; BINS]; SHAPES]),
             index: vec![0.0; CELLS],
+            rule: Rule::default(),
             ranks: vec![0; CELLS],
             cells_by_rank: Vec::new(),
             bin_starts: bin_starts(),
@@ -113,9 +117,22 @@ impl Tables {
         self.index[class.cell(bin)]
     }
 
+    /// What a block of a cell is worth at an age in ticks, by the rule that is followed.
+    pub(super) fn value(&self, cell: usize, age: u32) -> f64 {
+        let by_age = self.rule.by_age(is_reused(cell), age);
+        by_age.unwrap_or_else(|| self.learned(cell, age))
+    }
+
+    /// What a block of a class is worth at an age in ticks, by any rule.
+    pub(super) fn worth(&self, rule: Rule, class: Class, age: u32) -> f64 {
+        let cell = class.cell(0);
+        let by_age = rule.by_age(is_reused(cell), age);
+        by_age.unwrap_or_else(|| self.learned(class.cell(self.bin_of(age)), age))
+    }
+
     /// The index of a block of a cell at an age in ticks: between those at the beginning and at the end of its bin, so
     /// that of cells with like indices the older block has the lower one.
-    pub(super) fn value(&self, cell: usize, age: u32) -> f64 {
+    pub(super) fn learned(&self, cell: usize, age: u32) -> f64 {
         let (bin, begin) = (cell % BINS, f64::from(self.index[cell]));
         let Some(&to) = self.bin_starts.get(bin + 1) else {
             return begin;
@@ -127,7 +144,29 @@ impl Tables {
 
     /// The lowest [`Tables::value`] of a cell's blocks.
     pub(super) fn floor(&self, cell: usize) -> f64 {
-        floor(&self.index, cell).into()
+        let bin = cell % BINS;
+        let end = self.bin_starts.get(bin + 1).copied();
+        let ends = (self.value(cell, self.bin_starts[bin]), end);
+        match ends {
+            // The last bin has no end.
+            (begin, None) if self.rule == Rule::Index => begin,
+            (_, None) => 0.0,
+            (begin, Some(end)) => begin.min(self.value(cell, end)),
+        }
+    }
+
+    /// Follows `rule` from now on. Every list has to be ranked anew.
+    pub(super) fn follow(&mut self, rule: Rule) {
+        self.rule = rule;
+        self.sort_cells();
+    }
+
+    fn sort_cells(&mut self) {
+        let floors: Vec<f32> = (0..CELLS).map(|cell| self.floor(cell) as f32).collect();
+        self.cells_by_rank = ranking(&floors);
+        for (rank, &cell) in self.cells_by_rank.iter().enumerate() {
+            self.ranks[usize::from(cell)] = rank as u16;
+        }
     }
 
     /// Place of a cell in the order of the floors, lowest first.
@@ -227,11 +266,7 @@ impl Tables {
             }
         }
         self.shape_hazards = hazards.shapes;
-        let floors: Vec<f32> = (0..CELLS).map(|cell| floor(&self.index, cell)).collect();
-        self.cells_by_rank = ranking(&floors);
-        for (rank, &cell) in self.cells_by_rank.iter().enumerate() {
-            self.ranks[usize::from(cell)] = rank as u16;
-        }
+        self.sort_cells();
     }
 
     /// Everything counted, and the exposure so far of the blocks that are still in a cell: without it the counts would
@@ -327,13 +362,9 @@ impl Tables {
     }
 }
 
-/// The lower one of the index at the beginning of a cell's bin and at its end.
-fn floor(index: &[f32], cell: usize) -> f32 {
-    if cell % BINS + 1 == BINS {
-        index[cell]
-    } else {
-        index[cell].min(index[cell + 1])
-    }
+/// Whether the blocks of a cell were reused.
+const fn is_reused(cell: usize) -> bool {
+    Class((cell / BINS) as u8).shape() >= FIRST_REUSED_SHAPE
 }
 
 impl Factor {

@@ -3,6 +3,7 @@ use std::time::Duration;
 use slackwater_base::Instant;
 
 use super::Gittins;
+use super::rule::Rule;
 use crate::evict::{Evict, Link, RestoreError, Slot, Standing, Walk};
 
 const BYTES: u64 = 65_536;
@@ -449,4 +450,92 @@ fn of_like_classes_the_older_block_goes_first() {
     }
     let now = Instant::ZERO + Duration::from_secs(170);
     assert_eq!(policy.victim(now), Some(Slot(0)));
+}
+
+/// The rule that is followed changes the order of eviction, and nothing that is known of the blocks.
+#[test]
+fn the_order_follows_the_rule_and_nothing_is_lost_when_it_changes() {
+    let mut world = World::new(100);
+    world.teach(600);
+    // Every block is once more asked for; then one chain that is known never to return.
+    let newcomer: Vec<u32> = (500..510).collect();
+    world.request(&newcomer);
+    let explained = |world: &World| {
+        let slots = (0..100).filter(|&slot| world.resident[slot as usize]);
+        let known = slots.map(|slot| world.policy.explain(world.now, Slot(slot)));
+        known.map(|it| it.map(|it| it.index)).collect::<Vec<_>>()
+    };
+    let before = explained(&world);
+    world.policy.switch(Rule::Recency);
+    assert_eq!(explained(&world), before, "what was learned stays");
+    let order: Vec<u32> = std::iter::from_fn(|| {
+        let slot = world.policy.victim(world.now)?;
+        let age = world.policy.standing(world.now, slot).map(|it| it.age);
+        world.policy.evicted(world.now, slot);
+        age.map(|age| age.as_millis() as u32)
+    })
+    .collect();
+    assert!(order.len() >= 90, "{} blocks", order.len());
+    assert!(order.windows(2).all(|pair| pair[0] >= pair[1]), "{order:?}");
+}
+
+#[test]
+fn a_rule_that_leads_is_followed_from_the_next_estimation_on() {
+    let mut world = World::new(100);
+    world.policy = Gittins::adaptive();
+    assert_eq!(world.policy.name(), "adaptive");
+    world.teach(300);
+    let told = world.policy.leader().expect("it has rules");
+    assert_eq!(told.policy, "gittins");
+    let changes = told.changes;
+    let explanation = world.policy.explain(world.now, Slot(5)).expect("resident");
+    assert!(
+        explanation.to_string().contains("; gittins leads by "),
+        "{explanation}"
+    );
+
+    // A gap in the race that the traffic would need long to show.
+    let net = world.policy.net.as_mut().expect("it is adaptive");
+    (0..3_000).for_each(|_| net.race.count(20, [1, 11, 2]));
+    world.teach(20);
+    let told = world.policy.leader().expect("it has rules");
+    assert_eq!((told.policy, told.changes), ("lru", changes + 1));
+    assert!(
+        !world.resident[..100].iter().all(|held| *held),
+        "chains that never return push"
+    );
+}
+
+/// The real cache holds chains that return and not those that do not; so do the simulated ones, from which the rates are.
+#[test]
+fn the_simulated_caches_hit_what_the_real_one_would_under_each_rule() {
+    let mut rates = Vec::new();
+    for rule in Rule::ALL {
+        let mut world = World::new(300);
+        world.policy = Gittins::adaptive();
+        for round in 0..2_000u32 {
+            world.now += Duration::from_millis(500);
+            let chain = if round % 2 == 0 {
+                round / 2 % 20
+            } else {
+                100 + round
+            };
+            world.request(&(chain * 10..chain * 10 + 10).collect::<Vec<_>>());
+            world
+                .policy
+                .net
+                .as_mut()
+                .expect("it is adaptive")
+                .race
+                .leader = rule;
+            world.policy.switch(rule);
+        }
+        let real = world.hits as f64 / 20_000.0;
+        let net = world.policy.net.as_ref().expect("it is adaptive");
+        rates.push((real, net.race.rate(rule)));
+    }
+    for (real, simulated) in &rates {
+        assert!((real - simulated).abs() < 0.1, "{rates:?}");
+    }
+    assert!(rates[0].1 > rates[1].1 + 0.2, "{rates:?}");
 }

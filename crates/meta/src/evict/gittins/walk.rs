@@ -38,12 +38,14 @@ impl Gittins {
         let features = self.features(walk, &known);
         self.build(walk, features, |_, mark| mark.count());
         let found = self.publish(Found::default());
+        let sampled = self.simulate_read(walk, features, &known.ghosts);
         if let Some(key) = continuation(walk) {
             self.pending.put(Pending {
                 key,
                 features,
                 ghosts: known.ghosts,
                 found,
+                sampled,
             });
         }
     }
@@ -76,6 +78,9 @@ impl Gittins {
         let ghosts = pending.ghosts;
         self.build(walk, pending.features, |position, _| ghosts.count(position));
         let found = self.publish(pending.found);
+        if pending.sampled {
+            self.simulate_insert(walk, pending.features);
+        }
         if let Some(last) = walk.links.last() {
             self.pending.put(Pending {
                 key: last.hash,

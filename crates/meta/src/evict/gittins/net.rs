@@ -1,0 +1,181 @@
+//! The safety net: small simulated caches that see a sample of the chains, each under one rule, and the rule that the real
+//! cache follows (miniature simulation; Waldspurger, Saemundsson, Ahmad and Park, USENIX ATC 2017).
+
+use super::class::{Features, Tick, count_bucket};
+use super::pending::GhostRuns;
+use super::rule::{RULES, Race, Rule};
+use super::sample::Sample;
+use super::shadow::{ENTRY_BYTES, Shadow, Visit};
+use super::tables::Tables;
+use super::{Gittins, Walk};
+use crate::evict::ghosts::tag;
+use crate::evict::{Contender, Leader};
+
+/// The simulated caches and the race between them.
+#[derive(Debug)]
+pub(super) struct Net {
+    sample: Sample,
+    shadows: [Shadow; RULES],
+    pub(super) race: Race,
+    visits: Vec<Visit>,
+}
+
+/// Blocks of each simulated cache: one in so many of the real one's, ...
+const SHARE: usize = 300;
+/// ... though never fewer: less says nothing about a cache of chains.
+const LEAST_BLOCKS: usize = 256;
+
+impl Net {
+    pub(super) fn new() -> Self {
+        Self {
+            sample: Sample::new(),
+            shadows: Default::default(),
+            race: Race::new(),
+            visits: Vec::new(),
+        }
+    }
+
+    pub(super) fn overhead_bytes(&self) -> usize {
+        let shadows: usize = self.shadows.iter().map(Shadow::overhead_bytes).sum();
+        size_of::<Self>() + shadows + self.visits.capacity() * size_of::<Visit>()
+    }
+
+    /// The part of it that a small cache has too.
+    pub(super) fn fixed_bytes(&self) -> usize {
+        let least = size_of::<Self>() + RULES * LEAST_BLOCKS * 2 * ENTRY_BYTES;
+        least.min(self.overhead_bytes())
+    }
+
+    fn shrink(&mut self, capacity: usize, tables: &Tables, now: Tick) {
+        for (shadow, rule) in self.shadows.iter_mut().zip(Rule::ALL) {
+            shadow.shrink(capacity, rule, tables, now);
+        }
+    }
+}
+
+/// Blocks of each simulated cache beside a real one of `resident` blocks; as many in a cache of few.
+fn shadow_blocks(resident: usize) -> usize {
+    (resident / SHARE).max(LEAST_BLOCKS).min(resident)
+}
+
+/// Hashes of 32 bits below this are in the sample, so that the simulated caches see as much for each of their blocks as
+/// the real one.
+fn threshold(resident: usize) -> u64 {
+    let shadow = shadow_blocks(resident).max(1) as u64;
+    (shadow << 32) / (resident as u64).max(1)
+}
+
+impl Gittins {
+    /// The request was read: the simulated caches see it too if its chain is in the sample. Returns whether it is.
+    pub(super) fn simulate_read(
+        &mut self,
+        walk: &Walk<'_>,
+        features: Features,
+        ghosts: &GhostRuns,
+    ) -> bool {
+        let Some(net) = &mut self.net else {
+            return false;
+        };
+        let Some(begin) = net.sample.admit(walk, threshold(self.resident)) else {
+            return false;
+        };
+        net.visits.clear();
+        let own = walk.links.iter().enumerate().skip(begin);
+        net.visits.extend(own.map(|(at, link)| {
+            let count = match link.slot {
+                Some(slot) => self
+                    .marks
+                    .get(slot.0 as usize)
+                    .map_or(0, |mark| mark.count()),
+                None => ghosts.count(walk.position + at as u32),
+            };
+            let bucket = count_bucket(count);
+            let features = features.with_count(bucket);
+            Visit {
+                tag: tag(link.hash),
+                class: self.tables.class(bucket, features, walk.output_tokens),
+                kept: link.slot.is_some(),
+            }
+        }));
+        let hits = std::array::from_fn(|at| net.shadows[at].hits(&net.visits));
+        net.race.count(net.visits.len(), hits);
+        for shadow in &mut net.shadows {
+            shadow.visit(&net.visits, None, self.now);
+        }
+        net.shrink(shadow_blocks(self.resident), &self.tables, self.now);
+        true
+    }
+
+    /// The sampled request inserted blocks.
+    pub(super) fn simulate_insert(&mut self, walk: &Walk<'_>, features: Features) {
+        let Some(net) = &mut self.net else { return };
+        net.visits.clear();
+        let placed = walk
+            .links
+            .iter()
+            .filter_map(|link| Some((link, link.slot?)));
+        net.visits.extend(placed.map(|(link, slot)| {
+            let bucket = count_bucket(
+                self.marks
+                    .get(slot.0 as usize)
+                    .map_or(0, |mark| mark.count()),
+            );
+            let features = features.with_count(bucket);
+            Visit {
+                tag: tag(link.hash),
+                class: self.tables.class(bucket, features, walk.output_tokens),
+                kept: true,
+            }
+        }));
+        for shadow in &mut net.shadows {
+            shadow.visit(&net.visits, walk.parent.map(tag), self.now);
+        }
+        net.shrink(shadow_blocks(self.resident), &self.tables, self.now);
+    }
+
+    /// Follows the rule that leads now.
+    pub(super) fn follow(&mut self) {
+        if let Some(rule) = self.net.as_mut().and_then(|net| net.race.judge()) {
+            self.switch(rule);
+        }
+    }
+
+    /// Follows `rule`: the lists stay as they are, and their ranks are computed anew.
+    pub(super) fn switch(&mut self, rule: Rule) {
+        self.tables.follow(rule);
+        self.shelves.rank_anew(&self.tables);
+    }
+
+    pub(super) fn leading(&self) -> Option<Leader> {
+        let race = &self.net.as_ref()?.race;
+        let contender = |rule: Rule| Contender {
+            policy: rule.name(),
+            hit_rate: race.rate(rule),
+        };
+        Some(Leader {
+            policy: race.leader.name(),
+            contenders: Rule::ALL.map(contender).to_vec(),
+            changes: race.changes,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn simulated_caches_are_small_and_see_their_share() {
+        for (resident, blocks, share) in [
+            (0, 0, 1.0),
+            (100, 100, 1.0),
+            (1_024, 256, 0.25),
+            (76_800, 256, 1.0 / 300.0),
+            (3_000_000, 10_000, 1.0 / 300.0),
+        ] {
+            assert_eq!(shadow_blocks(resident), blocks, "{resident}");
+            let seen = threshold(resident) as f64 / 2f64.powi(32);
+            assert!((seen - share).abs() < 1e-6, "{resident}: {seen}");
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Which chains the simulated caches see: a share of them by the hash of their root, so that a conversation is seen with
+//! all its turns or not at all.
+
+use crate::evict::Walk;
+use crate::evict::ghosts::tag;
+
+/// The choice of chains, and the prefixes that many chains share.
+///
+/// A prompt that opens many conversations is the root of all of them, and would put all of them into the sample or
+/// none. Blocks that a good part of the requests begin with are therefore skipped: the root of a chain is the first
+/// block after them. Any policy keeps such blocks, and they would fill a small cache.
+#[derive(Debug)]
+pub(super) struct Sample {
+    /// Tags of blocks that requests began with, and how many did; decaying.
+    heads: [(u32, u32); HEADS],
+    requests: u32,
+}
+
+const HEADS: usize = 64;
+/// A block is shared when more than one request in this many goes through it.
+const SHARED_SHARE: u32 = 32;
+/// Requests after which the counts are halved.
+const HALVING: u32 = 2048;
+/// Requests before any block is taken as shared.
+const LEAST_REQUESTS: u32 = 64;
+
+impl Sample {
+    pub(super) const fn new() -> Self {
+        Self {
+            heads: [(0, 0); HEADS],
+            requests: 0,
+        }
+    }
+
+    /// Where the request's own chain begins in the walk, if the chain is in the sample: chains whose root has a hash below
+    /// `threshold` are.
+    pub(super) fn admit(&mut self, walk: &Walk<'_>, threshold: u64) -> Option<usize> {
+        self.requests += 1;
+        if self.requests == HALVING {
+            self.requests /= 2;
+            self.heads.iter_mut().for_each(|(_, count)| *count /= 2);
+        }
+        let mut at = 0;
+        while self.is_shared(tag(walk.links.get(at)?.hash)) {
+            at += 1;
+        }
+        let root = tag(walk.links[at].hash);
+        // The tag's bits are well mixed already; others than those that tables use decide.
+        (u64::from(root.wrapping_mul(0x9e37_79b1)) < threshold).then_some(at)
+    }
+
+    /// Counts the block, and returns whether many requests go through it. The rarest entry makes room for a new one
+    /// (space saving; Metwally, Agrawal and El Abbadi 2005).
+    fn is_shared(&mut self, tag: u32) -> bool {
+        let known = self
+            .heads
+            .iter()
+            .position(|&(head, count)| head == tag && count > 0);
+        let at = known.unwrap_or_else(|| {
+            let rarest = self.heads.iter().enumerate().min_by_key(|(_, head)| head.1);
+            rarest.map_or(0, |(at, _)| at)
+        });
+        let (head, count) = &mut self.heads[at];
+        *head = tag;
+        *count += 1;
+        // What a new entry inherits may all be of others.
+        known.is_some() && self.requests >= LEAST_REQUESTS && *count > self.requests / SHARED_SHARE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use slackwater_base::Instant;
+
+    use super::*;
+    use crate::evict::Link;
+
+    fn admit(sample: &mut Sample, hashes: &[u64], threshold: u64) -> Option<usize> {
+        let links: Vec<Link> = hashes
+            .iter()
+            .map(|&hash| Link {
+                hash: hash.wrapping_mul(0x9e37_79b9_7f4a_7c15),
+                slot: None,
+                bytes: 1,
+            })
+            .collect();
+        let walk = Walk {
+            now: Instant::ZERO,
+            links: &links,
+            parent: None,
+            position: 0,
+            found: 0,
+            hint: None,
+            output_tokens: None,
+        };
+        sample.admit(&walk, threshold)
+    }
+
+    const ALL: u64 = 1 << 32;
+
+    #[test]
+    fn a_conversation_is_seen_whole_or_not_at_all_and_the_share_is_kept() {
+        let mut sample = Sample::new();
+        let seen = |sample: &mut Sample, chat: u64, turns: u64| {
+            let hashes: Vec<u64> = (0..turns).map(|turn| chat * 100 + turn).collect();
+            admit(sample, &hashes, ALL / 4).is_some()
+        };
+        let mut count = 0;
+        for chat in 1..=4_000 {
+            let first = seen(&mut sample, chat, 1);
+            assert_eq!(seen(&mut sample, chat, 5), first, "{chat}");
+            count += u32::from(first);
+        }
+        assert!((900..1_100).contains(&count), "{count} of 4,000");
+    }
+
+    #[test]
+    fn a_prompt_that_all_share_does_not_decide() {
+        let mut sample = Sample::new();
+        let mut starts = Vec::new();
+        for chat in 10..2_000 {
+            starts.push(admit(&mut sample, &[1, 2, chat * 100, chat * 100 + 1], ALL));
+        }
+        assert_eq!(starts[0], Some(0), "nothing is known of it yet");
+        assert!(starts[300..].iter().all(|start| *start == Some(2)));
+        assert_eq!(admit(&mut sample, &[1, 2], ALL), None, "nothing of its own");
+    }
+}

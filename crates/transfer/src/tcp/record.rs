@@ -4,10 +4,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use aes_gcm::aead::AeadInPlace;
-use aes_gcm::{Aes256Gcm, KeyInit};
-use cryptoxide::chacha20poly1305::{Context, DecryptionResult};
-use cryptoxide::poly1305::Tag;
+use aws_lc_rs::aead::{AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, Tag, UnboundKey};
 use zeroize::Zeroizing;
 
 use super::io::Vectors;
@@ -48,13 +45,9 @@ pub(crate) struct Opener {
 /// One direction of a connection, and how far it is.
 struct Direction {
     key: RecordKey,
-    aead: Aead,
+    /// Less safe since it leaves the nonces to us: they are the numbers of the records under the key.
+    aead: LessSafeKey,
     count: u64,
-}
-
-enum Aead {
-    Aes(Box<Aes256Gcm>),
-    ChaCha,
 }
 
 /// Plain bytes of one record.
@@ -144,7 +137,7 @@ impl Sealer {
         let (head, text) = self.pending.split_at_mut(text_at);
         head[start..].copy_from_slice(&length);
         let tag = self.direction.seal(length, text);
-        self.pending.extend_from_slice(&tag);
+        self.pending.extend_from_slice(tag.as_ref());
         bytes
     }
 }
@@ -183,13 +176,10 @@ impl Opener {
         if bytes > RECORD_BYTES_MAX {
             return Err(SealError::Record);
         }
-        let Some((text, behind)) = sealed.split_at_mut_checked(bytes) else {
+        let Some(record) = sealed.get_mut(..bytes + TAG_BYTES) else {
             return Ok(None);
         };
-        let Some(tag) = behind.first_chunk::<TAG_BYTES>() else {
-            return Ok(None);
-        };
-        if !self.direction.open(*length, text, *tag) {
+        if !self.direction.open(*length, record) {
             return Err(SealError::Record);
         }
         let start = self.rest.start + LENGTH_BYTES;
@@ -200,7 +190,7 @@ impl Opener {
 
 impl Direction {
     fn new(key: RecordKey) -> Self {
-        let aead = Aead::of(&key);
+        let aead = key.cipher();
         Self {
             key,
             aead,
@@ -208,62 +198,43 @@ impl Direction {
         }
     }
 
-    fn seal(&mut self, length: [u8; LENGTH_BYTES], text: &mut [u8]) -> [u8; TAG_BYTES] {
+    fn seal(&mut self, length: [u8; LENGTH_BYTES], text: &mut [u8]) -> Tag {
         let nonce = self.next_nonce();
-        match &self.aead {
-            Aead::Aes(aes) => {
-                let sealed = aes.encrypt_in_place_detached(&nonce.into(), &length, text);
-                sealed
-                    .expect("a record is far below the 64 GiB that GCM takes")
-                    .into()
-            }
-            Aead::ChaCha => {
-                let mut context = Context::<20>::new(self.key.secret.as_slice(), &nonce);
-                context.add_data(&length);
-                let mut context = context.to_encryption();
-                context.encrypt_mut(text);
-                context.finalize().0
-            }
-        }
+        self.aead
+            .seal_in_place_separate_tag(nonce, Aad::from(length), text)
+            .expect("a record is far below the 64 GiB that GCM takes")
     }
 
-    /// Opens in place; on failure the bytes are undefined.
-    fn open(&mut self, length: [u8; LENGTH_BYTES], text: &mut [u8], tag: [u8; TAG_BYTES]) -> bool {
+    /// Opens a ciphertext with its tag, in place; on failure the bytes are undefined.
+    fn open(&mut self, length: [u8; LENGTH_BYTES], record: &mut [u8]) -> bool {
         let nonce = self.next_nonce();
-        match &self.aead {
-            Aead::Aes(aes) => aes
-                .decrypt_in_place_detached(&nonce.into(), &length, text, &tag.into())
-                .is_ok(),
-            Aead::ChaCha => {
-                let mut context = Context::<20>::new(self.key.secret.as_slice(), &nonce);
-                context.add_data(&length);
-                let mut context = context.to_decryption();
-                context.decrypt_mut(text);
-                matches!(context.finalize(&Tag(tag)), DecryptionResult::Match)
-            }
-        }
+        self.aead
+            .open_in_place(nonce, Aad::from(length), record)
+            .is_ok()
     }
 
     /// The number of the record under the present key.
-    fn next_nonce(&mut self) -> [u8; 12] {
+    fn next_nonce(&mut self) -> Nonce {
         if self.count == RECORDS_PER_KEY {
             self.key.secret = expand(&self.key.secret, b"next");
-            self.aead = Aead::of(&self.key);
+            self.aead = self.key.cipher();
             self.count = 0;
         }
         let mut nonce = [0; 12];
         nonce[..8].copy_from_slice(&self.count.to_le_bytes());
         self.count += 1;
-        nonce
+        Nonce::assume_unique_for_key(nonce)
     }
 }
 
-impl Aead {
-    fn of(key: &RecordKey) -> Self {
-        match key.cipher {
-            Cipher::Aes => Self::Aes(Box::new(Aes256Gcm::new(key.secret.as_slice().into()))),
-            Cipher::ChaCha => Self::ChaCha,
-        }
+impl RecordKey {
+    fn cipher(&self) -> LessSafeKey {
+        let algorithm = match self.cipher {
+            Cipher::Aes => &AES_256_GCM,
+            Cipher::ChaCha => &CHACHA20_POLY1305,
+        };
+        let key = UnboundKey::new(algorithm, self.secret.as_slice());
+        LessSafeKey::new(key.expect("both ciphers have keys of 32 bytes"))
     }
 }
 
@@ -322,6 +293,27 @@ mod tests {
                 arrive(&mut opener, second);
                 assert_eq!(opener.next(), Ok(Some(text.as_slice())));
             }
+        }
+    }
+
+    /// A record may not depend on which library seals it.
+    #[test]
+    fn records_are_those_of_other_libraries() {
+        // From RustCrypto's aes-gcm 0.10 and from ring 0.17.
+        let known = [
+            (
+                Cipher::Aes,
+                "140000007d9a30f0a921ea3eb65467024db1caaf4bc0c9c3ab758a5e8e8167bc130abefa496960cb",
+            ),
+            (
+                Cipher::ChaCha,
+                "14000000a541fb4bda503557fd8097900ee070f61dae979d2247d069cb90372a80eba4b4969090d0",
+            ),
+        ];
+        for (cipher, expected) in known {
+            let sealed = record(&mut ends(cipher).0, b"twenty bytes of text");
+            let found: String = sealed.iter().map(|byte| format!("{byte:02x}")).collect();
+            assert_eq!(found, expected, "{cipher:?}");
         }
     }
 

@@ -125,4 +125,17 @@ mod tests {
         assert!(starts[300..].iter().all(|start| *start == Some(2)));
         assert_eq!(admit(&mut sample, &[1, 2], ALL), None, "nothing of its own");
     }
+
+    #[test]
+    fn a_prompt_that_few_still_use_is_not_shared_any_more() {
+        let mut sample = Sample::new();
+        for chat in 10..310 {
+            admit(&mut sample, &[1, 2, chat * 100], ALL);
+        }
+        assert_eq!(admit(&mut sample, &[1, 2, 5], ALL), Some(2));
+        for chat in 1_000..7_000 {
+            admit(&mut sample, &[chat * 100], ALL);
+        }
+        assert_eq!(admit(&mut sample, &[1, 2, 5], ALL), Some(0));
+    }
 }

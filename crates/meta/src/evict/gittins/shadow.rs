@@ -50,8 +50,8 @@ const NO_ENTRY: Entry = Entry {
 };
 /// Entries looked at for a victim: as good as all of them, to a few in a hundred.
 const CANDIDATES: usize = 24;
-/// Bytes of an entry with its place in the table of tags.
-pub(super) const ENTRY_BYTES: usize = size_of::<Entry>() + 16;
+/// Bytes of an entry with its places in the table of tags, which is partly empty, and in the list of free ones.
+pub(super) const ENTRY_BYTES: usize = size_of::<Entry>() + 24;
 
 impl Shadow {
     /// Leading blocks that are held.

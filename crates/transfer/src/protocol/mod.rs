@@ -13,6 +13,8 @@ mod initiator;
 mod responder;
 mod send_queue;
 mod staging;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use frames::FrameReader;
 pub(crate) use initiator::{Call, Credit, Initiator, InitiatorLimits};

@@ -68,7 +68,7 @@ impl<M> Responder<M> {
     }
 
     pub(super) fn wrote(&mut self, now: Instant, bytes: usize, out: &mut Vec<Output>) {
-        self.moved_at = now;
+        self.wrote_at = now;
         let mut sent = std::mem::take(&mut self.sent);
         self.queue.wrote(bytes, &mut sent);
         for id in sent.drain(..) {

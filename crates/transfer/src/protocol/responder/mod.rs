@@ -1,5 +1,7 @@
 mod ending;
 mod payload;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -26,8 +28,13 @@ pub(crate) struct Responder<M> {
     held_bytes: u64,
     /// Payload waits until a device has room.
     stalled: bool,
-    /// When bytes last moved.
-    moved_at: Instant,
+    /// When a frame last came.
+    heard_at: Instant,
+    /// When payload of a write last came. Other frames do not count: with them a peer could keep a write that stands
+    /// still, and the memory that it holds, for ever.
+    arrived_at: Instant,
+    /// When the peer last took bytes, or there were none for it.
+    wrote_at: Instant,
     wake: Instant,
     sent: Vec<u64>,
 }
@@ -127,6 +134,7 @@ enum Incoming {
     Payload(Payload),
     Notice {
         id: u64,
+        begun_at: Instant,
         name_bytes: usize,
         text: Vec<u8>,
         left: usize,
@@ -136,6 +144,7 @@ enum Incoming {
 #[derive(Debug)]
 struct IncomingRequest<M> {
     bytes: u64,
+    begun_at: Instant,
     urgent: bool,
     /// When the initiator has stopped waiting.
     late_at: Instant,
@@ -178,7 +187,9 @@ impl<M> Responder<M> {
             held: 0,
             held_bytes: 0,
             stalled: false,
-            moved_at: now,
+            heard_at: now,
+            arrived_at: now,
+            wrote_at: now,
             wake: now + limits.idle_timeout,
             sent: Vec::new(),
         }
@@ -222,12 +233,15 @@ impl<M> Responder<M> {
         input: Input<'_, M>,
         out: &mut Vec<Output>,
     ) -> Result<(), CloseReason> {
+        if self.queue.is_empty() {
+            self.wrote_at = now;
+        }
         match input {
             Input::Greeting(greeting) => self.queue.agree(greeting.frame_bytes_max)?,
             Input::Frame(frame) => return self.frame(now, frame, out),
             Input::Request(request, admitted) => return self.begin(now, request, admitted, out),
             Input::Arrived(bytes) => return self.arrived(now, bytes, out),
-            Input::Text(bytes) => return self.text(now, bytes, out),
+            Input::Text(bytes) => return self.text(bytes, out),
             Input::Wrote(bytes) => self.wrote(now, bytes, out),
             Input::Committed(id, result) => self.committed(id, result),
             Input::Delivered(id, taken) => {
@@ -240,7 +254,7 @@ impl<M> Responder<M> {
                 }
             }
             Input::NoRoom => self.stalled = true,
-            Input::Resumed => (self.stalled, self.moved_at) = (false, now),
+            Input::Resumed => (self.stalled, self.arrived_at) = (false, now),
             Input::Stored(id, stored) => self.stored(id, stored, out),
             Input::Fetched(id, fetched) => self.fetched(id, fetched, out),
             Input::Revoked(id, refusal) => self.give_up(id, refusal),
@@ -261,11 +275,12 @@ impl<M> Responder<M> {
         late.into_iter()
             .for_each(|id| self.give_up(id, Refusal::Deadline));
         let quiet = self.is_quiet() && self.queue.is_empty();
-        let closes_at = match (quiet, self.waits_for_peer()) {
-            (true, _) => self.moved_at + self.limits.idle_timeout,
-            (false, true) => self.moved_at + self.limits.progress_timeout,
+        let closes_at = if quiet {
+            self.heard_at.max(self.wrote_at).max(self.arrived_at) + self.limits.idle_timeout
+        } else {
             // The devices that are waited for have clocks of their own.
-            (false, false) => now + self.limits.progress_timeout,
+            let waits = self.waits_for_peer().unwrap_or(now);
+            waits + self.limits.progress_timeout
         };
         if closes_at <= now {
             return Err(match quiet {
@@ -330,7 +345,7 @@ impl<M> Responder<M> {
         self.check_answers(now)?;
         match frame {
             Frame::Data(data) => return self.data(&data, out),
-            Frame::Notify(notify) => return self.notify(&notify, out),
+            Frame::Notify(notify) => return self.notify(now, &notify, out),
             Frame::Cancel { id } => self.cancel(id),
             Frame::Ping { token } => self.queue.push(&Frame::Pong { token }),
             Frame::Goaway | Frame::Pong { .. } => {}
@@ -348,7 +363,7 @@ impl<M> Responder<M> {
 
     /// A peer that sends requests and reads no answers must not fill memory here.
     fn check_answers(&mut self, now: Instant) -> Result<(), CloseReason> {
-        self.moved_at = now;
+        self.heard_at = now;
         match self.queue.len() > 2 * self.limits.requests_max + SendQueue::FRAMES_MAX {
             true => Err(CloseReason::Limit(
                 "more questions than answers that were read",
@@ -388,7 +403,7 @@ impl<M> Responder<M> {
             Ok(admitted) => admitted,
             Err(refusal) => {
                 if request.op == Op::Write && bytes > 0 {
-                    self.requests.insert(id, IncomingRequest::refused());
+                    self.requests.insert(id, IncomingRequest::refused(now));
                 }
                 self.answer(id, Some(refusal), 0);
                 return Ok(());
@@ -431,6 +446,7 @@ impl<M> Responder<M> {
         self.held_bytes += bytes;
         let request = IncomingRequest {
             bytes,
+            begun_at: now,
             urgent: request.urgent,
             late_at,
             memory: Some(memory),
@@ -448,24 +464,34 @@ impl<M> Responder<M> {
         self.requests.get_mut(&id).map(|request| &mut request.state)
     }
 
-    /// Whether the peer has to send or to read something before anything else can happen.
-    fn waits_for_peer(&self) -> bool {
-        let arriving = |request: &IncomingRequest<M>| match &request.state {
+    /// Since when the peer has sent and read nothing that it has to; `None` when nothing waits for it.
+    fn waits_for_peer(&self) -> Option<Instant> {
+        let arriving = |request: &&IncomingRequest<M>| match &request.state {
             RequestState::Write { complete, .. } => !complete,
             RequestState::StagedWrite(staged) => !staged.is_complete(),
             RequestState::Ending(over) => over.payload,
             RequestState::Read | RequestState::StagedRead(_) => false,
         };
-        let arriving = self.incoming.is_some() || self.requests.values().any(arriving);
-        !self.queue.is_empty() || !self.stalled && arriving
+        let notice = match &self.incoming {
+            Some(Incoming::Notice { begun_at, .. }) => Some(*begun_at),
+            Some(Incoming::Payload(_)) | None => None,
+        };
+        let mut writes = self.requests.values().filter(arriving);
+        let oldest = writes.by_ref().map(|write| write.begun_at).min();
+        let write = oldest
+            .filter(|_| !self.stalled)
+            .map(|begun_at| begun_at.max(self.arrived_at));
+        let unread = (!self.queue.is_empty()).then_some(self.wrote_at);
+        [notice, write, unread].into_iter().flatten().min()
     }
 }
 
 impl<M> IncomingRequest<M> {
     /// A write that was refused at its header, whose payload may still come.
-    fn refused() -> Self {
+    fn refused(now: Instant) -> Self {
         Self {
             bytes: 0,
+            begun_at: now,
             urgent: false,
             late_at: Instant::NEVER,
             memory: None,

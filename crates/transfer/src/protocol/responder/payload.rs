@@ -41,6 +41,7 @@ impl<M> Responder<M> {
 
     pub(super) fn notify(
         &mut self,
+        now: Instant,
         notify: &Notify,
         out: &mut Vec<Output>,
     ) -> Result<(), CloseReason> {
@@ -50,29 +51,21 @@ impl<M> Responder<M> {
         }
         self.incoming = Some(Incoming::Notice {
             id: notify.id,
+            begun_at: now,
             name_bytes: notify.name_bytes as usize,
             text: Vec::new(),
             left: bytes as usize,
         });
-        self.text_arrived(&[], out)
+        self.text(&[], out)
     }
 
-    pub(super) fn text(
-        &mut self,
-        now: Instant,
-        bytes: &[u8],
-        out: &mut Vec<Output>,
-    ) -> Result<(), CloseReason> {
-        self.moved_at = now;
-        self.text_arrived(bytes, out)
-    }
-
-    fn text_arrived(&mut self, bytes: &[u8], out: &mut Vec<Output>) -> Result<(), CloseReason> {
+    pub(super) fn text(&mut self, bytes: &[u8], out: &mut Vec<Output>) -> Result<(), CloseReason> {
         let Some(Incoming::Notice {
             id,
             name_bytes,
             text,
             left,
+            ..
         }) = &mut self.incoming
         else {
             return Ok(());
@@ -98,7 +91,9 @@ impl<M> Responder<M> {
         bytes: usize,
         out: &mut Vec<Output>,
     ) -> Result<(), CloseReason> {
-        self.moved_at = now;
+        if bytes > 0 {
+            self.arrived_at = now;
+        }
         self.payload_arrived(bytes, out)
     }
 

@@ -59,6 +59,8 @@ fn seeds_that_failed_once_hold() {
     // durable; the process was killed, and the next opening announced the older record.
     check(Profile::Churn, 24_038, "a dropped record is back");
     check(Profile::Churn, 36_357, "an overwritten record is back");
+    // The ledger required a record of which a newer one had been dropped.
+    check(Profile::Churn, 629_617, "an older record is gone");
     // The ledger required a value that was written from flipped memory, because an opening had announced it.
     check(Profile::Ordinary, 55_710, "a flawed record is gone");
     // A caller in the master's process cancelled a read before its answer arrived, and the revocation found no guards.

@@ -94,7 +94,7 @@ impl World {
     fn closes_after(mut self, mut each: impl FnMut(&mut Self, u64)) -> Option<(u64, bool)> {
         for second in 0..600 {
             each(&mut self, second);
-            self.now = self.now + SECOND;
+            self.now += SECOND;
             if let Err(closed) = self.responder.on_deadline(self.now) {
                 return Some((second + 1, matches!(closed, CloseReason::Idle)));
             }

@@ -52,6 +52,10 @@ pub enum Planted {
     OutageNeverEnds,
     /// A cancelled promotion frees its extent while the device still writes to it.
     CancelledPromotionLetsGo,
+    /// The tombstone of a removal counts when it is written, before the sync.
+    TombstoneBeforeSync,
+    /// The memory of a record is given up before the device has the record.
+    MemoryGoesBeforeRecord,
     /// In the node's shell: a kernel that is short of memory for a moment ends the device.
     ShortageEndsDevice,
     /// In the node's shell: a file with a failed write may be closed, and with it the error that the next sync would report.
@@ -141,6 +145,8 @@ impl Planted {
         Self::GuardsEndWhileReading,
         Self::CopyWithoutChecksum,
         Self::GiveUpForgetsCopies,
+        Self::TombstoneBeforeSync,
+        Self::MemoryGoesBeforeRecord,
     ];
 
     /// Other bugs of the node's shell, which the simulator does not run: its own tests must catch them.

@@ -198,6 +198,7 @@ impl Master {
             bytes,
             checksum,
             source: self.extent_of(source),
+            promised: cause == Cause::Promise,
         };
         self.hold(source);
         self.outbox.offload(node, task);

@@ -83,6 +83,8 @@ pub struct Disk {
     spoilt_before: Spoilt,
     /// Reads of this life of the process that ended in an error.
     read_errors: u64,
+    /// Other operations of this life that ended in an error.
+    write_errors: u64,
     /// Whether the log was opened in this life and its announcements were checked.
     judged: bool,
     stats: DiskStats,
@@ -169,6 +171,7 @@ impl Disk {
             spoilt: Spoilt::default(),
             spoilt_before: Spoilt::default(),
             read_errors: 0,
+            write_errors: 0,
             judged: false,
             stats: DiskStats::default(),
         }
@@ -203,6 +206,12 @@ impl Disk {
     #[must_use]
     pub fn read_errors(&self) -> u64 {
         self.read_errors
+    }
+
+    /// Writes, syncs, creations and deletions that ended in an error since the process began.
+    #[must_use]
+    pub fn write_errors(&self) -> u64 {
+        self.write_errors
     }
 
     /// The log of this life was opened and its announcements were checked: reads that were spoilt before no longer
@@ -303,6 +312,7 @@ impl Disk {
         let Some(flight) = self.flights.remove(&caller) else {
             return Ok(None);
         };
+        let reads = matches!(flight.what, DiskOp::Read { .. });
         let result = match flight.what.clone() {
             DiskOp::Create { file, bytes } => self.create(file, bytes, flight.error),
             DiskOp::Write {
@@ -336,6 +346,7 @@ impl Disk {
             }
         };
         self.stats.errors += u64::from(result.is_err());
+        self.write_errors += u64::from(result.is_err() && !reads);
         Ok(Some(result))
     }
 
@@ -346,7 +357,7 @@ impl Disk {
             self.abandon(flight);
         }
         (self.last_op, self.failing_sync) = (None, false);
-        self.read_errors = 0;
+        (self.read_errors, self.write_errors) = (0, 0);
         self.spoilt_stretches.clear();
         let spoilt = std::mem::take(&mut self.spoilt);
         if std::mem::take(&mut self.judged) {
@@ -526,8 +537,13 @@ impl Disk {
             let blocks = bytes.len() as u64 / BLOCK_BYTES;
             bytes.truncate((self.rng.below(blocks + 1) * BLOCK_BYTES) as usize);
         } else if self.rng.chance(self.faults.misdirect) {
+            // A piece from the middle of a batch does not fall on the first block, which says whose file it is: the log
+            // refuses a file that is not its own, and is right to.
+            let magic = BLOCK_BYTES as usize..BLOCK_BYTES as usize + 8;
+            let begins_batch = bytes.get(..8) == file.cached.get(magic);
+            let first = u64::from(!begins_batch);
             let places = (file.cached.len() - bytes.len()) as u64 / BLOCK_BYTES + 1;
-            offset = self.rng.below(places) * BLOCK_BYTES;
+            offset = self.rng.below(places).max(first.min(places - 1)) * BLOCK_BYTES;
             self.loses_writes = true;
             self.stats.rotten += 1;
         }

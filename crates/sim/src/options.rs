@@ -86,6 +86,10 @@ pub struct Options {
     pub disk_in_flight_max: usize,
     /// Longest time that a record waits for others to share its batch.
     pub batch_delay: Duration,
+    /// Longest time that written records wait for their sync, where nobody waits for it.
+    pub sync_delay: Duration,
+    /// Most bytes of one piece of a write.
+    pub piece_bytes: u64,
     /// Largest drift of a clock, in parts per million.
     pub drift_ppm: u64,
     /// Delays and faults of the links.
@@ -172,6 +176,7 @@ impl Options {
             (master.put.discard_timeout, master.put.release_timeout) = (NEVER, NEVER);
         }
         let messages = messages(asks);
+        let writes = &mut seed.stream("writes", 0);
         Self {
             embedded,
             nodes,
@@ -190,6 +195,15 @@ impl Options {
                     Duration::from_millis(100),
                 ],
             ),
+            sync_delay: pick(
+                writes,
+                &[
+                    Duration::ZERO,
+                    Duration::from_millis(5),
+                    Duration::from_millis(100),
+                ],
+            ),
+            piece_bytes: pick(writes, &[4 << 10, 16 << 10, 4 << 20]),
             drift_ppm: pick(rng, &[0, 100, 50_000]),
             links: if embedded {
                 INSIDE
@@ -298,6 +312,10 @@ impl Options {
             log.file_bytes = self.log_file_bytes;
             log.batch_bytes = (self.log_file_bytes / 4).min(128 << 10);
             log.batch_delay = self.batch_delay;
+            log.sync_delay = self.sync_delay;
+            log.sync_bytes = 8 * log.batch_bytes;
+            log.pace.piece_bytes_max = self.piece_bytes;
+            log.pace.piece_bytes_min = self.piece_bytes.min(log.pace.piece_bytes_min);
             log.records_queued_max = 64;
             log.reclaim_bytes_in_flight_max = 256 << 10;
             log.announce_entries_max = 16;

@@ -16,6 +16,8 @@ pub struct AgentConfig {
     pub promotion_bytes_in_flight_max: u64,
     /// Promotions that may be queued; more are answered as busy.
     pub promotions_queued_max: usize,
+    /// How long a promotion waits for the reader that earned it, whose bytes it takes, before it reads the device itself.
+    pub promotion_reader_wait: Duration,
 }
 
 impl AgentConfig {
@@ -28,6 +30,7 @@ impl AgentConfig {
             promotions_in_flight_max: 32,
             promotion_bytes_in_flight_max: ByteSize::mib(64).0,
             promotions_queued_max: 50_000,
+            promotion_reader_wait: Duration::from_millis(5),
         }
     }
 }
@@ -47,6 +50,12 @@ pub struct LogConfig {
     pub batch_delay: Duration,
     /// Most batches that are being written and synced at a time.
     pub batches_in_flight_max: usize,
+    /// Bytes written since the last sync at which a file is synced, where no caller waits for that.
+    pub sync_bytes: u64,
+    /// Longest time that what was written waits for its sync, where no caller waits for that.
+    pub sync_delay: Duration,
+    /// How much of the device writes take while readers wait.
+    pub pace: PaceConfig,
     /// Records that wait to be written; more are refused for want of room.
     pub records_queued_max: usize,
     /// Rate at which reclaim copies live records forward.
@@ -79,6 +88,9 @@ impl LogConfig {
             batch_bytes: ByteSize::mib(4).0,
             batch_delay: Duration::from_millis(100),
             batches_in_flight_max: 2,
+            sync_bytes: ByteSize::mib(16).0,
+            sync_delay: Duration::from_millis(100),
+            pace: PaceConfig::default(),
             records_queued_max: 50_000,
             reclaim_bytes_per_second: ByteSize::mib(512).0,
             reclaim_bytes_in_flight_max: ByteSize::mib(16).0,
@@ -108,6 +120,41 @@ impl LogConfig {
 
     /// Smallest capacity of a log: four of the smallest files.
     pub const CAPACITY_MIN: u64 = 4 * FILE_BYTES_MIN;
+}
+
+/// How much of the device writes take while readers wait for it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PaceConfig {
+    /// How many times as long as without writes reads may take, on average.
+    pub slowdown_max: f64,
+    /// Share of the time that writes have, however long reads take.
+    pub share_min: f64,
+    /// Most pieces of writes that are under way at a time.
+    pub pieces_max: usize,
+    /// How long the device may take for one piece.
+    pub piece_time: Duration,
+    /// Shortest piece in bytes, however slow the device; a write that is shorter is one piece.
+    pub piece_bytes_min: u64,
+    /// Longest piece in bytes, however fast the device.
+    pub piece_bytes_max: u64,
+}
+
+impl PaceConfig {
+    /// The defaults.
+    pub const DEFAULT: Self = Self {
+        slowdown_max: 1.5,
+        share_min: 0.1,
+        pieces_max: 2,
+        piece_time: Duration::from_millis(1),
+        piece_bytes_min: 64 << 10,
+        piece_bytes_max: 4 << 20,
+    };
+}
+
+impl Default for PaceConfig {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
 }
 
 const FILES_MIN: u64 = 32;

@@ -1,6 +1,6 @@
 //! The operations that the tiers ask of a disk, and their outcomes.
 
-use slackwater_base::Checksum;
+use slackwater_base::{Checksum, round_to_block};
 use slackwater_wire::ExtentRef;
 use thiserror::Error;
 
@@ -79,6 +79,39 @@ pub enum Part {
         /// Length of the value in bytes.
         length: u64,
     },
+}
+
+impl Part {
+    /// Bytes that it takes on the device, padding included.
+    #[must_use]
+    pub fn padded(&self) -> u64 {
+        match self {
+            Part::Bytes(bytes) => bytes.len() as u64,
+            Part::Extent { length, .. } => round_to_block(*length),
+        }
+    }
+
+    /// The same bytes in pieces of `bytes` bytes, whole blocks, the last one with the rest.
+    pub(crate) fn cut(self, bytes: u64) -> Vec<Part> {
+        match self {
+            Part::Bytes(all) => {
+                let pieces = all.chunks(bytes as usize);
+                pieces.map(|piece| Part::Bytes(piece.to_vec())).collect()
+            }
+            Part::Extent { extent, length } => {
+                let starts = (0..length.div_ceil(bytes)).map(|nth| nth * bytes);
+                let piece = |start| Part::Extent {
+                    extent: ExtentRef {
+                        offset: extent.offset + start,
+                        bytes: extent.bytes - start,
+                        ..extent
+                    },
+                    length: bytes.min(length - start),
+                };
+                starts.map(piece).collect()
+            }
+        }
+    }
 }
 
 /// Where the bytes of a read go.

@@ -19,5 +19,5 @@ pub mod testing;
 mod tests;
 
 pub use agent::{Agent, AgentInput, AgentOutput, Opened, ReadEnd, ReadId, RecordRead, TierStats};
-pub use config::{AgentConfig, LogConfig};
+pub use config::{AgentConfig, LogConfig, PaceConfig};
 pub use format::{FORMAT_VERSION, FormatError};

@@ -23,9 +23,9 @@ pub trait Memory {
     fn write(&mut self, extent: ExtentRef, bytes: &[u8]);
 }
 
-/// The records of a batch whose bytes do not match their checksums, when `parts` are written to
-/// `file` at `offset`; empty for a write that is not a whole batch. Values that come from an extent
-/// are not checked, so these are copies of reclaim.
+/// The records of a batch whose bytes do not match their checksums, when `parts` are written to `file` at `offset`; empty
+/// for a write that does not begin with the headers of a batch. Values that come from an extent are not checked, so these
+/// are copies of reclaim, and of those the ones of which this write has all.
 #[must_use]
 pub fn wrong_copies(file: FileId, offset: u64, parts: &[Part]) -> Vec<DiskEntry> {
     // The first batch of a file is written together with the file's first block.
@@ -46,7 +46,7 @@ pub fn wrong_copies(file: FileId, offset: u64, parts: &[Part]) -> Vec<DiskEntry>
     let wrong = |record: &Record, part: &Part| match part {
         Part::Bytes(bytes) => bytes
             .get(..record.length as usize)
-            .is_none_or(|value| Checksum::of(value) != record.checksum),
+            .is_some_and(|value| Checksum::of(value) != record.checksum),
         Part::Extent { .. } => false,
     };
     records
@@ -278,6 +278,12 @@ impl MemDisk {
         self.queue
             .front()
             .is_some_and(|first| matches!(first.request, DiskOp::Sync { .. }))
+    }
+
+    /// Operations under way.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.queue.len()
     }
 
     /// Whether no operation is under way.

@@ -53,6 +53,9 @@ pub struct OffloadTask {
     pub checksum: Checksum,
     /// Where its bytes are now.
     pub source: ExtentRef,
+    /// Whether somebody was promised that the record is durable when its end is reported. Otherwise the end is reported
+    /// as soon as the record can be read, and a crash shortly after may lose it.
+    pub promised: bool,
 }
 
 /// One object to be brought into memory.

@@ -5,6 +5,7 @@ use slackwater_base::ByteSize;
 use slackwater_meta::evict::PolicyKind;
 use slackwater_meta::{MasterConfig, OffloadMode, OnHit, Promotion, PromotionAdmission, Tenancy};
 use slackwater_pool::copy::IsaChoice;
+use slackwater_tier::PaceConfig;
 use slackwater_wait::Choice as WaitChoice;
 
 use super::range::Range::{self, AtLeast, Between, Blocks, Clamped, ZeroOrAtLeast};
@@ -107,6 +108,10 @@ options! {
     file_bytes "file_bytes": ByteSize = ByteSize::mib(64), Blocks(ByteSize::mib(1), ByteSize::gib(4));
     /// How long a record may wait for others before it is written to SSD.
     flush_delay "flush_delay": Duration = Duration::from_millis(5), Between(Duration::ZERO, Duration::from_secs(60));
+    /// How long reads from SSD may take on average while values are written to it, in percent of what they take without.
+    pace_read_percent "pace.read_percent": u32 = (100.0 * PaceConfig::DEFAULT.slowdown_max) as u32, Between(101, 100_000);
+    /// Share of the SSD's time that writes have at least, however long reads take.
+    pace_write_share "pace.write_share": Ratio = Ratio(PaceConfig::DEFAULT.share_min), AtLeast(Ratio(0.01));
     /// How SSD reads and writes are done: io_uring where the kernel allows it, or pread and pwrite.
     io "io": IoBackend = IoBackend::Auto;
     /// SSD operations under way at once.

@@ -21,7 +21,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use slackwater_tier::io::{DiskDone, DiskOp, OpId, Target};
+use slackwater_tier::io::{DiskDone, DiskOp, OpId, Part, Target};
 use slackwater_wait::Site;
 
 pub use directory::Directory;
@@ -77,7 +77,7 @@ impl Footprint {
     fn count(&self, op: &DiskOp) {
         match op {
             DiskOp::Write { parts, .. } => {
-                let bytes: u64 = parts.iter().map(part_bytes).sum();
+                let bytes: u64 = parts.iter().map(Part::padded).sum();
                 self.written_bytes.fetch_add(bytes, Ordering::Relaxed);
             }
             DiskOp::Read { bytes, into, .. } => {
@@ -86,15 +86,6 @@ impl Footprint {
                 self.extent_reads.fetch_add(promotes, Ordering::Relaxed);
             }
             DiskOp::Create { .. } | DiskOp::Sync { .. } | DiskOp::Delete { .. } => {}
-        }
-    }
-}
-
-fn part_bytes(part: &slackwater_tier::io::Part) -> u64 {
-    match part {
-        slackwater_tier::io::Part::Bytes(bytes) => bytes.len() as u64,
-        slackwater_tier::io::Part::Extent { length, .. } => {
-            slackwater_base::round_to_block(*length)
         }
     }
 }

@@ -1,12 +1,14 @@
 use std::collections::VecDeque;
+use std::time::Duration;
 
-use slackwater_base::{Instant, Map};
+use slackwater_base::{Checksum, Instant, Map};
 use slackwater_meta::{Input, Master, Output};
 use slackwater_tier::arena::{Access, AccessId};
 use slackwater_tier::io::{DiskDone, DiskOp, OpId};
 use slackwater_tier::{Agent, AgentInput, AgentOutput, FormatError, Opened, ReadEnd, RecordRead};
 use slackwater_wire::{
     ClientId, DiskEntry, ExtentRef, GetEnd, NodeId, OperationId, Reply, Report, Request, Rights,
+    TicketId,
 };
 
 use super::StoreError;
@@ -17,6 +19,15 @@ use super::views::{Hold, ViewId, Views};
 pub(super) const NODE: NodeId = NodeId(1);
 /// The only client of an embedded store: the process itself.
 pub(super) const CLIENT: ClientId = ClientId(1);
+
+/// What an agent that came to rest could not write.
+#[derive(Clone, Copy)]
+pub(super) struct Stopped {
+    /// Records and drops.
+    pub(super) lost: usize,
+    /// The records among them that a caller was promised.
+    pub(super) promised: usize,
+}
 
 /// How a request went.
 pub(super) enum Asked {
@@ -46,7 +57,7 @@ pub(super) struct Core {
     next_flush: u64,
     /// Callers that wait until nothing is under way between the tiers.
     resting: Vec<Owed<()>>,
-    stopping: Option<Owed<usize>>,
+    stopping: Option<Owed<Stopped>>,
     /// Whether the log last said that it takes records.
     pub(super) accepting: bool,
     /// When the steward means to wake.
@@ -149,7 +160,7 @@ impl Core {
     }
 
     /// Brings the agent to rest.
-    pub(super) fn stop(&mut self, now: Instant) -> Later<usize> {
+    pub(super) fn stop(&mut self, now: Instant) -> Later<Stopped> {
         let (owed, later) = Later::new();
         self.stopping = Some(owed);
         self.tell(now, AgentInput::Stop);
@@ -189,8 +200,24 @@ impl Core {
         read
     }
 
-    /// Ends a read of a record.
-    pub(super) fn end_read(&mut self, now: Instant, read: RecordRead, end: ReadEnd) {
+    /// Whether a promotion waits for the bytes of a reader.
+    pub(super) fn expects_readers(&self) -> bool {
+        self.agent.expects_readers()
+    }
+
+    /// Where a record that was read, and whose bytes are right, is wanted as well.
+    pub(super) fn promotion_of(&mut self, read: &RecordRead) -> Option<(TicketId, ExtentRef)> {
+        self.agent.promotion_of(read)
+    }
+
+    /// A record was copied to where it was wanted.
+    pub(super) fn copied(&mut self, now: Instant, ticket: TicketId, found: Checksum) {
+        self.agent.copied(now, ticket, found, &mut self.from_agent);
+        self.settle(now);
+    }
+
+    /// Ends a read of a record, for which the device took a while.
+    pub(super) fn end_read(&mut self, now: Instant, read: RecordRead, end: (ReadEnd, Duration)) {
         self.agent.end_read(now, read, end, &mut self.from_agent);
         self.settle(now);
     }
@@ -310,11 +337,11 @@ impl Core {
                         .for_each(|(_, owed)| owed.complete(Ok(())));
                 }
             }
-            AgentOutput::Stopped { lost } => {
+            AgentOutput::Stopped { lost, promised } => {
                 self.stopping
                     .take()
                     .into_iter()
-                    .for_each(|owed| owed.complete(Ok(lost)));
+                    .for_each(|owed| owed.complete(Ok(Stopped { lost, promised })));
             }
         }
     }

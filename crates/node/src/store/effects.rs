@@ -281,6 +281,25 @@ const EFFECTS: &[Effect] = &[
         },
     ),
     effect(
+        "pace.read_percent",
+        [("150", "1.5"), ("400", "4.0")],
+        TIERED,
+        |config| {
+            // What it does depends on a device's times: the log is asked what it was told.
+            let pace = super::open::log(config).pace;
+            format!("{:.1}", pace.slowdown_max)
+        },
+    ),
+    effect(
+        "pace.write_share",
+        [("10%", "0.1"), ("50%", "0.5")],
+        TIERED,
+        |config| {
+            let pace = super::open::log(config).pace;
+            pace.share_min.to_string()
+        },
+    ),
+    effect(
         "io",
         [("pread", "pread"), ("auto", "auto")],
         TIERED,
@@ -526,6 +545,8 @@ const KEYS: [&str; 4] = ["a", "b", "c", "d"];
 fn promoted(config: &Config, reads: usize) -> String {
     let mut core = recovered(config);
     read_all(&mut core, reads);
+    // Nobody brings the bytes: the promotions read the device themselves.
+    core.on_deadline(Instant::ZERO + Duration::from_millis(100));
     let into_memory = |(_, op): &&(_, DiskOp)| {
         matches!(
             op,

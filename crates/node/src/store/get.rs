@@ -12,7 +12,7 @@ use slackwater_wire::{Chain, DiskEntry, ErrorCode, Get, Key, ReplicaAt, Reply, l
 use super::copier::READ_BYTES_MIN;
 use super::core::{Asked, Core};
 use super::shared::Shared;
-use super::view::Viewing;
+use super::sink::Sink;
 use super::views::{Hold, OpenView};
 use super::{GetOptions, Got, StoreError, Tier, Verify};
 use crate::disk::RecordRead;
@@ -20,37 +20,6 @@ use crate::region::{Access, Grant, copy_out_all};
 
 /// What a read of one key gave.
 pub(super) type Outcome = Result<Option<Got>, StoreError>;
-
-/// Where a value goes.
-pub(super) enum Sink<'a> {
-    /// The caller's buffer.
-    Given(&'a mut [u8]),
-    /// Memory that is made when the length is known.
-    Fresh(Vec<u8>),
-    /// Nowhere: the value is shown where it lies.
-    View(Viewing),
-}
-
-impl Sink<'_> {
-    fn fits(&self, bytes: u64) -> bool {
-        match self {
-            Sink::Given(buffer) => buffer.len() as u64 >= bytes,
-            Sink::Fresh(_) | Sink::View(_) => true,
-        }
-    }
-
-    /// Room for exactly `bytes` bytes, which fit; `None` when views hold all the memory that there is for them.
-    fn room(&mut self, bytes: usize) -> Option<&mut [u8]> {
-        match self {
-            Sink::Given(buffer) => Some(&mut buffer[..bytes]),
-            Sink::Fresh(vector) => {
-                vector.resize(bytes, 0);
-                Some(vector)
-            }
-            Sink::View(viewing) => viewing.room(bytes),
-        }
-    }
-}
 
 /// One request's reads, under way: the flow decides, this moves the bytes.
 pub(super) struct Reader<'s, 'b> {
@@ -66,6 +35,8 @@ pub(super) struct Reader<'s, 'b> {
     actions: Vec<Action>,
     /// In the order of the request.
     readings: Vec<Reading>,
+    /// Whether a promotion waits for what is being read.
+    expected: bool,
     /// How long the look-up took: part of every value's time.
     lookup: Duration,
 }
@@ -177,6 +148,7 @@ impl<'s, 'b> Reader<'s, 'b> {
             outcomes,
             actions,
             readings,
+            expected: false,
             lookup: Duration::ZERO,
         }
     }
@@ -224,6 +196,7 @@ impl<'s, 'b> Reader<'s, 'b> {
         self.lookup = begun.elapsed();
         while !self.readings.is_empty() {
             let tried = self.fetch();
+            self.promote(&tried)?;
             shared.with(|core, now| self.conclude(core, now, &mut flow, tried))?;
         }
         for (index, outcome) in flow.outcomes().into_iter().flatten().enumerate() {
@@ -289,6 +262,7 @@ impl<'s, 'b> Reader<'s, 'b> {
                 }
             }
         }
+        self.expected = core.expects_readers();
     }
 
     /// Ends a read whose bytes are not moving: under the lock none are, as they move between two holds of it.
@@ -300,7 +274,9 @@ impl<'s, 'b> Reader<'s, 'b> {
                     drop(grant);
                     core.end_access(now, access);
                 }
-                Source::Disk(record) => core.end_read(now, record, ReadEnd::Failed(UNREAD)),
+                Source::Disk(record) => {
+                    core.end_read(now, record, (ReadEnd::Failed(UNREAD), Duration::ZERO))
+                }
             }
         }
         let cancelled = Err(ReadFailure::Cancelled);
@@ -430,6 +406,46 @@ impl<'s, 'b> Reader<'s, 'b> {
         tried
     }
 
+    /// Copies what was read from SSD to where promotions want it, so that the device is not asked for it again. Each copy
+    /// gives a promotion's slot to the next one, whose bytes may be here as well.
+    fn promote(&mut self, tried: &[Tried]) -> Result<(), StoreError> {
+        let shared = self.shared;
+        while std::mem::take(&mut self.expected) {
+            let mut copies = Vec::new();
+            shared.with(|core, now| {
+                for (reading, tried) in self.readings.iter().zip(tried) {
+                    let Source::Disk(record) = &reading.source else {
+                        continue;
+                    };
+                    if tried.arrived != Ok(record.checksum) {
+                        continue;
+                    }
+                    let Some((ticket, extent)) = core.promotion_of(record) else {
+                        continue;
+                    };
+                    // SAFETY: the agent reserved the extent for this promotion and lets nobody else touch it until it
+                    // hears that the bytes are there, or that they are not.
+                    match unsafe { shared.segment.grant(&extent, Access::Write) } {
+                        Some(grant) => copies.push((reading, ticket, grant)),
+                        None => core.copied(now, ticket, Checksum(!record.checksum.0)),
+                    }
+                }
+            })?;
+            let mut copied = Vec::with_capacity(copies.len());
+            for (reading, ticket, mut grant) in copies {
+                let sink = &self.sinks[self.places[reading.index]];
+                copied.push((ticket, grant.copy_in(sink.bytes(reading.bytes))));
+            }
+            self.expected = shared.with(|core, now| {
+                for (ticket, found) in &copied {
+                    core.copied(now, *ticket, *found);
+                }
+                !copied.is_empty() && core.expects_readers()
+            })?;
+        }
+        Ok(())
+    }
+
     /// Ends the reads, tells the flow their outcomes, and does what it wants next.
     fn conclude(&mut self, core: &mut Core, now: Instant, flow: &mut GetFlow, tried: Vec<Tried>) {
         for (reading, Tried { arrived, took }) in
@@ -455,11 +471,8 @@ impl<'s, 'b> Reader<'s, 'b> {
                     (Tier::Memory, core.end_access(now, access))
                 }
                 Source::Disk(record) => {
-                    core.end_read(
-                        now,
-                        record,
-                        arrived.map_or_else(ReadEnd::Failed, ReadEnd::Checked),
-                    );
+                    let end = arrived.map_or_else(ReadEnd::Failed, ReadEnd::Checked);
+                    core.end_read(now, record, (end, took));
                     (Tier::Disk, true)
                 }
             };
@@ -528,7 +541,7 @@ impl<'s, 'b> Reader<'s, 'b> {
                 None
             }
             Source::Disk(record) => {
-                core.end_read(now, record, ReadEnd::Checked(checksum));
+                core.end_read(now, record, (ReadEnd::Checked(checksum), took));
                 admitted.is_ok().then_some(Hold::Buffer)
             }
         };

@@ -62,6 +62,7 @@ impl Shared {
                 .disk
                 .as_ref()
                 .map_or(0, |ssd| get(&ssd.disk.device.footprint().extent_reads)),
+            promotion_copies: agent.promotions_copied,
             puts: PutStats {
                 stored: get(&meters.stored.count),
                 existed: get(&meters.existed),
@@ -113,6 +114,10 @@ impl Shared {
             written_bytes: get(&footprint.written_bytes),
             read_bytes: get(&footprint.read_bytes) + ssd.disk.readers.bytes(),
             recovered: get(&ssd.recovered),
+            syncs: agent.syncs,
+            write_window: agent.write_window_milli as f64 / 1e3,
+            read_slowdown: agent.read_slowdown_milli as f64 / 1e3,
+            reads_delayed_us: agent.reads_delayed.as_micros() as u64,
         })
     }
 
@@ -171,6 +176,11 @@ impl Shared {
             "Records read from SSD to be promoted.",
         );
         text.counter(read.0, read.1, &[("", stats.promotion_reads)]);
+        text.counter(
+            "slackwater_promotion_copies_total",
+            "Records promoted with the bytes of the read that earned it.",
+            &[("", stats.promotion_copies)],
+        );
         text.views(&stats.views);
         let puts = stats.puts;
         let ends = [
@@ -218,6 +228,26 @@ impl Shared {
             "slackwater_ssd_read_bytes_total",
             "Bytes read from the device.",
             &[("", ssd.read_bytes)],
+        );
+        text.counter(
+            "slackwater_ssd_syncs_total",
+            "Syncs of the log's files.",
+            &[("", ssd.syncs)],
+        );
+        text.number(
+            "slackwater_ssd_write_window",
+            "Pieces of writes that may be under way beside reads; below 1 a share of the time.",
+            ("gauge", ssd.write_window),
+        );
+        text.number(
+            "slackwater_ssd_read_slowdown_ratio",
+            "Time of the last reads from SSD over what they take without writes.",
+            ("gauge", ssd.read_slowdown),
+        );
+        text.number(
+            "slackwater_ssd_read_delay_seconds_total",
+            "Time that reads from SSD took longer because of writes.",
+            ("counter", ssd.reads_delayed_us as f64 / 1e6),
         );
         text.waits(&stats.waits);
         text.histogram(
@@ -300,6 +330,11 @@ impl Text {
 
     fn gauge(&mut self, name: &str, help: &str, samples: &[(&str, u64)]) {
         self.family(name, help, "gauge", samples);
+    }
+
+    fn number(&mut self, name: &str, help: &str, (kind, value): (&str, f64)) {
+        self.head(name, help, kind);
+        self.sample(name, "", &value.to_string());
     }
 
     fn family(&mut self, name: &str, help: &str, kind: &str, samples: &[(&str, u64)]) {

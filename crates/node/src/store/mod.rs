@@ -18,6 +18,7 @@ mod open;
 mod options;
 mod put;
 mod shared;
+mod sink;
 mod slot;
 mod socket;
 mod stats;
@@ -44,8 +45,9 @@ pub use stats::{
 };
 pub use view::View;
 
-use self::get::Sink;
+use self::core::Stopped;
 use self::shared::Shared;
+use self::sink::Sink;
 use self::socket::AnswerSocket;
 use crate::config::Config;
 
@@ -404,11 +406,12 @@ impl Store {
     }
 
     /// Makes everything queued for SSD durable and ends the store; later calls on clones answer
-    /// [`StoreError::Closed`].
+    /// [`StoreError::Closed`]. What an SSD without room does not take, and nobody was promised, is a cache's loss: it is
+    /// counted in a line of the log.
     ///
     /// # Errors
-    /// When something queued could not be made durable within the configured deadline. The store is closed all the
-    /// same.
+    /// When something that a caller was promised, or the end itself, did not come within the configured deadline. The store
+    /// is closed all the same.
     pub fn close(self) -> Result<(), StoreError> {
         self.handle.close()
     }
@@ -456,8 +459,15 @@ impl Handle {
             .shared
             .with(|core, now| core.stop(now))
             .and_then(|stopped| {
-                let lost = self.shared.wait_in_time("closing", stopped)?;
-                if lost == 0 {
+                let Stopped { lost, promised } = self.shared.wait_in_time("closing", stopped)?;
+                if lost > promised {
+                    let dropped = lost - promised;
+                    tracing::warn!(
+                        dropped,
+                        "closed while the SSD took nothing: records and removals that nobody waited for were not written"
+                    );
+                }
+                if promised == 0 {
                     Ok(())
                 } else {
                     Err(StoreError::RefusedCall(ErrorCode::PersistentFail))

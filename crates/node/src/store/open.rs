@@ -273,10 +273,7 @@ pub(super) fn master_config(config: &Config) -> MasterConfig {
 pub(super) fn agent(config: &Config, incarnation: Incarnation) -> Agent {
     let mut settings = AgentConfig::new(NODE);
     if config.ssd.0 > 0 {
-        let mut log = LogConfig::new(DISK, config.ssd);
-        log.file_bytes = config.file_bytes.0;
-        log.batch_delay = config.flush_delay;
-        settings.log = Some(log);
+        settings.log = Some(log(config));
     }
     let mut agent = Agent::new(settings);
     let bytes = config.memory.0;
@@ -291,6 +288,16 @@ pub(super) fn agent(config: &Config, incarnation: Incarnation) -> Agent {
 
 pub(super) fn views(config: &Config) -> Views {
     Views::new(config.views_limit as usize, config.views_time)
+}
+
+/// The SSD log as `config` wants it.
+pub(super) fn log(config: &Config) -> LogConfig {
+    let mut log = LogConfig::new(DISK, config.ssd);
+    log.file_bytes = config.file_bytes.0;
+    log.batch_delay = config.flush_delay;
+    log.pace.slowdown_max = f64::from(config.pace_read_percent) / 100.0;
+    log.pace.share_min = config.pace_write_share.0;
+    log
 }
 
 fn random() -> Result<[u64; 4], OpenError> {

@@ -18,8 +18,10 @@ pub struct Stats {
     pub views: ViewStats,
     /// Records read from SSD on behalf of a reader: the proof of where a read came from.
     pub ssd_reads: u64,
-    /// Records read from SSD to be promoted.
+    /// Records read from SSD to be promoted, because no reader brought their bytes.
     pub promotion_reads: u64,
+    /// Records that were promoted with the bytes of the read that earned it.
+    pub promotion_copies: u64,
     /// Puts by how they ended.
     pub puts: PutStats,
     /// The funnel of promotion.
@@ -69,7 +71,7 @@ pub struct TierStats {
 }
 
 /// How the SSD tier is doing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct SsdStats {
     /// Its size.
     pub capacity_bytes: u64,
@@ -85,6 +87,14 @@ pub struct SsdStats {
     pub read_bytes: u64,
     /// Records found when the store was opened.
     pub recovered: u64,
+    /// Syncs of its files for records, copies and tombstones.
+    pub syncs: u64,
+    /// Pieces of writes that may be under way while somebody reads; below one, a share of the time.
+    pub write_window: f64,
+    /// How many times as long as without writes the last reads took.
+    pub read_slowdown: f64,
+    /// Time that readers waited longer for the device than without writes, in microseconds, in sum.
+    pub reads_delayed_us: u64,
 }
 
 /// Reads by where they ended.

@@ -601,6 +601,31 @@ fn a_durable_put_is_on_ssd_when_it_returns() {
     );
 }
 
+/// A store whose SSD was full while offloads waited could not be closed without an error.
+#[test]
+fn a_store_with_a_full_ssd_closes_and_opens_warm() {
+    let root = tempfile::tempdir().unwrap();
+    let config = || Config {
+        memory: ByteSize::mib(8),
+        ssd: ByteSize::mib(5),
+        file_bytes: ByteSize::mib(1),
+        offload: OffloadMode::Eager,
+        ..tiered(root.path())
+    };
+    for round in 0..3 {
+        let store = Store::open(config()).unwrap();
+        let warm = store.stats().ssd.unwrap().recovered;
+        assert_eq!(warm > 0, round > 0, "{warm}");
+        for key in names(300) {
+            let name = format!("{round}/{key}");
+            store
+                .put(name.as_bytes(), &vec![7; 60_000], &PutOptions::default())
+                .unwrap();
+        }
+        assert_eq!(store.close(), Ok(()), "{round}");
+    }
+}
+
 #[test]
 fn rotten_bytes_on_ssd_are_a_miss_and_never_returned() {
     let root = tempfile::tempdir().unwrap();

@@ -16,8 +16,9 @@ use slackwater_tier::arena::{Access as ArenaAccess, AccessId};
 use slackwater_wire::{Chain, Get, GuardId, Key, Lookup, Object, ReplicaAt, Reply, Request};
 
 use super::core::{Asked, Core};
-use super::get::{Reader, Sink, in_pieces};
+use super::get::{Reader, in_pieces};
 use super::shared::Shared;
+use super::sink::Sink;
 use super::views::{Hold, OpenView, ViewId};
 use super::{StoreError, Tier, Verify, ViewOptions};
 use crate::disk::Scratch;
@@ -127,6 +128,14 @@ impl Viewing {
         match place {
             Place::Buffer(buffer) => Some(&mut buffer[..bytes]),
             Place::Extent(_) => None,
+        }
+    }
+
+    /// What was read into [`Viewing::room`]; nothing of a value in memory.
+    pub(super) fn read(&self) -> &[u8] {
+        match &self.place {
+            Some((Place::Buffer(buffer), bytes)) => &buffer[..*bytes],
+            Some((Place::Extent(_), _)) | None => &[],
         }
     }
 

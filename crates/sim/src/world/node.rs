@@ -360,6 +360,10 @@ impl World {
                 let readable = matches!(node.disk.trust(), Trust::Intact | Trust::Unread)
                     && node.disk.read_errors() < tries.unwrap_or_default().into();
                 for entry in entries {
+                    if readable && node.ledger.is_written(entry) && node.disk.write_errors() == 0 {
+                        let what = format!("{entry:?} was reported as written and is lost");
+                        return Err(Violation::new(Invariant::Acknowledgement, what));
+                    }
                     if readable && node.ledger.owes(entry) {
                         let what = format!(
                             "{entry:?} was reported as lost after {} errors of the device",
@@ -377,10 +381,12 @@ impl World {
                         let source = || node.memory.read(task.source, 0, task.bytes as usize);
                         let intact = !self.options.fault_kinds.memory_flips
                             || source().is_ok_and(|bytes| Checksum::of(&bytes) == task.checksum);
-                        if intact {
-                            node.ledger.durable(&task.entry)
-                        } else {
-                            node.ledger.flawed(&task.entry)
+                        let agent = node.agent.as_ref();
+                        let synced = agent.is_some_and(|agent| agent.holds_durably(&task.entry));
+                        match (intact, task.promised || synced) {
+                            (true, true) => node.ledger.durable(&task.entry),
+                            (true, false) => node.ledger.written(&task.entry),
+                            (false, _) => node.ledger.flawed(&task.entry),
                         }
                     }
                 }
@@ -496,7 +502,16 @@ impl World {
         let failed = done.result.as_ref().err();
         self.trace
             .note(now, format_args!("node{index} {:?} {failed:?}", done.op));
-        self.node_step(index, AgentInput::Disk(done))
+        self.node_step(index, AgentInput::Disk(done))?;
+        let node = &mut self.nodes[index as usize];
+        if let Some(agent) = &node.agent {
+            for entry in node.ledger.unsynced() {
+                if agent.holds_durably(&entry) {
+                    node.ledger.durable(&entry);
+                }
+            }
+        }
+        Ok(())
     }
 }
 

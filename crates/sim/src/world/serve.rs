@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use slackwater_base::Instant;
 use slackwater_client::{ReadFailure, WriteFailure};
 use slackwater_tier::arena::{Access, AccessId};
 use slackwater_tier::io::{DiskOp, DiskOutcome, Target};
@@ -48,6 +49,8 @@ struct Reader {
     from: Process,
     transfer: TransferId,
     read: RecordRead,
+    /// When the node began it, on its own clock.
+    since: Instant,
 }
 
 impl Serving {
@@ -309,6 +312,7 @@ impl World {
                 from,
                 transfer,
                 read: found,
+                since: now,
             },
         );
         let what = DiskOp::Read {
@@ -351,7 +355,14 @@ impl World {
         let Some(agent) = &mut node.agent else {
             return Ok(());
         };
-        let right = agent.end_read(now, reader.read, end, &mut out);
+        if let (Ok(bytes), ReadEnd::Checked(found)) = (&bytes, end)
+            && found == reader.read.checksum
+            && let Some((ticket, extent)) = agent.promotion_of(&reader.read)
+        {
+            node.memory.write(extent, 0, bytes)?;
+            agent.copied(now, ticket, found, &mut out);
+        }
+        let right = agent.end_read(now, reader.read, (end, reader.since.until(now)), &mut out);
         let result = bytes.and_then(|bytes| {
             if right {
                 Ok(bytes.into())

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use slackwater_base::Checksum;
 use slackwater_wire::{Order, Report, Version};
 
@@ -45,11 +47,12 @@ pub enum AgentOutput {
     Refused(FormatError),
     /// Everything ordered before [`AgentInput::Flush`] of this number is durable, or was reported as failed.
     Flushed(u64),
-    /// No operation is under way and none will follow. `lost` of the ordered writes could not be
-    /// made durable.
+    /// No operation is under way and none will follow.
     Stopped {
-        /// Records and drops that could not be written.
+        /// Ordered records and drops that could not be made durable.
         lost: usize,
+        /// The records among them that a caller was promised.
+        promised: usize,
     },
 }
 
@@ -131,6 +134,16 @@ pub struct TierStats {
     pub value_bytes_written: u64,
     /// Bytes written since opening: headers, padding, tombstones and copies too.
     pub device_bytes_written: u64,
+    /// Syncs of files with new records, copies and tombstones in them.
+    pub syncs: u64,
+    /// Pieces of writes that may be under way while somebody reads, in thousandths: below 1000 a share of the time.
+    pub write_window_milli: u64,
+    /// How many times as long as without writes the last reads took, in thousandths.
+    pub read_slowdown_milli: u64,
+    /// What the device writes in a second, as measured.
+    pub write_bytes_per_second: u64,
+    /// Time that readers waited longer for the device than without writes, in sum.
+    pub reads_delayed: Duration,
     /// Bytes that reclaim copied forward.
     pub copied_bytes: u64,
     /// Files that were reclaimed.
@@ -143,6 +156,8 @@ pub struct TierStats {
     pub records_corrupt: u64,
     /// Reads of records begun, by promotions and by callers.
     pub reads: u64,
+    /// Promotions whose bytes the reader brought that had earned them.
+    pub promotions_copied: u64,
     /// Memory of the index, in bytes.
     pub index_bytes: u64,
 }

@@ -4,6 +4,7 @@ mod api;
 mod promote;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use slackwater_base::Instant;
 use slackwater_wire::limits::BATCH_KEYS_MAX;
@@ -84,7 +85,9 @@ impl Agent {
             },
             AgentInput::Stop => {
                 self.stopping = true;
-                self.promotions.forget_waiting();
+                for ticket in self.promotions.forget_waiting() {
+                    self.cancel(now, ticket, out);
+                }
                 self.with_log(out, |log, _| log.stop());
             }
         }
@@ -99,7 +102,9 @@ impl Agent {
     /// When [`Agent::on_deadline`] has something to do.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.log.as_ref().and_then(Log::next_deadline)
+        let log = self.log.as_ref().and_then(Log::next_deadline);
+        let promotions = self.promotions.next_deadline();
+        log.into_iter().chain(promotions).min()
     }
 
     /// Begins an access to an extent by code of this process. It must be ended.
@@ -135,7 +140,8 @@ impl Agent {
         plan
     }
 
-    /// Ends a read that [`Agent::begin_read`] began; true when the bytes were the right ones. A record whose bytes
+    /// Ends a read that [`Agent::begin_read`] began and for which the device took `took`, zero when it was not asked; true
+    /// when the bytes were the right ones. A record whose bytes
     /// are wrong or unreadable is dropped, and reported as lost once no crash can bring it back.
     ///
     /// # Panics
@@ -144,10 +150,19 @@ impl Agent {
         &mut self,
         now: Instant,
         read: RecordRead,
-        end: ReadEnd,
+        (end, took): (ReadEnd, Duration),
         out: &mut Vec<AgentOutput>,
     ) -> bool {
-        self.with_log(out, |log, events| log.end_read(now, read.read, end, events));
+        let entry = self
+            .log
+            .as_ref()
+            .and_then(|log| log.entry_of(read.read).cloned());
+        self.with_log(out, |log, events| {
+            log.end_read(now, read.read, (end, took), events);
+        });
+        if let Some(entry) = entry {
+            self.reader_left(now, &entry, out);
+        }
         self.settle(now, out);
         matches!(end, ReadEnd::Checked(checksum) if checksum == read.checksum)
     }
@@ -160,10 +175,20 @@ impl Agent {
             .is_some_and(|log| log.find(entry).is_some())
     }
 
+    /// Whether a record can be read and no crash can take it back.
+    #[must_use]
+    pub fn holds_durably(&self, entry: &DiskEntry) -> bool {
+        self.log.as_ref().is_some_and(|log| log.is_durable(entry))
+    }
+
     /// What the tiers are doing.
     #[must_use]
     pub fn stats(&self) -> TierStats {
-        self.log.as_ref().map(Log::stats).unwrap_or_default()
+        let stats = self.log.as_ref().map(Log::stats).unwrap_or_default();
+        TierStats {
+            promotions_copied: self.promotions.copied(),
+            ..stats
+        }
     }
 
     /// The books of the memory segments.
@@ -181,7 +206,7 @@ impl Agent {
                 }
             }
             Order::Staged { ticket, extent } => self.staged(now, ticket, extent, out),
-            Order::Cancel { ticket } => self.cancel(ticket, out),
+            Order::Cancel { ticket } => self.cancel(now, ticket, out),
             Order::Drop(entries) => match &self.log {
                 Some(_) => self.with_log(out, |log, events| {
                     for entry in entries {
@@ -203,6 +228,7 @@ impl Agent {
             bytes,
             checksum,
             source,
+            promised,
         } in tasks
         {
             let fits =
@@ -216,6 +242,7 @@ impl Agent {
                         bytes,
                         checksum,
                         source,
+                        promised,
                     });
                 }
                 refused => {
@@ -307,15 +334,16 @@ impl Agent {
     fn settle(&mut self, now: Instant, out: &mut Vec<AgentOutput>) {
         self.finish_promotions(now, out);
         self.begin_promotions(now, out);
+        self.stop_expecting(now, out);
         self.with_log(out, |log, events| log.step(now, events));
         self.tell_state(out);
-        let rest = self.log.as_ref().map_or(Some(0), Log::at_rest);
+        let rest = self.log.as_ref().map_or(Some((0, 0)), Log::at_rest);
         if self.stopping
             && !self.stopped
-            && let Some(lost) = rest
+            && let Some((lost, promised)) = rest
         {
             self.stopped = true;
-            out.push(AgentOutput::Stopped { lost });
+            out.push(AgentOutput::Stopped { lost, promised });
         }
     }
 

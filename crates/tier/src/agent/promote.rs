@@ -1,9 +1,10 @@
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use slackwater_base::{Checksum, Instant, Planted, planted};
-use slackwater_wire::{ExtentRef, PromoteTask, PromotionFailure, Report, TicketId};
+use slackwater_wire::{DiskEntry, ExtentRef, PromoteTask, PromotionFailure, Report, TicketId};
 
-use super::{Agent, AgentOutput, ReadEnd, ReadId, report_fence};
+use super::{Agent, AgentOutput, ReadEnd, ReadId, RecordRead, report_fence};
 use crate::arena::Reserved;
 use crate::config::AgentConfig;
 use crate::io::DiskError;
@@ -14,7 +15,11 @@ pub(super) struct Promotions {
     waiting: Waiting,
     staging: BTreeMap<TicketId, PromoteTask>,
     reading: BTreeMap<TicketId, Reading>,
+    /// Those that wait for a reader, by what it reads.
+    expected: BTreeMap<DiskEntry, TicketId>,
+    reader_wait: Duration,
     came: Vec<(TicketId, ReadId, Result<Checksum, DiskError>)>,
+    copied: u64,
     bytes_in_flight: u64,
     in_flight_max: usize,
     bytes_in_flight_max: u64,
@@ -26,8 +31,20 @@ pub(super) struct Promotions {
 struct Reading {
     task: PromoteTask,
     reserved: Reserved,
+    source: Source,
     /// The master cancelled it: its end is not reported.
     cancelled: bool,
+}
+
+/// Who brings the bytes of a promotion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    /// The reader that earned it, if it comes by then.
+    Reader(Instant),
+    /// A reader, which copies them now.
+    Copying,
+    /// A read of the device.
+    Device,
 }
 
 /// Promotions that wait for their turn, in the order in which they came. One is cancelled without walking the others:
@@ -78,6 +95,7 @@ impl Promotions {
             in_flight_max: config.promotions_in_flight_max.max(1),
             bytes_in_flight_max: config.promotion_bytes_in_flight_max,
             queued_max: config.promotions_queued_max,
+            reader_wait: config.promotion_reader_wait,
             ..Self::default()
         }
     }
@@ -93,12 +111,32 @@ impl Promotions {
     }
 
     /// Forgets the promotions that are not being read yet: the process is stopping, and the
-    /// master's deadlines end them.
-    pub(super) fn forget_waiting(&mut self) {
+    /// master's deadlines end them. Returns those that have an extent already.
+    pub(super) fn forget_waiting(&mut self) -> Vec<TicketId> {
         self.waiting.clear();
         for task in std::mem::take(&mut self.staging).into_values() {
             self.bytes_in_flight -= task.bytes;
         }
+        let expecting = std::mem::take(&mut self.expected);
+        for reading in self.reading.values_mut() {
+            reading.cancelled |= reading.source != Source::Device;
+        }
+        expecting.into_values().collect()
+    }
+
+    /// Promotions whose bytes a reader brought.
+    pub(super) fn copied(&self) -> u64 {
+        self.copied
+    }
+
+    /// When the first that waits for a reader has waited long enough.
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        let expected = self.expected.values();
+        let until = expected.filter_map(|ticket| match self.reading.get(ticket)?.source {
+            Source::Reader(until) => (until < Instant::NEVER).then_some(until),
+            Source::Copying | Source::Device => None,
+        });
+        until.min()
     }
 
     /// Whether the promotion was ordered before and has not ended.
@@ -185,7 +223,8 @@ impl Agent {
         }
     }
 
-    /// Reads the record of a promotion into the extent that the master allocated. An extent that
+    /// Takes the extent that the master allocated. The record is about to be read by the reader that earned the promotion:
+    /// the device is asked once only if that one brings the bytes. An extent that
     /// was not asked for is not touched; the master fences it when it frees it.
     pub(super) fn staged(
         &mut self,
@@ -197,20 +236,26 @@ impl Agent {
         let Some(task) = self.promotions.staging.remove(&ticket) else {
             return;
         };
-        let read = self.begin_staged(&task, extent);
-        match read {
-            Ok((reserved, plan)) => {
-                self.with_log(out, |log, events| {
-                    log.read_into(ticket, plan, extent, events)
-                });
-                self.promotions.reading.insert(
-                    ticket,
-                    Reading {
-                        task,
-                        reserved,
-                        cancelled: false,
-                    },
-                );
+        match self.begin_staged(&task, extent) {
+            Ok(reserved) => {
+                let until = now + self.promotions.reader_wait;
+                let expected = &mut self.promotions.expected;
+                let source = if expected.contains_key(&task.entry) {
+                    Source::Device
+                } else {
+                    expected.insert(task.entry.clone(), ticket);
+                    Source::Reader(until)
+                };
+                let reading = Reading {
+                    task,
+                    reserved,
+                    source,
+                    cancelled: false,
+                };
+                self.promotions.reading.insert(ticket, reading);
+                if source == Source::Device {
+                    self.read_for(now, ticket, out);
+                }
             }
             Err(failure) => {
                 self.promotions.bytes_in_flight -= task.bytes;
@@ -224,38 +269,116 @@ impl Agent {
         &mut self,
         task: &PromoteTask,
         extent: ExtentRef,
-    ) -> Result<(Reserved, super::RecordRead), PromotionFailure> {
+    ) -> Result<Reserved, PromotionFailure> {
         if let Some(failure) = self.unfit(task) {
             return Err(failure);
         }
         if extent.bytes < task.bytes {
             return Err(PromotionFailure::Size);
         }
-        let reserved = self
-            .arena
-            .reserve(extent)
-            .map_err(|_| PromotionFailure::Stale)?;
-        match self
-            .log
-            .as_mut()
-            .and_then(|log| log.begin_read(&task.entry))
-        {
-            Some(plan) => Ok((reserved, plan)),
-            None => {
-                let end = self.arena.abandon(reserved);
-                debug_assert!(end.fenced.is_none(), "nothing was fenced between the two");
-                Err(PromotionFailure::Missing)
+        let reserved = self.arena.reserve(extent);
+        reserved.map_err(|_| PromotionFailure::Stale)
+    }
+
+    /// Has the device read the record of a promotion.
+    fn read_for(&mut self, now: Instant, ticket: TicketId, out: &mut Vec<AgentOutput>) {
+        let Some(reading) = self.promotions.reading.get_mut(&ticket) else {
+            return;
+        };
+        reading.source = Source::Device;
+        let (entry, extent) = (&reading.task.entry, reading.reserved.extent());
+        let plan = self.log.as_mut().and_then(|log| log.begin_promotion(entry));
+        match plan {
+            Some(plan) => self.with_log(out, |log, events| {
+                log.read_into(ticket, plan, extent, events);
+            }),
+            None => self.finish(now, ticket, Err(PromotionFailure::Missing), out),
+        }
+    }
+
+    /// Has the device read for those that waited long enough for a reader, unless a reader of the record is at it.
+    pub(super) fn stop_expecting(&mut self, now: Instant, out: &mut Vec<AgentOutput>) {
+        if self.promotions.next_deadline().is_none_or(|at| at > now) {
+            return;
+        }
+        let reading = &self.promotions.reading;
+        let due = self.promotions.expected.iter().filter(|(_, ticket)| {
+            let source = reading.get(ticket).map(|reading| reading.source);
+            matches!(source, Some(Source::Reader(until)) if until <= now)
+        });
+        let due: Vec<(DiskEntry, TicketId)> = due
+            .map(|(entry, ticket)| (entry.clone(), *ticket))
+            .collect();
+        for (entry, ticket) in due {
+            let log = self.log.as_ref();
+            if log.is_some_and(|log| log.is_read_by_caller(&entry)) {
+                if let Some(reading) = self.promotions.reading.get_mut(&ticket) {
+                    reading.source = Source::Reader(Instant::NEVER);
+                }
+            } else {
+                self.promotions.expected.remove(&entry);
+                self.read_for(now, ticket, out);
             }
         }
     }
 
-    pub(super) fn cancel(&mut self, ticket: TicketId, out: &mut Vec<AgentOutput>) {
+    /// Whether a promotion waits for a reader.
+    #[must_use]
+    pub fn expects_readers(&self) -> bool {
+        !self.promotions.expected.is_empty()
+    }
+
+    /// A reader has the bytes of a record, and their checksum was right: where they are wanted as well. The reader copies
+    /// them there and says so with [`Agent::copied`].
+    pub fn promotion_of(&mut self, read: &RecordRead) -> Option<(TicketId, ExtentRef)> {
+        let entry = self.log.as_ref()?.entry_of(read.read)?;
+        let ticket = self.promotions.expected.remove(entry)?;
+        let reading = self.promotions.reading.get_mut(&ticket)?;
+        reading.source = Source::Copying;
+        Some((ticket, reading.reserved.extent()))
+    }
+
+    /// A reader has copied a record to the extent of its promotion; `found` is the checksum of what is there now.
+    pub fn copied(
+        &mut self,
+        now: Instant,
+        ticket: TicketId,
+        found: Checksum,
+        out: &mut Vec<AgentOutput>,
+    ) {
+        self.promotions.copied += 1;
+        self.finish(now, ticket, Ok(found), out);
+        self.settle(now, out);
+    }
+
+    /// A reader of a record is gone, and took the bytes with it.
+    pub(super) fn reader_left(
+        &mut self,
+        now: Instant,
+        entry: &DiskEntry,
+        out: &mut Vec<AgentOutput>,
+    ) {
+        if let Some(ticket) = self.promotions.expected.remove(entry) {
+            self.read_for(now, ticket, out);
+        }
+    }
+
+    pub(super) fn cancel(&mut self, now: Instant, ticket: TicketId, out: &mut Vec<AgentOutput>) {
         self.promotions.waiting.remove(ticket);
         if let Some(task) = self.promotions.staging.remove(&ticket) {
             self.promotions.bytes_in_flight -= task.bytes;
         }
-        if let Some(reading) = self.promotions.reading.get_mut(&ticket) {
+        let reading = self.promotions.reading.get_mut(&ticket);
+        match reading.map(|reading| {
             reading.cancelled = true;
+            (reading.source, reading.task.entry.clone())
+        }) {
+            Some((Source::Reader(_), entry)) => {
+                self.promotions.expected.remove(&entry);
+                // Nobody touches the extent yet.
+                self.finish(now, ticket, Err(PromotionFailure::Stale), out);
+            }
+            Some((Source::Copying | Source::Device, _)) | None => {}
         }
         if planted(Planted::CancelledPromotionLetsGo)
             && let Some(reading) = self.promotions.reading.remove(&ticket)
@@ -265,41 +388,63 @@ impl Agent {
         }
     }
 
-    /// Ends the promotions whose reads are done. A promotion is published only if the bytes are
-    /// right and the extent is still alive.
+    /// Ends the promotions whose reads are done.
     pub(super) fn finish_promotions(&mut self, now: Instant, out: &mut Vec<AgentOutput>) {
         for (ticket, read, came) in std::mem::take(&mut self.promotions.came) {
             let end = came.map_or_else(ReadEnd::Failed, ReadEnd::Checked);
-            self.with_log(out, |log, events| log.end_read(now, read, end, events));
-            let Some(Reading {
-                task,
-                reserved,
-                cancelled,
-            }) = self.promotions.reading.remove(&ticket)
-            else {
-                continue;
-            };
-            self.promotions.bytes_in_flight -= task.bytes;
-            let extent = reserved.extent();
-            let filled = match came {
-                Ok(found) => reserved
-                    .fill(found, task.checksum)
-                    .map_err(|back| (back, PromotionFailure::Corrupt)),
-                Err(error) if error.is_passing() => Err((reserved, PromotionFailure::Busy)),
-                Err(_) => Err((reserved, PromotionFailure::Device)),
-            };
-            let (access, result) = match filled {
-                Ok(filled) => {
-                    let (published, end) = self.arena.publish(filled);
-                    (end, published.map(drop).ok_or(PromotionFailure::Stale))
+            self.with_log(out, |log, events| {
+                log.end_read(now, read, (end, Duration::ZERO), events);
+            });
+            let found = came.map_err(|error| {
+                if error.is_passing() {
+                    PromotionFailure::Busy
+                } else {
+                    PromotionFailure::Device
                 }
-                Err((reserved, failure)) => (self.arena.abandon(reserved), Err(failure)),
-            };
-            report_fence(access, out);
-            match result {
-                _ if cancelled => {}
-                Ok(()) => out.push(AgentOutput::Report(Report::Promoted { ticket, extent })),
-                Err(failure) => out.push(failed(ticket, failure)),
+            });
+            self.finish(now, ticket, found, out);
+        }
+    }
+
+    /// Ends a promotion. It is published only if the bytes are right and the extent is still alive.
+    fn finish(
+        &mut self,
+        now: Instant,
+        ticket: TicketId,
+        found: Result<Checksum, PromotionFailure>,
+        out: &mut Vec<AgentOutput>,
+    ) {
+        let Some(Reading {
+            task,
+            reserved,
+            cancelled,
+            ..
+        }) = self.promotions.reading.remove(&ticket)
+        else {
+            return;
+        };
+        self.promotions.bytes_in_flight -= task.bytes;
+        let extent = reserved.extent();
+        let filled = match found {
+            Ok(found) => reserved
+                .fill(found, task.checksum)
+                .map_err(|back| (back, PromotionFailure::Corrupt)),
+            Err(failure) => Err((reserved, failure)),
+        };
+        let (access, result) = match filled {
+            Ok(filled) => {
+                let (published, end) = self.arena.publish(filled);
+                (end, published.map(drop).ok_or(PromotionFailure::Stale))
+            }
+            Err((reserved, failure)) => (self.arena.abandon(reserved), Err(failure)),
+        };
+        report_fence(access, out);
+        match result {
+            _ if cancelled => {}
+            Ok(()) => out.push(AgentOutput::Report(Report::Promoted { ticket, extent })),
+            Err(failure) => {
+                out.push(failed(ticket, failure));
+                self.report_missing(now, task, failure, out);
             }
         }
     }

@@ -1,12 +1,13 @@
-use slackwater_base::{Planted, planted};
+use slackwater_base::{Instant, Planted, planted};
 use slackwater_wire::TaskFailure;
 
 use super::index::{Placed, Slot};
+use super::pieces::Writing;
 use super::queue::Queued;
 use super::write::{Answer, Failing, QueuedTombstone};
-use super::{Log, LogOut, Purpose};
+use super::{Log, LogOut};
 use crate::format::{Position, Record};
-use crate::io::{DiskError, DiskOp, FileId};
+use crate::io::{DiskError, FileId};
 
 /// A batch on its way.
 #[derive(Debug)]
@@ -15,15 +16,23 @@ pub(super) struct Flight {
     pub(super) file: FileId,
     /// Where the batch ends.
     pub(super) end: u64,
+    /// Its length on the device.
+    pub(super) bytes: u64,
     pub(super) items: Vec<Item>,
     pub(super) stage: Stage,
+    /// A caller waits until some of it is durable.
+    pub(super) awaited: bool,
+    /// The ends of the records that nobody was promised were reported.
+    pub(super) released: bool,
     /// A write or sync of its file failed: nothing of it counts, whatever its operations give.
     pub(super) abandoned: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) enum Stage {
-    Writing,
+    Writing(Writing),
+    /// All of it is written, since then; a later sync will cover it.
+    Written(Instant),
     Syncing,
     Over,
 }
@@ -36,84 +45,19 @@ pub(super) enum Item {
 }
 
 impl Log {
-    pub(super) fn written(
-        &mut self,
-        number: u64,
-        result: Result<(), DiskError>,
-        out: &mut Vec<LogOut>,
-    ) {
-        let Some(flight) = self
-            .writer
-            .flights
-            .iter_mut()
-            .find(|flight| flight.number == number)
-        else {
-            return;
-        };
-        let file = flight.file;
-        match (result, flight.abandoned) {
-            (Ok(()), false) if !planted(Planted::DurableBeforeSync) => {
-                flight.stage = Stage::Syncing;
-                self.submit(Purpose::Sync(number), DiskOp::Sync { file }, out);
-                return;
-            }
-            (result, _) => {
-                flight.stage = Stage::Over;
-                if let Err(error) = result {
-                    self.abandon(file, error);
-                }
-            }
-        }
-        self.settle(out);
-    }
-
-    pub(super) fn synced(
-        &mut self,
-        number: u64,
-        result: Result<(), DiskError>,
-        out: &mut Vec<LogOut>,
-    ) {
-        let Some(flight) = self
-            .writer
-            .flights
-            .iter_mut()
-            .find(|flight| flight.number == number)
-        else {
-            return;
-        };
-        let file = flight.file;
-        flight.stage = Stage::Over;
-        if let Err(error) = result {
-            self.abandon(file, error);
-        }
-        self.settle(out);
-    }
-
     /// After a failed write or sync nothing that was not acknowledged counts in `file`, and nothing more goes there:
     /// the kernel may have dropped the pages and will call the next sync a success (Rebello et al., 2020).
-    fn abandon(&mut self, file: FileId, error: DiskError) {
-        for flight in self
-            .writer
-            .flights
-            .iter_mut()
-            .filter(|flight| flight.file == file)
-        {
-            flight.abandoned = true;
-        }
+    pub(super) fn abandon(&mut self, file: FileId, error: DiskError) {
         if self.writer.active.is_some_and(|active| active.file == file) {
             self.seal_active();
         }
         if planted(Planted::TrustAfterFailedSync) {
-            for flight in self
-                .writer
-                .flights
-                .iter_mut()
-                .filter(|flight| flight.file == file)
-            {
-                flight.abandoned = false;
-            }
             return;
         }
+        let flights = self.writer.flights.iter_mut();
+        flights
+            .filter(|flight| flight.file == file)
+            .for_each(Flight::abandon);
         if self.files.get(file).is_some_and(|file| !file.suspect) {
             self.files.update(file, |file| file.suspect = true);
             self.stats.files_abandoned += 1;
@@ -134,12 +78,12 @@ impl Log {
     }
 
     /// Commits or fails the batches that are over, in the order of the log.
-    fn settle(&mut self, out: &mut Vec<LogOut>) {
+    pub(super) fn settle(&mut self, out: &mut Vec<LogOut>) {
         while self
             .writer
             .flights
             .front()
-            .is_some_and(|flight| flight.stage == Stage::Over)
+            .is_some_and(|flight| matches!(flight.stage, Stage::Over))
         {
             let Some(flight) = self.writer.flights.pop_front() else {
                 break;
@@ -167,31 +111,19 @@ impl Log {
                     self.stats.copied_bytes += record.length;
                     self.drain_settled(record.length);
                 }
-                Item::Offload(Queued {
-                    order,
-                    ticket,
-                    record,
-                    ..
-                }) => {
-                    let live = self.place_record(&record, file);
-                    self.no_longer_waiting(record.hash);
-                    self.writer.unresolved.remove(&order);
+                Item::Offload(offload) => {
+                    if !flight.released || offload.promised {
+                        self.end_offload(&offload, file, out);
+                    }
+                    self.writer.unresolved.remove(&offload.order);
                     self.stats.records_written += 1;
-                    self.stats.value_bytes_written += record.length;
-                    out.push(LogOut::Written(
-                        ticket,
-                        if live {
-                            Ok(())
-                        } else {
-                            Err(TaskFailure::Cancelled)
-                        },
-                    ));
+                    self.stats.value_bytes_written += offload.record.length;
                 }
             }
         }
     }
 
-    /// A record is durable in `file`. True when it is the live one.
+    /// A record can be read in `file`. True when it is the live one.
     pub(super) fn place_record(&mut self, record: &Record, file: FileId) -> bool {
         let (version, at) = (record.entry.version, (file, record.offset));
         let Some(slot) = Slot::new(version, record.checksum, at, record.length) else {
@@ -245,6 +177,7 @@ impl Log {
     /// try, for a time. They may lie in the abandoned file as well, which does no harm: both are the same bytes under the
     /// same version, and that file goes.
     fn fail(&mut self, flight: Flight, out: &mut Vec<LogOut>) {
+        let (file, released) = (flight.file, flight.released);
         for item in flight.items.into_iter().rev() {
             match item {
                 Item::Tombstone(tombstone) if tombstone.order.is_some() => {
@@ -254,6 +187,9 @@ impl Log {
                 Item::Copy { mut record, from } => {
                     record.offset = from.1;
                     self.drain_again(record);
+                }
+                Item::Offload(offload) if released && !offload.promised => {
+                    self.lose_unsynced(offload, file, out)
                 }
                 Item::Offload(mut offload) => {
                     let again = offload.kept_until.is_none();

@@ -4,7 +4,11 @@ mod commit;
 mod failed_reads;
 mod files;
 mod index;
+mod pace;
+mod pieces;
+mod provide;
 mod queue;
+mod reads;
 mod reclaim;
 mod recover;
 mod scan;
@@ -19,13 +23,15 @@ use slackwater_wire::{
     DiskEntry, DiskState, ExtentRef, NodeId, ReportedEntry, TaskFailure, TicketId, Version,
 };
 
-use crate::agent::{Opened, ReadEnd, ReadId, RecordRead, TierStats};
+use crate::agent::{Opened, ReadId, TierStats};
 use crate::config::LogConfig;
 use crate::format::{FormatError, Identity, Record, alone_overhead, name_of};
-use crate::io::{DiskDone, DiskError, DiskOp, DiskOutcome, FileId, LogFile, OpId, Target};
-use failed_reads::{FailedReads, Verdict};
+use crate::io::{DiskDone, DiskError, DiskOp, DiskOutcome, FileId, LogFile, OpId};
+use failed_reads::FailedReads;
 use files::{FileState, Files, List, RESERVE};
 use index::{Index, Slot};
+use pace::{Pace, PieceMark};
+use reads::Pin;
 use reclaim::Reclaim;
 use recover::Recovery;
 use shield::Shields;
@@ -55,19 +61,11 @@ enum Purpose {
     Recover(FileId),
     Create(FileId),
     Delete(FileId),
-    Write(u64),
-    Sync(u64),
+    Write(u64, PieceMark),
+    Sync(FileId),
     DrainScan,
     DrainRead(Record),
     Read(TicketId, ReadId),
-}
-
-/// A read that keeps its file in place.
-#[derive(Debug)]
-struct Pin {
-    entry: DiskEntry,
-    hash: KeyHash,
-    plan: RecordRead,
 }
 
 /// The SSD log of one node.
@@ -85,6 +83,7 @@ pub(crate) struct Log {
     index: Index,
     shields: Shields,
     writer: Writer,
+    pace: Pace,
     reclaim: Option<Reclaim>,
     /// When reclaim may copy the next record.
     copy_at: Instant,
@@ -112,14 +111,14 @@ pub(crate) struct Offload {
     pub(crate) bytes: u64,
     pub(crate) checksum: Checksum,
     pub(crate) source: ExtentRef,
+    /// A caller was promised that it is durable before its end is reported.
+    pub(crate) promised: bool,
 }
 
 impl Log {
     pub(crate) fn new(config: LogConfig) -> Self {
-        let file_bytes = config.file_bytes_used();
         Self {
-            config,
-            file_bytes,
+            file_bytes: config.file_bytes_used(),
             identity: 0,
             life: 0,
             highest_version: Version(0),
@@ -130,6 +129,8 @@ impl Log {
             index: Index::default(),
             shields: Shields::default(),
             writer: Writer::default(),
+            pace: Pace::new(config.pace),
+            config,
             reclaim: None,
             copy_at: Instant::ZERO,
             recovery: None,
@@ -187,6 +188,7 @@ impl Log {
         if let Some(slot) = self.index.get(hash)
             && slot.version == offload.entry.version
             && (slot.length(), slot.checksum) == (offload.bytes, offload.checksum)
+            && (!offload.promised || self.is_durable(&offload.entry))
         {
             out.push(LogOut::Written(ticket, Ok(())));
             return;
@@ -290,96 +292,6 @@ impl Log {
         Some((slot.length(), slot.checksum))
     }
 
-    /// Where a record is, for a read by the caller's own device or by [`Log::read_into`].
-    pub(crate) fn begin_read(&mut self, entry: &DiskEntry) -> Option<RecordRead> {
-        let hash = name_of(entry);
-        let slot = self.slot_of(hash, entry.version)?;
-        let plan = RecordRead {
-            read: ReadId(self.next_read),
-            file: slot.file(),
-            offset: slot.offset(),
-            bytes: slot.padded(),
-            length: slot.length(),
-            checksum: slot.checksum,
-        };
-        self.files.update(plan.file, |file| file.pins += 1);
-        self.next_read += 1;
-        self.stats.reads += 1;
-        self.reads.insert(
-            plan.read,
-            Pin {
-                entry: entry.clone(),
-                hash,
-                plan,
-            },
-        );
-        Some(plan)
-    }
-
-    /// Ends a read: a record whose bytes were wrong is lost, unless it is in another place by now. One that could not be read
-    /// may be as right as ever, until the device shows that it works and cannot read it.
-    ///
-    /// # Panics
-    /// When the read was ended before: its file would be deleted under another reader.
-    pub(crate) fn end_read(
-        &mut self,
-        now: Instant,
-        read: ReadId,
-        end: ReadEnd,
-        out: &mut Vec<LogOut>,
-    ) {
-        self.now = now;
-        let Pin { entry, hash, plan } = self.reads.remove(&read).expect("a read ends once");
-        self.files.update(plan.file, |file| file.pins -= 1);
-        let place = (plan.file, plan.offset);
-        let right = match end {
-            ReadEnd::Done => true,
-            ReadEnd::Checked(checksum) => {
-                self.failed_reads.note_success();
-                self.failed_reads.forget(plan.file, plan.offset);
-                checksum == plan.checksum
-            }
-            ReadEnd::Failed(error) => {
-                self.failed_reads.note(now, place, error, &self.config) != Verdict::Unreadable
-            }
-        };
-        let there = self
-            .index
-            .get(hash)
-            .is_some_and(|slot| slot.is_at(plan.file, plan.offset));
-        if !right && there {
-            self.stats.records_corrupt += u64::from(matches!(end, ReadEnd::Checked(_)));
-            self.lose(entry, out);
-        }
-    }
-
-    /// Reads a record that was found by [`Log::begin_read`] into an extent; the answer is [`LogOut::Read`], after
-    /// which the read must be ended.
-    pub(crate) fn read_into(
-        &mut self,
-        ticket: TicketId,
-        plan: RecordRead,
-        extent: ExtentRef,
-        out: &mut Vec<LogOut>,
-    ) {
-        let RecordRead {
-            read,
-            file,
-            offset,
-            bytes,
-            length,
-            ..
-        } = plan;
-        let request = DiskOp::Read {
-            file,
-            offset,
-            bytes,
-            length,
-            into: Target::Extent(extent),
-        };
-        self.submit(Purpose::Read(ticket, read), request, out);
-    }
-
     /// An operation has ended. Unknown ones are ignored: they were not submitted here, or ended before.
     pub(crate) fn on_disk(&mut self, now: Instant, done: DiskDone, out: &mut Vec<LogOut>) {
         self.now = now;
@@ -394,8 +306,10 @@ impl Log {
             Purpose::Recover(file) => self.recovered(file, result, out),
             Purpose::Create(file) => self.created(file, result.map(drop)),
             Purpose::Delete(file) => self.deleted(file, result.map(drop)),
-            Purpose::Write(flight) => self.written(flight, result.map(drop), out),
-            Purpose::Sync(flight) => self.synced(flight, result.map(drop), out),
+            Purpose::Write(flight, piece) => {
+                self.piece_written(flight, piece, result.map(drop), out)
+            }
+            Purpose::Sync(file) => self.synced(file, result.map(drop), out),
             Purpose::DrainScan => self.drain_scanned(result, out),
             Purpose::DrainRead(record) => self.drain_read(record, result, out),
             Purpose::Read(ticket, read) => {
@@ -417,6 +331,8 @@ impl Log {
         self.provide_file(out);
         self.reclaim_step(out);
         self.write_batches(out);
+        self.send_pieces(out);
+        self.sync_written(out);
         self.provide_file(out);
         self.delete_files(out);
         self.refuse_when_stuck(out);
@@ -440,7 +356,11 @@ impl Log {
             .writer
             .deadlines(self.config.batch_delay)
             .into_iter()
-            .chain([self.copy_deadline()])
+            .chain([
+                self.copy_deadline(),
+                self.piece_deadline(),
+                self.sync_deadline(),
+            ])
             .flatten();
         // What is due already waits for a completion, which will bring the next step.
         waits.chain(deletes).filter(|at| *at > self.now).min()
@@ -457,12 +377,14 @@ impl Log {
         self.recovery = None;
     }
 
-    /// Whether a log that was ordered to stop has nothing under way, and how many orders the device did not take. Nothing waits
-    /// for company then, so what no operation is under way for stays undone.
-    pub(crate) fn at_rest(&self) -> Option<usize> {
-        self.ops
-            .is_empty()
-            .then(|| self.writer.unresolved() + self.early.len())
+    /// Whether a log that was ordered to stop has nothing under way, how many orders the device did not take, and how many of
+    /// them are records that were promised to be durable. Nothing waits for company then, so what no operation is under way
+    /// for stays undone.
+    pub(crate) fn at_rest(&self) -> Option<(usize, usize)> {
+        let queued = self.writer.offloads.iter();
+        let promised = || queued.filter(|queued| queued.promised).count();
+        let lost = || self.writer.unresolved() + self.early.len();
+        self.ops.is_empty().then(|| (lost(), promised()))
     }
 
     /// What the master should know.
@@ -486,6 +408,10 @@ impl Log {
             files: self.files.len() as u64,
             tombstones: self.index.tombstones() as u64,
             index_bytes: self.index.bytes() as u64,
+            write_window_milli: (self.pace.window() * 1e3) as u64,
+            read_slowdown_milli: (self.pace.slowdown() * 1e3) as u64,
+            write_bytes_per_second: self.pace.bytes_per_second(),
+            reads_delayed: self.pace.delayed(),
             ..self.stats
         }
     }

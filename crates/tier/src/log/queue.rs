@@ -26,6 +26,8 @@ pub(crate) struct Queued {
     pub(super) ticket: TicketId,
     pub(super) source: ExtentRef,
     pub(super) record: Record,
+    /// A caller was promised that it is durable before its end is reported.
+    pub(super) promised: bool,
     /// Set once a write of the record has failed: the record may lie in a file that was abandoned, and until this moment
     /// another try is waited for.
     pub(super) kept_until: Option<Instant>,

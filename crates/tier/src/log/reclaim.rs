@@ -272,10 +272,10 @@ impl Log {
             };
             reclaim.reading += 1;
             reclaim.bytes_in_flight += record.length;
-            let rate = self.config.reclaim_bytes_per_second.max(1);
-            let nanos = u128::from(record.length) * 1_000_000_000 / u128::from(rate);
+            let rate = self.config.reclaim_bytes_per_second as f64 * self.pace.share(self.now);
+            let seconds = record.length as f64 / rate.max(1.0);
             let idle_since = self.now - COPY_BURST;
-            self.copy_at = self.copy_at.max(idle_since) + Duration::from_nanos(nanos as u64);
+            self.copy_at = self.copy_at.max(idle_since) + Duration::from_secs_f64(seconds);
             let (offset, length) = (record.offset, record.length);
             let bytes = round_to_block(length);
             let read = DiskOp::Read {

@@ -6,13 +6,14 @@ use slackwater_wire::{DiskEntry, TaskFailure, Version};
 
 use super::commit::{Flight, Item, Stage, failure_of};
 use super::files::{FileState, List, RESERVE};
+use super::pieces::Writing;
 use super::queue::{OffloadQueue, Queued};
-use super::{Log, LogOut, Offload, Purpose};
+use super::{Log, LogOut, Offload};
 use crate::format::{
     BATCH_FIXED_BYTES, Batch, Entry, FileHeader, HEADER_BYTES_MAX, Position, Record,
     TOMBSTONE_BYTES, alone_overhead, encode_batch, record_header_bytes,
 };
-use crate::io::{DiskError, DiskOp, FileId, Part};
+use crate::io::{DiskError, FileId, Part};
 
 /// What waits to be written, what is being written, and how the device takes it.
 #[derive(Debug, Default)]
@@ -41,15 +42,15 @@ pub(crate) struct Writer {
     /// Flushes, each waiting for the orders below its bound.
     pub(super) flushes: VecDeque<(u64, u64)>,
     /// Something waits for a file to be written to.
-    needs_file: bool,
+    pub(super) needs_file: bool,
 }
 
 /// The file that batches are appended to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Active {
     pub(super) file: FileId,
-    bytes: u64,
-    at: u64,
+    pub(super) bytes: u64,
+    pub(super) at: u64,
 }
 
 /// The device refused a write: a pause, then a try.
@@ -134,6 +135,13 @@ impl Writer {
             && items.any(|item| matches!(item, Item::Offload(offload) if offload.hash() == hash))
     }
 
+    /// Whether no batch is on its way to the device or being synced.
+    fn is_quiet(&self) -> bool {
+        self.flights
+            .iter()
+            .all(|flight| matches!(flight.stage, Stage::Written(_)))
+    }
+
     pub(crate) fn unresolved(&self) -> usize {
         self.unresolved.len()
     }
@@ -176,7 +184,7 @@ impl Writer {
     }
 
     /// Whether tombstones or copies wait: without them no room is made.
-    fn needs_maintenance(&self) -> bool {
+    pub(super) fn needs_maintenance(&self) -> bool {
         !self.tombstones.is_empty() || !self.moved.is_empty() || !self.copies.is_empty()
     }
 
@@ -196,6 +204,7 @@ impl Log {
             bytes,
             checksum,
             source,
+            promised,
         } = offload;
         self.name_bytes = self.name_bytes - self.name_bytes / 64 + record_header_bytes(&entry);
         self.highest_version = self.highest_version.max(entry.version);
@@ -214,6 +223,7 @@ impl Log {
             ticket,
             source,
             record,
+            promised,
             kept_until: None,
         });
     }
@@ -270,7 +280,7 @@ impl Log {
 
     /// Writes every batch that is due, while batches may be begun.
     pub(super) fn write_batches(&mut self, out: &mut Vec<LogOut>) {
-        while self.writer.flights.len() < self.config.batches_in_flight_max && self.is_batch_due() {
+        while self.may_begin_batch() && self.is_batch_due() {
             let load = match self.writer.active {
                 Some(active) => self.load(active.bytes - active.at),
                 None => Load::new(),
@@ -293,11 +303,11 @@ impl Log {
         let due = |since: Option<Instant>| {
             since.is_some_and(|since| since + self.config.batch_delay <= self.now)
         };
-        let hurry = !writer.flushes.is_empty() || self.stopping;
+        let hurry = self.hurries();
         // A removal is answered when its tombstone is durable: it is written at once unless a batch is under way.
         let waited_for = !writer.tombstones.is_empty() || self.drain_waits();
         let ready_bytes = writer.copy_bytes + offload.map_or(0, |_| writer.offloads.bytes());
-        (waited_for && (writer.flights.is_empty() || hurry))
+        (waited_for && (writer.is_quiet() || hurry))
             || (hurry && offload.is_some())
             || ready_bytes >= self.config.batch_bytes
             || due(writer.oldest_maintenance())
@@ -434,26 +444,25 @@ impl Log {
         parts.push(Part::Bytes(first));
         parts.extend(payload);
         parts.push(Part::Bytes(last));
+        self.stats.device_bytes_written += batch.end() - from;
+        let awaited = items.iter().any(Item::is_awaited);
         let number = self.writer.next_flight;
         self.writer.next_flight += 1;
-        self.stats.device_bytes_written += batch.end() - from;
         self.writer.flights.push_back(Flight {
             number,
             file,
             end: batch.end(),
+            bytes,
             items,
-            stage: Stage::Writing,
+            stage: Stage::Writing(Writing::new(from, parts)),
+            awaited,
+            released: false,
             abandoned: false,
         });
-        self.submit(
-            Purpose::Write(number),
-            DiskOp::Write {
-                file,
-                offset: from,
-                parts,
-            },
-            out,
-        );
+        self.send_pieces(out);
+        if planted(Planted::MemoryGoesBeforeRecord) {
+            self.release_written(out);
+        }
     }
 
     fn file_header(&self, file: FileId, bytes: u64) -> Vec<u8> {
@@ -498,88 +507,7 @@ impl Log {
                 .update(active.file, |file| file.state = FileState::Sealed);
         }
     }
-
-    /// Has a spare file made before it is needed, and tries again after the device refused.
-    pub(super) fn provide_file(&mut self, out: &mut Vec<LogOut>) {
-        let resting = self
-            .writer
-            .failing
-            .is_some_and(|failing| failing.until > self.now);
-        if resting || self.files.has(List::Creating) {
-            return;
-        }
-        let used = self.files.bytes();
-        let fits = used + self.file_bytes <= self.config.capacity;
-        if self.files.has(List::Spare) || !fits {
-            // Nothing to try it with but the next batch.
-            self.writer.failing = None;
-        }
-        let maintenance = self.writer.needs_maintenance();
-        let beyond = maintenance && self.writer.needs_file && used <= self.reach();
-        let filling = self
-            .writer
-            .active
-            .is_some_and(|active| active.at > active.bytes / 2);
-        let wanted = self.writer.failing.is_some() || self.writer.needs_file || filling;
-        if wanted && !self.files.has(List::Spare) && (fits || beyond) {
-            let file = self.files.begin(self.file_bytes);
-            self.submit(
-                Purpose::Create(file),
-                DiskOp::Create {
-                    file,
-                    bytes: self.file_bytes,
-                },
-                out,
-            );
-        }
-    }
-
-    /// Bytes of files up to which tombstones and copies may begin another: one beyond the capacity. A log whose capacity
-    /// was lowered is longer than that already, as may be one that a crash found with one file more, and only these bring
-    /// it down: it has what one drain may need on top of its length, which each drain lessens. A file that was abandoned
-    /// gives no room until it is emptied, and takes nothing: each allows one more.
-    pub(super) fn reach(&self) -> u64 {
-        let abandoned = self.files.suspects().min(ABANDONED_MAX) as u64 * self.file_bytes;
-        let within = self.config.capacity.max(self.file_bytes) + abandoned;
-        let longest = || {
-            self.files
-                .iter()
-                .map(|(_, file)| file.bytes)
-                .max()
-                .unwrap_or_default()
-        };
-        let begun = self.reclaim.as_ref().map_or(0, |reclaim| reclaim.reach);
-        self.overlong
-            .map_or(within, |length| within.max(length + longest()))
-            .max(begun)
-    }
-
-    /// Notes how far the files are beyond the capacity, if they are; never further than `before`.
-    pub(super) fn measure(&mut self, before: u64) {
-        let length = self.files.bytes().min(before);
-        self.overlong = (length > self.config.capacity).then_some(length);
-    }
-
-    pub(super) fn created(&mut self, file: FileId, result: Result<(), DiskError>) {
-        match result {
-            Ok(()) => {
-                self.writer.failing = None;
-                self.writer.needs_file = false;
-                self.files
-                    .update(file, |file| file.state = FileState::Spare);
-            }
-            Err(error) => {
-                // Something of it may be there: its number stays used, and it is deleted before another try.
-                self.make_deletable(file);
-                self.note_failure(error);
-            }
-        }
-    }
 }
-
-/// Abandoned files for which others may be begun beyond the capacity: a device that fails every other write makes one
-/// for each batch, and a file that is emptied has some ten batches.
-const ABANDONED_MAX: usize = 32;
 
 impl Load {
     fn new() -> Self {

@@ -66,11 +66,12 @@ fn a_lack_of_descriptors_costs_a_read_and_never_the_record() {
         .agent
         .begin_read(world.now, &entry(&[1], 1), &mut out)
         .unwrap();
-    assert!(
-        !world
-            .agent
-            .end_read(world.now, plan, ReadEnd::Failed(error), &mut out)
-    );
+    assert!(!world.agent.end_read(
+        world.now,
+        plan,
+        (ReadEnd::Failed(error), Duration::ZERO),
+        &mut out
+    ));
     world.take(out);
     let ticket = world.promote(&[1], 1, 5000);
     let extent = world.free.pop().unwrap();

@@ -9,6 +9,7 @@ mod random;
 mod resurrection;
 mod room;
 mod stories;
+mod writes;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -75,7 +76,7 @@ struct World {
     generation: u64,
     next_ticket: u64,
     free: Vec<ExtentRef>,
-    offloads: BTreeMap<TicketId, (DiskEntry, ExtentRef)>,
+    offloads: BTreeMap<TicketId, (DiskEntry, ExtentRef, bool)>,
     known: BTreeMap<Vec<u8>, Known>,
     announced: BTreeMap<Vec<u8>, u64>,
     opened: Option<Opened>,
@@ -104,6 +105,14 @@ fn small_log(capacity: u64) -> LogConfig {
         recovery_reads_max: 3,
         reclaim_bytes_in_flight_max: 24 << 10,
         ..LogConfig::new(DISK, ByteSize(capacity))
+    }
+}
+
+/// Promotions here have no readers: the device reads for them at once.
+fn agent_config() -> AgentConfig {
+    AgentConfig {
+        promotion_reader_wait: Duration::ZERO,
+        ..AgentConfig::new(NodeId(0))
     }
 }
 
@@ -137,7 +146,7 @@ fn value_of(entry: &DiskEntry, length: u64) -> Vec<u8> {
 
 impl World {
     fn new(log: LogConfig, seed: u64) -> Self {
-        Self::with(log, AgentConfig::new(NodeId(0)), seed)
+        Self::with(log, agent_config(), seed)
     }
 
     fn with(log: LogConfig, config: AgentConfig, seed: u64) -> Self {
@@ -248,7 +257,7 @@ impl World {
                 AgentOutput::Flushed(number) => {
                     assert!(self.flushed.insert(number), "flush {number} answered twice")
                 }
-                AgentOutput::Stopped { lost } => self.stopped = Some(lost),
+                AgentOutput::Stopped { lost, .. } => self.stopped = Some(lost),
             }
         }
         self.queue = out;
@@ -258,7 +267,7 @@ impl World {
         match report {
             Report::Offloaded(done) => {
                 for (ticket, result) in done {
-                    let (entry, extent) = self
+                    let (entry, extent, promised) = self
                         .offloads
                         .remove(&ticket)
                         .expect("an offload is answered once");
@@ -268,7 +277,7 @@ impl World {
                         generation: self.generation,
                         ..extent
                     });
-                    if result.is_ok() {
+                    if result.is_ok() && promised {
                         let known = self.known.entry(entry.key.as_bytes().to_vec()).or_default();
                         known.durable = known.durable.max(entry.version.0);
                     }
@@ -343,8 +352,17 @@ impl World {
         TicketId(self.next_ticket)
     }
 
-    /// Orders a version of a key to be written.
+    /// Orders a version of a key to be written, and to be durable when its end is reported.
     fn put(&mut self, key: &[u8], version: u64, length: u64) -> TicketId {
+        self.order_offload(key, version, length, true)
+    }
+
+    /// Orders a version of a key to be written for which nobody waits.
+    fn offer(&mut self, key: &[u8], version: u64, length: u64) -> TicketId {
+        self.order_offload(key, version, length, false)
+    }
+
+    fn order_offload(&mut self, key: &[u8], version: u64, length: u64, promised: bool) -> TicketId {
         let entry = entry(key, version);
         let value = value_of(&entry, length);
         let source = self
@@ -358,13 +376,15 @@ impl World {
             .or_default()
             .ordered
             .insert(version, length);
-        self.offloads.insert(ticket, (entry.clone(), source));
+        self.offloads
+            .insert(ticket, (entry.clone(), source, promised));
         let task = OffloadTask {
             ticket,
             entry,
             bytes: length,
             checksum: Checksum::of(&value),
             source,
+            promised,
         };
         self.give(AgentInput::Order(Order::Offload(vec![task])));
         ticket
@@ -420,6 +440,15 @@ impl World {
         sync
     }
 
+    /// Lets the time of the next deadline come, which there is.
+    fn step_to_deadline(&mut self) {
+        let at = self.agent.next_deadline().expect("something falls due");
+        self.now = self.now.max(at);
+        let mut out = std::mem::take(&mut self.queue);
+        self.agent.on_deadline(self.now, &mut out);
+        self.take(out);
+    }
+
     /// Ends operations until there are none; time advances only for them.
     fn drain(&mut self) {
         for _ in 0..100_000 {
@@ -472,7 +501,11 @@ impl World {
             .begin_read(self.now, &entry(key, version), &mut out)
             .expect("the record is there");
         let end = ReadEnd::Failed(error);
-        assert!(!self.agent.end_read(self.now, plan, end, &mut out));
+        assert!(
+            !self
+                .agent
+                .end_read(self.now, plan, (end, Duration::ZERO), &mut out)
+        );
         self.take(out);
     }
 
@@ -487,7 +520,9 @@ impl World {
         let content = self.disk.content(plan.file);
         let bytes = content[plan.offset as usize..][..plan.length as usize].to_vec();
         let end = ReadEnd::Checked(Checksum::of(&bytes));
-        let right = self.agent.end_read(self.now, plan, end, &mut out);
+        let right = self
+            .agent
+            .end_read(self.now, plan, (end, Duration::ZERO), &mut out);
         self.take(out);
         right.then_some(bytes)
     }
@@ -524,7 +559,8 @@ impl World {
             .agent
             .begin_read(self.now, &entry(key, version), &mut out)
             .expect("the record is there");
-        self.agent.end_read(self.now, plan, ReadEnd::Done, &mut out);
+        self.agent
+            .end_read(self.now, plan, (ReadEnd::Done, Duration::ZERO), &mut out);
         self.take(out);
         (plan.file, plan.offset)
     }

@@ -257,13 +257,14 @@ fn values_too_long_for_a_file_are_refused_as_too_long() {
         let ticket = world.ticket();
         world
             .offloads
-            .insert(ticket, (entry.clone(), world.free[0]));
+            .insert(ticket, (entry.clone(), world.free[0], true));
         let task = OffloadTask {
             ticket,
             entry: entry.clone(),
             bytes,
             checksum: Checksum(1),
             source,
+            promised: true,
         };
         world.give(AgentInput::Order(Order::Offload(vec![task])));
         assert_eq!(world.results[&ticket], Err(failure), "{bytes} bytes");
@@ -388,7 +389,7 @@ fn a_cancelled_promotion_is_not_reported() {
 /// Each cancellation walked the whole queue, so that withdrawing 50,000 promotions took the square of that.
 #[test]
 fn a_cancelled_promotion_leaves_its_place_in_the_queue_to_the_others() {
-    let mut config = AgentConfig::new(NodeId(0));
+    let mut config = agent_config();
     config.promotions_in_flight_max = 1;
     config.promotions_queued_max = 3;
     let mut world = World::with(small_log(2 << 20), config, 0);
@@ -455,7 +456,7 @@ fn an_order_to_promote_that_comes_again_changes_nothing() {
 
 #[test]
 fn promotions_are_begun_in_order_and_no_more_than_allowed() {
-    let mut config = AgentConfig::new(NodeId(0));
+    let mut config = agent_config();
     config.promotions_in_flight_max = 2;
     config.promotions_queued_max = 3;
     let mut world = World::with(small_log(2 << 20), config, 0);
@@ -508,7 +509,7 @@ fn a_file_stays_while_it_is_read() {
     assert!(world.agent.end_read(
         world.now,
         plan,
-        ReadEnd::Checked(Checksum::of(&value)),
+        (ReadEnd::Checked(Checksum::of(&value)), Duration::ZERO),
         &mut out
     ));
     world.take(out);
@@ -529,7 +530,7 @@ fn a_reader_who_finds_nothing_has_the_record_reported_as_lost() {
 #[test]
 fn a_node_without_a_log_refuses_what_needs_one() {
     let mut world = World::new(small_log(2 << 20), 0);
-    world.agent = Agent::new(AgentConfig::new(NodeId(0)));
+    world.agent = Agent::new(agent_config());
     let ticket = world.put(b"a", 1, 100);
     assert_eq!(world.results[&ticket], Err(TaskFailure::Stale));
     world.remove(b"a", 1);

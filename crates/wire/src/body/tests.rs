@@ -220,6 +220,7 @@ fn orders() -> Vec<Order> {
             bytes: 10,
             checksum: Checksum(7),
             source: extent(),
+            promised: true,
         }]),
         Order::Promote(vec![PromoteTask {
             ticket,

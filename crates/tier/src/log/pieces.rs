@@ -1,0 +1,300 @@
+//! Batches on their way to the device: written in pieces, reported when they can be read, synced in groups.
+
+use std::collections::VecDeque;
+
+use slackwater_base::{Instant, Planted, planted};
+use slackwater_wire::{DiskEntry, TaskFailure};
+
+use super::commit::{Flight, Item, Stage};
+use super::pace::PieceMark;
+use super::queue::Queued;
+use super::{Log, LogOut, Purpose};
+use crate::format::name_of;
+use crate::io::{DiskError, DiskOp, FileId, Part};
+
+/// What is left to be written of a batch.
+#[derive(Debug)]
+pub(super) struct Writing {
+    /// Where the next piece goes.
+    at: u64,
+    unsent: VecDeque<Part>,
+    /// Pieces that the device has.
+    pieces: u32,
+}
+
+impl Writing {
+    pub(super) fn new(at: u64, parts: Vec<Part>) -> Self {
+        Self {
+            at,
+            unsent: parts.into(),
+            pieces: 0,
+        }
+    }
+
+    /// The next piece, of at most `limit` bytes: where it goes, and its parts.
+    fn next(&mut self, limit: u64) -> (u64, Vec<Part>, u64) {
+        let (offset, mut parts, mut bytes) = (self.at, Vec::new(), 0);
+        while let Some(part) = self.unsent.pop_front() {
+            let room = limit - bytes;
+            if part.padded() > room {
+                if room > 0 && part.padded() > limit {
+                    // All at once: what is behind a cut is moved by every cut.
+                    for piece in part.cut(limit).into_iter().rev() {
+                        self.unsent.push_front(piece);
+                    }
+                    if bytes == 0 {
+                        continue;
+                    }
+                } else {
+                    self.unsent.push_front(part);
+                }
+                break;
+            }
+            bytes += part.padded();
+            parts.push(part);
+        }
+        self.at += bytes;
+        self.pieces += 1;
+        (offset, parts, bytes)
+    }
+}
+
+impl Flight {
+    fn has_unsent(&self) -> bool {
+        matches!(&self.stage, Stage::Writing(writing) if !writing.unsent.is_empty())
+    }
+
+    fn is_written(&self) -> bool {
+        matches!(self.stage, Stage::Written(_))
+    }
+
+    /// Nothing more of it is to be done, but what the device has of it comes back first.
+    pub(super) fn abandon(&mut self) {
+        self.abandoned = true;
+        match &mut self.stage {
+            Stage::Writing(writing) => {
+                writing.unsent.clear();
+                if writing.pieces == 0 {
+                    self.stage = Stage::Over;
+                }
+            }
+            Stage::Written(_) => self.stage = Stage::Over,
+            Stage::Syncing | Stage::Over => {}
+        }
+    }
+}
+
+impl Item {
+    /// Whether a caller waits until it is durable.
+    pub(super) fn is_awaited(&self) -> bool {
+        match self {
+            Item::Tombstone(tombstone) => tombstone.order.is_some(),
+            Item::Copy { .. } => false,
+            Item::Offload(offload) => offload.promised,
+        }
+    }
+}
+
+impl Log {
+    /// Whether all that is queued is to be durable soon.
+    pub(super) fn hurries(&self) -> bool {
+        self.stopping || !self.writer.flushes.is_empty()
+    }
+
+    /// Whether another batch may follow those that the device has.
+    pub(super) fn may_begin_batch(&self) -> bool {
+        let flights = &self.writer.flights;
+        let writing = flights
+            .iter()
+            .filter(|flight| matches!(flight.stage, Stage::Writing(_)));
+        let unsynced: u64 = flights.iter().map(|flight| flight.bytes).sum();
+        writing.count() < self.config.batches_in_flight_max
+            && flights.len() < FLIGHTS_MAX
+            && unsynced < UNSYNCED_GROUPS * self.config.sync_bytes.max(self.config.batch_bytes)
+    }
+
+    /// Hands pieces to the device, as many as readers leave room for.
+    pub(super) fn send_pieces(&mut self, out: &mut Vec<LogOut>) {
+        while let Some(at) = self.writer.flights.iter().position(Flight::has_unsent) {
+            let mut behind = self.writer.flights.iter().skip(at);
+            let awaited = self.hurries() || behind.any(|it| it.awaited && it.has_unsent());
+            if !self.pace.may_send(self.now, awaited) {
+                return;
+            }
+            let limit = self.pace.piece_bytes(self.now);
+            let flight = &mut self.writer.flights[at];
+            let (number, file) = (flight.number, flight.file);
+            let Stage::Writing(writing) = &mut flight.stage else {
+                return;
+            };
+            let (offset, parts, bytes) = writing.next(limit);
+            let piece = self.pace.piece_begun(self.now, bytes);
+            let request = DiskOp::Write {
+                file,
+                offset,
+                parts,
+            };
+            self.submit(Purpose::Write(number, piece), request, out);
+        }
+    }
+
+    /// When a piece may go that readers are in the way of now.
+    pub(super) fn piece_deadline(&self) -> Option<Instant> {
+        let waits = self.writer.flights.iter().any(Flight::has_unsent);
+        waits.then(|| self.pace.next_chance(self.now)).flatten()
+    }
+
+    pub(super) fn piece_written(
+        &mut self,
+        number: u64,
+        piece: PieceMark,
+        result: Result<(), DiskError>,
+        out: &mut Vec<LogOut>,
+    ) {
+        self.pace.piece_ended(self.now, piece);
+        let now = self.now;
+        let mut flights = self.writer.flights.iter_mut();
+        let Some(flight) = flights.find(|flight| flight.number == number) else {
+            return;
+        };
+        let (file, abandoned) = (flight.file, flight.abandoned);
+        if let Stage::Writing(writing) = &mut flight.stage {
+            writing.pieces -= 1;
+            if writing.pieces == 0 && writing.unsent.is_empty() {
+                let over = abandoned || planted(Planted::DurableBeforeSync);
+                flight.stage = if over {
+                    Stage::Over
+                } else {
+                    Stage::Written(now)
+                };
+            }
+        }
+        if let (Err(error), false) = (result, abandoned) {
+            self.abandon(file, error);
+        }
+        self.release_written(out);
+        self.settle(out);
+    }
+
+    /// Lets the memory of written records go: they can be read. Those that were promised to be durable wait for the sync,
+    /// as do tombstones and copies, whose sources are the only thing that is durable until then.
+    pub(super) fn release_written(&mut self, out: &mut Vec<LogOut>) {
+        for at in 0..self.writer.flights.len() {
+            let flight = &mut self.writer.flights[at];
+            if matches!(flight.stage, Stage::Writing(_))
+                && !planted(Planted::MemoryGoesBeforeRecord)
+            {
+                return;
+            }
+            if flight.released || flight.abandoned {
+                continue;
+            }
+            flight.released = true;
+            let (file, items) = (flight.file, std::mem::take(&mut flight.items));
+            for item in &items {
+                if let Item::Offload(offload) = item
+                    && !offload.promised
+                {
+                    self.end_offload(offload, file, out);
+                }
+            }
+            self.writer.flights[at].items = items;
+        }
+    }
+
+    /// The record of an offload can be read, or is dead already: reports its end.
+    pub(super) fn end_offload(&mut self, offload: &Queued, file: FileId, out: &mut Vec<LogOut>) {
+        let live = self.place_record(&offload.record, file);
+        self.no_longer_waiting(offload.hash());
+        let result = if live {
+            Ok(())
+        } else {
+            Err(TaskFailure::Cancelled)
+        };
+        out.push(LogOut::Written(offload.ticket, result));
+    }
+
+    /// A record whose memory was given up, and that its file could not be synced with: it counts as lost, because the
+    /// device may show it now and not after the next power cut.
+    pub(super) fn lose_unsynced(&mut self, offload: Queued, file: FileId, out: &mut Vec<LogOut>) {
+        self.writer.unresolved.remove(&offload.order);
+        let there = |slot: &super::Slot| slot.is_at(file, offload.record.offset);
+        if self.index.get(offload.hash()).is_some_and(there) {
+            self.lose(offload.record.entry, out);
+        }
+    }
+
+    /// Syncs the written batches at the front of the log when a caller waits for one of them, or when they are enough or old
+    /// enough. One sync covers all of them that are in one file.
+    pub(super) fn sync_written(&mut self, out: &mut Vec<LogOut>) {
+        let flights = &self.writer.flights;
+        let Some((file, Stage::Written(since))) =
+            flights.front().map(|first| (first.file, &first.stage))
+        else {
+            return;
+        };
+        let due =
+            self.hurries() || self.drain_waits() || self.now >= *since + self.config.sync_delay;
+        let in_group = |flight: &&Flight| flight.file == file && flight.is_written();
+        let group = flights.iter().take_while(in_group);
+        let (mut number, mut bytes, mut awaited) = (0, 0, false);
+        for flight in group {
+            (number, bytes) = (number + 1, bytes + flight.bytes);
+            awaited |= flight.awaited;
+        }
+        let followed = flights.get(number).is_some_and(|next| next.file != file);
+        if !(due || awaited || followed || bytes >= self.config.sync_bytes) {
+            return;
+        }
+        if awaited && planted(Planted::TombstoneBeforeSync) {
+            let group = self.writer.flights.iter_mut().take(number);
+            group.for_each(|flight| flight.stage = Stage::Over);
+            return self.settle(out);
+        }
+        let group = self.writer.flights.iter_mut().take(number);
+        group.for_each(|flight| flight.stage = Stage::Syncing);
+        self.stats.syncs += 1;
+        self.submit(Purpose::Sync(file), DiskOp::Sync { file }, out);
+    }
+
+    /// When written batches have waited long enough for their sync.
+    pub(super) fn sync_deadline(&self) -> Option<Instant> {
+        match self.writer.flights.front()?.stage {
+            Stage::Written(since) => Some(since + self.config.sync_delay),
+            _ => None,
+        }
+    }
+
+    pub(super) fn synced(
+        &mut self,
+        file: FileId,
+        result: Result<(), DiskError>,
+        out: &mut Vec<LogOut>,
+    ) {
+        for flight in &mut self.writer.flights {
+            if flight.file == file && matches!(flight.stage, Stage::Syncing) {
+                flight.stage = Stage::Over;
+            }
+        }
+        if let Err(error) = result {
+            self.abandon(file, error);
+        }
+        self.settle(out);
+    }
+
+    /// Whether no crash can take a record back that can be read.
+    pub(crate) fn is_durable(&self, entry: &DiskEntry) -> bool {
+        let hash = name_of(entry);
+        let unsynced = |item: &Item| match item {
+            Item::Offload(offload) => (offload.hash(), offload.version()) == (hash, entry.version),
+            Item::Tombstone(_) | Item::Copy { .. } => false,
+        };
+        let mut items = self.writer.flights.iter().flat_map(|flight| &flight.items);
+        self.find(entry).is_some() && !items.any(unsynced)
+    }
+}
+
+/// Most batches between the queue and their commit: far more than a device needs, and few enough to be looked through.
+const FLIGHTS_MAX: usize = 64;
+/// Groups of bytes that may wait for their sync, however long the one under way takes.
+const UNSYNCED_GROUPS: u64 = 4;

@@ -1,0 +1,292 @@
+//! Batches on their way: pieces, groups of syncs, memory that goes before the sync, and bytes that readers bring.
+
+use super::*;
+use crate::config::PaceConfig;
+use crate::io::Part;
+
+/// A log whose batches are synced in groups and written in pieces of a block.
+fn grouped() -> LogConfig {
+    LogConfig {
+        sync_bytes: 64 << 10,
+        pace: PaceConfig {
+            piece_bytes_min: 4096,
+            piece_bytes_max: 4096,
+            ..PaceConfig::DEFAULT
+        },
+        ..small_log(2 << 20)
+    }
+}
+
+/// Ends operations until the offload is answered.
+fn until_answered(world: &mut World, ticket: TicketId) {
+    while !world.results.contains_key(&ticket) {
+        if !world.complete() {
+            world.step_to_deadline();
+        }
+    }
+}
+
+/// The memory of a value was held until its batch was synced, four megabytes after the other.
+#[test]
+fn memory_goes_when_the_record_can_be_read_and_a_promise_waits_for_the_sync() {
+    let mut world = World::new(grouped(), 1);
+    world.rest();
+    let (offered, promised) = (world.offer(&[1], 1, 9000), world.put(&[2], 1, 9000));
+    until_answered(&mut world, offered);
+    assert_eq!(world.results.get(&offered), Some(&Ok(())));
+    assert_eq!(world.results.get(&promised), None, "its sync is under way");
+    assert!(world.disk.has_unsynced());
+    assert!(!world.agent.holds_durably(&entry(&[1], 1)));
+    assert_eq!(world.readable(&[1]), Some(1), "it can be read");
+    until_answered(&mut world, promised);
+    assert_eq!(world.results[&promised], Ok(()));
+    assert!(world.agent.holds_durably(&entry(&[1], 1)));
+    world.check("after the sync");
+}
+
+#[test]
+fn one_sync_covers_what_nobody_waits_for_by_bytes_or_by_time() {
+    let mut world = World::new(grouped(), 2);
+    world.rest();
+    let before = world.agent.stats().syncs;
+    for key in 0..8 {
+        world.offer(&[key], 1, 4000);
+        world.run_for(Duration::from_millis(5));
+    }
+    world.rest();
+    assert!(world.results.values().all(Result::is_ok));
+    assert!(!world.disk.has_unsynced(), "in the end all is synced");
+    let syncs = world.agent.stats().syncs - before;
+    assert!(syncs <= 2, "{syncs} syncs");
+    for key in 8..40 {
+        world.offer(&[key], 1, 9000);
+    }
+    world.drain();
+    assert!(
+        world.agent.stats().syncs > before + syncs,
+        "by bytes, before any time has passed"
+    );
+}
+
+/// What was written and not synced is a cache's loss after a power cut. Nothing else is: promised records stay, and no
+/// dropped one comes back.
+#[test]
+fn a_power_cut_takes_only_what_nobody_was_promised() {
+    for nth in 0..120 {
+        let mut world = World::new(grouped(), nth);
+        world.rest();
+        for round in 1..4 {
+            for key in 0..5 {
+                world.put(&[key], round, 5000);
+                world.offer(&[10 + key], round, 9000);
+            }
+            world.remove(&[1], round);
+            world.remove(&[11], round);
+            (0..nth / 2).for_each(|_| _ = world.complete());
+        }
+        let crash = [Crash::LoseAll, Crash::Tear, Crash::Process][nth as usize % 3];
+        world.reopen(crash, "after a crash");
+        world.check_opened("after a crash");
+    }
+}
+
+/// The sync of a group failed after the memory of its records was given up: what the device shows of them may be gone after
+/// the next power cut, so they count as lost, once.
+#[test]
+fn a_failed_sync_loses_what_was_given_up_and_keeps_what_was_promised() {
+    let mut world = World::new(grouped(), 3);
+    world.disk.set_forgetful(true);
+    world.rest();
+    let offered = world.offer(&[1], 1, 9000);
+    let promised = world.put(&[2], 1, 9000);
+    until_answered(&mut world, offered);
+    while !world.complete_sync(DiskError::Device { errno: 5 }) {}
+    world.rest();
+    assert_eq!(world.results[&promised], Ok(()), "written again elsewhere");
+    assert_eq!(world.lost, [entry(&[1], 1)]);
+    assert_eq!(world.agent.stats().records_lost, 1);
+    assert_eq!(world.readable(&[1]), None);
+    world.give(AgentInput::Flush(7));
+    world.rest();
+    assert!(world.flushed.contains(&7), "nothing is left unresolved");
+    world.reopen(Crash::LoseAll, "after the failed sync");
+    assert_eq!(world.check_opened("after the failed sync").records, 1);
+}
+
+/// A write of four megabytes kept every reader waiting that came behind it.
+#[test]
+fn a_reader_meets_one_piece_at_a_time_and_the_rest_waits_for_it() {
+    let mut world = World::new(grouped(), 4);
+    world.put(&[0], 1, 9000);
+    world.rest();
+    let mut out = Vec::new();
+    // Reads are slow beside writes, and fast without: the window goes to its floor.
+    for turn in 0..200u64 {
+        let took = if turn < 20 { 100 } else { 900 };
+        if turn == 20 {
+            world.offer(&[1], 1, 60_000);
+            world.step_to_deadline();
+        }
+        let plan = world
+            .agent
+            .begin_read(world.now, &entry(&[0], 1), &mut out)
+            .unwrap();
+        world.now += Duration::from_micros(took);
+        let end = (ReadEnd::Done, Duration::from_micros(took));
+        world.agent.end_read(world.now, plan, end, &mut out);
+        let more = std::mem::take(&mut out);
+        world.take(more);
+    }
+    let stats = world.agent.stats();
+    assert!(
+        stats.write_window_milli <= 101,
+        "{}",
+        stats.write_window_milli
+    );
+    assert!(stats.reads_delayed > Duration::from_millis(1));
+    let plan = world
+        .agent
+        .begin_read(world.now, &entry(&[0], 1), &mut out)
+        .unwrap();
+    world.take(std::mem::take(&mut out));
+    world.drain();
+    for _ in 0..3 {
+        assert!(world.disk.is_idle(), "it rests");
+        world.step_to_deadline();
+        assert_eq!(world.disk.in_flight(), 1);
+        world.complete();
+    }
+    let end = (ReadEnd::Done, Duration::ZERO);
+    world.agent.end_read(world.now, plan, end, &mut out);
+    world.take(out);
+    world.rest();
+    world.check("at rest");
+    assert_eq!(world.readable(&[1]), Some(1));
+}
+
+#[test]
+fn a_write_is_cut_into_pieces_that_join_to_the_same_bytes() {
+    let mut world = World::new(grouped(), 5);
+    let before = world.disk.completed();
+    world.put(&[1], 1, 50_000);
+    world.rest();
+    assert!(world.disk.completed() - before > 12, "in pieces of a block");
+    assert_eq!(world.readable(&[1]), Some(1));
+    let extent = ExtentRef {
+        bytes: 40_960,
+        ..world.free[0]
+    };
+    let length = 33_000;
+    let pieces = Part::Extent { extent, length }.cut(16_384);
+    let expected = [(0, 16_384), (16_384, 16_384), (32_768, 232)];
+    let found: Vec<_> = pieces
+        .iter()
+        .map(|piece| match piece {
+            Part::Extent { extent: of, length } => (of.offset - extent.offset, *length),
+            Part::Bytes(_) => panic!("an extent stays an extent"),
+        })
+        .collect();
+    assert_eq!(found, expected);
+}
+
+/// The device was read twice for each promotion: by the reader that earned it, and again into memory.
+#[test]
+fn the_bytes_of_the_reader_are_what_is_promoted() {
+    // What the reader does with the bytes, and who reads the device in the end.
+    for (brings, reads) in [(true, 0), (false, 1)] {
+        let mut config = agent_config();
+        config.promotion_reader_wait = Duration::from_millis(5);
+        let mut world = World::with(small_log(2 << 20), config, 6);
+        world.put(b"a", 1, 5000);
+        world.rest();
+        let ticket = world.promote(b"a", 1, 5000);
+        let extent = world.free.pop().unwrap();
+        world.give(AgentInput::Order(Order::Staged { ticket, extent }));
+        let before = world.disk.completed();
+        assert!(world.disk.is_idle() && world.agent.expects_readers());
+        let mut out = Vec::new();
+        let plan = world
+            .agent
+            .begin_read(world.now, &entry(b"a", 1), &mut out)
+            .unwrap();
+        // A reader that takes its time is waited for.
+        world.run_for(Duration::from_millis(50));
+        assert!(world.promoted.is_empty() && world.disk.is_idle());
+        if brings {
+            let value = value_of(&entry(b"a", 1), 5000);
+            assert_eq!(world.agent.promotion_of(&plan), Some((ticket, extent)));
+            assert_eq!(world.agent.promotion_of(&plan), None, "one reader copies");
+            world.bytes.write(extent, &value);
+            world
+                .agent
+                .copied(world.now, ticket, Checksum::of(&value), &mut out);
+        }
+        world
+            .agent
+            .end_read(world.now, plan, (ReadEnd::Done, Duration::ZERO), &mut out);
+        world.take(out);
+        world.rest();
+        assert_eq!(world.promoted.get(&ticket), Some(&extent), "{brings}");
+        assert_eq!(world.disk.completed() - before, reads);
+        assert_eq!(world.agent.stats().promotions_copied, u64::from(brings));
+    }
+}
+
+#[test]
+fn a_promotion_that_no_reader_comes_for_reads_the_device_and_a_cancelled_one_does_not() {
+    for cancelled in [false, true] {
+        let mut config = agent_config();
+        config.promotion_reader_wait = Duration::from_millis(5);
+        let mut world = World::with(small_log(2 << 20), config, 7);
+        world.put(b"a", 1, 5000);
+        world.rest();
+        let ticket = world.promote(b"a", 1, 5000);
+        let extent = world.free.pop().unwrap();
+        world.give(AgentInput::Order(Order::Staged { ticket, extent }));
+        if cancelled {
+            world.give(AgentInput::Order(Order::Cancel { ticket }));
+            world.give(AgentInput::Order(Order::Fence(vec![extent])));
+            assert_eq!(world.fenced, [extent], "nobody touches it");
+        }
+        world.rest();
+        assert_eq!(world.promoted.contains_key(&ticket), !cancelled);
+        assert!(!world.agent.expects_readers());
+    }
+}
+
+/// A copy that went wrong on its way was published if only the record was right.
+#[test]
+fn a_reader_whose_copy_is_wrong_promotes_nothing_and_a_cancelled_one_keeps_the_extent_until_it_is_done()
+ {
+    for cancelled in [false, true] {
+        let mut config = agent_config();
+        config.promotion_reader_wait = Duration::from_millis(5);
+        let mut world = World::with(small_log(2 << 20), config, 8);
+        world.put(b"a", 1, 5000);
+        world.rest();
+        let ticket = world.promote(b"a", 1, 5000);
+        let extent = world.free.pop().unwrap();
+        world.give(AgentInput::Order(Order::Staged { ticket, extent }));
+        let mut out = Vec::new();
+        let plan = world
+            .agent
+            .begin_read(world.now, &entry(b"a", 1), &mut out)
+            .unwrap();
+        assert!(world.agent.promotion_of(&plan).is_some());
+        if cancelled {
+            world.give(AgentInput::Order(Order::Cancel { ticket }));
+            world.give(AgentInput::Order(Order::Fence(vec![extent])));
+            assert_eq!(world.fenced, [], "the reader still writes to it");
+        }
+        world.agent.copied(world.now, ticket, Checksum(7), &mut out);
+        world
+            .agent
+            .end_read(world.now, plan, (ReadEnd::Done, Duration::ZERO), &mut out);
+        world.take(out);
+        assert!(world.promoted.is_empty());
+        let failure = world.promotions_failed.get(&ticket).copied();
+        let expected = (!cancelled).then_some(PromotionFailure::Corrupt);
+        assert_eq!(failure, expected);
+        assert_eq!(world.fenced.len(), usize::from(cancelled));
+    }
+}

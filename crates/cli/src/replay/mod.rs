@@ -222,6 +222,7 @@ fn moment(tally: &ReplayCounts, stats: &Stats, trace_s: f64, started: Instant) -
         promotions: stats.promotions.completed,
         evictions: stats.evictions.count,
         offloads: stats.offloads.completed,
+        not_written: outcome::not_written(stats),
     }
 }
 

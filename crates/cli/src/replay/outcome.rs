@@ -1,4 +1,5 @@
 use serde::Serialize;
+use slackwater_meta::OffloadMetrics;
 use slackwater_node::Stats;
 
 use super::tally::ReplayCounts;
@@ -34,6 +35,10 @@ pub(super) struct Outcome {
     pub(super) ssd_p99_us: f64,
     /// Blocks written to SSD.
     pub(super) offloads: u64,
+    /// Blocks that were not, by reason.
+    pub(super) offloads_skipped: Skipped,
+    /// Time that reads from SSD took longer because blocks were written, in sum.
+    pub(super) ssd_read_delay_s: f64,
     /// Promotions that reads from SSD asked for, by outcome.
     pub(super) promotions: Promotions,
     /// Blocks that left memory for want of space.
@@ -46,6 +51,34 @@ pub(super) struct Outcome {
     pub(super) cpu_s: f64,
     /// The most memory that the process had resident.
     pub(super) peak_rss_bytes: u64,
+}
+
+/// Blocks that were not written to SSD.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Skipped {
+    /// Too many were being written, or an older record of the block was still being dropped.
+    pub(super) full: u64,
+    /// The SSD took none: it had no room, or was failing.
+    pub(super) no_room: u64,
+    /// The SSD would have evicted them first.
+    pub(super) not_worth: u64,
+    /// They were begun and came to nothing.
+    pub(super) failed: u64,
+}
+
+impl Skipped {
+    fn of(offloads: &OffloadMetrics) -> Self {
+        Self {
+            full: offloads.skipped_full,
+            no_room: offloads.skipped_no_disk,
+            not_worth: offloads.skipped_not_worth,
+            failed: offloads.failed + offloads.expired,
+        }
+    }
+
+    pub(super) fn sum(&self) -> u64 {
+        self.full + self.no_room + self.not_worth + self.failed
+    }
 }
 
 /// The funnel of promotion.
@@ -77,6 +110,11 @@ pub(super) struct Cost {
     pub(super) peak_rss_bytes: u64,
 }
 
+/// Blocks that were not written to SSD until now, for whatever reason.
+pub(super) fn not_written(stats: &Stats) -> u64 {
+    Skipped::of(&stats.offloads).sum()
+}
+
 impl Outcome {
     pub(super) fn new(tally: &ReplayCounts, stats: &Stats, cost: Cost) -> Self {
         let funnel = stats.promotions;
@@ -95,6 +133,10 @@ impl Outcome {
             ssd_p50_us: stats.latency.ssd.p50_us,
             ssd_p99_us: stats.latency.ssd.p99_us,
             offloads: stats.offloads.completed,
+            offloads_skipped: Skipped::of(&stats.offloads),
+            ssd_read_delay_s: stats
+                .ssd
+                .map_or(0.0, |ssd| ssd.reads_delayed_us as f64 / 1e6),
             promotions: Promotions {
                 admitted: funnel.admitted,
                 completed: funnel.completed,
@@ -124,7 +166,8 @@ mod tests {
         let text = serde_json::to_string(&outcome).unwrap();
         let keys: Vec<&str> = text.split('"').skip(1).step_by(2).collect();
         let contract = "requests blocks prefix_hit_rate block_hit_rate memory_hits ssd_hits misses put_bytes get_bytes \
-             memory_p50_us memory_p99_us ssd_p50_us ssd_p99_us offloads promotions admitted completed failed expired \
+             memory_p50_us memory_p99_us ssd_p50_us ssd_p99_us offloads offloads_skipped full no_room not_worth failed \
+             ssd_read_delay_s promotions admitted completed failed expired \
              cancelled rejected_frequency rejected_watermark rejected_cap evictions corrupt_reads wall_s cpu_s \
              peak_rss_bytes";
         assert_eq!(keys, contract.split_whitespace().collect::<Vec<_>>());

@@ -41,6 +41,7 @@ pub(super) struct Moment {
     pub(super) promotions: u64,
     pub(super) evictions: u64,
     pub(super) offloads: u64,
+    pub(super) not_written: u64,
 }
 
 impl Record<'_> {
@@ -317,6 +318,12 @@ impl Record<'_> {
                     flow(|moment| moment.offloads),
                 ),
                 line(
+                    "not written to SSD",
+                    Tone::Grey,
+                    Mark::Dashed,
+                    flow(|moment| moment.not_written),
+                ),
+                line(
                     "promoted",
                     Tone::Blue,
                     Mark::Solid,
@@ -454,6 +461,20 @@ impl Record<'_> {
                 format!("{} / {}", count(outcome.evictions), count(outcome.offloads)),
             ),
             (
+                "not written: queue full / no room / not worth / failed",
+                format!(
+                    "{} / {} / {} / {}",
+                    count(outcome.offloads_skipped.full),
+                    count(outcome.offloads_skipped.no_room),
+                    count(outcome.offloads_skipped.not_worth),
+                    count(outcome.offloads_skipped.failed)
+                ),
+            ),
+            (
+                "reads from SSD waited for writes",
+                Unit::Seconds.format(outcome.ssd_read_delay_s),
+            ),
+            (
                 "promotions admitted / completed",
                 format!("{} / {}", count(funnel.admitted), count(funnel.completed)),
             ),
@@ -521,6 +542,7 @@ static START: Moment = Moment {
     promotions: 0,
     evictions: 0,
     offloads: 0,
+    not_written: 0,
 };
 
 /// Percentiles at even distances: each step is another kind of tail.

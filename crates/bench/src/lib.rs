@@ -13,6 +13,7 @@ pub mod process;
 pub mod promotion;
 pub mod removal;
 pub mod store;
+pub mod tiers;
 pub mod transfer;
 mod turns;
 pub mod usage;

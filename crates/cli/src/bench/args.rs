@@ -1,10 +1,12 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use anyhow::Context;
 use clap::{Args, Subcommand};
 use slackwater_base::{ByteSize, parse_duration};
-use slackwater_bench::{copy, meta, mq, pool, promotion, store, transfer, wait};
+use slackwater_bench::{copy, meta, mq, pool, promotion, store, tiers, transfer, wait};
 use slackwater_pool::copy::{Isa, IsaChoice, IsaError};
+use slackwater_replay::{TraceReader, Traffic};
 
 use crate::args::block_bytes;
 
@@ -15,6 +17,8 @@ pub(crate) enum Bench {
     Store(Store),
     /// Latency of a read before promotion on hit and after it, and how long it takes
     Promotion(Promotion),
+    /// A trace on memory over SSD beside a peer, and beside what the raw device gives for the same bytes
+    Tiers(Tiers),
     /// Copies with a checksum beside plain ones: each path of instructions, into buffers of every alignment
     Copy(Copy),
     /// Time of a lookup, a put and an eviction in the catalog, and its memory an object
@@ -115,6 +119,62 @@ pub(crate) struct Promotion {
 
     #[command(flatten)]
     pub(super) instructions: Instructions,
+
+    #[command(flatten)]
+    pub(super) output: Output,
+}
+
+/// See [`Bench::Tiers`].
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Tiers {
+    /// Where directories are made and removed again: on the device to be measured
+    #[arg(long, default_value = ".", value_name = "DIR")]
+    pub(super) dir: PathBuf,
+
+    /// A trace of requests [default: traffic is generated]
+    #[arg(long, value_name = "FILE")]
+    pub(super) trace: Option<PathBuf>,
+
+    /// Generated requests
+    #[arg(
+        long,
+        default_value_t = 5000,
+        value_name = "N",
+        conflicts_with = "trace"
+    )]
+    requests: u64,
+
+    /// Conversations at a time of generated traffic
+    #[arg(long, default_value_t = 200, value_name = "N", conflicts_with = "trace", value_parser = clap::value_parser!(u32).range(1..))]
+    sessions: u32,
+
+    /// Length of a block
+    #[arg(long, default_value = "64KiB", value_name = "SIZE", value_parser = block_bytes)]
+    block_bytes: ByteSize,
+
+    /// Memory for values
+    #[arg(long, default_value = "512MiB", value_name = "SIZE", value_parser = block_bytes)]
+    memory: ByteSize,
+
+    /// SSD space for values
+    #[arg(long, default_value = "8GiB", value_name = "SIZE")]
+    ssd: ByteSize,
+
+    /// Requests under way at once, a row each
+    #[arg(long, default_value = "1,8", value_name = "N,…", value_delimiter = ',', value_parser = one_or_more)]
+    in_flight: Vec<usize>,
+
+    /// How often the systems take turns; the middle wall time counts
+    #[arg(long, default_value = "1", value_name = "N", value_parser = one_or_more)]
+    rounds: usize,
+
+    /// The program that plays the peers: build it with `cargo build --release` in `bench/peers` [default: none]
+    #[arg(long, value_name = "PROGRAM")]
+    peers: Option<PathBuf>,
+
+    /// Leave out reads beside a stream of offloads
+    #[arg(long)]
+    no_contention: bool,
 
     #[command(flatten)]
     pub(super) output: Output,
@@ -340,6 +400,42 @@ impl Promotion {
         options.samples = self.samples as usize;
         options.value_bytes = self.value_bytes.0 as usize;
         options
+    }
+}
+
+impl Tiers {
+    pub(super) fn options(&self, directory: &Path) -> anyhow::Result<tiers::Options> {
+        let generated = || {
+            tiers::Source::Generated(Traffic {
+                requests: self.requests,
+                sessions: self.sessions,
+                ..Traffic::default()
+            })
+        };
+        let source = match &self.trace {
+            None => generated(),
+            Some(path) => {
+                let open = || format!("cannot open {}", path.display());
+                let file = std::fs::File::open(path).with_context(open)?;
+                let name = path.display().to_string();
+                let requests = TraceReader::new(name, std::io::BufReader::new(file));
+                tiers::Source::Trace {
+                    path: path.clone(),
+                    requests: requests.collect::<Result<_, _>>()?,
+                }
+            }
+        };
+        Ok(tiers::Options {
+            directory: directory.to_owned(),
+            source,
+            block_bytes: self.block_bytes.0 as usize,
+            memory_bytes: self.memory.0,
+            ssd_bytes: self.ssd.0,
+            in_flight: self.in_flight.clone(),
+            rounds: self.rounds,
+            peers: self.peers.clone(),
+            contention: !self.no_contention,
+        })
     }
 }
 

@@ -10,7 +10,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use slackwater_bench::machine::Machine;
-use slackwater_bench::{copy, meta, mq, pool, promotion, store, transfer, wait};
+use slackwater_bench::{copy, meta, mq, pool, promotion, store, tiers, transfer, wait};
 use tempfile::TempDir;
 
 use crate::DONE;
@@ -30,6 +30,11 @@ pub(crate) fn run(scenario: &Bench) -> Result<u8> {
             let directory = passing(&arguments.dir)?;
             let report = on_this_machine(promotion::run(&arguments.options(directory.path()))?);
             Shown::plain("promotion", &report)?.show(&arguments.output)
+        }
+        Bench::Tiers(arguments) => {
+            let directory = passing(&arguments.dir)?;
+            let report = on_this_machine(tiers::run(&arguments.options(directory.path())?)?);
+            Shown::plain("tiers", &report)?.show(&arguments.output)
         }
         Bench::Copy(arguments) => {
             let report = copy::run(&arguments.options())?;

@@ -1,0 +1,158 @@
+//! A read from SSD on an idle device, and beside offloads at full speed.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use slackwater_base::Rng;
+use slackwater_node::{Config, GetOptions, PutOptions, Store, Tier};
+use slackwater_replay::Content;
+
+use super::raw::RawFile;
+use super::{Error, Options, player};
+use crate::usage::quantile;
+
+/// What a reader and a stream of offloads do to each other.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Contention {
+    /// Median time of a block's read from SSD on an idle device.
+    pub idle_p50_us: f64,
+    /// Its 99th percentile.
+    pub idle_p99_us: f64,
+    /// Median time of the same read beside the stream.
+    pub beside_p50_us: f64,
+    /// Its 99th percentile.
+    pub beside_p99_us: f64,
+    /// Bytes of the stream written in a second beside the reader.
+    pub offload_beside_bytes_per_s: f64,
+    /// Bytes of the stream written in a second when nobody reads.
+    pub offload_alone_bytes_per_s: f64,
+    /// Bytes that the raw device writes in a second, in the same turns.
+    pub raw_write_bytes_per_s: f64,
+}
+
+/// How long each part lasts, in turns of which the figures are the sums.
+const PART: Duration = Duration::from_secs(2);
+const TURNS: usize = 3;
+
+pub(super) fn measure(options: &Options) -> Result<Contention, Error> {
+    let directory = options.directory.join("contention");
+    let settings = Config {
+        offload: slackwater_meta::OffloadMode::Eager,
+        promotion_enabled: false,
+        ..player::config(options, &directory)
+    };
+    let (memory, ssd) = (options.memory_bytes, options.ssd_bytes);
+    let store = player::open(settings)?;
+    // Blocks that are read are on SSD alone: after them, memory is filled twice over.
+    let readable = (ssd / 4).min(1 << 30) / options.block_bytes as u64;
+    let mut stream = Stream::new(&store, options.block_bytes);
+    let filling = readable + 2 * memory / options.block_bytes as u64;
+    while stream.next < filling {
+        stream.put();
+    }
+    player::rest(&store)?;
+    let raw = RawFile::new(options)?;
+    let (mut idle, mut beside) = (Vec::new(), Vec::new());
+    let (mut written_beside, mut written_alone, mut raw_rate) = (0.0, 0.0, 0.0);
+    for _ in 0..TURNS {
+        player::rest(&store)?;
+        read(&store, options, readable, &mut idle)?;
+        raw_rate += raw.write_rate()? / TURNS as f64;
+        let before = store.stats().ssd.map_or(0, |ssd| ssd.written_bytes);
+        let begun = Instant::now();
+        while begun.elapsed() < PART {
+            stream.put();
+        }
+        player::rest(&store)?;
+        let after = store.stats().ssd.map_or(0, |ssd| ssd.written_bytes);
+        written_alone += (after - before) as f64 / begun.elapsed().as_secs_f64() / TURNS as f64;
+        let stop = AtomicBool::new(false);
+        let (before, begun) = (after, Instant::now());
+        let result = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    stream.put();
+                }
+            });
+            let result = read(&store, options, readable, &mut beside);
+            stop.store(true, Ordering::Relaxed);
+            result
+        });
+        result?;
+        let after = store.stats().ssd.map_or(0, |ssd| ssd.written_bytes);
+        written_beside += (after - before) as f64 / begun.elapsed().as_secs_f64() / TURNS as f64;
+    }
+    store.close()?;
+    std::fs::remove_dir_all(&directory).map_err(|why| Error::Io {
+        what: "removing the store's directory",
+        why,
+    })?;
+    Ok(Contention {
+        idle_p50_us: quantile(&mut idle, 0.5),
+        idle_p99_us: quantile(&mut idle, 0.99),
+        beside_p50_us: quantile(&mut beside, 0.5),
+        beside_p99_us: quantile(&mut beside, 0.99),
+        offload_beside_bytes_per_s: written_beside,
+        offload_alone_bytes_per_s: written_alone,
+        raw_write_bytes_per_s: raw_rate,
+    })
+}
+
+/// Reads blocks one after the other for a while, and keeps the times of those that came from SSD.
+fn read(
+    store: &Store,
+    options: &Options,
+    readable: u64,
+    times: &mut Vec<f64>,
+) -> Result<(), Error> {
+    static SEED: AtomicU64 = AtomicU64::new(1);
+    let mut rng = Rng::new(SEED.fetch_add(1, Ordering::Relaxed));
+    let mut buffer = vec![0; options.block_bytes];
+    let begun = Instant::now();
+    while begun.elapsed() < PART {
+        let block = rng.below(readable);
+        let (key, read) = (key(block), Instant::now());
+        let got = store.get_into(&key, &mut buffer, &GetOptions::default())?;
+        let took = read.elapsed();
+        if got.is_some_and(|got| got.tier == Tier::Disk) {
+            times.push(took.as_secs_f64() * 1e6);
+            Content::of(&key)
+                .check(&buffer)
+                .map_err(|wrong| Error::WrongBytes {
+                    block,
+                    offset: wrong.offset,
+                })?;
+        }
+    }
+    Ok(())
+}
+
+/// New blocks without end.
+struct Stream<'s> {
+    store: &'s Store,
+    buffer: Vec<u8>,
+    next: u64,
+}
+
+impl<'s> Stream<'s> {
+    fn new(store: &'s Store, block_bytes: usize) -> Self {
+        Self {
+            store,
+            buffer: vec![0; block_bytes],
+            next: 0,
+        }
+    }
+
+    fn put(&mut self) {
+        let key = key(self.next);
+        self.next += 1;
+        Content::of(&key).fill(&mut self.buffer);
+        // One that finds no room waits, and is refused when the wait is over: the stream goes on.
+        let _ = self.store.put(&key, &self.buffer, &PutOptions::default());
+    }
+}
+
+fn key(block: u64) -> Vec<u8> {
+    format!("stream/{block}").into_bytes()
+}

@@ -1,0 +1,216 @@
+//! The requests on Slackwater.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use slackwater_base::ByteSize;
+use slackwater_node::{Config, GetOptions, PutOptions, Store};
+use slackwater_replay::{Content, Request};
+use slackwater_wire::{Chain, Key};
+
+use super::{Error, Options, Row};
+use crate::usage::Mark;
+
+/// Blocks of one call.
+const CALL_BLOCKS: usize = 64;
+/// Time that the store may take to come to rest after the run.
+const REST: Duration = Duration::from_secs(60);
+
+/// Blocks and times of one thread, or of all.
+struct PlayCounts {
+    blocks: u64,
+    hits: u64,
+    /// Time of a call for each block that it brought, in nanoseconds.
+    reads: Histogram<u64>,
+}
+
+impl PlayCounts {
+    fn new() -> Self {
+        let reads = Histogram::new_with_bounds(1, 90_000_000_000, 3);
+        Self {
+            blocks: 0,
+            hits: 0,
+            reads: reads.expect("the bounds are in order"),
+        }
+    }
+}
+
+/// The configuration of a store of these sizes.
+pub(super) fn config(options: &Options, directory: &std::path::Path) -> Config {
+    Config {
+        memory: ByteSize(options.memory_bytes),
+        ssd: ByteSize(options.ssd_bytes),
+        dir: Some(directory.to_owned()),
+        promotion_enabled: true,
+        ..Config::default()
+    }
+}
+
+pub(super) fn open(config: Config) -> Result<Store, Error> {
+    Store::open(config).map_err(|error| Error::Open(error.to_string()))
+}
+
+/// Plays all requests from `in_flight` threads, on a store of its own.
+pub(super) fn play(
+    options: &Options,
+    requests: &[Request],
+    in_flight: usize,
+) -> Result<Row, Error> {
+    let directory = options.directory.join("slackwater");
+    let store = open(config(options, &directory))?;
+    let (before, mark) = (io_bytes(), Mark::now());
+    let (next, total) = (AtomicUsize::new(0), Mutex::new(PlayCounts::new()));
+    std::thread::scope(|scope| {
+        let worker = || -> Result<(), Error> {
+            let mut player = Player::new(&store, options.block_bytes);
+            while let Some(request) = requests.get(next.fetch_add(1, Ordering::Relaxed)) {
+                player.play(request)?;
+            }
+            let mut total = total.lock().expect("no worker panicked");
+            total.blocks += player.tally.blocks;
+            total.hits += player.tally.hits;
+            let added = total.reads.add(&player.tally.reads);
+            added.expect("the same bounds");
+            Ok(())
+        };
+        let threads: Vec<_> = (0..in_flight).map(|_| scope.spawn(worker)).collect();
+        threads
+            .into_iter()
+            .try_for_each(|thread| thread.join().expect("a worker does not panic"))
+    })?;
+    let (spent, after) = (mark.spent(), io_bytes());
+    let latency = store.stats().latency.ssd;
+    store.close()?;
+    std::fs::remove_dir_all(&directory).map_err(|why| Error::Io {
+        what: "removing the store's directory",
+        why,
+    })?;
+    let tally = total.into_inner().expect("no worker panicked");
+    let micros = |at| tally.reads.value_at_quantile(at) as f64 / 1e3;
+    Ok(Row {
+        system: "slackwater".to_owned(),
+        in_flight,
+        wall_s: spent.wall.as_secs_f64(),
+        cpu_s: spent.cpu.as_secs_f64(),
+        prefix_hit_rate: tally.hits as f64 / (tally.blocks as f64).max(1.0),
+        read_p50_us: micros(0.5),
+        read_p99_us: micros(0.99),
+        ssd_read_p50_us: latency.p50_us,
+        ssd_read_p99_us: latency.p99_us,
+        device_read_bytes: after.0 - before.0,
+        device_write_bytes: after.1 - before.1,
+        floor_s: 0.0,
+        wall_over_floor: 0.0,
+    })
+}
+
+struct Player<'s> {
+    store: &'s Store,
+    block_bytes: usize,
+    buffer: Vec<u8>,
+    tally: PlayCounts,
+}
+
+impl<'s> Player<'s> {
+    fn new(store: &'s Store, block_bytes: usize) -> Self {
+        Self {
+            store,
+            block_bytes,
+            buffer: vec![0; CALL_BLOCKS * block_bytes],
+            tally: PlayCounts::new(),
+        }
+    }
+
+    fn play(&mut self, request: &Request) -> Result<(), Error> {
+        let keys: Vec<Vec<u8>> = request.blocks.iter().map(|block| key(*block)).collect();
+        let prefix = self.read_prefix(request, &keys)?;
+        self.tally.blocks += keys.len() as u64;
+        self.tally.hits += prefix as u64;
+        for position in (prefix..keys.len()).step_by(CALL_BLOCKS) {
+            let call = &keys[position..keys.len().min(position + CALL_BLOCKS)];
+            for (key, block) in call.iter().zip(self.buffer.chunks_mut(self.block_bytes)) {
+                Content::of(key).fill(block);
+            }
+            let values = self.buffer.chunks(self.block_bytes);
+            let entries: Vec<_> = call.iter().map(Vec::as_slice).zip(values).collect();
+            let options = PutOptions {
+                chain: chain(&keys, position),
+                ..PutOptions::default()
+            };
+            // A block that finds no room is a miss later, as in any cache.
+            let _ = self.store.put_batch(&entries, &options);
+        }
+        Ok(())
+    }
+
+    fn read_prefix(&mut self, request: &Request, keys: &[Vec<u8>]) -> Result<usize, Error> {
+        let mut prefix = 0;
+        while prefix < keys.len() {
+            let call = &keys[prefix..keys.len().min(prefix + CALL_BLOCKS)];
+            let names: Vec<&[u8]> = call.iter().map(Vec::as_slice).collect();
+            let mut buffers: Vec<&mut [u8]> = self
+                .buffer
+                .chunks_mut(self.block_bytes)
+                .take(call.len())
+                .collect();
+            let options = GetOptions {
+                chain: chain(keys, prefix),
+                prefix_only: true,
+                ..GetOptions::default()
+            };
+            let begun = Instant::now();
+            let got = self.store.get_batch_into(&names, &mut buffers, &options);
+            let took = begun.elapsed().as_nanos() as u64;
+            let leading = got.iter().take_while(|got| matches!(got, Ok(Some(_))));
+            let found = leading.count();
+            for (at, block) in self.buffer.chunks(self.block_bytes).take(found).enumerate() {
+                self.tally.reads.saturating_record(took);
+                Content::of(names[at])
+                    .check(block)
+                    .map_err(|wrong| Error::WrongBytes {
+                        block: request.blocks[prefix + at],
+                        offset: wrong.offset,
+                    })?;
+            }
+            prefix += found;
+            if found < call.len() {
+                break;
+            }
+        }
+        Ok(prefix)
+    }
+}
+
+fn key(block: u64) -> Vec<u8> {
+    format!("tiers/{block}").into_bytes()
+}
+
+fn chain(keys: &[Vec<u8>], position: usize) -> Chain {
+    Chain {
+        parent: position
+            .checked_sub(1)
+            .and_then(|before| Key::new(&keys[before]).ok()),
+        position: position as u32,
+        ..Chain::default()
+    }
+}
+
+/// Waits until nothing is on its way from one tier to the other.
+pub(super) fn rest(store: &Store) -> Result<(), Error> {
+    Ok(store.flush(REST)?)
+}
+
+/// Bytes that this process read from devices and wrote to them.
+pub(super) fn io_bytes() -> (u64, u64) {
+    let text = std::fs::read_to_string("/proc/self/io").unwrap_or_default();
+    let fields: BTreeMap<&str, u64> = text
+        .lines()
+        .filter_map(|line| line.split_once(": "))
+        .filter_map(|(name, value)| Some((name, value.parse().ok()?)))
+        .collect();
+    let field = |name| fields.get(name).copied().unwrap_or_default();
+    (field("read_bytes"), field("write_bytes"))
+}

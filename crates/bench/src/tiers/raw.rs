@@ -1,0 +1,189 @@
+//! The device without a store: direct reads and writes of a plain file.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use slackwater_base::Rng;
+
+use super::{Error, Limits, Options, Row};
+use crate::usage::quantile;
+
+/// A file of this length is read and written.
+const FILE_BYTES: u64 = 1 << 30;
+/// One write.
+const WRITE_BYTES: usize = 1 << 20;
+/// Bytes that are moved to learn how long a row's bytes take.
+const SAMPLE_BYTES: u64 = 512 << 20;
+/// Reads whose times are taken.
+const READS: usize = 2000;
+/// Direct I/O wants buffers at a multiple of this.
+const ALIGNED: usize = 4096;
+
+/// A file of the measurement; it goes with this value.
+pub(super) struct RawFile {
+    file: File,
+    path: PathBuf,
+    bytes: u64,
+}
+
+/// A buffer that direct I/O takes.
+pub(super) struct Aligned(Vec<u8>, usize);
+
+impl Aligned {
+    pub(super) fn new(bytes: usize) -> Self {
+        let whole = vec![0x5a; bytes + ALIGNED];
+        let at = whole.as_ptr().align_offset(ALIGNED);
+        Self(whole, at)
+    }
+
+    fn bytes(&mut self, length: usize) -> &mut [u8] {
+        &mut self.0[self.1..self.1 + length]
+    }
+}
+
+impl RawFile {
+    /// A file that was written once, so that its blocks are there.
+    pub(super) fn new(options: &Options) -> Result<Self, Error> {
+        let failed = |what| move |why| Error::Io { what, why };
+        let path = options.directory.join("raw");
+        let open = || {
+            let mut open = OpenOptions::new();
+            open.read(true).write(true).create(true).truncate(true);
+            open
+        };
+        let direct = rustix::fs::OFlags::DIRECT.bits() as i32;
+        // A file system without direct I/O is measured through its cache, as the store uses it.
+        let file = open()
+            .custom_flags(direct)
+            .open(&path)
+            .or_else(|_| open().open(&path))
+            .map_err(failed("making the raw file"))?;
+        let bytes = FILE_BYTES.min((options.ssd_bytes / 2).next_multiple_of(WRITE_BYTES as u64));
+        let raw = Self { file, path, bytes };
+        let mut buffer = Aligned::new(WRITE_BYTES);
+        for at in (0..bytes).step_by(WRITE_BYTES) {
+            raw.write(&mut buffer, at)?;
+        }
+        raw.file
+            .sync_data()
+            .map_err(failed("syncing the raw file"))?;
+        Ok(raw)
+    }
+
+    fn write(&self, buffer: &mut Aligned, at: u64) -> Result<(), Error> {
+        let written = self.file.write_all_at(buffer.bytes(WRITE_BYTES), at);
+        written.map_err(|why| Error::Io {
+            what: "writing the raw file",
+            why,
+        })
+    }
+
+    fn read(&self, buffer: &mut Aligned, bytes: usize, at: u64) -> Result<(), Error> {
+        let read = self.file.read_exact_at(buffer.bytes(bytes), at);
+        read.map_err(|why| Error::Io {
+            what: "reading the raw file",
+            why,
+        })
+    }
+
+    /// Bytes written in a second, one after the other from two threads.
+    pub(super) fn write_rate(&self) -> Result<f64, Error> {
+        let next = AtomicU64::new(0);
+        let begun = Instant::now();
+        both(|| {
+            let mut buffer = Aligned::new(WRITE_BYTES);
+            loop {
+                let at = next.fetch_add(WRITE_BYTES as u64, Ordering::Relaxed);
+                if at >= self.bytes {
+                    return Ok(());
+                }
+                self.write(&mut buffer, at)?;
+            }
+        })?;
+        Ok(self.bytes as f64 / begun.elapsed().as_secs_f64())
+    }
+}
+
+impl Drop for RawFile {
+    fn drop(&mut self) {
+        // It lies in a directory that goes as a whole.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+fn both(work: impl Fn() -> Result<(), Error> + Sync) -> Result<(), Error> {
+    std::thread::scope(|scope| {
+        let threads = [scope.spawn(&work), scope.spawn(&work)];
+        threads
+            .into_iter()
+            .try_for_each(|thread| thread.join().expect("a reader does not panic"))
+    })
+}
+
+pub(super) fn limits(options: &Options) -> Result<Limits, Error> {
+    let raw = RawFile::new(options)?;
+    let (mut rng, mut times) = (Rng::new(7), Vec::with_capacity(READS));
+    let bytes = options.block_bytes.next_multiple_of(ALIGNED);
+    let mut buffer = Aligned::new(bytes);
+    for _ in 0..READS {
+        let at = rng.below((raw.bytes - bytes as u64) / ALIGNED as u64) * ALIGNED as u64;
+        let begun = Instant::now();
+        raw.read(&mut buffer, bytes, at)?;
+        times.push(begun.elapsed().as_secs_f64() * 1e6);
+    }
+    Ok(Limits {
+        raw_write_bytes_per_s: raw.write_rate()?,
+        raw_read_p50_us: quantile(&mut times, 0.5),
+        raw_read_p99_us: quantile(&mut times, 0.99),
+    })
+}
+
+/// The time that the device alone takes for a row's bytes: blocks are read at random places by as many threads as the row has
+/// requests under way, and the bytes are written in the same proportion among them.
+pub(super) fn floor(options: &Options, row: &Row) -> Result<f64, Error> {
+    let all = row.device_read_bytes + row.device_write_bytes;
+    if all == 0 {
+        return Ok(0.0);
+    }
+    let raw = RawFile::new(options)?;
+    let bytes = options.block_bytes.next_multiple_of(ALIGNED);
+    let sample = SAMPLE_BYTES.min(all);
+    let (reads, writes) = (
+        (row.device_read_bytes as f64 / all as f64 * sample as f64) as u64 / bytes as u64,
+        (row.device_write_bytes as f64 / all as f64 * sample as f64) as u64 / WRITE_BYTES as u64,
+    );
+    let operations = reads + writes;
+    let next = AtomicU64::new(0);
+    let begun = Instant::now();
+    let worker = |seed: u64| -> Result<(), Error> {
+        let (mut rng, mut buffer) = (Rng::new(seed), Aligned::new(bytes.max(WRITE_BYTES)));
+        loop {
+            let nth = next.fetch_add(1, Ordering::Relaxed);
+            if nth >= operations {
+                return Ok(());
+            }
+            // Writes are spread evenly among the reads.
+            if nth * writes / operations != (nth + 1) * writes / operations {
+                let at = nth * writes / operations * WRITE_BYTES as u64 % raw.bytes;
+                raw.write(&mut buffer, at)?;
+            } else {
+                let places = (raw.bytes - bytes as u64) / ALIGNED as u64;
+                raw.read(&mut buffer, bytes, rng.below(places) * ALIGNED as u64)?;
+            }
+        }
+    };
+    let worker = &worker;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..row.in_flight.max(2) as u64)
+            .map(|seed| scope.spawn(move || worker(seed)))
+            .collect();
+        threads
+            .into_iter()
+            .try_for_each(|thread| thread.join().expect("a reader does not panic"))
+    })?;
+    let moved = (reads * bytes as u64 + writes * WRITE_BYTES as u64).max(1);
+    Ok(begun.elapsed().as_secs_f64() * all as f64 / moved as f64)
+}

@@ -13,11 +13,6 @@ const SEEDS: u64 = 2000;
 const CHURNED: u64 = 300;
 /// Seeds tried of that profile on a disk that decays.
 const ROTTEN: u64 = 300;
-/// Seeds tried of the latter for a bug that needs an overwritten value, rot in the newer record's headers while its
-/// file is drained, and a restart after the file of its tombstone was deleted. One of some thousand meets it; those
-/// before are left out.
-const RARE: Range<u64> = 4000..5000;
-
 /// The profile and the seeds in which a bug is searched. Ordinary runs rarely kill a node between write and
 /// sync and again right after, and their logs have too few files for a tombstone to be deleted before the record that
 /// it keeps dead.
@@ -27,7 +22,6 @@ fn hunt(bug: Planted) -> (Profile, Range<u64>) {
         | Planted::RecoveryWithoutSync
         | Planted::RecoveryTrustsCache => (Profile::Churn, 0..CHURNED),
         Planted::CopyWithoutChecksum => (Profile::ChurnRot, 0..ROTTEN),
-        Planted::GiveUpForgetsCopies => (Profile::ChurnRot, RARE),
         _ => (Profile::Ordinary, 0..SEEDS),
     }
 }
@@ -49,7 +43,13 @@ fn every_planted_bug_is_caught() {
         }
         (bug, found)
     };
-    let (left, right) = Planted::ALL.split_at(Planted::ALL.len() / 2);
+    // One seed of some thousand meets the others, and which one changes with the log's schedule: scenarios of the tier
+    // crate look for them.
+    let searched = Planted::ALL
+        .iter()
+        .filter(|bug| !Planted::LOG.contains(bug));
+    let searched: Vec<Planted> = searched.copied().collect();
+    let (left, right) = searched.split_at(searched.len() / 2);
     let results: Vec<_> = std::thread::scope(|scope| {
         let other = scope.spawn(|| right.iter().map(|bug| caught(*bug)).collect::<Vec<_>>());
         let mut results: Vec<_> = left.iter().map(|bug| caught(*bug)).collect();

@@ -418,7 +418,7 @@ fn a_cancelled_promotion_leaves_its_place_in_the_queue_to_the_others() {
 #[test]
 fn an_order_to_promote_that_comes_again_changes_nothing() {
     for moment in 0..3 {
-        let mut config = AgentConfig::new(NodeId(0));
+        let mut config = agent_config();
         config.promotions_in_flight_max = 2;
         config.promotion_bytes_in_flight_max = 9000;
         let mut world = World::with(small_log(2 << 20), config, 0);

@@ -88,6 +88,8 @@ class ErrorCode(enum.IntEnum):
     VALUE_TOO_LONG = -2004
     CANCELLED = -2005
     OPERATION_TOO_OLD = -2006
+    ROLE_NOT_PERMITTED = -2007
+    TENANT_NOT_PERMITTED = -2008
 
 
 class SlackwaterError(Exception):

@@ -110,7 +110,12 @@ impl Log {
         let unsynced: u64 = flights.iter().map(|flight| flight.bytes).sum();
         writing.count() < self.config.batches_in_flight_max
             && flights.len() < FLIGHTS_MAX
-            && unsynced < UNSYNCED_GROUPS * self.config.sync_bytes.max(self.config.batch_bytes)
+            && unsynced
+                < self
+                    .config
+                    .sync_bytes
+                    .max(self.config.batch_bytes)
+                    .saturating_mul(UNSYNCED_GROUPS)
     }
 
     /// Hands pieces to the device, as many as readers leave room for.

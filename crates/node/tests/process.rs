@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 
 use slackwater_base::{ByteSize, Rng, hash64};
 use slackwater_node::config::Threads;
-use slackwater_node::{Config, GetOptions, PutOptions, RemoveOptions, Store};
+use slackwater_node::{Config, GetOptions, PutOptions, RemoveOptions, Store, ViewOptions};
 use slackwater_wire::{Durability, PutMode, Tenant};
 
-const TESTS: [(&str, fn()); 6] = [
+const TESTS: [(&str, fn()); 7] = [
     (
         "an_idle_store_whose_threads_have_copied_uses_no_processor_time",
         idle_is_free,
@@ -31,6 +31,10 @@ const TESTS: [(&str, fn()); 6] = [
     (
         "a_child_of_fork_does_not_keep_the_directory_of_a_dead_store",
         fork_outlives_its_store,
+    ),
+    (
+        "a_child_of_fork_sees_what_is_viewed_and_ends_no_view_of_its_parent",
+        fork_has_views,
     ),
     (
         "a_log_of_more_files_than_descriptors_loses_nothing",
@@ -54,6 +58,7 @@ fn main() {
         Some("--hog") => return hog(Path::new(&arguments[1])),
         Some("--idle") => return idle(Path::new(&arguments[1])),
         Some("--small") => return small(Path::new(&arguments[1])),
+        Some("--viewing") => return viewing(),
         Some("--forking") => return forking(Path::new(&arguments[1])),
         _ => {}
     }
@@ -207,6 +212,46 @@ fn forking(directory: &Path) {
             }
         }
     }
+}
+
+/// A child that ended a view would take locks that another thread of its parent may have held at the fork.
+fn fork_has_views() {
+    let [in_child, in_parent] = Process::again("--viewing", &[]).numbers();
+    assert_eq!((in_child, in_parent), (0, 0));
+}
+
+/// Views a value, forks, and says what the child found wrong and what was wrong in the parent after that.
+fn viewing() {
+    let store = Store::open(Config {
+        memory: ByteSize::mib(4),
+        ..Config::default()
+    })
+    .unwrap();
+    store.put(b"k", &[7; 5000], &PutOptions::default()).unwrap();
+    let view = store.view(b"k", &ViewOptions::default()).unwrap().unwrap();
+    let wrong =
+        |open: u64, same: bool| i32::from(!same) + 2 * i32::from(store.stats().views.open != open);
+    // SAFETY: no other thread of this process uses the store or allocates now.
+    let in_child = match unsafe { libc::fork() } {
+        0 => {
+            let same = *view == [7; 5000];
+            drop(view);
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(wrong(1, same)) }
+        }
+        child => {
+            let mut status = 0;
+            // SAFETY: waits for the child, and writes its status.
+            let ended = unsafe { libc::waitpid(child, &raw mut status, 0) };
+            assert_eq!(ended, child);
+            status
+        }
+    };
+    let mut in_parent = wrong(1, *view == [7; 5000]);
+    drop(view);
+    in_parent += wrong(0, true);
+    let mut out = std::io::stdout();
+    writeln!(out, "{in_child} {in_parent}").unwrap();
 }
 
 /// Every file of the log kept its descriptor for ever. Past the limit reads failed, the store took that for lost bytes,

@@ -153,6 +153,20 @@ fn a_path_is_forced_by_flag_or_variable_and_refused_where_the_processor_lacks_it
             assert!(stderr(&output).contains(words), "{}", stderr(&output));
         }
     }
+    let meta = [
+        "bench",
+        "meta",
+        "--objects",
+        "2000",
+        "--samples",
+        "2000",
+        "--json",
+    ];
+    let report = object(&forced(&meta, "portable"));
+    assert_eq!(
+        report["machine"]["isa"], "portable",
+        "without a flag of its own"
+    );
     let doctor = forced(&["doctor"], "portable");
     let said = String::from_utf8(doctor.stdout).unwrap();
     assert!(said.contains("portable instructions"), "{said}");

@@ -186,8 +186,19 @@ fn a_viewed_value_is_removed_and_replaced_while_its_view_keeps_the_bytes() {
     let old = value(1, MIB);
     put(&store, "k", &old);
     let shown = view(&store, "k");
-    let leased = only(store.remove(&[b"k"], &RemoveOptions::default())).unwrap_err();
-    assert_eq!(leased.code(), ErrorCode::ObjectHasLease);
+    let refused = || {
+        let leased = only(store.remove(&[b"k"], &RemoveOptions::default())).unwrap_err();
+        assert_eq!(leased.code(), ErrorCode::ObjectHasLease);
+    };
+    refused();
+    drop(shown);
+    // The long way holds the value as the short one does.
+    let always = ViewOptions {
+        verify: Verify::Always,
+        ..ViewOptions::default()
+    };
+    let shown = store.view(b"k", &always).unwrap().unwrap();
+    refused();
     replace(&store, "k", &value(2, MIB));
     assert!(get(&store, "k") == Some(value(2, MIB)) && *shown == old[..]);
     let newer = view(&store, "k");

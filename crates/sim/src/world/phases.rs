@@ -429,7 +429,8 @@ impl super::node::Node {
     fn reconcile(&self, believed: &BTreeSet<DiskEntry>) -> Checked {
         for entry in believed {
             match self.ledger.promise(entry) {
-                Some(Promise::Durable | Promise::Flawed) => {}
+                // The sync of what was written may fall due a little later.
+                Some(Promise::Written | Promise::Durable | Promise::Flawed) => {}
                 promise => {
                     let what = format!(
                         "the master's catalog has {entry:?}, which is {promise:?} at the node"

@@ -480,7 +480,6 @@ impl ServiceState {
     /// Revokes everything from a peer that breaks the protocol. It may be alive and in the middle of a copy: so its end
     /// is still watched for, and nothing else.
     fn expel(&self, token: u64, peer: &mut AttachedPeer) -> Vec<(u64, Revoked)> {
-        peer.packets.hang_up();
         // Without it the loop would be woken for every packet that is not read.
         let _ = epoll::modify(
             &self.poll,
@@ -492,15 +491,14 @@ impl ServiceState {
             &mut peer.state,
             AttachState::Unauthenticated(Instant::NEVER),
         );
-        let (AttachState::Open(mut granted) | AttachState::Expelled(mut granted)) = state else {
-            return Vec::new();
-        };
-        let busy = granted
-            .revoke(|_| true)
-            .into_iter()
-            .map(|window| (token, window))
-            .collect();
-        peer.state = AttachState::Expelled(granted);
+        let mut busy = Vec::new();
+        if let AttachState::Open(mut granted) | AttachState::Expelled(mut granted) = state {
+            let revoked = granted.revoke(|_| true).into_iter();
+            busy.extend(revoked.map(|window| (token, window)));
+            peer.state = AttachState::Expelled(granted);
+        }
+        // Last: a peer that sees the end of its link finds nothing that it may still begin.
+        peer.packets.hang_up();
         busy
     }
 

@@ -16,6 +16,7 @@ struct Kernel {
     directory: Arc<Directory>,
     segment: Segment,
     rng: Rng,
+    is_full: bool,
     /// Files whose names a power cut leaves.
     durable: BTreeSet<FileId>,
     /// What the job under way has had done: bytes written, and descriptors synced.
@@ -37,6 +38,7 @@ impl Kernel {
             directory,
             segment,
             rng: Rng::new(seed),
+            is_full: false,
             durable: BTreeSet::new(),
             written: 0,
             synced: BTreeSet::new(),
@@ -74,6 +76,7 @@ impl Kernel {
                 self.synced.insert(*file);
                 Ok(0)
             }
+            Call::Allocate { .. } if self.is_full => Err(libc::ENOSPC),
             Call::Allocate { .. } => Ok(0),
         }
     }
@@ -180,4 +183,29 @@ fn a_deletion_that_failed_half_way_ends_with_a_sync_of_the_directory() {
     let directory_handle = directory.handle().as_raw_fd();
     assert!(matches!(again.call(), Call::SyncAll { file } if file == directory_handle));
     assert_eq!(again.after(Ok(0)), Progress::Done);
+}
+
+/// The test of this asked the file system of the machine for more than it has, which for a moment took all room of it
+/// from everybody else.
+#[test]
+fn a_file_for_which_there_is_no_room_leaves_no_name() {
+    let mut full = 0;
+    for seed in 0..SEEDS {
+        let mut kernel = Kernel::new(seed);
+        kernel.is_full = true;
+        let created = kernel.run(DiskOp::Create {
+            file: FileId(1),
+            bytes: 1 << 20,
+        });
+        assert!(
+            matches!(
+                created,
+                Err(DiskError::Full | DiskError::Device { errno: libc::EIO })
+            ),
+            "{created:?}"
+        );
+        assert_eq!(kernel.names(), BTreeSet::new(), "seed {seed}");
+        full += u64::from(created == Err(DiskError::Full));
+    }
+    assert!(full > SEEDS / 2, "{full} of {SEEDS}");
 }

@@ -324,25 +324,6 @@ fn what_is_not_there_is_missing_and_what_is_deleted_is_gone() {
 }
 
 #[test]
-fn a_file_larger_than_the_disk_is_full_and_leaves_no_name() {
-    World::each(|world| {
-        // Far more than any file system that tests run on has, yet within the largest file of ext4.
-        let result = world.one(DiskOp::Create {
-            file: FILE,
-            bytes: 15 << 40,
-        });
-        assert!(
-            matches!(
-                result,
-                Err(DiskError::Full | DiskError::Device { errno: libc::EFBIG })
-            ),
-            "{result:?}"
-        );
-        assert_eq!(world.directory.list().unwrap(), []);
-    });
-}
-
-#[test]
 fn a_wake_ends_the_wait_even_when_it_came_first() {
     World::each(|world| {
         let mut done = Vec::new();

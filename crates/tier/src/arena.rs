@@ -36,7 +36,7 @@ pub enum Access {
 
 /// Identifies one access under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct AccessId(u64);
+pub struct AccessId(pub u64);
 
 /// Why an extent may not be accessed.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
@@ -186,6 +186,13 @@ impl Arena {
         self.next_access += 1;
         self.accesses.insert(id, (extent, access));
         Ok(id)
+    }
+
+    /// Whether the extent of an access under way is still alive, so that what is done under the access still counts.
+    #[must_use]
+    pub fn is_live(&self, id: AccessId) -> bool {
+        let extent = self.accesses.get(&id).map(|(extent, _)| *extent);
+        extent.is_some_and(|extent| self.check(extent).is_ok())
     }
 
     /// Ends an access: says whether its bytes are valid, and whether a fence was waiting for it.

@@ -82,6 +82,7 @@ fn target() {
         .register(RegionSpec {
             memory: Memory::anonymous(REGION).unwrap(),
             rights: Rights::BOTH,
+            gate: None,
         })
         .unwrap();
     region
@@ -196,6 +197,7 @@ fn main() {
         .register(RegionSpec {
             memory: Memory::anonymous(REGION).unwrap(),
             rights: Rights::BOTH,
+            gate: None,
         })
         .unwrap();
     region

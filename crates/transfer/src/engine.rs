@@ -18,7 +18,9 @@ use crate::job::{Buffers, Job, Priority};
 use crate::mover::{
     Carried, Mover, Notice, PeerStats, RegionKey, SingleRequest, Submission, WhenFull,
 };
-use crate::region::{Region, RegionId, RegionSpec, RegisterError, ReopenError, StillBusy};
+use crate::region::{
+    Extent, Region, RegionId, RegionSpec, RegisterError, ReopenError, Revocation, StillBusy,
+};
 use crate::request::{PeerId, Request, Submit, Target};
 use crate::segment::Segment;
 use crate::tcp::TcpError;
@@ -57,6 +59,9 @@ pub enum EngineError {
     /// There is no such region, or it was unregistered.
     #[error("no region {0:?}")]
     NoRegion(RegionId),
+    /// Its extents have generations of their own, which its gate keeps.
+    #[error("the extents of region {0:?} are granted and fenced one by one")]
+    Gated(RegionId),
     /// Memory could not be registered.
     #[error(transparent)]
     Register(#[from] RegisterError),
@@ -119,10 +124,7 @@ impl Engine {
         let region = self.home().regions().register(spec)?;
         if let Err(error) = self.register_keys(&region) {
             region.close();
-            self.0
-                .movers
-                .iter()
-                .for_each(|mover| mover.invalidate(&region));
+            self.0.release(region.id(), None);
             // The region is not known to anyone yet, so no access is under way.
             let removed = self.home().regions().remove(&region, now());
             debug_assert!(
@@ -151,24 +153,29 @@ impl Engine {
     /// be reused then. Returns the new generation.
     ///
     /// # Errors
-    /// As for [`Engine::unregister`].
+    /// As for [`Engine::unregister`]; or the region is gated, so its gate fences each extent by itself.
     pub fn invalidate(&self, id: RegionId, timeout: Duration) -> Result<u64, EngineError> {
+        self.ungated(id)?;
         let region = self.close_region(id)?;
         let generation = self.home().regions().reopen(&region, now() + timeout)?;
         self.register_keys(&region)?;
         Ok(generation)
     }
 
+    /// Has all movers end what is under way at an extent that the gate of its region has fenced, and returns at once:
+    /// the gate is told of the end of each access. A copy of another process of this host that is under way, and one
+    /// of a device, is waited for; everything else ends soon, whatever its peer does. Other extents are not touched.
+    pub fn release_extent(&self, id: RegionId, extent: Extent) {
+        self.0.release(id, Some(extent));
+    }
+
     /// Grants a range of a region under its present generation.
     ///
     /// # Errors
-    /// There is no such region.
+    /// There is no such region, or it is gated: capabilities for its extents are minted
+    /// ([`Home::capability_secret`]).
     pub fn grant(&self, id: RegionId, spec: &GrantSpec) -> Result<Capability, EngineError> {
-        let region = self
-            .home()
-            .regions()
-            .get(id)
-            .ok_or(EngineError::NoRegion(id))?;
+        let region = self.ungated(id)?;
         Ok(self.home().grant(&region, spec))
     }
 
@@ -559,17 +566,23 @@ impl Engine {
         Ok(())
     }
 
+    fn region(&self, id: RegionId) -> Result<Arc<Region>, EngineError> {
+        let region = self.home().regions().get(id);
+        region.ok_or(EngineError::NoRegion(id))
+    }
+
+    fn ungated(&self, id: RegionId) -> Result<Arc<Region>, EngineError> {
+        let region = self.region(id)?;
+        match region.is_gated() {
+            true => Err(EngineError::Gated(id)),
+            false => Ok(region),
+        }
+    }
+
     fn close_region(&self, id: RegionId) -> Result<Arc<Region>, EngineError> {
-        let region = self
-            .home()
-            .regions()
-            .get(id)
-            .ok_or(EngineError::NoRegion(id))?;
+        let region = self.region(id)?;
         region.close();
-        self.0
-            .movers
-            .iter()
-            .for_each(|mover| mover.invalidate(&region));
+        self.0.release(id, None);
         Ok(region)
     }
 }
@@ -582,6 +595,14 @@ impl Inner {
             .get(peer.index as usize)
             .filter(|(serial, _)| *serial == peer.serial)
             .map(|(_, open)| Arc::clone(open))
+    }
+
+    /// Has all movers release accesses of peers to a region, or to one extent of it.
+    fn release(&self, region: RegionId, extent: Option<Extent>) {
+        let revoked = Revocation { region, extent };
+        self.movers
+            .iter()
+            .for_each(|mover| mover.invalidate(&revoked));
     }
 
     fn first_mover(&self, peer: PeerId) -> Result<(&Arc<dyn Mover>, Arc<Segment>), Cause> {

@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, Weak};
 use std::time::Duration;
 
 use slackwater_base::Instant;
 use slackwater_wait::{Event, Site, Waiting, now};
 use slackwater_wire::Incarnation;
-use slackwater_wire::data::{Capability, CapabilityKey, Grant, Op, Refusal, Rights};
+use slackwater_wire::data::{Capability, CapabilityKey, Grant, Refusal, Rights};
 
 use crate::mover::Notice;
 use crate::region::{Access, PeerRight, Region, Regions};
@@ -18,13 +18,21 @@ use crate::region::{Access, PeerRight, Region, Regions};
 pub struct Home {
     incarnation: Incarnation,
     regions: Regions,
-    key: RwLock<CapabilityKey>,
+    keys: RwLock<Keys>,
     /// How often the key was changed.
     rotations: AtomicU64,
     nonce: AtomicU64,
     notices: Mutex<Notices>,
     noticed: Event,
     rotated: Mutex<Vec<Rotated>>,
+}
+
+/// The key of capabilities, and the one before it.
+struct Keys {
+    secret: [u8; 32],
+    current: CapabilityKey,
+    /// It still admits reads, until then.
+    previous: Option<(CapabilityKey, Instant)>,
 }
 
 /// Queued notices with their senders.
@@ -97,7 +105,7 @@ impl Home {
         let home = Arc::new(Self {
             incarnation,
             regions: Regions::default(),
-            key: RwLock::new(new_key()?),
+            keys: RwLock::new(Keys::new()?),
             rotations: AtomicU64::new(0),
             nonce: AtomicU64::new(0),
             notices: Mutex::default(),
@@ -126,7 +134,17 @@ impl Home {
         &self.regions
     }
 
-    /// Grants a range of a region under its present generation. Rights beyond those of the region are left out.
+    /// The secret under which capabilities of this process are minted. Its holder grants all that the regions allow,
+    /// by [`CapabilityKey::mint`], which needs nothing else of this process; so it goes to nobody but an authority of
+    /// the pool, over an encrypted connection. A grant's expiry is by the clock of this process (`slackwater_wait::now`):
+    /// an authority that was told a reading of that clock, and counts from the moment it heard it, is never ahead of it.
+    #[must_use]
+    pub fn capability_secret(&self) -> [u8; 32] {
+        self.keys().secret
+    }
+
+    /// Grants a range of a region under its present generation. Rights beyond those of the region are left out. Extents
+    /// of a gated region have generations of their own: capabilities for them are minted ([`Home::capability_secret`]).
     #[must_use]
     pub fn grant(&self, region: &Region, spec: &GrantSpec) -> Capability {
         let grant = Grant {
@@ -141,46 +159,40 @@ impl Home {
             expires_nanos: spec.ttl.map_or(u64::MAX, |ttl| (now() + ttl).as_nanos()),
             nonce: self.nonce.fetch_add(1, Ordering::Relaxed),
         };
-        self.key
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .mint(&grant)
+        self.keys().current.mint(&grant)
     }
 
-    /// Checks a capability for one operation of `holder` and begins the access. This is the first of two checks;
-    /// [`Home::confirm`] is the second.
+    /// Checks a capability for accesses of `holder` with the rights `wanted`, and begins one. This is the first of two
+    /// checks; [`Home::confirm`] is the second.
     ///
     /// # Errors
     /// What the capability or the region does not allow.
     pub fn admit(
         &self,
         capability: &Capability,
-        op: Op,
+        wanted: Rights,
         range: (u64, u64),
         holder: Incarnation,
     ) -> Result<Access, Refusal> {
-        let (grant, rotations) = {
-            let key = self.key.read().unwrap_or_else(PoisonError::into_inner);
-            (
-                key.verify(capability)?,
-                self.rotations.load(Ordering::Relaxed),
-            )
+        if wanted == Rights::NONE {
+            return Err(Refusal::Rights);
+        }
+        let now = now();
+        let (grant, outdated, rotations) = {
+            let keys = self.keys();
+            let (grant, outdated) = keys.verify(capability, wanted, now)?;
+            (grant, outdated, self.rotations.load(Ordering::Relaxed))
         };
         if grant.incarnation != self.incarnation {
             return Err(Refusal::Incarnation);
         }
-        let wanted = match op {
-            Op::Read => Rights::READ,
-            Op::Write => Rights::WRITE,
-        };
-        grant.covers(wanted, range, holder, now().as_nanos())?;
-        let access = self
-            .regions
-            .admit(grant.region, grant.generation, wanted, range)?;
+        grant.covers(wanted, range, holder, now.as_nanos())?;
+        let access = self.regions.admit(&grant, wanted, range)?;
         Ok(access.for_peer(PeerRight {
             tenant: grant.tenant,
             expires_nanos: grant.expires_nanos,
             rotations,
+            outdated,
         }))
     }
 
@@ -240,17 +252,18 @@ impl Home {
         }
     }
 
-    /// Takes a new key: when this returns, no request begins under a capability that was granted before, nor through a
-    /// window that was opened for one. What is under way goes on and does not count: a write is refused at its end, a
-    /// copy of another process is not reported as done.
+    /// Takes a new key: when this returns, no write begins under a capability that was granted before, nor a copy through
+    /// a window that was opened for one, and no read once `grace` is over. What is under way goes on and does not count:
+    /// a write is refused at its end, a copy of another process is not reported as done.
     ///
     /// # Errors
     /// The operating system gives no randomness; the old key stays.
-    pub fn rotate(&self) -> Result<(), getrandom::Error> {
-        let key = new_key()?;
+    pub fn rotate(&self, grace: Duration) -> Result<(), getrandom::Error> {
+        let fresh = Keys::new()?;
         {
-            let mut current = self.key.write().unwrap_or_else(PoisonError::into_inner);
-            *current = key;
+            let mut keys = self.keys.write().unwrap_or_else(PoisonError::into_inner);
+            let replaced = std::mem::replace(&mut *keys, fresh);
+            keys.previous = Some((replaced.current, now() + grace));
             self.rotations.fetch_add(1, Ordering::Release);
         }
         // Only after the key was changed: whatever is opened from here on was checked under the new key.
@@ -268,6 +281,37 @@ impl Home {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .push(take_back);
+    }
+
+    fn keys(&self) -> RwLockReadGuard<'_, Keys> {
+        self.keys.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Keys {
+    fn new() -> Result<Self, getrandom::Error> {
+        let mut secret = [0; 32];
+        getrandom::fill(&mut secret)?;
+        Ok(Self {
+            secret,
+            current: CapabilityKey::new(&secret),
+            previous: None,
+        })
+    }
+
+    /// What a capability grants, and whether it was minted under the previous key.
+    fn verify(
+        &self,
+        capability: &Capability,
+        wanted: Rights,
+        now: Instant,
+    ) -> Result<(Grant, bool), Refusal> {
+        match (self.current.verify(capability), &self.previous) {
+            (Err(_), Some((previous, until))) if wanted == Rights::READ && now < *until => {
+                Ok((previous.verify(capability)?, true))
+            }
+            (verified, _) => Ok((verified?, false)),
+        }
     }
 }
 
@@ -296,12 +340,6 @@ impl Drop for HomeGuard {
 
 fn homes() -> std::sync::MutexGuard<'static, BTreeMap<Incarnation, Weak<Home>>> {
     HOMES.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn new_key() -> Result<CapabilityKey, getrandom::Error> {
-    let mut secret = [0; 32];
-    getrandom::fill(&mut secret)?;
-    Ok(CapabilityKey::new(&secret))
 }
 
 #[cfg(test)]

@@ -7,6 +7,10 @@
 //!
 //! The contract between these, and the seven rules every mover keeps, are in the README beside this crate.
 
+// For tests that both kinds of tests share.
+#[cfg(test)]
+extern crate self as slackwater_transfer;
+
 mod batch;
 mod cause;
 mod engine;
@@ -14,6 +18,9 @@ mod flow;
 mod home;
 pub mod host;
 mod job;
+#[cfg(test)]
+#[path = "../tests/conformance/lender.rs"]
+mod lender;
 mod local;
 mod memory;
 mod mover;
@@ -38,12 +45,12 @@ pub use mover::{
     Abilities, Carried, Mover, Notice, PeerStats, RegionKey, SingleRequest, Submission, WhenFull,
 };
 pub use region::{
-    Access, AccessError, Lookup, Region, RegionId, RegionSpec, Regions, RegisterError, ReopenError,
-    StillBusy,
+    Access, AccessError, Extent, Gate, GateAccess, Lookup, Region, RegionId, RegionSpec, Regions,
+    RegisterError, ReopenError, Revocation, StillBusy,
 };
 pub use request::{LocalRange, PeerId, Request, Submit, Target};
 pub use segment::{HostContact, Segment};
-pub use slackwater_wire::data::{Capability, Op, Refusal, Rights};
+pub use slackwater_wire::data::{Capability, CapabilityKey, Grant, Op, Refusal, Rights};
 pub use start::EngineConfig;
 pub use tcp::{
     AllowList, IGNORED, LaneCounters, Level, OPTIONS, OptionError, SealConfig, SealError, Tcp,

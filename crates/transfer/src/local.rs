@@ -12,7 +12,7 @@ use crate::cause::{Cause, Deadline};
 use crate::home::Home;
 use crate::job::Job;
 use crate::mover::{Abilities, Mover, Notice, PeerStats, Submission};
-use crate::region::{Access, Region};
+use crate::region::{Access, Revocation};
 use crate::segment::Segment;
 
 /// Copies between regions of one process, on the threads that submit.
@@ -41,7 +41,12 @@ impl Local {
         }
         let range = (job.remote.offset, job.buffers.bytes());
         let access = peer
-            .admit(&job.remote.capability, job.op, range, self.incarnation)
+            .admit(
+                &job.remote.capability,
+                job.op.right(),
+                range,
+                self.incarnation,
+            )
             .map_err(Cause::Refused)?;
         job.part.started();
         copy(job, &access);
@@ -96,7 +101,7 @@ impl Mover for Local {
         Home::in_process(segment.incarnation).is_some()
     }
 
-    fn invalidate(&self, _region: &Arc<Region>) {}
+    fn invalidate(&self, _revoked: &Revocation) {}
 
     fn submit(&self, segment: &Arc<Segment>, submission: Submission) -> Vec<Job> {
         let Some(peer) = Home::in_process(segment.incarnation) else {

@@ -7,7 +7,7 @@ use crate::batch::{BatchId, Part};
 use crate::cause::Cause;
 use crate::job::{Buffers, Job, Remote};
 use crate::memory::Location;
-use crate::region::{Region, RegisterError};
+use crate::region::{Region, RegisterError, Revocation};
 use crate::segment::Segment;
 use slackwater_wire::data::Op;
 
@@ -46,9 +46,9 @@ pub trait Mover: Send + Sync + fmt::Debug {
         Ok(None)
     }
 
-    /// The region is closing: its key is invalid when this returns, and accesses to it are released as soon as
-    /// possible. The caller waits for the last of them.
-    fn invalidate(&self, region: &Arc<Region>);
+    /// A region is closing, or an extent of it was fenced. The key of a closing region is invalid when this returns, and
+    /// the accesses that the revocation covers are released as soon as possible: somebody waits for the last of them.
+    fn invalidate(&self, revoked: &Revocation);
 
     /// Carries jobs to `segment`, in order. Returns those that it cannot carry, not started, for another mover.
     #[must_use = "jobs that are given back are another mover's"]

@@ -80,6 +80,7 @@ fn region(engine: &Engine) -> Arc<Region> {
         .register(RegionSpec {
             memory: Memory::anonymous(REGION_BYTES).unwrap(),
             rights: Rights::BOTH,
+            gate: None,
         })
         .unwrap()
 }

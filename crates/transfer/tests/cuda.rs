@@ -191,6 +191,7 @@ fn rig(watch: Watch) -> Rig {
         .register(RegionSpec {
             memory: staged,
             rights: Rights::BOTH,
+            gate: None,
         })
         .unwrap();
     Rig {

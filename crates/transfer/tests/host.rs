@@ -6,6 +6,7 @@
 mod world;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use slackwater_transfer::host::{HostLimits, HostMover, ServiceLimits};
 use slackwater_transfer::{
@@ -302,7 +303,7 @@ fn a_new_key_is_the_end_of_what_was_granted_under_the_old_one() {
     };
     let write = |target| vec![request(Op::Write, vec![here.range(0, 4096)], target)];
     near.engine.transfer(write(old), &submit()).unwrap();
-    far.engine.home().rotate().unwrap();
+    far.engine.home().rotate(Duration::ZERO).unwrap();
     let forged = Cause::Refused(Refusal::Forged);
     for _ in 0..2 {
         assert_eq!(

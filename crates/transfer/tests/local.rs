@@ -30,6 +30,7 @@ fn region(engine: &Engine, bytes: usize) -> Arc<Region> {
         .register(RegionSpec {
             memory: Memory::anonymous(bytes).unwrap(),
             rights: Rights::BOTH,
+            gate: None,
         })
         .unwrap()
 }
@@ -125,7 +126,7 @@ fn nothing_granted_before_an_invalidation_reaches_a_byte() {
         }),
         refused(Refusal::Rights)
     );
-    bob.home().rotate().unwrap();
+    bob.home().rotate(Duration::ZERO).unwrap();
     assert_eq!(
         write(Target {
             capability: again,
@@ -231,6 +232,7 @@ fn registration_refuses_what_cannot_be_kept_apart() {
         bob.register(RegionSpec {
             memory,
             rights: Rights::READ,
+            gate: None,
         })
         .unwrap_err()
     };
@@ -246,6 +248,7 @@ fn registration_refuses_what_cannot_be_kept_apart() {
         .register(RegionSpec {
             memory: device,
             rights: Rights::READ,
+            gate: None,
         })
         .unwrap_err();
     assert_eq!(

@@ -76,6 +76,7 @@ fn region(engine: &Engine) -> Arc<Region> {
         .register(RegionSpec {
             memory: Memory::anonymous(BYTES).unwrap(),
             rights: Rights::BOTH,
+            gate: None,
         })
         .unwrap()
 }
@@ -153,7 +154,7 @@ impl World {
                 self.void(|granted| granted.region == index);
             }
             Step::Rotate => {
-                self.bob.home().rotate().unwrap();
+                self.bob.home().rotate(Duration::ZERO).unwrap();
                 self.void(|_| true);
             }
         }

@@ -188,6 +188,7 @@ fn region(engine: &Engine) -> Result<Arc<Region>, BenchError> {
     let region = engine.register(RegionSpec {
         memory,
         rights: Rights::BOTH,
+        gate: None,
     });
     region.map_err(|error| BenchError::Engine(error.into()))
 }

@@ -71,6 +71,7 @@ impl End {
         let region = engine.register(RegionSpec {
             memory,
             rights: Rights::BOTH,
+            gate: None,
         });
         let region = region.map_err(|error| BenchError::Engine(error.into()))?;
         if place == Place::Cpu {

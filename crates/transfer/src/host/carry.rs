@@ -5,7 +5,7 @@ use slackwater_base::Instant;
 use slackwater_pool::copy::{Isa, Stores, copy_with};
 use slackwater_pool::{Class, Kind, Pool};
 use slackwater_wait::now;
-use slackwater_wire::data::{Op, Refusal, Rights};
+use slackwater_wire::data::{Op, Refusal};
 
 use super::cache_history::CacheHistory;
 use super::copy_threads::CopyThreads;
@@ -92,15 +92,11 @@ pub(super) fn carry(
     let (pool, cache_history) = (copy_threads.pool(), copy_threads.cache_history());
     stop(job)?;
     let claims = job.remote.capability.claims();
-    let wanted = match job.op {
-        Op::Read => Rights::READ,
-        Op::Write => Rights::WRITE,
-    };
     let bytes = job.buffers.bytes();
     // The owner checked the capability when it opened the window; what this request does with it is checked here.
     claims
         .covers(
-            wanted,
+            job.op.right(),
             (job.remote.offset, bytes),
             claims.holder,
             now().as_nanos(),

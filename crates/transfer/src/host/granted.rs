@@ -96,7 +96,9 @@ impl GrantedWindows {
     pub(crate) fn grant(&mut self, access: Access) -> (Entry, Option<Arc<OwnedFd>>) {
         let mut entry = Entry::new_zeroed();
         let region = access.region();
-        if !region.memory().location().is_host() {
+        // A right of the previous key ends at a time that the initiator does not know, so each use has to be asked for.
+        let outdated = access.peer().is_some_and(|right| right.outdated);
+        if outdated || !region.memory().location().is_host() {
             entry.refused = U32::new(NOT_HERE);
             return (entry, None);
         }
@@ -280,6 +282,7 @@ mod tests {
             .register(RegionSpec {
                 memory,
                 rights: Rights::BOTH,
+                gate: None,
             })
             .unwrap()
     }

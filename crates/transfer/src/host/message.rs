@@ -128,7 +128,7 @@ pub(crate) struct Entry {
 
 /// Every slot of the control page is in use: the initiator has to forget a window first.
 pub(crate) const NO_SLOT: u32 = u32::MAX;
-/// The processor cannot reach the memory.
+/// There is no window on this memory: the processor cannot reach it, or the capability is of the previous key.
 pub(crate) const NOT_HERE: u32 = u32::MAX - 1;
 
 /// The window lies in shared memory, not in the target's own.

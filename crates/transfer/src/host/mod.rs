@@ -12,6 +12,8 @@ mod carry;
 mod control;
 mod copy_threads;
 mod core;
+#[cfg(test)]
+mod gate_tests;
 mod granted;
 mod link;
 mod message;

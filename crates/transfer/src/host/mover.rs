@@ -15,7 +15,7 @@ use crate::cause::Cause;
 use crate::home::Home;
 use crate::job::Job;
 use crate::mover::{Abilities, Carried, Mover, Notice, PeerStats, SingleRequest, Submission};
-use crate::region::Region;
+use crate::region::Revocation;
 use crate::segment::{HostContact, Segment};
 
 /// Copies between processes of one host: shared memory is mapped and copied by address, other memory is copied by the
@@ -189,8 +189,8 @@ impl Mover for HostMover {
         here && self.known(segment).is_none_or(|peer| !peer.is_shut())
     }
 
-    fn invalidate(&self, region: &Arc<Region>) {
-        self.service.invalidate(region);
+    fn invalidate(&self, revoked: &Revocation) {
+        self.service.invalidate(revoked);
     }
 
     fn submit(&self, segment: &Arc<Segment>, submission: Submission) -> Vec<Job> {

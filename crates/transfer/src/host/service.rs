@@ -14,7 +14,7 @@ use rustix::process::geteuid;
 use slackwater_base::Instant;
 use slackwater_wait::{Site, Waiting, now};
 use slackwater_wire::Incarnation;
-use slackwater_wire::data::{Capability, Op, Refusal, Rights};
+use slackwater_wire::data::{Capability, Refusal};
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -30,7 +30,7 @@ use super::page::ControlPage;
 use super::process::Process;
 use crate::home::Home;
 use crate::mover::Notice;
-use crate::region::{Access, Region};
+use crate::region::{Access, Revocation};
 
 /// Bounds of one process's host service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,10 +162,9 @@ impl Service {
         self.shared.home.incarnation()
     }
 
-    /// Ends every window on a region that is closing.
-    pub(crate) fn invalidate(&self, region: &Region) {
-        self.shared
-            .take_back(|access| access.region().id() == region.id());
+    /// Ends every window on a region that is closing, or on an extent that was fenced.
+    pub(crate) fn invalidate(&self, revoked: &Revocation) {
+        self.shared.take_back(|access| revoked.covers(access));
     }
 
     /// Watches for the end of the peer of this socket, until [`Service::unwatch`].
@@ -577,16 +576,10 @@ impl ServiceState {
                 answer.refuse(Refusal::Closing);
                 continue;
             }
+            // A window allows all that the capability does.
             let claims = capability.claims();
-            let op = if claims.rights.allow(Rights::READ) {
-                Op::Read
-            } else {
-                Op::Write
-            };
-            match self
-                .home
-                .admit(capability, op, (claims.offset, claims.bytes), from)
-            {
+            let range = (claims.offset, claims.bytes);
+            match self.home.admit(capability, claims.rights, range, from) {
                 Ok(access) => answer.push(granted.grant(access)),
                 Err(refusal) => answer.refuse(refusal),
             }

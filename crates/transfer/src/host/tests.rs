@@ -29,20 +29,20 @@ use crate::cause::{Cause, Deadline};
 use crate::engine::Engine;
 use crate::home::{GrantSpec, Home, HomeGuard};
 use crate::memory::{Memory, SharedFile};
-use crate::region::{Region, RegionSpec};
+use crate::region::{Region, RegionSpec, Revocation};
 use crate::request::{PeerId, Target};
 use crate::segment::{HostContact, Segment};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 const BOOT: [u8; 16] = [7; 16];
 
 /// The target's side of one engine.
-struct Owner {
-    life: HomeGuard,
-    service: Arc<Service>,
+pub(super) struct Owner {
+    pub(super) life: HomeGuard,
+    pub(super) service: Arc<Service>,
 }
 
-fn owner(limits: ServiceLimits) -> Owner {
+pub(super) fn owner(limits: ServiceLimits) -> Owner {
     let life = Home::open().unwrap();
     let service = Arc::new(Service::start(BOOT, Arc::clone(&life), limits).unwrap());
     Owner { life, service }
@@ -55,6 +55,7 @@ impl Owner {
             .register(RegionSpec {
                 memory,
                 rights: Rights::BOTH,
+                gate: None,
             })
             .unwrap()
     }
@@ -64,7 +65,7 @@ impl Owner {
             .grant(region, &GrantSpec::whole(region, Rights::BOTH))
     }
 
-    fn link(&self, from: &Owner) -> Arc<Link> {
+    pub(super) fn link(&self, from: &Owner) -> Arc<Link> {
         open(&from.service, self.service.name(), self.life.incarnation()).unwrap()
     }
 }
@@ -79,13 +80,13 @@ fn open(service: &Arc<Service>, name: &str, target: Incarnation) -> Result<Arc<L
     Link::open(service, &call, || {})
 }
 
-fn ask(link: &Arc<Link>, capability: Capability) -> Result<OpenWindow, WindowError> {
+pub(super) fn ask(link: &Arc<Link>, capability: Capability) -> Result<OpenWindow, WindowError> {
     let (mut opened, _) = link.ask(&[capability], None, now() + PATIENCE)?;
     opened.remove(0)
 }
 
 /// Waits for a state that comes by itself; the deadline is that of a failed test.
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+pub(super) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = now() + PATIENCE;
     while !holds() {
         assert!(now() < deadline, "{what} did not come");
@@ -93,10 +94,17 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
+fn closing(region: &Region) -> Revocation {
+    Revocation {
+        region: region.id(),
+        extent: None,
+    }
+}
+
 /// Reopens the region once no access to it is under way; says whether that was within `patience`.
 fn reuse(owner: &Owner, region: &Arc<Region>, patience: Duration) -> bool {
     region.close();
-    owner.service.invalidate(region);
+    owner.service.invalidate(&closing(region));
     owner
         .life
         .regions()
@@ -179,7 +187,7 @@ fn a_new_key_takes_back_what_was_opened_under_the_old_one() {
     let old = far.grant(&region);
     let window = ask(&link, old).unwrap();
     let mark = window.mark().unwrap();
-    far.life.rotate().unwrap();
+    far.life.rotate(Duration::ZERO).unwrap();
     assert!(window.is_over() && window.mark().is_err());
     assert!(
         mark.finish().is_err(),
@@ -210,7 +218,7 @@ fn a_copy_whose_window_is_revoked_before_it_ends_does_not_count() {
     assert!(under_mark(&window, |_| Ok(())).is_ok());
     let revoked = under_mark(&window, |mark| {
         region.close();
-        far.service.invalidate(&region);
+        far.service.invalidate(&closing(&region));
         assert!(mark.is_stale() && region.in_flight() == 1);
         Ok(())
     });

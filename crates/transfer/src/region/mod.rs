@@ -3,6 +3,7 @@
 //! Every read or write of a region's bytes happens under an [`Access`]. The region counts them, so that its owner can
 //! wait for the last one before the bytes are reused: never on time alone.
 
+mod gate;
 mod table;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,9 +11,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use slackwater_base::Instant;
 use slackwater_wait::{Event, Site, Waiting};
-use slackwater_wire::data::Rights;
+use slackwater_wire::data::{Grant, Refusal, Rights};
 use thiserror::Error;
 
+pub use gate::{Extent, Gate, GateAccess, Revocation};
 pub use table::{Lookup, RegionSpec, Regions, RegisterError};
 
 use crate::memory::Memory;
@@ -30,6 +32,8 @@ pub struct Region {
     id: RegionId,
     memory: Memory,
     rights: Rights,
+    /// Decides about the extents, if they have generations of their own.
+    gate: Option<Arc<dyn Gate>>,
     /// New accesses are refused, and those under way shall end early.
     closing: AtomicBool,
     books: Mutex<RegionState>,
@@ -55,6 +59,8 @@ pub struct Access {
     bytes: u64,
     /// What a peer was granted that it is for; none for the owner.
     peer: Option<PeerRight>,
+    /// Where the region has a gate, the extent that the peer was granted, and the gate's number for this access.
+    admitted: Option<(Extent, GateAccess)>,
 }
 
 /// What the capability of an admitted access says that may end before the access does.
@@ -65,6 +71,8 @@ pub(crate) struct PeerRight {
     pub(crate) expires_nanos: u64,
     /// How often the key of capabilities had been changed.
     pub(crate) rotations: u64,
+    /// It is of the previous key, which is admitted for a while only.
+    pub(crate) outdated: bool,
 }
 
 /// Why a local access was not given.
@@ -134,12 +142,6 @@ impl RegionId {
     }
 }
 
-/// Why an access did not begin.
-enum Closed {
-    Closing,
-    Generation,
-}
-
 impl Region {
     /// Its name in this process.
     #[must_use]
@@ -165,7 +167,13 @@ impl Region {
         self.rights
     }
 
-    /// The generation: which use of its bytes this is.
+    /// Whether its extents have generations of their own.
+    #[must_use]
+    pub fn is_gated(&self) -> bool {
+        self.gate.is_some()
+    }
+
+    /// The generation: which use of its bytes this is. Of no meaning where a gate decides about each extent.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.books().generation
@@ -200,6 +208,26 @@ impl Region {
             .map_err(|_| AccessError::Closing(self.id))
     }
 
+    /// An access to a range by a peer that was granted it.
+    fn admit(
+        self: &Arc<Self>,
+        grant: &Grant,
+        wanted: Rights,
+        (offset, bytes): (u64, u64),
+    ) -> Result<Access, Refusal> {
+        if !self.rights.allow(wanted) {
+            return Err(Refusal::Rights);
+        }
+        self.contains(offset, bytes).map_err(|_| Refusal::Range)?;
+        let Some(gate) = &self.gate else {
+            return self.begin(Some(grant.generation), offset, bytes);
+        };
+        let mut access = self.begin(None, offset, bytes)?;
+        let extent = Extent::of(grant);
+        access.admitted = Some((extent, gate.begin(extent, wanted)?));
+        Ok(access)
+    }
+
     fn contains(&self, offset: u64, bytes: u64) -> Result<(), AccessError> {
         let region_bytes = self.bytes();
         match offset.checked_add(bytes) {
@@ -217,13 +245,10 @@ impl Region {
         generation: Option<u64>,
         offset: u64,
         bytes: u64,
-    ) -> Result<Access, Closed> {
+    ) -> Result<Access, Refusal> {
         let mut books = self.books();
-        if self.is_closing() {
-            return Err(Closed::Closing);
-        }
-        if generation.is_some_and(|named| named != books.generation) {
-            return Err(Closed::Generation);
+        if self.is_closing() || generation.is_some_and(|named| named != books.generation) {
+            return Err(Refusal::Generation);
         }
         books.in_flight += 1;
         Ok(Access {
@@ -231,6 +256,7 @@ impl Region {
             offset,
             bytes,
             peer: None,
+            admitted: None,
         })
     }
 
@@ -295,6 +321,12 @@ impl Access {
         self.peer.is_some()
     }
 
+    /// The extent of a gated region that its peer was granted.
+    #[must_use]
+    pub fn extent(&self) -> Option<Extent> {
+        self.admitted.map(|(extent, _)| extent)
+    }
+
     /// The tenant on whose behalf it is, as the capability says; 0 for the owner itself.
     #[must_use]
     pub fn tenant(&self) -> u64 {
@@ -334,7 +366,14 @@ impl Access {
     /// drops the access when it does not.
     #[must_use]
     pub fn is_live(&self) -> bool {
+        let admits = |(gate, (_, admitted)): (&Arc<dyn Gate>, _)| gate.is_live(admitted);
         !self.region.is_closing()
+            && self
+                .region
+                .gate
+                .as_ref()
+                .zip(self.admitted)
+                .is_none_or(admits)
     }
 
     /// Copies from host memory into the region.
@@ -389,6 +428,10 @@ impl Access {
 
 impl Drop for Access {
     fn drop(&mut self) {
+        if let Some((gate, (_, admitted))) = self.region.gate.as_ref().zip(self.admitted) {
+            gate.end(admitted);
+        }
+        // Only now: the thread that unregisters the region waits for this, and may drop what the gate belongs to.
         self.region.end();
     }
 }

@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use slackwater_base::Instant;
 use slackwater_wait::Event;
-use slackwater_wire::data::{Refusal, Rights};
+use slackwater_wire::data::{Grant, Refusal, Rights};
 use thiserror::Error;
 
-use super::{Access, AccessError, Closed, Region, RegionId, RegionState, ReopenError, StillBusy};
+use super::{Access, AccessError, Gate, Region, RegionId, RegionState, ReopenError, StillBusy};
 use crate::memory::{Location, Memory};
 
 /// A region to be registered.
@@ -19,6 +19,8 @@ pub struct RegionSpec {
     pub memory: Memory,
     /// The most that peers may ever be granted.
     pub rights: Rights,
+    /// Decides about each extent by itself; none for one generation of all bytes.
+    pub gate: Option<Arc<dyn Gate>>,
 }
 
 /// All regions of a process.
@@ -131,6 +133,7 @@ impl Regions {
             },
             memory: spec.memory,
             rights: spec.rights,
+            gate: spec.gate,
             closing: AtomicBool::new(false),
             books: Mutex::new(RegionState {
                 generation: self.new_generation(),
@@ -203,29 +206,16 @@ impl Regions {
             .access(offset, bytes)
     }
 
-    /// An access for a peer under `generation`, by the index of the region in the table.
-    ///
-    /// # Errors
-    /// The check that failed.
-    pub fn admit(
+    /// An access to a range for a peer to whom `grant` was granted. Whether the grant covers the range is the caller's to
+    /// check.
+    pub(crate) fn admit(
         &self,
-        index: u32,
-        generation: u64,
+        grant: &Grant,
         wanted: Rights,
         range: (u64, u64),
     ) -> Result<Access, Refusal> {
-        let region = self.by_index(index).ok_or(Refusal::Region)?;
-        if !region.rights.allow(wanted) {
-            return Err(Refusal::Rights);
-        }
-        region
-            .contains(range.0, range.1)
-            .map_err(|_| Refusal::Range)?;
-        region
-            .begin(Some(generation), range.0, range.1)
-            .map_err(|closed| match closed {
-                Closed::Closing | Closed::Generation => Refusal::Generation,
-            })
+        let region = self.by_index(grant.region).ok_or(Refusal::Region)?;
+        region.admit(grant, wanted, range)
     }
 
     /// Waits until no access to a region that [`Region::close`] closed is under way, then gives it a new generation and
@@ -299,6 +289,7 @@ mod tests {
             .register(RegionSpec {
                 memory,
                 rights: Rights::BOTH,
+                gate: None,
             })
             .unwrap();
         (regions, region)

@@ -193,15 +193,11 @@ impl Target {
         if grant.incarnation != self.incarnation {
             return Err(Refusal::Incarnation);
         }
-        let wanted = match op {
-            Op::Read => Rights::READ,
-            Op::Write => Rights::WRITE,
-        };
         let now = match self.bug {
             Some(Bug::ExpiryIgnored) => 0,
             _ => self.now.as_nanos(),
         };
-        grant.covers(wanted, range, Incarnation(0), now)?;
+        grant.covers(op.right(), range, Incarnation(0), now)?;
         let extent = grant.region as usize;
         let place = &self.extents[extent];
         if place.closing || place.generation != grant.generation {

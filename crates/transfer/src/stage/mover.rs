@@ -15,7 +15,7 @@ use crate::flow::{Flow, FlowGuard};
 use crate::job::{Buffers, Job, Priority, Remote, Span};
 use crate::memory::{Stage, StageError, Staged};
 use crate::mover::{Abilities, Mover, Notice, PeerStats, Submission, WhenFull};
-use crate::region::{Access, Region};
+use crate::region::{Access, Revocation};
 use crate::segment::Segment;
 
 /// Carries requests whose local memory is that of a device: a chunk at a time goes between the device and pinned
@@ -465,7 +465,7 @@ impl Mover for StagedMover {
     }
 
     /// The accesses are those of jobs under way, which end by themselves.
-    fn invalidate(&self, _region: &Arc<Region>) {}
+    fn invalidate(&self, _revoked: &Revocation) {}
 
     fn submit(&self, segment: &Arc<Segment>, submission: Submission) -> Vec<Job> {
         let Some(wire) = self.core.wire(segment) else {

@@ -120,7 +120,7 @@ mod tests {
             let regions = Regions::default();
             let region = regions.register(RegionSpec {
                 memory: Memory::anonymous(2 * total as usize).unwrap(),
-                rights: Rights::NONE,
+                rights: Rights::NONE, gate: None,
             }).unwrap();
             // Every second run of bytes, so that neighbours in the list are apart in memory.
             let mut at = 0;

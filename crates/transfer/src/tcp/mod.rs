@@ -61,7 +61,7 @@ use crate::mover::{
     Abilities, Carried, Mover, Notice, PeerStats, SingleRequest, Submission, WhenFull,
 };
 use crate::protocol::{NOTICE_BYTES_MAX, REQUEST_BYTES_MAX, SLICE_BYTES_MAX, SLICE_BYTES_MIN};
-use crate::region::Region;
+use crate::region::Revocation;
 use crate::segment::Segment;
 use slackwater_wire::data::{Op, Refusal};
 
@@ -315,10 +315,10 @@ impl Mover for Tcp {
             .any(|address| self.context.config.may_reach(segment, address))
     }
 
-    fn invalidate(&self, region: &Arc<Region>) {
+    fn invalidate(&self, revoked: &Revocation) {
         self.loops
             .iter()
-            .for_each(|each| each.command(Command::ReleaseRegion(region.id())));
+            .for_each(|each| each.command(Command::Release(*revoked)));
     }
 
     fn submit(&self, segment: &Arc<Segment>, submission: Submission) -> Vec<Job> {

@@ -17,7 +17,7 @@ use super::turn::Turn;
 use crate::memory::{StageError, Staged};
 use crate::protocol::responding::{Input, Output};
 use crate::protocol::{CloseReason, Responder, Span, Want};
-use crate::region::RegionId;
+use crate::region::Revocation;
 
 /// One connection of a peer.
 #[derive(Debug)]
@@ -113,12 +113,11 @@ impl ServerEnd<'_> {
         self.handle(Input::Fetched(id, fetched))
     }
 
-    /// A region closes: its requests are refused, and their accesses released.
-    pub(crate) fn release_region(&mut self, region: RegionId) -> Result<(), CloseReason> {
-        let of_region = |memory: &AdmittedMemory| memory.access.region().id() == region;
+    /// A region closes, or an extent was fenced: its requests are refused, and their accesses released.
+    pub(crate) fn release(&mut self, revoked: &Revocation) -> Result<(), CloseReason> {
         let memories = self.server.responder.memories();
         let ids: Vec<u64> = memories
-            .filter(|(_, memory)| of_region(memory))
+            .filter(|(_, memory)| revoked.covers(&memory.access))
             .map(|(id, _)| id)
             .collect();
         ids.into_iter()
@@ -227,7 +226,12 @@ impl End for ServerEnd<'_> {
         };
         let (home, range) = (&self.turn.context.home, (request.offset, request.bytes));
         let admitted = home
-            .admit(&request.capability, request.op, range, self.server.holder())
+            .admit(
+                &request.capability,
+                request.op.right(),
+                range,
+                self.server.holder(),
+            )
             .and_then(AdmittedMemory::of);
         self.handle(Input::Request(&request, admitted))
     }

@@ -10,7 +10,8 @@ use std::thread::JoinHandle;
 use slackwater_base::Instant;
 use slackwater_transfer::{
     Abilities, Access, BatchId, Capability, Cause, Deadline, Home, Job, Mover, Notice, Op, Part,
-    PeerStats, Refusal, Region, RegionId, RegionKey, RegisterError, Segment, Submission,
+    PeerStats, Refusal, Region, RegionId, RegionKey, RegisterError, Revocation, Segment,
+    Submission,
 };
 use slackwater_wait::now;
 use slackwater_wire::Incarnation;
@@ -182,11 +183,12 @@ impl Port {
             return Ok(Arc::clone(window));
         }
         let claims = capability.claims();
-        let window =
-            Arc::new(
-                self.home
-                    .admit(capability, op, (claims.offset, claims.bytes), holder)?,
-            );
+        let window = Arc::new(self.home.admit(
+            capability,
+            op.right(),
+            (claims.offset, claims.bytes),
+            holder,
+        )?);
         keys.windows.insert(name, Arc::clone(&window));
         Ok(window)
     }
@@ -236,12 +238,13 @@ impl Mover for Fabric {
         Ok(Some(RegionKey(key)))
     }
 
-    fn invalidate(&self, region: &Arc<Region>) {
+    fn invalidate(&self, revoked: &Revocation) {
         let mut keys = lock(&self.port.keys);
-        keys.regions.retain(|_, id| *id != region.id());
+        if revoked.extent.is_none() {
+            keys.regions.retain(|_, id| *id != revoked.region);
+        }
         // A copy under way holds its window, and with it the region, until it is over.
-        keys.windows
-            .retain(|_, window| window.region().id() != region.id());
+        keys.windows.retain(|_, window| !revoked.covers(window));
     }
 
     fn submit(&self, segment: &Arc<Segment>, submission: Submission) -> Vec<Job> {

@@ -147,6 +147,7 @@ impl End {
                 .register(RegionSpec {
                     memory,
                     rights: Rights::BOTH,
+                    gate: None,
                 })
                 .unwrap(),
             look,

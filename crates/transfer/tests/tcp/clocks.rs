@@ -132,7 +132,7 @@ fn a_write_whose_right_ends_under_it_does_not_count() {
         data(3, 0, 8, true),
     ]);
     until("it is admitted", || there.in_flight() == 1);
-    bob.home().rotate().unwrap();
+    bob.home().rotate(Duration::ZERO).unwrap();
     peer.send_bytes(&[8; 8]);
     assert_eq!(peer.hear(), refused(3, Refusal::Forged));
 }

@@ -3,8 +3,11 @@
 
 mod clocks;
 mod direct;
+mod gate;
 mod hostile;
 mod junk;
+#[path = "../conformance/lender.rs"]
+mod lender;
 mod peer;
 mod raw;
 mod sealed;

@@ -135,6 +135,7 @@ pub(crate) fn slow_engine(bytes: usize) -> (Engine, Arc<Region>, Receiver<Copyin
         .register(RegionSpec {
             memory,
             rights: Rights::BOTH,
+            gate: None,
         })
         .unwrap();
     (engine, region, copies)

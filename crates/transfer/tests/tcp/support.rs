@@ -55,6 +55,7 @@ pub(crate) fn region(engine: &Engine, bytes: usize) -> Arc<Region> {
         .register(RegionSpec {
             memory: Memory::anonymous(bytes).unwrap(),
             rights: Rights::BOTH,
+            gate: None,
         })
         .unwrap()
 }

@@ -2,7 +2,7 @@ use thiserror::Error;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::capability::{Capability, Refusal};
+use super::capability::{Capability, Refusal, Rights};
 
 /// What a request does, seen from the initiator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -11,6 +11,17 @@ pub enum Op {
     Read,
     /// From local memory into the target's region.
     Write,
+}
+
+impl Op {
+    /// The right that it needs.
+    #[must_use]
+    pub const fn right(self) -> Rights {
+        match self {
+            Self::Read => Rights::READ,
+            Self::Write => Rights::WRITE,
+        }
+    }
 }
 
 /// Asks for bytes, or announces them. A write's data frames follow on the same connection.

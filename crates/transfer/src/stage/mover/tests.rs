@@ -9,7 +9,7 @@ use crate::engine::Engine;
 use crate::home::{GrantSpec, Home};
 use crate::local::Local as Within;
 use crate::memory::Memory;
-use crate::region::RegionSpec;
+use crate::region::{Region, RegionSpec};
 use crate::request::{LocalRange, PeerId, Request, Submit, Target};
 
 const CHUNK: usize = 4096;
@@ -62,6 +62,7 @@ fn rig() -> Rig {
         .register(RegionSpec {
             memory: staged,
             rights: Rights::BOTH,
+            gate: None,
         })
         .unwrap();
     let there = Memory::anonymous(16 * CHUNK).unwrap();
@@ -69,6 +70,7 @@ fn rig() -> Rig {
         .register(RegionSpec {
             memory: there,
             rights: Rights::BOTH,
+            gate: None,
         })
         .unwrap();
     let capability = far

@@ -34,6 +34,7 @@ fn rig(chunks: usize, watch: Watch) -> Rig {
         .register(RegionSpec {
             memory: staged,
             rights: Rights::BOTH,
+            gate: None,
         })
         .unwrap();
     Rig {

@@ -12,7 +12,7 @@ use crate::batch::{BatchId, Part};
 use crate::cause::Cause;
 use crate::memory::{StageError, Staged, StagingTurn};
 use crate::protocol::initiating::{Input, Output};
-use crate::region::RegionId;
+use crate::region::Revocation;
 use crate::segment::Segment;
 use crate::tcp::client::ClientConnection;
 use crate::tcp::conn::{Conn, Role};
@@ -41,7 +41,7 @@ pub(crate) enum Command {
         conn: Box<Conn>,
     },
     Cancel(BatchId),
-    ReleaseRegion(RegionId),
+    Release(Revocation),
     /// A device has room for payload of this connection, which holds the turn until it has been served.
     Resume(ConnId, StagingTurn),
     /// A copy into the device has ended.
@@ -83,9 +83,9 @@ impl LoopState {
                 }
             }
             Command::Cancel(batch) => self.cancel(batch),
-            Command::ReleaseRegion(region) => {
+            Command::Release(revoked) => {
                 for conn in self.busy_connections() {
-                    self.server(conn, |end| end.release_region(region));
+                    self.server(conn, |end| end.release(&revoked));
                 }
             }
             Command::Resume(conn, _place) => {

@@ -1,0 +1,110 @@
+//! An allocator of extents, as small as one can be: the gate of regions in tests.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use slackwater_transfer::{
+    Capability, CapabilityKey, Extent, Gate, GateAccess, Grant, Home, Memory, Refusal, Region,
+    RegionSpec, Rights,
+};
+use slackwater_wire::Incarnation;
+
+/// The extents that are in use, and the accesses to those that are or were.
+#[derive(Debug, Default)]
+pub(crate) struct Lender(Mutex<Lent>);
+
+#[derive(Debug, Default)]
+struct Lent {
+    extents: BTreeMap<u64, Extent>,
+    accesses: BTreeMap<GateAccess, (Extent, Rights)>,
+    generation: u64,
+    next: u64,
+}
+
+impl Lender {
+    /// A region of this lender's.
+    pub(crate) fn region(self: &Arc<Self>, memory: Memory, rights: Rights) -> RegionSpec {
+        let gate = Some(Arc::clone(self) as Arc<dyn Gate>);
+        RegionSpec {
+            memory,
+            rights,
+            gate,
+        }
+    }
+
+    /// Gives an extent its next use.
+    pub(crate) fn lend(&self, offset: u64, bytes: u64) -> Extent {
+        let mut lent = self.lent();
+        lent.generation += 1;
+        let generation = lent.generation;
+        let extent = Extent {
+            offset,
+            bytes,
+            generation,
+        };
+        lent.extents.insert(offset, extent);
+        extent
+    }
+
+    /// Makes an extent dead; its bytes may be lent again once it is idle.
+    pub(crate) fn fence(&self, extent: Extent) {
+        self.lent().extents.remove(&extent.offset);
+    }
+
+    /// The rights of the accesses under way to an extent.
+    pub(crate) fn accesses(&self, extent: Extent) -> Vec<Rights> {
+        let lent = self.lent();
+        let of = lent.accesses.values().filter(|(known, _)| *known == extent);
+        of.map(|(_, rights)| *rights).collect()
+    }
+
+    pub(crate) fn is_idle(&self, extent: Extent) -> bool {
+        self.accesses(extent).is_empty()
+    }
+
+    fn lent(&self) -> MutexGuard<'_, Lent> {
+        self.0.lock().unwrap()
+    }
+}
+
+impl Gate for Lender {
+    fn begin(&self, extent: Extent, rights: Rights) -> Result<GateAccess, Refusal> {
+        let mut lent = self.lent();
+        match lent.extents.get(&extent.offset) {
+            Some(live) if *live == extent => {}
+            Some(live) if live.bytes != extent.bytes => return Err(Refusal::Range),
+            _ => return Err(Refusal::Generation),
+        }
+        lent.next += 1;
+        let access = GateAccess(lent.next);
+        lent.accesses.insert(access, (extent, rights));
+        Ok(access)
+    }
+
+    fn is_live(&self, access: GateAccess) -> bool {
+        let lent = self.lent();
+        let (extent, _) = lent.accesses[&access];
+        lent.extents.get(&extent.offset) == Some(&extent)
+    }
+
+    fn end(&self, access: GateAccess) {
+        let ended = self.lent().accesses.remove(&access);
+        assert!(ended.is_some(), "an access ends once");
+    }
+}
+
+/// A capability for an extent, minted as an authority does that has nothing but the secret.
+pub(crate) fn mint(home: &Home, region: &Region, extent: Extent, rights: Rights) -> Capability {
+    CapabilityKey::new(&home.capability_secret()).mint(&Grant {
+        incarnation: home.incarnation(),
+        region: region.id().index(),
+        generation: extent.generation,
+        offset: extent.offset,
+        bytes: extent.bytes,
+        rights,
+        tenant: 0,
+        holder: Incarnation(0),
+        expires_nanos: u64::MAX,
+        nonce: 0,
+    })
+}

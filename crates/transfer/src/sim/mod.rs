@@ -6,6 +6,7 @@
 //! no byte outside what a valid capability allows, no completion without all bytes, each request ends exactly once,
 //! nothing is left behind.
 
+mod gate;
 mod ledger;
 mod run;
 mod target;
@@ -35,9 +36,15 @@ enum Bug {
     EndedTwice,
     /// The tasks of a connection that broke are forgotten.
     TasksForgotten,
+    /// The gate admits whatever names an extent in use, under any generation that the region has had.
+    GenerationOfRegion,
+    /// A fence ends the transfers at all extents of its region.
+    NeighboursReleased,
+    /// The gate is not told of the end of an access.
+    EndNotTold,
 }
 
-const BUGS: [Bug; 10] = [
+const BUGS: [Bug; 13] = [
     Bug::ReuseWithoutFence,
     Bug::CommitUnchecked,
     Bug::ExpiryIgnored,
@@ -48,6 +55,9 @@ const BUGS: [Bug; 10] = [
     Bug::CopyWithoutAccess,
     Bug::EndedTwice,
     Bug::TasksForgotten,
+    Bug::GenerationOfRegion,
+    Bug::NeighboursReleased,
+    Bug::EndNotTold,
 ];
 
 const SEEDS: u64 = 2000;
@@ -72,6 +82,8 @@ struct Met {
     cuts: u64,
     kills: u64,
     reuses: u64,
+    /// Extents that were fenced under way, with transfers under way at others.
+    fenced_beside: u64,
     rotations: u64,
     staged: u64,
 }
@@ -90,6 +102,7 @@ fn two_thousand_seeds_hold_and_meet_everything() {
         all.cuts += met.cuts;
         all.kills += met.kills;
         all.reuses += met.reuses;
+        all.fenced_beside += met.fenced_beside;
         all.rotations += met.rotations;
         all.staged += met.staged;
     }
@@ -103,11 +116,23 @@ fn two_thousand_seeds_hold_and_meet_everything() {
         cuts,
         kills,
         reuses,
+        fenced_beside,
         rotations,
         staged,
     } = all;
     let met = [
-        completed, refused, cancelled, late, lost, again, cuts, kills, reuses, rotations, staged,
+        completed,
+        refused,
+        cancelled,
+        late,
+        lost,
+        again,
+        cuts,
+        kills,
+        reuses,
+        fenced_beside,
+        rotations,
+        staged,
     ];
     assert!(met.iter().all(|count| *count >= SEEDS / 20), "{all:?}");
     assert!(completed >= 5 * SEEDS, "{all:?}");

@@ -1,5 +1,8 @@
 //! The world of one seed: callers, connections, the owner's orders, and everything that goes wrong.
 
+mod faults;
+mod network;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +22,7 @@ use crate::protocol::{
     Call, CloseReason, InitiatorLimits, Piece, Responder, ResponderLimits, Want,
 };
 use crate::segment::Segment;
-use crate::tcp::shared::{ClientConnection, ClientEnd, Cursor, Place, SpanMemory, Vectors, Wire};
+use crate::tcp::shared::{ClientConnection, Cursor, Place, SpanMemory, Vectors, Wire};
 
 pub(super) struct World {
     rng: Rng,
@@ -169,7 +172,7 @@ impl World {
             job,
             op,
             call: Transfer {
-                offset,
+                offset: (extent * EXTENT_BYTES) as u64 + offset,
                 bytes,
                 capability,
                 urgent: self.rng.chance(0.2),
@@ -292,102 +295,6 @@ impl World {
     }
 
     /// Moves bytes on one connection: from an end to the network, or from the network to an end.
-    fn carry(&mut self) {
-        let Some(id) = pick(&mut self.rng, self.conns.keys().copied()) else {
-            return;
-        };
-        let many = match self.rng.below(3) {
-            0 => 1 + self.rng.below(8) as usize,
-            1 => 1 + self.rng.below(100) as usize,
-            _ => 2000,
-        };
-        let result = match self.rng.below(4) {
-            0 => self.send_up(id, many),
-            1 => self.send_down(id, many),
-            2 => self.arrive_up(id, many).map_err(|reason| (true, reason)),
-            _ => self.arrive_down(id, many).map_err(|reason| (false, reason)),
-        };
-        match result {
-            Ok(()) => {}
-            Err((true, _)) => self.end_server(id),
-            Err((false, reason)) => self.end_client(id, &reason),
-        }
-    }
-
-    fn send_up(&mut self, id: u64, many: usize) -> Result<(), (bool, CloseReason)> {
-        let now = self.target.now;
-        let Some(conn) = self.conns.get_mut(&id).filter(|conn| !conn.cut) else {
-            return Ok(());
-        };
-        if let Some((client, _)) = &mut conn.client {
-            let mut bytes = Vec::new();
-            client
-                .initiator
-                .gather(|piece| show(piece, many, &mut bytes));
-            conn.up.extend(&bytes);
-            client
-                .handle(now, Input::Wrote(bytes.len()))
-                .map_err(|reason| (false, reason))?;
-        }
-        Ok(())
-    }
-
-    fn send_down(&mut self, id: u64, many: usize) -> Result<(), (bool, CloseReason)> {
-        let Some(conn) = self.conns.get_mut(&id).filter(|conn| !conn.cut) else {
-            return Ok(());
-        };
-        if let Some((responder, _)) = &mut conn.server {
-            let mut bytes = Vec::new();
-            responder.gather(|piece| show(piece, many, &mut bytes));
-            conn.down.extend(&bytes);
-            let mut server = Server {
-                conn: id,
-                responder,
-                target: &mut self.target,
-            };
-            server
-                .handle(Answer::Wrote(bytes.len()))
-                .map_err(|reason| (true, reason))?;
-        }
-        Ok(())
-    }
-
-    fn arrive_up(&mut self, id: u64, many: usize) -> Result<(), CloseReason> {
-        let Some(conn) = self.conns.get_mut(&id) else {
-            return Ok(());
-        };
-        let Some((responder, wire)) = &mut conn.server else {
-            conn.up.clear();
-            return Ok(());
-        };
-        // The kernel keeps what has no room.
-        if responder.want() == Want::Nothing {
-            return Ok(());
-        }
-        let bytes: Vec<u8> = conn.up.drain(..many.min(conn.up.len())).collect();
-        let end = &mut Server {
-            conn: id,
-            responder,
-            target: &mut self.target,
-        };
-        wire.take(end, &bytes)
-    }
-
-    fn arrive_down(&mut self, id: u64, many: usize) -> Result<(), CloseReason> {
-        let now = self.target.now;
-        let Some(conn) = self.conns.get_mut(&id) else {
-            return Ok(());
-        };
-        let Some((client, wire)) = &mut conn.client else {
-            conn.down.clear();
-            return Ok(());
-        };
-        let bytes: Vec<u8> = conn.down.drain(..many.min(conn.down.len())).collect();
-        wire.take(&mut ClientEnd { client, now }, &bytes)?;
-        self.take_outputs(id);
-        Ok(())
-    }
-
     fn take_outputs(&mut self, id: u64) {
         let Some((client, _)) = self
             .conns
@@ -423,6 +330,13 @@ impl World {
         };
         *counter += 1;
         let target = &mut *self.target;
+        let job = &target.ledger.jobs[task.job];
+        let in_use = target.extents[job.extent].generation == job.generation
+            && !target.is_fenced(job.extent);
+        if in_use && outcome == Err(Cause::Refused(Refusal::Generation)) {
+            let found = format!("job {} was refused, and its extent is in use", task.job);
+            target.found.get_or_insert(found);
+        }
         let base = target.ledger.jobs[task.job].extent * EXTENT_BYTES;
         let ended = target.ledger.ended(task.job, outcome, base);
         target.found = target.found.take().or(ended.err());
@@ -482,110 +396,6 @@ impl World {
             .iter()
             .filter(|copy| copy.conn == id)
             .count() as u64;
-    }
-
-    fn cut(&mut self) {
-        if let Some(conn) = pick(&mut self.rng, self.conns.values_mut()) {
-            conn.cut = true;
-            self.met.cuts += 1;
-        }
-    }
-
-    /// The ends of a connection that was cut see it at some time, each by itself: behind the bytes on their way, or
-    /// before them.
-    fn notice_ends(&mut self) {
-        let cut: Vec<u64> = self
-            .conns
-            .iter()
-            .filter(|(_, conn)| conn.cut)
-            .map(|(id, _)| *id)
-            .collect();
-        for id in cut {
-            let lost = CloseReason::Lost(Cause::Lost("cut".to_owned()));
-            if self.rng.chance(0.05) {
-                self.end_client(id, &lost);
-            }
-            let behind = self.conns[&id].up.is_empty();
-            if self.rng.chance(if behind { 0.2 } else { 0.01 }) {
-                self.end_server(id);
-            }
-            let conn = &self.conns[&id];
-            if conn.client.is_none() && conn.server.is_none() {
-                self.conns.remove(&id);
-            }
-        }
-    }
-
-    /// The owner closes an extent, and the mover tells the connections at once, or they find it out.
-    fn close_extent(&mut self) {
-        let extent = self.rng.below(EXTENTS as u64) as usize;
-        self.target.extents[extent].closing = true;
-        if self.rng.chance(0.5) {
-            return;
-        }
-        for (id, conn) in &mut self.conns {
-            let Some((responder, _)) = &mut conn.server else {
-                continue;
-            };
-            let held: Vec<u64> = responder
-                .memories()
-                .filter(|(_, held)| held.extent() == extent)
-                .map(|(id, _)| id)
-                .collect();
-            for request in held {
-                let mut server = Server {
-                    conn: *id,
-                    responder,
-                    target: &mut self.target,
-                };
-                let revoked = server.handle(Answer::Revoked(request, Refusal::Generation));
-                assert!(revoked.is_ok(), "a revocation is no fault of the peer's");
-            }
-        }
-    }
-
-    /// Extents whose last access has ended get another use.
-    fn reuse_extents(&mut self) {
-        for extent in 0..EXTENTS {
-            let place = &self.target.extents[extent];
-            let drained = place.is_drained() || self.bug == Some(Bug::ReuseWithoutFence);
-            if place.closing && drained {
-                self.target.reuse(extent);
-                self.met.reuses += 1;
-            }
-        }
-    }
-
-    fn rotate(&mut self) {
-        self.target.rotate();
-        self.met.rotations += 1;
-    }
-
-    fn kill_target(&mut self) {
-        let ids: Vec<u64> = self.conns.keys().copied().collect();
-        ids.into_iter().for_each(|id| self.end_server(id));
-        self.target.restart();
-        self.met.kills += 1;
-    }
-
-    /// The initiator's process ends; what it has sent may still arrive.
-    fn kill_initiator(&mut self) {
-        let mut tasks: Vec<Task> = self.waiting.drain(..).collect();
-        for conn in self.conns.values_mut() {
-            conn.cut = true;
-            if let Some((mut client, _)) = conn.client.take() {
-                client.close(self.target.now, &CloseReason::Idle);
-                tasks.extend(client.out.drain(..).filter_map(|output| match output {
-                    Output::Ended { task, .. } | Output::Again(task) => Some(task),
-                    Output::Ready(_) => None,
-                }));
-            }
-        }
-        for task in tasks {
-            self.target.ledger.jobs[task.job].unanswered = true;
-            self.ended(&task, Err(Cause::Cancelled));
-        }
-        self.met.kills += 1;
     }
 
     fn pass_time(&mut self, faults: bool) {
@@ -676,7 +486,7 @@ impl World {
         self.target.ledger.open.is_empty()
             && self.target.copies.is_empty()
             && self.conns.values().all(Conn::is_quiet)
-            && self.target.extents.iter().all(|extent| !extent.closing)
+            && (0..EXTENTS).all(|extent| !self.target.is_fenced(extent))
     }
 
     fn check_nothing_left(&self) -> Result<(), String> {
@@ -687,12 +497,7 @@ impl World {
                 conn.client, conn.server
             ));
         }
-        match self
-            .target
-            .extents
-            .iter()
-            .position(|extent| !extent.is_drained())
-        {
+        match (0..EXTENTS).find(|extent| !self.target.is_drained(*extent)) {
             Some(extent) => Err(format!("an access to extent {extent} is left")),
             None => Ok(()),
         }

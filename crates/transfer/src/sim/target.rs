@@ -1,19 +1,27 @@
 //! The target: memory in extents, capabilities, and a responder for each connection.
 
+mod server;
+
 use std::rc::Rc;
+use std::sync::Arc;
 
 use slackwater_base::Instant;
 use slackwater_wire::Incarnation;
 use slackwater_wire::data::{
-    Capability, CapabilityKey, Features, Frame, Grant, Greeting, Op, Refusal, Rights, VERSION,
+    Capability, CapabilityKey, Features, Grant, Greeting, Op, Refusal, Rights, VERSION,
 };
 
 use super::Bug;
+use super::gate::SimulatedGate;
 use super::ledger::Ledger;
 use crate::job::Buffers;
-use crate::protocol::responding::{Input, Output};
-use crate::protocol::{Admitted, ChunkRange, CloseReason, Responder, Span, Want};
-use crate::tcp::shared::{Cursor, End, Greeted, Place, SpanMemory, Vectors};
+use crate::lender::Lender;
+use crate::memory::{Location, Memory};
+use crate::protocol::{Admitted, ChunkRange};
+use crate::region::{Access, Extent, Gate, RegionId, RegionSpec, Regions, Revocation};
+use crate::tcp::shared::{Cursor, Place, SpanMemory};
+
+pub(super) use server::Server;
 
 pub(super) const EXTENTS: usize = 4;
 pub(super) const EXTENT_BYTES: usize = 1024;
@@ -28,7 +36,12 @@ pub(super) struct Target {
     pub(super) incarnation: Incarnation,
     key: CapabilityKey,
     rotations: u64,
+    regions: Regions,
+    region: RegionId,
+    gate: Arc<SimulatedGate>,
+    /// What each extent is lent as, or was before it was fenced.
     pub(super) extents: Vec<Extent>,
+    /// The memory of the region.
     pub(super) arena: Box<[u8]>,
     pub(super) copies: Vec<Copy>,
     /// Counts the chunks that are lent.
@@ -40,13 +53,6 @@ pub(super) struct Target {
     pub(super) found: Option<String>,
 }
 
-pub(super) struct Extent {
-    pub(super) generation: u64,
-    pub(super) closing: bool,
-    /// Counts the accesses under way.
-    pub(super) accesses: Rc<()>,
-}
-
 /// A copy between a chunk and the device.
 pub(super) struct Copy {
     pub(super) conn: u64,
@@ -55,7 +61,8 @@ pub(super) struct Copy {
     into_device: bool,
     at: usize,
     chunk: Box<[u8]>,
-    _held: [Option<Rc<()>>; 2],
+    _access: Option<Arc<Access>>,
+    _loan: Option<Rc<()>>,
 }
 
 /// The memory of one request.
@@ -64,8 +71,7 @@ pub(super) struct Held {
     pub(super) job: usize,
     grant: Grant,
     rotations: u64,
-    offset: u64,
-    access: Rc<()>,
+    pub(super) access: Arc<Access>,
     buffers: Buffers,
     cursor: Cursor,
     /// The chunk that payload fills, or is sent from; none for memory that the processor reaches.
@@ -82,13 +88,6 @@ struct Chunk {
     cursor: Cursor,
     /// Counts the chunks that are lent.
     loan: Option<Rc<()>>,
-}
-
-/// One connection, as the target sees it.
-pub(super) struct Server<'a> {
-    pub(super) conn: u64,
-    pub(super) responder: &'a mut Responder<Held>,
-    pub(super) target: &'a mut Target,
 }
 
 pub(super) fn greeting(incarnation: Incarnation, expects: Incarnation) -> Greeting {
@@ -108,12 +107,34 @@ pub(super) fn greeting(incarnation: Incarnation, expects: Incarnation) -> Greeti
 
 impl Target {
     pub(super) fn new(bug: Option<Bug>) -> Self {
+        let mut arena: Box<[u8]> = vec![0; EXTENTS * EXTENT_BYTES].into();
+        let start = std::ptr::NonNull::from(&mut arena[0]);
+        // SAFETY: the arena is as long as the world, and only one thread touches it.
+        let memory = unsafe { Memory::borrowed(start, arena.len(), Location::Host) };
+        let gate = Arc::new(SimulatedGate {
+            lender: Lender::default(),
+            bug,
+        });
+        let regions = Regions::default();
+        let spec = RegionSpec {
+            memory,
+            rights: Rights::BOTH,
+            gate: Some(Arc::clone(&gate) as Arc<dyn Gate>),
+        };
+        let region = regions.register(spec).expect("it is the only region");
+        let lend = |extent| {
+            gate.lender
+                .lend((extent * EXTENT_BYTES) as u64, EXTENT_BYTES as u64)
+        };
         let mut target = Self {
             incarnation: Incarnation(1),
             key: CapabilityKey::new(&[1; 32]),
             rotations: 0,
-            extents: Vec::new(),
-            arena: vec![0; EXTENTS * EXTENT_BYTES].into(),
+            region: region.id(),
+            regions,
+            extents: (0..EXTENTS).map(lend).collect(),
+            gate,
+            arena,
             copies: Vec::new(),
             chunks: Rc::new(()),
             ledger: Ledger::new(EXTENTS * EXTENT_BYTES),
@@ -122,7 +143,6 @@ impl Target {
             bug,
             found: None,
         };
-        target.extents = (0..EXTENTS).map(|_| Extent::new()).collect();
         (0..EXTENTS).for_each(|extent| target.reuse(extent));
         target
     }
@@ -136,9 +156,9 @@ impl Target {
     ) -> Capability {
         self.key.mint(&Grant {
             incarnation: self.incarnation,
-            region: extent as u32,
+            region: self.region.index(),
             generation: self.extents[extent].generation,
-            offset: 0,
+            offset: self.extents[extent].offset,
             bytes: EXTENT_BYTES as u64,
             rights,
             tenant: 0,
@@ -150,11 +170,12 @@ impl Target {
 
     /// Gives an extent another use.
     pub(super) fn reuse(&mut self, extent: usize) {
-        let place = &mut self.extents[extent];
-        (place.generation, place.closing) = (place.generation + 1, false);
+        let offset = self.extents[extent].offset;
+        self.extents[extent] = self.gate.lender.lend(offset, EXTENT_BYTES as u64);
+        let generation = self.extents[extent].generation;
         let range = extent * EXTENT_BYTES..(extent + 1) * EXTENT_BYTES;
         self.arena[range.clone()].fill(0);
-        self.ledger.reused(range, place.generation, self.step);
+        self.ledger.reused(range, generation, self.step);
     }
 
     pub(super) fn rotate(&mut self) {
@@ -167,11 +188,29 @@ impl Target {
         self.incarnation.0 += 1;
         self.copies.clear();
         self.chunks = Rc::new(());
-        for extent in 0..EXTENTS {
-            self.extents[extent].accesses = Rc::new(());
-            self.reuse(extent);
-        }
+        (0..EXTENTS).for_each(|extent| self.reuse(extent));
         self.rotate();
+    }
+
+    /// Makes an extent dead; returns what is to be released.
+    pub(super) fn fence(&mut self, extent: usize) -> Revocation {
+        self.gate.lender.fence(self.extents[extent]);
+        Revocation {
+            region: self.region,
+            extent: (self.bug != Some(Bug::NeighboursReleased)).then_some(self.extents[extent]),
+        }
+    }
+
+    pub(super) fn is_fenced(&self, extent: usize) -> bool {
+        self.gate
+            .lender
+            .live_at(self.extents[extent].offset)
+            .is_none()
+    }
+
+    /// Whether no access to an extent is under way.
+    pub(super) fn is_drained(&self, extent: usize) -> bool {
+        self.gate.lender.is_idle(self.extents[extent])
     }
 
     fn admit(
@@ -198,33 +237,26 @@ impl Target {
             _ => self.now.as_nanos(),
         };
         grant.covers(op.right(), range, Incarnation(0), now)?;
-        let extent = grant.region as usize;
-        let place = &self.extents[extent];
-        if place.closing || place.generation != grant.generation {
-            return Err(Refusal::Generation);
-        }
-        let at = extent * EXTENT_BYTES + range.0 as usize;
-        // SAFETY: the arena is as long as the world, and only one thread touches it.
-        let buffers = unsafe { Buffers::borrowed(self.arena[at..].as_mut_ptr(), range.1 as usize) };
+        let access = Arc::new(self.regions.admit(&grant, op.right(), range)?);
+        let held = Held {
+            job: grant.nonce as usize,
+            grant,
+            rotations: self.rotations,
+            buffers: Buffers::shared(Arc::clone(&access)),
+            access,
+            cursor: Cursor::default(),
+            chunk: None,
+            fetched: None,
+        };
         Ok(Admitted {
-            memory: Held {
-                job: grant.nonce as usize,
-                grant,
-                rotations: self.rotations,
-                offset: range.0,
-                access: Rc::clone(&place.accesses),
-                buffers,
-                cursor: Cursor::default(),
-                chunk: None,
-                fetched: None,
-            },
-            chunk_bytes: (extent >= DEVICE_FROM).then_some(CHUNK_BYTES),
+            chunk_bytes: (held.extent() >= DEVICE_FROM).then_some(CHUNK_BYTES),
+            memory: held,
         })
     }
 
     /// Whether what is done under a right counts.
     fn confirm(&self, held: &Held) -> Result<(), Refusal> {
-        if self.extents[held.extent()].closing {
+        if !held.access.is_live() {
             return Err(Refusal::Generation);
         }
         if held.grant.expires_nanos <= self.now.as_nanos() {
@@ -261,20 +293,6 @@ impl Target {
     }
 }
 
-impl Extent {
-    fn new() -> Self {
-        Self {
-            generation: 0,
-            closing: false,
-            accesses: Rc::new(()),
-        }
-    }
-
-    pub(super) fn is_drained(&self) -> bool {
-        Rc::strong_count(&self.accesses) == 1
-    }
-}
-
 impl Chunk {
     fn new(offset: u64, mut memory: Box<[u8]>, loan: Option<Rc<()>>) -> Self {
         // SAFETY: the memory is kept beside the buffers, and only one thread touches it.
@@ -308,73 +326,11 @@ impl SpanMemory for Held {
 
 impl Held {
     pub(super) fn extent(&self) -> usize {
-        self.grant.region as usize
+        self.grant.offset as usize / EXTENT_BYTES
     }
 
     fn at(&self, offset: u64) -> usize {
-        self.extent() * EXTENT_BYTES + (self.offset + offset) as usize
-    }
-}
-
-impl Server<'_> {
-    pub(super) fn handle(&mut self, input: Input<'_, Held>) -> Result<(), CloseReason> {
-        let mut out = Vec::new();
-        self.responder.handle(self.target.now, input, &mut out)?;
-        out.into_iter().try_for_each(|output| self.perform(output))
-    }
-
-    fn perform(&mut self, output: Output) -> Result<(), CloseReason> {
-        if let Output::Notice(id, _) = output {
-            return self.handle(Input::Delivered(id, true));
-        }
-        let Some(held) = self.responder.memory(output.id()) else {
-            return Ok(());
-        };
-        match output {
-            Output::Commit(id) => {
-                let truth = self.target.confirm(held);
-                self.target.ledger.jobs[held.job].counts = truth.is_ok();
-                let counts = match self.target.bug {
-                    Some(Bug::CommitUnchecked) => Ok(()),
-                    _ => truth,
-                };
-                return self.handle(Input::Committed(id, counts));
-            }
-            Output::Store(id, range) => {
-                let chunk = held.chunk.take();
-                let copy = self.target.copy(held, (self.conn, id), range, chunk);
-                self.target.copies.push(copy);
-            }
-            Output::Fetch(id, range) => {
-                let copy = self.target.copy(held, (self.conn, id), range, None);
-                self.target.copies.push(copy);
-            }
-            Output::Send(_, range) => {
-                let fetched = held.fetched.take();
-                held.chunk = fetched.map(|memory| Chunk::new(range.offset, memory, None));
-            }
-            Output::Sent(_) => held.chunk = None,
-            Output::Notice(..) => {}
-        }
-        Ok(())
-    }
-
-    /// A copy has ended.
-    pub(super) fn copied(&mut self, mut copy: Copy, failed: bool) -> Result<(), CloseReason> {
-        self.target.end_copy(&mut copy, failed);
-        let (id, held) = (copy.request, self.responder.memory(copy.request));
-        if held.is_none() && self.target.bug == Some(Bug::CopyNotReported) {
-            return Ok(());
-        }
-        match (copy.into_device, held) {
-            (true, _) => self.handle(Input::Stored(id, !failed)),
-            (false, held) => {
-                if let Some(held) = held.filter(|_| !failed) {
-                    held.fetched = Some(copy.chunk);
-                }
-                self.handle(Input::Fetched(id, !failed))
-            }
-        }
+        (self.access.offset() + offset) as usize
     }
 }
 
@@ -387,7 +343,7 @@ impl Target {
         range: ChunkRange,
         chunk: Option<Chunk>,
     ) -> Copy {
-        let access = (self.bug != Some(Bug::CopyWithoutAccess)).then(|| Rc::clone(&held.access));
+        let access = (self.bug != Some(Bug::CopyWithoutAccess)).then(|| Arc::clone(&held.access));
         let into_device = chunk.is_some();
         let (chunk, loan) = match chunk {
             Some(chunk) => (chunk.memory, chunk.loan),
@@ -400,93 +356,13 @@ impl Target {
             into_device,
             at: held.at(range.offset),
             chunk,
-            _held: [access, loan],
+            _access: access,
+            _loan: loan,
         }
     }
 
     /// Whether a chunk can be lent.
     pub(super) fn has_room(&self) -> bool {
         Rc::strong_count(&self.chunks) <= CHUNKS
-    }
-}
-
-impl End for Server<'_> {
-    fn greeting(&mut self, greeting: &Greeting) -> Result<Greeted, CloseReason> {
-        self.handle(Input::Greeting(greeting))?;
-        let own = self::greeting(self.target.incarnation, greeting.incarnation);
-        self.responder.greet(&own);
-        Ok(Greeted {
-            proven: true,
-            ..Greeted::default()
-        })
-    }
-
-    fn proven(&mut self) -> Result<(), CloseReason> {
-        Ok(())
-    }
-
-    fn frame(&mut self, frame: Frame) -> Result<(), CloseReason> {
-        let Frame::Request(request) = frame else {
-            return self.handle(Input::Frame(frame));
-        };
-        let range = (request.offset, request.bytes);
-        let admitted = self.target.admit(&request.capability, request.op, range);
-        self.handle(Input::Request(&request, admitted))
-    }
-
-    fn want(&mut self) -> Want {
-        loop {
-            let want = self.responder.want();
-            let input = match want {
-                Want::Room(span) if self.target.has_room() => {
-                    let Some(held) = self.responder.memory(span.id) else {
-                        return want;
-                    };
-                    let loan = Some(Rc::clone(&self.target.chunks));
-                    let memory = vec![0; span.bytes].into();
-                    held.chunk = Some(Chunk::new(span.offset, memory, loan));
-                    Input::Lent(span.id)
-                }
-                Want::Room(_) => Input::NoRoom,
-                Want::Memory(span) => match self.responder.memory(span.id) {
-                    Some(held) if self.target.extents[held.extent()].closing => {
-                        Input::Revoked(span.id, Refusal::Generation)
-                    }
-                    _ => return want,
-                },
-                _ => return want,
-            };
-            let _ = self.handle(input);
-        }
-    }
-
-    fn place(&mut self, span: Span) -> Option<Place<'_>> {
-        self.responder.memory(span.id)?.place(span.offset)
-    }
-
-    fn arrived(&mut self, bytes: usize) -> Result<(), CloseReason> {
-        if let Want::Memory(span) = self.responder.want()
-            && let Some(held) = self.responder.memory(span.id)
-            && held.extent() < DEVICE_FROM
-        {
-            let (job, at) = (held.job, held.at(span.offset));
-            if self.target.bug == Some(Bug::ByteNotPlaced) {
-                self.target.arena[at + bytes - 1] = 0;
-            }
-            self.target.placed(job, at, bytes);
-        }
-        self.handle(Input::Arrived(bytes))
-    }
-
-    fn text(&mut self, bytes: &[u8]) -> Result<(), CloseReason> {
-        self.handle(Input::Text(bytes))
-    }
-
-    fn gather(&mut self, _: &mut Vectors) -> usize {
-        0
-    }
-
-    fn wrote(&mut self, bytes: usize) -> Result<(), CloseReason> {
-        self.handle(Input::Wrote(bytes))
     }
 }

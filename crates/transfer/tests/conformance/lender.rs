@@ -51,6 +51,11 @@ impl Lender {
         self.lent().extents.remove(&extent.offset);
     }
 
+    /// The extent in use at an offset.
+    pub(crate) fn live_at(&self, offset: u64) -> Option<Extent> {
+        self.lent().extents.get(&offset).copied()
+    }
+
     /// The rights of the accesses under way to an extent.
     pub(crate) fn accesses(&self, extent: Extent) -> Vec<Rights> {
         let lent = self.lent();

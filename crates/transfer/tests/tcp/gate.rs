@@ -72,6 +72,8 @@ fn a_fence_ends_what_is_under_way_at_its_extent_and_nothing_else() {
     bob.half_written(&mut stopped, 1, one);
     bob.half_written(&mut neighbour, 1, next);
     bob.lender.fence(one);
+    let in_use = [0, EXTENT].map(|offset| bob.lender.live_at(offset));
+    assert_eq!(in_use, [None, Some(next)]);
     assert!(!bob.lender.is_idle(one), "nobody told the connection");
     bob.engine.release_extent(bob.region.id(), one);
     // The peer sends nothing more: the fence does not wait for it.

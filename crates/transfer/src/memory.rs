@@ -23,6 +23,8 @@ pub enum Location {
     Cpu(u32),
     /// Memory of a CUDA device: its pointers mean nothing to the CPU.
     Cuda(u32),
+    /// Bytes of files, which are only read.
+    Files,
     /// Memory of the software device, which stands for a GPU in tests.
     Software(u32),
 }
@@ -40,6 +42,7 @@ impl fmt::Display for Location {
         match self {
             Self::Host => f.write_str("cpu"),
             Self::Cpu(node) => write!(f, "cpu:{node}"),
+            Self::Files => f.write_str("files"),
             Self::Cuda(device) => write!(f, "cuda:{device}"),
             Self::Software(device) => write!(f, "software:{device}"),
         }
@@ -241,6 +244,11 @@ impl Memory {
     #[must_use]
     pub fn location(&self) -> Location {
         self.location
+    }
+
+    /// Whether its bytes have addresses, of the processor or a device, that nothing else has.
+    pub(crate) fn has_addresses(&self) -> bool {
+        self.location != Location::Files
     }
 
     /// The file behind it, if it is shared.

@@ -92,28 +92,21 @@ pub trait Mover: Send + Sync + fmt::Debug {
 pub struct Abilities {
     /// The peer's CPU has no part in a transfer.
     pub one_sided: bool,
-    /// It reaches memory of CUDA devices.
-    pub cuda: bool,
-    /// It reaches memory of the software device.
-    pub software: bool,
+    /// It reaches what a stage brings in and out: memory of devices, and files.
+    pub devices: bool,
 }
 
 impl Abilities {
     /// Host memory alone.
     pub const HOST: Abilities = Abilities {
         one_sided: false,
-        cuda: false,
-        software: false,
+        devices: false,
     };
 
     /// Whether it reaches memory there.
     #[must_use]
     pub const fn takes(self, location: Location) -> bool {
-        match location {
-            Location::Host | Location::Cpu(_) => true,
-            Location::Cuda(_) => self.cuda,
-            Location::Software(_) => self.software,
-        }
+        location.is_host() || self.devices
     }
 }
 

@@ -114,7 +114,8 @@ impl Regions {
             .checked_add(bytes)
             .ok_or(RegisterError::Wraps { start, bytes })?;
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(other) = table.overlapping(start, end) {
+        let has_addresses = spec.memory.has_addresses();
+        if has_addresses && let Some(other) = table.overlapping(start, end) {
             return Err(RegisterError::Overlap { other });
         }
         let index = match table.free.pop() {
@@ -143,7 +144,9 @@ impl Regions {
             drained: Event::new(),
         });
         slot.region = Some(Arc::clone(&region));
-        table.by_start.insert(start, index);
+        if has_addresses {
+            table.by_start.insert(start, index);
+        }
         Ok(region)
     }
 
@@ -183,11 +186,8 @@ impl Regions {
     /// Regions there are.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.table
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .by_start
-            .len()
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        table.slots.len() - table.free.len()
     }
 
     /// Whether there is none.
@@ -246,9 +246,11 @@ impl Regions {
             return Ok(());
         }
         slot.serial = slot.serial.wrapping_add(1);
-        table
-            .by_start
-            .remove(&region.memory.start().as_ptr().addr());
+        if region.memory.has_addresses() {
+            table
+                .by_start
+                .remove(&region.memory.start().as_ptr().addr());
+        }
         table.free.push(index);
         Ok(())
     }

@@ -2,7 +2,7 @@ use std::collections::VecDeque;
 use std::ptr;
 use std::sync::Arc;
 
-use slackwater_base::Instant;
+use slackwater_base::{BLOCK_BYTES, Instant};
 
 use super::device::Pinned;
 use crate::memory::{StageError, Staged, StagingTurn};
@@ -194,7 +194,8 @@ impl Chunks {
 }
 
 impl Chunk {
-    /// Wipes the bytes of another tenant, and records the tenant of the first `bytes` bytes.
+    /// Wipes the bytes of another tenant, and records the tenant of the first `bytes` bytes and of the rest of their
+    /// last block, since a device may read in whole blocks.
     pub(super) fn prepare(&mut self, tenant: u64, bytes: usize) {
         if self.tenant.is_some_and(|last| last != tenant) {
             // SAFETY: the bytes are within the chunk, which is this caller's alone.
@@ -202,7 +203,8 @@ impl Chunk {
             self.dirty = 0;
         }
         self.tenant = Some(tenant);
-        self.dirty = self.dirty.max(bytes);
+        let blocks = bytes.next_multiple_of(BLOCK_BYTES as usize);
+        self.dirty = self.dirty.max(blocks.min(self.pinned.len()));
     }
 }
 
@@ -241,6 +243,20 @@ mod tests {
             calls += 1;
         }
         calls
+    }
+
+    /// A device that reads whole blocks leaves more than was asked for; the next tenant was shown the rest.
+    #[test]
+    fn the_rest_of_a_block_is_wiped_for_another_tenant() {
+        let (_, mut chunk) = lent_out();
+        chunk.prepare(1, 10);
+        // SAFETY: the chunk is that long and this test's alone.
+        let last = unsafe { &mut *chunk.pinned.as_ptr().add(63) };
+        *last = 7;
+        chunk.prepare(1, 10);
+        assert_eq!(*last, 7, "its own bytes are not wiped");
+        chunk.prepare(2, 10);
+        assert_eq!(*last, 0);
     }
 
     /// Every waiter was called for each chunk that came back, and all but one queued again: a batch of thousands of

@@ -28,14 +28,14 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// The device has none.
     fn pin(&self, len: usize) -> Result<Pinned, DeviceError>;
 
-    /// A new queue of copies. Copies of one queue run in order, those of different queues at the same time.
+    /// A new queue of copies. Those of different queues run at the same time.
     ///
     /// # Errors
     /// The device has none.
     fn queue(&self) -> Result<Arc<dyn CopyQueue>, DeviceError>;
 }
 
-/// Copies that run one after the other, concurrently with the host.
+/// Copies that run concurrently with the host, one after the other where [`CopyQueue::is_ordered`].
 pub trait CopyQueue: Send + Sync {
     /// Begins a copy.
     ///
@@ -56,6 +56,11 @@ pub trait CopyQueue: Send + Sync {
     /// # Errors
     /// It will not run: the caller has to poll.
     fn wake_after(&self, wake: Box<dyn FnOnce() + Send>) -> Result<(), DeviceError>;
+
+    /// Whether copies end in the order in which they were begun.
+    fn is_ordered(&self) -> bool {
+        true
+    }
 }
 
 /// One copy between a device and pinned memory.

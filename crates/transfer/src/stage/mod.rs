@@ -2,13 +2,14 @@
 //!
 //! A [`Device`] begins copies and reports their ends; it never blocks. The [`Stager`] makes of it the
 //! [`Stage`](crate::Stage) by which movers bring bytes in and out, and the [`StagedMover`] carries requests on device
-//! memory over any other mover. [`SoftwareDevice`] is a device for machines without one, `CudaDevice` a GPU through the
+//! memory over any other mover. Files are a device that is only read ([`Files`]). [`SoftwareDevice`] is a device for machines without one, `CudaDevice` a GPU through the
 //! driver that is found at run time.
 
 mod chunks;
 #[cfg(feature = "gpu")]
 mod cuda;
 mod device;
+mod file;
 mod limits;
 mod mover;
 mod software;
@@ -17,6 +18,7 @@ mod stager;
 #[cfg(feature = "gpu")]
 pub use cuda::{CudaDevice, CudaMemory};
 pub use device::{CopyId, CopyQueue, Device, DeviceCopy, DeviceError, Pinned};
+pub use file::{FileLimits, FileRange, Files};
 pub use limits::{StageLimits, StagingError, Watch};
 pub use mover::StagedMover;
 pub use software::{Faults, SoftwareDevice, SoftwareMemory};

@@ -455,8 +455,7 @@ impl Mover for StagedMover {
     fn abilities(&self) -> Abilities {
         Abilities {
             one_sided: false,
-            cuda: true,
-            software: true,
+            devices: true,
         }
     }
 

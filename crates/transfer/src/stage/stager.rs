@@ -453,11 +453,16 @@ impl Core {
         let mut ended = Vec::new();
         let mut state = self.state();
         for (way, queue) in self.queues.iter().enumerate() {
-            while let Some(flight) = state.flights[way].front()
-                && let Poll::Ready(result) = queue.poll(flight.ticket)
-                && let Some(flight) = state.flights[way].pop_front()
-            {
-                ended.push((flight.end, result));
+            let flights = &mut state.flights[way];
+            let mut first = 0;
+            while let Some(flight) = flights.get(first) {
+                match queue.poll(flight.ticket) {
+                    Poll::Ready(result) => {
+                        ended.extend(flights.remove(first).map(|flight| (flight.end, result)));
+                    }
+                    Poll::Pending if queue.is_ordered() => break,
+                    Poll::Pending => first += 1,
+                }
             }
         }
         ended

@@ -3,6 +3,7 @@
 
 mod clocks;
 mod direct;
+mod files;
 mod gate;
 mod hostile;
 mod junk;

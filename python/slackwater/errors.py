@@ -90,6 +90,7 @@ class ErrorCode(enum.IntEnum):
     OPERATION_TOO_OLD = -2006
     ROLE_NOT_PERMITTED = -2007
     TENANT_NOT_PERMITTED = -2008
+    STALE_EPOCH = -2009
 
 
 class SlackwaterError(Exception):

@@ -41,7 +41,7 @@ impl Level {
 
 /// Keys and their levels, in a file that may be reloaded while connections are open. Clones are handles to one list.
 ///
-/// One key a line: `KEY LEVEL [NAME]`, the level `basic` when it is left out; `#` begins a comment.
+/// One key a line: `KEY LEVEL [tenants=TENANT,…] [NAME]`, the level `basic` when it is left out; `#` begins a comment.
 #[derive(Clone, Debug, Default)]
 pub struct AllowList(Arc<Inner>);
 
@@ -57,6 +57,8 @@ struct Inner {
 pub struct Allowed {
     /// What the key may do.
     pub level: Level,
+    /// The tenants whose objects it may reach; none for the default of the server that reads the list.
+    pub tenants: Vec<String>,
     /// The name of its owner, for people.
     pub name: String,
 }
@@ -81,6 +83,14 @@ pub enum AllowListError {
         line: usize,
         /// Why the text is not a key.
         error: KeyTextError,
+    },
+    /// A line names a tenant without a name.
+    #[error("{path}, line {line}: `tenants=` takes names with commas between them")]
+    Tenant {
+        /// The file of the list.
+        path: PathBuf,
+        /// Counted from one.
+        line: usize,
     },
     /// A line's level is unknown.
     #[error("{path}, line {line}: `{word}` is no level (none, basic, admin)")]
@@ -194,6 +204,7 @@ fn without_names(
                 key,
                 Allowed {
                     level,
+                    tenants: Vec::new(),
                     name: name(),
                 },
             )
@@ -228,8 +239,26 @@ fn parse(path: &Path, text: &str) -> Result<BTreeMap<PublicKey, Allowed>, AllowL
             line,
             word: word.to_owned(),
         })?;
-        let name = about.get(1..).unwrap_or_default().join(" ");
-        keys.insert(key, Allowed { level, name });
+        let mut rest = about.get(1..).unwrap_or_default();
+        let named = rest.first().and_then(|word| word.strip_prefix("tenants="));
+        let mut tenants = Vec::new();
+        if let Some(named) = named {
+            rest = &rest[1..];
+            tenants.extend(named.split(',').map(str::to_owned));
+            if tenants.iter().any(String::is_empty) {
+                return Err(AllowListError::Tenant {
+                    path: path.to_owned(),
+                    line,
+                });
+            }
+        }
+        let name = rest.join(" ");
+        let allowed = Allowed {
+            level,
+            tenants,
+            name,
+        };
+        keys.insert(key, allowed);
     }
     Ok(keys)
 }
@@ -252,6 +281,18 @@ mod tests {
         assert_eq!(
             parse(KEY).unwrap().values().next().unwrap().level,
             Level::Basic
+        );
+        let of_tenants = parse(&format!("{KEY} basic tenants=acme,globex the gateway")).unwrap();
+        let allowed = of_tenants.values().next().unwrap();
+        assert_eq!(
+            (&allowed.tenants[..], allowed.name.as_str()),
+            (&["acme".into(), "globex".into()][..], "the gateway")
+        );
+        assert_eq!(
+            parse(&format!("{KEY} basic tenants=acme,,b"))
+                .unwrap_err()
+                .to_string(),
+            "list, line 1: `tenants=` takes names with commas between them"
         );
         assert_eq!(
             parse(&format!("\n{KEY} root")).unwrap_err().to_string(),

@@ -72,6 +72,7 @@ fn keys_are_made_shown_and_allowed() {
     assert_eq!(
         allowed.find(&public),
         Some(Allowed {
+            tenants: Vec::new(),
             level: Level::Admin,
             name: "me again".into()
         })

@@ -14,8 +14,11 @@ use serde::de::{DeserializeOwned, IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use thiserror::Error;
 
-use crate::limits::{BATCH_KEYS_MAX, BODY_BYTES_MAX, REQUEST_BYTES_MAX};
-use crate::{Order, Reply, Report, Request};
+use crate::limits::{BATCH_KEYS_MAX, BODY_BYTES_MAX, REQUEST_BYTES_MAX, SMALL_BYTES_MAX};
+use crate::{
+    Answered, Asked, Hello, Order, ReadRecord, RecordStaged, Release, Reply, Report, Request,
+    Welcome,
+};
 
 /// The format that this release writes, and the only one that it reads.
 pub const FORMAT: u8 = 1;
@@ -54,7 +57,7 @@ pub enum BodyError {
     Trailing,
 }
 
-/// A message that has bytes: a request, a reply, an order or a report.
+/// A message that has bytes.
 pub trait Message: Serialize + DeserializeOwned + sealed::Sealed {
     /// Longest body, in bytes.
     const BYTES_MAX: usize;
@@ -76,12 +79,48 @@ impl Message for Report {
     const BYTES_MAX: usize = BODY_BYTES_MAX;
 }
 
+impl Message for Asked {
+    // What is beside the request needs less than this.
+    const BYTES_MAX: usize = REQUEST_BYTES_MAX + 1024;
+}
+
+impl Message for Answered {
+    const BYTES_MAX: usize = BODY_BYTES_MAX;
+}
+
+impl Message for Hello {
+    const BYTES_MAX: usize = SMALL_BYTES_MAX;
+}
+
+impl Message for Welcome {
+    const BYTES_MAX: usize = BODY_BYTES_MAX;
+}
+
+impl Message for ReadRecord {
+    const BYTES_MAX: usize = SMALL_BYTES_MAX;
+}
+
+impl Message for RecordStaged {
+    const BYTES_MAX: usize = SMALL_BYTES_MAX;
+}
+
+impl Message for Release {
+    const BYTES_MAX: usize = SMALL_BYTES_MAX;
+}
+
 mod sealed {
     pub trait Sealed {}
     impl Sealed for crate::Request {}
     impl Sealed for crate::Reply {}
     impl Sealed for crate::Order {}
     impl Sealed for crate::Report {}
+    impl Sealed for crate::Asked {}
+    impl Sealed for crate::Answered {}
+    impl Sealed for crate::Hello {}
+    impl Sealed for crate::Welcome {}
+    impl Sealed for crate::ReadRecord {}
+    impl Sealed for crate::RecordStaged {}
+    impl Sealed for crate::Release {}
 }
 
 /// The bytes of a message.

@@ -146,6 +146,7 @@ codes! {
     -2006 OperationTooOld Gone "OPERATION_TOO_OLD" "the answer to the operation is no longer kept, so it is not executed";
     -2007 RoleNotPermitted Refused "ROLE_NOT_PERMITTED" "the caller's key has not the role that this needs";
     -2008 TenantNotPermitted Refused "TENANT_NOT_PERMITTED" "the caller's key does not cover the tenants that were named";
+    -2009 StaleEpoch Retry "STALE_EPOCH" "the master is of an earlier epoch than one that was seen already";
 }
 
 impl ErrorCode {

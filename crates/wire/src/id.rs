@@ -73,3 +73,8 @@ id! {
     /// Which put wrote the bytes of a key. Larger is newer, across restarts too; zero names no put.
     Version(u64)
 }
+id! {
+    /// One life of the master. Larger is later; it is in every message both ways, and a process that has seen a larger one
+    /// refuses a smaller one. Zero is before every master.
+    Epoch(u64)
+}

@@ -10,16 +10,22 @@ mod error;
 mod id;
 mod key;
 mod order;
+mod pool;
 mod reply;
 mod request;
 mod rights;
 
 pub use error::{Class, ErrorCode};
-pub use id::{ClientId, GuardId, Incarnation, NodeId, OperationId, SegmentId, TicketId, Version};
+pub use id::{
+    ClientId, Epoch, GuardId, Incarnation, NodeId, OperationId, SegmentId, TicketId, Version,
+};
 pub use key::{Key, KeyError, Tenant, TenantError};
 pub use order::{
     DiskEntry, DiskState, OffloadTask, Order, PromoteTask, PromotionFailure, Report, ReportedEntry,
     TaskFailure,
+};
+pub use pool::{
+    Answered, Asked, ExtentUse, Hello, ReadRecord, RecordStaged, Release, StagedRecord, Welcome,
 };
 pub use reply::{
     Description, ExtentRef, Listed, Lookup, Object, PutStarted, QuotaState, ReplicaAt,
@@ -61,6 +67,8 @@ pub mod limits {
     pub const BATCH_KEYS_MAX: usize = 4096;
     /// Longest request as bytes: so many keys of the greatest length fit.
     pub const REQUEST_BYTES_MAX: usize = 8 << 20;
+    /// Longest message as bytes that is about one object, or none.
+    pub const SMALL_BYTES_MAX: usize = 16 << 10;
     /// Longest reply, order or report as bytes.
     pub const BODY_BYTES_MAX: usize = 128 << 20;
 }

@@ -2,16 +2,34 @@
 
 use slackwater_base::{Checksum, Instant, Planted, planted};
 use slackwater_wire::{
-    ClientId, Durability, ErrorCode, Key, Pin, PutDone, PutEnd, Reply, Tenant, Version,
+    ClientId, Durability, ErrorCode, ExtentRef, Key, Pin, PutDone, PutEnd, Reply, Tenant, Version,
 };
 
 use crate::catalog::{Mark, ObjectId, PinKind, Replica, SegmentIndex, TenantIndex};
 use crate::master::{Caller, Due, Master};
 use crate::outbox::{Answer, Waiter};
 use crate::publish::{self, Fresh};
+use crate::put::OpenPut;
 use crate::tenant::Ledger;
 
 impl Master {
+    /// The extents that a client is writing under this version of a key; none when the put is not its own, or over.
+    #[must_use]
+    pub fn extents_being_written(
+        &self,
+        client: ClientId,
+        tenant: &Tenant,
+        done: &PutDone,
+    ) -> Vec<ExtentRef> {
+        let Ok((_, object)) = self.find_put(tenant, &done.key) else {
+            return Vec::new();
+        };
+        let own = |put: &&OpenPut| put.client == client && put.version == done.version;
+        let put = self.puts.open.get(&object).filter(own);
+        let replicas = put.into_iter().flat_map(|put| &put.replicas);
+        replicas.map(|replica| self.extent_of(*replica)).collect()
+    }
+
     pub(crate) fn put_end(&mut self, now: Instant, caller: &Caller, end: &PutEnd) {
         if let Err(code) = self.each_limits(end.puts.len()) {
             return self

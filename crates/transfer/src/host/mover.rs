@@ -154,11 +154,6 @@ impl HostMover {
         Ok(peer)
     }
 
-    fn give_up(&self, cause: impl Fn(&Job) -> Option<Cause>) {
-        let peers: Vec<Arc<HostPeer>> = self.peers().values().map(Arc::clone).collect();
-        peers.iter().for_each(|peer| peer.give_up(&cause));
-    }
-
     fn with_peer(&self, segment: &Arc<Segment>, part: Part, what: impl FnOnce(&HostPeer, Part)) {
         match self.peer(segment) {
             Ok(peer) => what(&peer, part),
@@ -196,9 +191,6 @@ impl Mover for HostMover {
 
     fn invalidate(&self, revoked: &Revocation) {
         self.service.invalidate(revoked);
-        if revoked.extent.is_none() {
-            self.give_up(|job| job.buffers.is_closing().then(Cause::local_closing));
-        }
     }
 
     fn submit(&self, segment: &Arc<Segment>, submission: Submission) -> Vec<Job> {
@@ -217,7 +209,8 @@ impl Mover for HostMover {
     }
 
     fn cancel(&self, batch: BatchId) {
-        self.give_up(|job| (job.part.batch() == batch).then_some(Cause::Cancelled));
+        let peers: Vec<Arc<HostPeer>> = self.peers().values().map(Arc::clone).collect();
+        peers.iter().for_each(|peer| peer.cancel(batch));
     }
 
     fn fence(&self, segment: &Arc<Segment>, part: Part) {

@@ -303,6 +303,165 @@ fn the_default_tenant_is_not_all_tenants() {
     assert_ne!(remove(None), remove(Some(Tenant::DEFAULT)));
 }
 
+fn capability(nonce: u64) -> crate::data::Capability {
+    use crate::data::{CapabilityKey, Grant, Rights};
+    CapabilityKey::new(&[3; 32]).mint(&Grant {
+        incarnation: Incarnation(2),
+        region: 0,
+        generation: 3,
+        offset: 4096,
+        bytes: 8192,
+        rights: Rights::READ,
+        tenant: 1,
+        holder: Incarnation(0),
+        expires_nanos: 9,
+        nonce,
+    })
+}
+
+fn asked() -> Vec<Asked> {
+    vec![Asked {
+        epoch: Epoch(4),
+        client: ClientId(u64::MAX),
+        operation: OperationId(6),
+        request: Request::Quotas,
+    }]
+}
+
+fn answered() -> Vec<Answered> {
+    let found = replies().swap_remove(0);
+    let capabilities = vec![capability(1), capability(2)];
+    vec![
+        Answered {
+            epoch: Epoch(4),
+            reply: found,
+            capabilities,
+        },
+        Answered {
+            epoch: Epoch(u64::MAX),
+            reply: Reply::Failed(ErrorCode::StaleEpoch),
+            capabilities: vec![],
+        },
+    ]
+}
+
+fn hellos() -> Vec<Hello> {
+    vec![Hello {
+        epoch: Epoch(0),
+        client: ClientId(7),
+    }]
+}
+
+fn welcomes() -> Vec<Welcome> {
+    vec![Welcome {
+        epoch: Epoch(1 << 41),
+        nodes: vec![crate::data::Segment {
+            name: "here".into(),
+            incarnation: Incarnation(2),
+            addresses: vec![([127, 0, 0, 1], 9000).into()],
+            public_key: Some([5; 32]),
+            host: Some(crate::data::HostContact {
+                boot_id: "b".into(),
+                pid: 7,
+                socket: "s".into(),
+            }),
+        }],
+        value_bytes_max: 1 << 30,
+    }]
+}
+
+fn record_reads() -> Vec<ReadRecord> {
+    vec![ReadRecord {
+        epoch: Epoch(4),
+        client: ClientId(7),
+        entry: entry(),
+        bytes: 65_536,
+        checksum: Checksum(7),
+    }]
+}
+
+fn stagings() -> Vec<RecordStaged> {
+    let staged = StagedRecord {
+        generation: 9,
+        offset: 1 << 30,
+        capability: capability(3),
+    };
+    [Ok(staged), Err(ErrorCode::TaskPendingLimitExceeded)]
+        .map(|result| RecordStaged {
+            epoch: Epoch(4),
+            result,
+        })
+        .into()
+}
+
+fn releases() -> Vec<Release> {
+    vec![Release {
+        client: ClientId(7),
+        generation: 9,
+    }]
+}
+
+/// The extents of a reply are what its capabilities are for, one each: a reader and a writer of the reply must agree on
+/// their order.
+#[test]
+fn the_extents_of_a_reply_are_those_in_memory_in_its_order() {
+    let at = |generation| ExtentRef {
+        generation,
+        ..extent()
+    };
+    let found = |generations: &[u64]| {
+        let memory = generations.iter().map(|g| ReplicaAt::Memory(at(*g)));
+        let disk = ReplicaAt::Disk {
+            node: NodeId(1),
+            segment: SegmentId(2),
+        };
+        Lookup::Found(Object {
+            version: Version(5),
+            bytes: 1,
+            checksum: Checksum(7),
+            replicas: [disk].into_iter().chain(memory).collect(),
+            lease: Duration::ZERO,
+            guard: None,
+        })
+    };
+    let check = |reply: Reply, generations: &[u64]| {
+        let uses = reply.extents();
+        let found: Vec<u64> = uses.iter().map(|named| named.extent.generation).collect();
+        assert_eq!(found, generations);
+    };
+    let lookups = vec![found(&[7, 3]), Lookup::Missing, found(&[]), found(&[5])];
+    let reads = Reply::Get(lookups);
+    let one = reads.extents()[0];
+    assert_eq!((one.bytes, one.lease), (1, Some(Duration::ZERO)));
+    check(reads, &[7, 3, 5]);
+    let granted = |generations: &[u64]| PutStarted::Granted {
+        version: Version(1),
+        extents: generations.iter().map(|g| at(*g)).collect(),
+    };
+    let started = vec![granted(&[2, 9]), PutStarted::Exists, granted(&[4])];
+    let writes = Reply::PutStart(started);
+    assert_eq!(writes.extents()[0].bytes, extent().bytes);
+    check(writes, &[2, 9, 4]);
+    check(Reply::Done, &[]);
+}
+
+/// A capability that lacks a byte, or bytes after the last one, are not taken for capabilities.
+#[test]
+fn capabilities_come_whole() {
+    let mut answers = answered();
+    let body = encode(&answers.remove(0)).unwrap();
+    let bytes = 2 * crate::data::Capability::BYTES;
+    let at = body
+        .windows(2)
+        .position(|head| head == [0xc4, bytes as u8])
+        .unwrap();
+    let mut short = body.clone();
+    short[at + 1] -= 1;
+    short.remove(at + 2);
+    let error = decode::<Answered>(&short).unwrap_err().to_string();
+    assert!(error.contains("capabilities of 88 bytes"), "{error}");
+}
+
 fn round_trips<M: Message + Debug + PartialEq>(messages: &[M]) {
     for message in messages {
         let body = encode(message).unwrap();
@@ -324,6 +483,13 @@ fn messages_survive_and_nothing_shorter_or_longer_is_one() {
     round_trips(&replies());
     round_trips(&orders());
     round_trips(&reports());
+    round_trips(&asked());
+    round_trips(&answered());
+    round_trips(&hellos());
+    round_trips(&welcomes());
+    round_trips(&record_reads());
+    round_trips(&stagings());
+    round_trips(&releases());
 }
 
 /// The bytes of a release are read by the next one: a change here is a change of the format.
@@ -334,6 +500,13 @@ fn the_bytes_of_every_kind_of_message_stay_as_they_are() {
     lines(&replies(), &mut found);
     lines(&orders(), &mut found);
     lines(&reports(), &mut found);
+    lines(&asked(), &mut found);
+    lines(&answered(), &mut found);
+    lines(&hellos(), &mut found);
+    lines(&welcomes(), &mut found);
+    lines(&record_reads(), &mut found);
+    lines(&stagings(), &mut found);
+    lines(&releases(), &mut found);
     let golden = include_str!("golden.txt");
     for (found, golden) in found.lines().zip(golden.lines()) {
         assert_eq!(found, golden);

@@ -4,9 +4,11 @@
 mod capability;
 mod frame;
 mod greeting;
+mod segment;
 
 pub use capability::{Capability, CapabilityKey, Grant, Refusal, Rights};
 pub use frame::{
     ACK_BYTES, Ack, DATA_BYTES, Data, Frame, FrameError, Notify, Op, PREFIX_BYTES, Request,
 };
 pub use greeting::{Features, GREETING_BYTES, Greeting, GreetingError, VERSION};
+pub use segment::{HostContact, Segment};

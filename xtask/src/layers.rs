@@ -43,6 +43,13 @@ const LAYERS: &[(&str, Kind, &[&str])] = &[
         ],
     ),
     (
+        "remote",
+        Kind::Shell,
+        &[
+            "base", "wire", "zmtp", "client", "wait", "pool", "mq", "transfer",
+        ],
+    ),
+    (
         "sim",
         Kind::Proof,
         &["base", "wire", "zmtp", "meta", "tier", "client"],
@@ -61,11 +68,11 @@ const LAYERS: &[(&str, Kind, &[&str])] = &[
         "cli",
         Kind::Face,
         &[
-            "base", "wire", "meta", "wait", "pool", "node", "mq", "zmtp", "net", "bench", "replay",
-            "report",
+            "base", "wire", "meta", "wait", "pool", "node", "remote", "mq", "zmtp", "net", "bench",
+            "replay", "report",
         ],
     ),
-    ("py", Kind::Face, &["base", "wire", "node"]),
+    ("py", Kind::Face, &["base", "wire", "node", "remote"]),
 ];
 
 /// What a pure crate must not name: the operating system, threads and clocks.

@@ -53,6 +53,24 @@ pub(crate) enum Command {
     /// objects return, and what holding it is worth beside what goes next. Asks the store that runs in --dir; when none
     /// runs there, reads what the last one left, without changing it. Ages begin anew when a store is opened.
     Explain(Explain),
+    /// Serve a store to other processes until Ctrl-C or SIGTERM
+    ///
+    /// Master and node in one process. Requests come in at --listen; bytes go between clients and the store's memory by
+    /// transfers of their own. Without keys only this machine can connect, and every process of it may. SIGHUP reads the
+    /// allow-list again. The exit code is 0 after SIGTERM, and 130 after Ctrl-C.
+    Serve(crate::serve::Serve),
+    /// Put one value into a served store
+    Put(crate::remote::Put),
+    /// Write one value of a served store to standard output
+    ///
+    /// The exit code is 1 if there is no such key.
+    Get(crate::remote::Get),
+    /// List keys of a served store, in byte order
+    Ls(crate::remote::Ls),
+    /// Show what a served store knows about a key
+    Stat(crate::remote::Stat),
+    /// Remove keys from a served store
+    Rm(crate::remote::Rm),
     /// Measure parts of Slackwater beside the machine's limits and beside peers
     #[command(subcommand)]
     Bench(Bench),
@@ -237,7 +255,7 @@ where
 
 /// The whole command line, with a flag for every option of the store where a store is opened or described.
 pub(crate) fn command() -> clap::Command {
-    ["replay", "explain", "config", "doctor"]
+    ["replay", "serve", "explain", "config", "doctor"]
         .into_iter()
         .fold(Cli::command(), |command, name| {
             command.mut_subcommand(name, |subcommand| {

@@ -2,6 +2,7 @@
 //! for the same one: `timeout` and other wrappers signal their child and then their whole group.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -16,24 +17,43 @@ static SITE: Site = Site::new("interrupt");
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Interrupt {
     stop: Arc<Event>,
+    /// The first signal; 0 before it.
+    signal: Arc<AtomicI32>,
 }
 
 impl Interrupt {
     /// Takes SIGINT and SIGTERM over, for this thread and all that it starts from now on: a thread of its own waits
     /// for them, so that nothing runs inside a signal handler.
     pub(crate) fn install() -> Result<Self> {
-        let signals = block_signals().context("cannot take signals over")?;
+        Self::install_with(&[libc::SIGINT, libc::SIGTERM], || {})
+    }
+
+    /// The same, and calls `hung_up` at each SIGHUP.
+    pub(crate) fn install_for_service(hung_up: impl Fn() + Send + 'static) -> Result<Self> {
+        Self::install_with(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP], hung_up)
+    }
+
+    fn install_with(numbers: &[libc::c_int], hung_up: impl Fn() + Send + 'static) -> Result<Self> {
+        let signals = block_signals(numbers).context("cannot take signals over")?;
         let interrupt = Self::default();
         let other = interrupt.clone();
+        let next = move || {
+            loop {
+                match wait(&signals) {
+                    libc::SIGHUP => hung_up(),
+                    signal => return signal,
+                }
+            }
+        };
         std::thread::Builder::new()
             .name("signals".to_owned())
             .spawn(move || {
-                wait(&signals);
+                other.signal.store(next(), Ordering::Release);
                 other.request();
                 let asked = Instant::now();
-                wait(&signals);
+                next();
                 while asked.elapsed() < SAME_PRESS {
-                    wait(&signals);
+                    next();
                 }
                 std::process::exit(i32::from(crate::INTERRUPTED));
             })
@@ -44,6 +64,11 @@ impl Interrupt {
     /// Whether it is time to stop.
     pub(crate) fn requested(&self) -> bool {
         self.stop.is_closed()
+    }
+
+    /// Whether it was SIGTERM that asked to stop, by which services are ended.
+    pub(crate) fn is_termination(&self) -> bool {
+        self.signal.load(Ordering::Acquire) == libc::SIGTERM
     }
 
     /// Sleeps until `deadline`; returns early, with true, when it is time to stop.
@@ -68,17 +93,17 @@ impl Interrupt {
     }
 }
 
-/// Blocks SIGINT and SIGTERM in this thread and returns their set.
-fn block_signals() -> std::io::Result<libc::sigset_t> {
+/// Blocks signals in this thread and returns their set.
+fn block_signals(numbers: &[libc::c_int]) -> std::io::Result<libc::sigset_t> {
     let mut set = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: sigemptyset initialises the set it is given; the set is valid for writes.
     let mut set = unsafe {
         libc::sigemptyset(set.as_mut_ptr());
         set.assume_init()
     };
-    for signal in [libc::SIGINT, libc::SIGTERM] {
+    for signal in numbers {
         // SAFETY: the set is initialised and the signal numbers are valid.
-        unsafe { libc::sigaddset(&raw mut set, signal) };
+        unsafe { libc::sigaddset(&raw mut set, *signal) };
     }
     // SAFETY: the set is initialised; no old mask is asked for.
     match unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) } {
@@ -87,10 +112,12 @@ fn block_signals() -> std::io::Result<libc::sigset_t> {
     }
 }
 
-fn wait(signals: &libc::sigset_t) {
+/// Waits for one of the signals and says which it was.
+fn wait(signals: &libc::sigset_t) -> libc::c_int {
     let mut signal = 0;
     // SAFETY: the set is initialised and the place for the signal's number is valid for writes.
     while unsafe { libc::sigwait(signals, &raw mut signal) } != 0 {}
+    signal
 }
 
 #[cfg(test)]

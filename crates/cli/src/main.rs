@@ -7,7 +7,9 @@ mod doctor;
 mod explain;
 mod interrupt;
 mod policy;
+mod remote;
 mod replay;
+mod serve;
 mod source;
 mod tools;
 mod usage;
@@ -37,6 +39,12 @@ fn main() -> ExitCode {
         Command::Replay(arguments) => replay::run(&arguments, layers),
         Command::Policy(arguments) => policy::run(&arguments),
         Command::Explain(arguments) => explain::run(&arguments, &layers),
+        Command::Serve(arguments) => serve::run(&arguments, &layers),
+        Command::Put(arguments) => remote::put(&arguments),
+        Command::Get(arguments) => remote::get(&arguments),
+        Command::Ls(arguments) => remote::ls(&arguments),
+        Command::Stat(arguments) => remote::stat(&arguments),
+        Command::Rm(arguments) => remote::rm(&arguments),
         Command::Bench(scenario) => bench::run(&scenario),
         Command::Config(arguments) => config::run(&arguments, &layers),
         Command::Keys(verb) => tools::keys(&verb),

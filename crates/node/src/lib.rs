@@ -10,6 +10,7 @@ mod fork;
 pub mod logging;
 pub mod region;
 mod selection;
+pub mod serve;
 pub mod store;
 
 pub use config::Config;

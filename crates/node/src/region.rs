@@ -59,6 +59,16 @@ pub fn map(bytes: usize, kind: HugePages) -> io::Result<(Mapping, Selection)> {
     Ok((mapping, Selection::new(chosen, reason)))
 }
 
+/// Maps `bytes` bytes, rounded up to whole huge pages, in a sealed file that other processes of this host can map too.
+///
+/// # Errors
+/// When the operating system gives no memory or descriptor.
+pub fn map_shared(bytes: usize) -> io::Result<(Mapping, Selection)> {
+    let mapping = Mapping::shared(bytes.next_multiple_of(HUGE_PAGE_BYTES))?;
+    let reason = "shared with other processes";
+    Ok((mapping, Selection::new("ordinary pages", reason)))
+}
+
 impl Grant {
     /// The right to access `bytes` bytes from `offset`; `None` when they are not all inside.
     ///

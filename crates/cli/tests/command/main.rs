@@ -11,4 +11,5 @@ mod mq;
 mod place;
 mod policy;
 mod replay;
+mod served;
 mod trouble;

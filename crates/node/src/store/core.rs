@@ -1,4 +1,5 @@
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use slackwater_base::{Checksum, Instant, Map};
@@ -7,18 +8,20 @@ use slackwater_tier::arena::{Access, AccessId};
 use slackwater_tier::io::{DiskDone, DiskOp, OpId};
 use slackwater_tier::{Agent, AgentInput, AgentOutput, FormatError, Opened, ReadEnd, RecordRead};
 use slackwater_wire::{
-    ClientId, DiskEntry, ExtentRef, GetEnd, NodeId, OperationId, Reply, Report, Request, Rights,
-    TicketId,
+    ClientId, DiskEntry, ExtentRef, GetEnd, NodeId, OperationId, Order, Reply, Report, Request,
+    Rights, TicketId,
 };
 
 use super::StoreError;
+use super::remote::{Outbound, RemoteRequest};
 use super::slot::{Later, Owed};
 use super::views::{Hold, ViewId, Views};
+use crate::serve::ExtentGate;
 
 /// The only node of an embedded store.
 pub(super) const NODE: NodeId = NodeId(1);
-/// The only client of an embedded store: the process itself.
-pub(super) const CLIENT: ClientId = ClientId(1);
+/// The client that is the process itself; the only one of an embedded store.
+pub(crate) const CLIENT: ClientId = ClientId(1);
 
 /// What an agent that came to rest could not write.
 #[derive(Clone, Copy)]
@@ -52,6 +55,10 @@ pub(super) struct Core {
     current: Option<(OperationId, Option<Reply>)>,
     next_operation: u64,
     unanswered: Map<OperationId, Owed<Reply>>,
+    /// The accesses of other processes to extents, where the store is served.
+    gate: Option<Arc<ExtentGate>>,
+    /// For other processes, as soon as the lock is free.
+    pub(super) outbound: Outbound,
     opening: Option<Owed<Result<Opened, FormatError>>>,
     flushing: VecDeque<(u64, Owed<()>)>,
     next_flush: u64,
@@ -78,6 +85,8 @@ impl Core {
             current: None,
             next_operation: 1,
             unanswered: Map::default(),
+            gate: None,
+            outbound: Outbound::default(),
             opening: None,
             flushing: VecDeque::new(),
             next_flush: 1,
@@ -86,6 +95,14 @@ impl Core {
             accepting: false,
             steward_wakes: Instant::NEVER,
             over: None,
+        }
+    }
+
+    /// The same for a store whose extents other processes access too.
+    pub(super) fn gated_by(self, gate: Arc<ExtentGate>) -> Self {
+        Self {
+            gate: Some(gate),
+            ..self
         }
     }
 
@@ -113,6 +130,39 @@ impl Core {
         let (owed, later) = Later::new();
         self.unanswered.insert(operation, owed);
         Asked::Later(later)
+    }
+
+    /// Makes a request of another process of the master. Its answer, now or later, is outbound.
+    pub(super) fn ask_for(&mut self, now: Instant, remote: RemoteRequest) {
+        let RemoteRequest {
+            client,
+            operation,
+            rights,
+            request,
+        } = remote;
+        if let (Some(gate), Request::PutEnd(end)) = (&self.gate, &request) {
+            // From here on the bytes may be published, so they must not change any more.
+            for done in &end.puts {
+                let written = self.master.extents_being_written(client, &end.tenant, done);
+                gate.seal(&written, &mut self.outbound.released);
+            }
+        }
+        let input = Input::Request {
+            client,
+            host: None,
+            rights,
+            operation,
+            request,
+        };
+        self.master.handle(now, input, &mut self.from_master);
+        self.settle(now);
+    }
+
+    /// The last link to a client of another process is gone.
+    pub(super) fn lose_client(&mut self, now: Instant, client: ClientId) {
+        self.master
+            .handle(now, Input::ClientLost(client), &mut self.from_master);
+        self.settle(now);
     }
 
     /// Takes in what the device did.
@@ -231,7 +281,21 @@ impl Core {
             self.agent.on_deadline(now, &mut self.from_agent);
         }
         self.views.on_deadline(now);
+        self.report_drained(now);
         self.settle(now);
+    }
+
+    /// Tells the master of dead extents whose last access by another process has ended.
+    fn report_drained(&mut self, now: Instant) {
+        let drained = self.gate.as_ref().map(|gate| gate.take_drained());
+        if let Some(extents) = drained.filter(|extents| !extents.is_empty()) {
+            let report = Report::Fenced(extents);
+            self.master.handle(
+                now,
+                Input::Report { node: NODE, report },
+                &mut self.from_master,
+            );
+        }
     }
 
     pub(super) fn next_deadline(&self) -> Instant {
@@ -278,9 +342,19 @@ impl Core {
             for output in std::mem::take(&mut self.from_master) {
                 match output {
                     Output::Reply {
+                        client,
+                        operation,
+                        reply,
+                    } if client != CLIENT => {
+                        self.outbound.replies.push((client, operation, reply));
+                    }
+                    Output::Reply {
                         operation, reply, ..
                     } => self.reply(operation, reply),
                     Output::Order { order, .. } => {
+                        if let (Some(gate), Order::Fence(extents)) = (&self.gate, &order) {
+                            gate.fence(extents, &mut self.outbound.released);
+                        }
                         self.agent
                             .handle(now, AgentInput::Order(order), &mut self.from_agent);
                     }
@@ -313,9 +387,12 @@ impl Core {
     fn agent_says(&mut self, now: Instant, output: AgentOutput) {
         match output {
             AgentOutput::Disk { op, request } => self.ops.push((op, request)),
-            AgentOutput::Report(report) => {
+            AgentOutput::Report(mut report) => {
                 if let Report::Disk(state) = &report {
                     self.accepting = state.accepting;
+                }
+                if let (Some(gate), Report::Fenced(extents)) = (&self.gate, &mut report) {
+                    gate.keep_back(extents);
                 }
                 self.master.handle(
                     now,

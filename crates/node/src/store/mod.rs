@@ -5,7 +5,7 @@
 //! thread sleeps in the device, another until the next deadline; an idle store uses no processor time.
 
 mod copier;
-mod core;
+pub(crate) mod core;
 mod error;
 mod explain;
 mod get;
@@ -17,6 +17,7 @@ mod metrics;
 mod open;
 mod options;
 mod put;
+pub(crate) mod remote;
 mod shared;
 mod sink;
 mod slot;
@@ -46,6 +47,7 @@ pub use stats::{
 pub use view::View;
 
 use self::core::Stopped;
+pub(crate) use self::open::{GRANULE, Sharing};
 use self::shared::Shared;
 use self::sink::Sink;
 use self::socket::AnswerSocket;
@@ -77,8 +79,13 @@ impl Store {
     /// When the configuration contradicts itself, the directory is held by another process or cannot be used, what is
     /// in it is no log of this version, or the operating system refuses memory, threads or the device.
     pub fn open(config: Config) -> Result<Store, OpenError> {
+        Self::open_for(config, None)
+    }
+
+    /// Opens a store whose memory other processes reach as well, through a gate.
+    pub(crate) fn open_for(config: Config, shared: Option<Sharing>) -> Result<Store, OpenError> {
         Ok(Self {
-            handle: Arc::new(open::open(config)?),
+            handle: Arc::new(open::open(config, shared)?),
         })
     }
 

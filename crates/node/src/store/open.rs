@@ -9,9 +9,12 @@ use slackwater_meta::{
 use slackwater_tier::arena::MemorySegment;
 use slackwater_tier::io::LogFile;
 use slackwater_tier::{Agent, AgentConfig, AgentInput, LogConfig};
-use slackwater_wire::{Incarnation, Mount, Reply, Request, SegmentId, SegmentKind, Tenant};
+use slackwater_wire::{
+    Incarnation, Mount, ReplicaAt, Reply, Request, SegmentId, SegmentKind, Tenant,
+};
 
 use super::core::{Core, NODE};
+use super::remote::Served;
 use super::shared::{Parts, Shared, Ssd};
 use super::socket::{Answer, AnswerSocket, Question};
 use super::views::Views;
@@ -19,15 +22,32 @@ use super::{MEMORY_NAME, OpenError, StoreError};
 use crate::config::Config;
 use crate::disk::{self, Directory, Segment, Use};
 use crate::region;
+use crate::serve::{ExtentGate, epoch};
 
 const MEMORY: SegmentId = SegmentId(1);
 const DISK: SegmentId = SegmentId(2);
 
+/// The replica of whatever is in the log.
+pub(super) const DISK_REPLICA: ReplicaAt = ReplicaAt::Disk {
+    node: NODE,
+    segment: DISK,
+};
+
+/// How a store is opened whose memory other processes reach too.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sharing {
+    /// More memory, behind that of the store in the same mapping.
+    pub(crate) beside: ByteSize,
+}
+
 /// What extents are multiples of: a block, so that the device reads and writes them where they are.
-const GRANULE: u64 = slackwater_base::BLOCK_BYTES;
+pub(crate) const GRANULE: u64 = slackwater_base::BLOCK_BYTES;
 
 /// Opens a store: maps memory, takes the directory, starts the threads, and reads what the log holds.
-pub(super) fn open(mut config: Config) -> Result<super::Handle, OpenError> {
+pub(super) fn open(
+    mut config: Config,
+    sharing: Option<Sharing>,
+) -> Result<super::Handle, OpenError> {
     let problems = config.problems();
     if !problems.is_empty() {
         return Err(OpenError::Config(problems));
@@ -38,7 +58,10 @@ pub(super) fn open(mut config: Config) -> Result<super::Handle, OpenError> {
         .expect("a path that the processor lacks is a problem of the configuration");
     config.memory = ByteSize(config.memory.0 / GRANULE * GRANULE);
     let warnings = config.warnings();
-    let mapped = region::map(config.memory.0 as usize, config.huge_pages);
+    let mapped = match &sharing {
+        None => region::map(config.memory.0 as usize, config.huge_pages),
+        Some(sharing) => region::map_shared((config.memory.0 + sharing.beside.0) as usize),
+    };
     let (region, pages) = mapped.map_err(|why| OpenError::Memory {
         bytes: config.memory,
         why,
@@ -51,11 +74,25 @@ pub(super) fn open(mut config: Config) -> Result<super::Handle, OpenError> {
         region: Arc::new(region),
     };
     let disk = open_disk(&config, &segment)?;
-    let core = Core::new(
-        Master::new(master_config(&config), seed),
-        agent(&config, incarnation),
-        views(&config),
-    );
+    let mut master = Master::new(master_config(&config), seed);
+    let served = sharing
+        .map(|sharing| -> Result<Served, OpenError> {
+            // Under the lock of the directory, so that no two masters begin the same epoch.
+            let directory = disk.as_ref().map(|ssd| ssd.directory.path());
+            let epoch = epoch::begin(directory).map_err(|why| OpenError::System {
+                what: "the number of a new epoch",
+                why,
+            })?;
+            master.start_above(epoch::versions_above(epoch));
+            let bytes = config.memory.0 + sharing.beside.0;
+            let gate = Arc::new(ExtentGate::new(bytes, GRANULE));
+            Ok(Served { gate, epoch })
+        })
+        .transpose()?;
+    let mut core = Core::new(master, agent(&config, incarnation), views(&config));
+    if let Some(served) = &served {
+        core = core.gated_by(Arc::clone(&served.gate));
+    }
     for warning in core.master.warnings() {
         // Both are said by `Config::warnings` in the words of its options.
         let known = matches!(
@@ -76,6 +113,7 @@ pub(super) fn open(mut config: Config) -> Result<super::Handle, OpenError> {
         disk,
         pages,
         warnings,
+        served,
     }));
     let threads = shared.start().map_err(|why| OpenError::System {
         what: "a thread",

@@ -12,6 +12,7 @@ use super::copier::Copier;
 use super::core::{Asked, Core};
 use super::learned::Saver;
 use super::meters::Meters;
+use super::remote::{Deliver, Served};
 use super::slot::{Later, Waits};
 use super::views::NewlyLate;
 use crate::clock::SkippingClock;
@@ -27,6 +28,8 @@ pub(super) struct Shared {
     pub(super) disk: Option<Ssd>,
     pub(super) pages: Selection,
     pub(super) warnings: Vec<String>,
+    /// What a store has that other processes reach too.
+    pub(super) served: Option<Served>,
     pub(super) meters: Meters,
     pub(super) waits: Waits,
     pub(super) saver: Saver,
@@ -34,6 +37,8 @@ pub(super) struct Shared {
     /// Memory for views of values on SSD.
     pub(super) view_buffers: Arc<Buffers>,
     core: Mutex<Core>,
+    /// Takes what is for other processes, where the store is served.
+    deliver: OnceLock<Arc<dyn Deliver>>,
     /// Wakes the steward when something falls due before its next deadline.
     bell: Event,
     /// Calls are refused from here on.
@@ -60,6 +65,7 @@ pub(super) struct Parts {
     pub(super) disk: Option<Ssd>,
     pub(super) pages: Selection,
     pub(super) warnings: Vec<String>,
+    pub(super) served: Option<Served>,
 }
 
 impl Shared {
@@ -71,6 +77,7 @@ impl Shared {
             disk,
             pages,
             warnings,
+            served,
         } = parts;
         let clock = SkippingClock::start();
         Self {
@@ -82,10 +89,12 @@ impl Shared {
             disk,
             pages,
             warnings,
+            served,
             meters: Meters::default(),
             saver: Saver::new(clock.now()),
             clock,
             core: Mutex::new(core),
+            deliver: OnceLock::new(),
             bell: Event::new(),
             closed: AtomicBool::new(false),
             ending: AtomicBool::new(false),
@@ -120,6 +129,7 @@ impl Shared {
             }
         };
         let mut ops = std::mem::take(&mut core.ops);
+        let outbound = std::mem::take(&mut core.outbound);
         let next = core.next_deadline();
         let ring = next < core.steward_wakes;
         if ring {
@@ -129,10 +139,21 @@ impl Shared {
         if let Some(ssd) = &self.disk {
             ssd.disk.device.submit(&mut ops);
         }
+        if let Some(deliver) = self.deliver.get()
+            && !outbound.is_empty()
+        {
+            deliver.deliver(outbound);
+        }
         if ring {
             self.ring();
         }
         Ok(result)
+    }
+
+    /// Has everything that is for other processes taken by `deliver` from now on.
+    pub(super) fn deliver_to(&self, deliver: Arc<dyn Deliver>) {
+        let first = self.deliver.set(deliver).is_ok();
+        assert!(first, "a store is served once");
     }
 
     /// Makes a request of the master and waits for its answer, no longer than the configured deadline.
@@ -249,7 +270,8 @@ impl Shared {
         }
     }
 
-    fn ring(&self) {
+    /// Wakes the steward.
+    pub(super) fn ring(&self) {
         self.bell.notify_all();
     }
 

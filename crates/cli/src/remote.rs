@@ -1,0 +1,380 @@
+//! `slackwater put`, `get`, `ls`, `stat` and `rm`: one call of a served store each.
+
+use std::ffi::OsString;
+use std::io::{IsTerminal, Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use slackwater_base::{ByteSize, format_duration};
+use slackwater_mq::Address;
+use slackwater_remote::{
+    CallOptions, Client, ConnectOptions, GetOptions, PutOptions, RemoveOptions, Stored,
+};
+use slackwater_wire::{
+    Description, Durability, ErrorCode, Key, List, Pin, PutMode, ReplicaAt, ReplicaState, Tenant,
+};
+
+use crate::{DONE, WRONG};
+
+/// Which server, and how.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Connection {
+    /// Where the server is; with its public key (curve://HOST:PORT/KEY) everything is encrypted
+    #[arg(
+        long,
+        env = "SLACKWATER_CONNECT",
+        hide_env_values = true,
+        value_name = "ADDRESS",
+        default_value = "tcp://127.0.0.1:50051"
+    )]
+    connect: Address,
+
+    /// Our secret key, for a server that has one
+    #[arg(
+        long,
+        env = "SLACKWATER_KEY_FILE",
+        hide_env_values = true,
+        value_name = "FILE"
+    )]
+    key_file: Option<PathBuf>,
+
+    /// How long the call may take
+    #[arg(long, default_value = "10s", value_name = "DURATION", value_parser = slackwater_base::parse_duration)]
+    timeout: Duration,
+
+    /// Tenant of the keys [default: the default tenant]
+    #[arg(long, default_value = "", value_name = "TENANT")]
+    tenant: String,
+
+    /// Print one JSON object on standard output
+    #[arg(long)]
+    json: bool,
+}
+
+/// See the command.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Put {
+    /// Key of the value
+    key: OsString,
+
+    /// File with the value; `-` reads standard input
+    value: PathBuf,
+
+    /// Replace a value that is there
+    #[arg(long)]
+    upsert: bool,
+
+    /// Return only when the value is durable on SSD
+    #[arg(long)]
+    durable: bool,
+
+    /// Never evict it
+    #[arg(long)]
+    pin: bool,
+
+    #[command(flatten)]
+    connection: Connection,
+}
+
+/// See the command.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Get {
+    /// Key of the value
+    key: OsString,
+
+    /// Write the value to this file instead
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+
+    #[command(flatten)]
+    connection: Connection,
+}
+
+/// See the command.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Ls {
+    /// Only keys in which this regular expression is found
+    pattern: Option<String>,
+
+    /// Stop after so many keys
+    #[arg(long, value_name = "N")]
+    limit: Option<usize>,
+
+    #[command(flatten)]
+    connection: Connection,
+}
+
+/// See the command.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Stat {
+    /// Key of the value
+    key: OsString,
+
+    #[command(flatten)]
+    connection: Connection,
+}
+
+/// See the command.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Rm {
+    /// Keys of the values
+    #[arg(required = true)]
+    keys: Vec<OsString>,
+
+    /// Also those that readers hold leases on
+    #[arg(long)]
+    force: bool,
+
+    #[command(flatten)]
+    connection: Connection,
+}
+
+impl Connection {
+    fn open(&self) -> Result<(Client, CallOptions)> {
+        let call = CallOptions {
+            tenant: Tenant::new(&self.tenant).context("the tenant has no such name")?,
+            ..CallOptions::default()
+        };
+        let client = Client::connect(&ConnectOptions {
+            address: self.connect.clone(),
+            key_file: self.key_file.clone(),
+            deadline: self.timeout,
+            connect_timeout: self.timeout.min(ConnectOptions::default().connect_timeout),
+        })?;
+        Ok((client, call))
+    }
+}
+
+pub(crate) fn put(arguments: &Put) -> Result<u8> {
+    let value = read(&arguments.value)?;
+    let (client, call) = arguments.connection.open()?;
+    let choose = |chosen, one, other| if chosen { one } else { other };
+    let options = PutOptions {
+        call,
+        mode: choose(arguments.upsert, PutMode::Upsert, PutMode::Create),
+        pin: if arguments.pin { Pin::Hard } else { Pin::None },
+        durability: if arguments.durable {
+            Durability::Disk
+        } else {
+            Durability::Memory
+        },
+        ..PutOptions::default()
+    };
+    let key = arguments.key.as_bytes();
+    let stored = client.put(key, &value, &options)?;
+    let shown = arguments.key.display();
+    if arguments.connection.json {
+        let stored = stored == Stored::New;
+        print(
+            &serde_json::json!({ "key": shown.to_string(), "bytes": value.len(), "stored": stored }),
+        )?;
+    } else if stored == Stored::Existed {
+        note(&format!(
+            "{shown} is there already and stays as it is; --upsert replaces it"
+        ));
+    }
+    Ok(DONE)
+}
+
+pub(crate) fn get(arguments: &Get) -> Result<u8> {
+    let (client, call) = arguments.connection.open()?;
+    if arguments.connection.json && arguments.output.is_none() {
+        bail!("standard output is for the value: with --json name a file for it with --output");
+    }
+    let options = GetOptions {
+        call,
+        ..GetOptions::default()
+    };
+    let shown = arguments.key.display();
+    let Some(value) = client.get(arguments.key.as_bytes(), &options)? else {
+        bail!("there is no object with the key {shown}")
+    };
+    match &arguments.output {
+        None => std::io::stdout()
+            .write_all(&value)
+            .context("standard output")?,
+        Some(path) => std::fs::write(path, &value).with_context(|| path.display().to_string())?,
+    }
+    if arguments.connection.json {
+        print(&serde_json::json!({ "key": shown.to_string(), "bytes": value.len() }))?;
+    }
+    Ok(DONE)
+}
+
+pub(crate) fn ls(arguments: &Ls) -> Result<u8> {
+    let (client, call) = arguments.connection.open()?;
+    let limit = arguments.limit.unwrap_or(usize::MAX);
+    let (mut after, mut count) = (None, 0);
+    let mut keys = Vec::new();
+    let mut more = true;
+    while more && count < limit {
+        let list = List {
+            tenant: call.tenant.clone(),
+            pattern: arguments.pattern.clone(),
+            after: after.clone(),
+            limit: u32::try_from(limit - count).unwrap_or(u32::MAX),
+        };
+        let page = client.list(list, &call)?;
+        // A page without a key would be asked for again for ever.
+        more = page.more && !page.keys.is_empty();
+        after = page.keys.last().cloned();
+        count += page.keys.len();
+        if arguments.connection.json {
+            keys.extend(page.keys.iter().map(text));
+        } else {
+            lines(&page.keys)?;
+        }
+    }
+    if arguments.connection.json {
+        print(&serde_json::json!({ "keys": keys, "more": more }))?;
+    }
+    Ok(DONE)
+}
+
+pub(crate) fn stat(arguments: &Stat) -> Result<u8> {
+    let (client, call) = arguments.connection.open()?;
+    let shown = arguments.key.display();
+    let Some(found) = client.stat(arguments.key.as_bytes(), &call)? else {
+        bail!("there is no object with the key {shown}")
+    };
+    if arguments.connection.json {
+        print(&described(&found))?;
+    } else {
+        let mut out = std::io::stdout();
+        writeln!(out, "{}", sentence(&found)).context("standard output")?;
+    }
+    Ok(DONE)
+}
+
+pub(crate) fn rm(arguments: &Rm) -> Result<u8> {
+    let (client, call) = arguments.connection.open()?;
+    let options = RemoveOptions {
+        call,
+        force: arguments.force,
+    };
+    let keys: Vec<&[u8]> = arguments.keys.iter().map(|key| key.as_bytes()).collect();
+    let results = client.remove(&keys, &options);
+    let removed = results.iter().filter(|result| result.is_ok()).count();
+    let failed: Vec<String> = results
+        .iter()
+        .filter_map(|result| result.as_ref().err())
+        .map(|error| match error.code() {
+            ErrorCode::ObjectHasLease => format!("{error}; --force removes it all the same"),
+            _ => error.to_string(),
+        })
+        .collect();
+    if arguments.connection.json {
+        print(&serde_json::json!({ "removed": removed, "failed": failed }))?;
+    } else {
+        failed.iter().for_each(|error| note(error));
+    }
+    Ok(if failed.is_empty() { DONE } else { WRONG })
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    if path != Path::new("-") {
+        return std::fs::read(path).with_context(|| path.display().to_string());
+    }
+    let mut value = Vec::new();
+    let mut input = std::io::stdin().lock();
+    if input.is_terminal() {
+        note("reading the value from standard input; Ctrl-D ends it");
+    }
+    input.read_to_end(&mut value).context("standard input")?;
+    Ok(value)
+}
+
+fn described(found: &Description) -> serde_json::Value {
+    let replicas: Vec<_> = found
+        .replicas
+        .iter()
+        .map(|(at, state, readers)| {
+            serde_json::json!({ "tier": tier(at), "state": state_name(*state), "readers": readers })
+        })
+        .collect();
+    serde_json::json!({
+        "key": text(&found.key),
+        "tenant": found.tenant.name(),
+        "bytes": found.bytes,
+        "version": found.version.0,
+        "checksum": format!("{:016x}", found.checksum.0),
+        "pin": pin_name(&found.pin),
+        "lease_ms": found.lease.as_millis() as u64,
+        "replicas": replicas,
+    })
+}
+
+fn sentence(found: &Description) -> String {
+    let replica = |(at, state, _): &(ReplicaAt, ReplicaState, u32)| match state {
+        ReplicaState::Complete => tier(at).to_owned(),
+        other => format!("{} ({})", tier(at), state_name(*other)),
+    };
+    let replicas: Vec<String> = found.replicas.iter().map(replica).collect();
+    let mut text = format!(
+        "{}\n  {} bytes ({}) in {}\n  version {}, checksum {:016x}, pin {}",
+        found.key,
+        found.bytes,
+        ByteSize(found.bytes),
+        replicas.join(" and "),
+        found.version,
+        found.checksum.0,
+        pin_name(&found.pin),
+    );
+    if !found.lease.is_zero() {
+        text += &format!(
+            "\n  readers hold it for {} more",
+            format_duration(found.lease)
+        );
+    }
+    text
+}
+
+fn tier(at: &ReplicaAt) -> &'static str {
+    match at {
+        ReplicaAt::Memory(_) => "memory",
+        ReplicaAt::Disk { .. } => "ssd",
+    }
+}
+
+fn state_name(state: ReplicaState) -> &'static str {
+    match state {
+        ReplicaState::Processing => "being written",
+        ReplicaState::Complete => "complete",
+        ReplicaState::Removed => "being removed",
+    }
+}
+
+fn pin_name(pin: &Pin) -> &'static str {
+    match pin {
+        Pin::None => "none",
+        Pin::Soft(_) => "soft",
+        Pin::Hard => "hard",
+    }
+}
+
+/// A key as text; bytes that are none are replaced.
+fn text(key: &Key) -> String {
+    String::from_utf8_lossy(key.as_bytes()).into_owned()
+}
+
+fn lines(keys: &[Key]) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    for key in keys {
+        out.write_all(key.as_bytes())
+            .and_then(|()| out.write_all(b"\n"))
+            .context("standard output")?;
+    }
+    Ok(())
+}
+
+fn print(object: &serde_json::Value) -> Result<()> {
+    writeln!(std::io::stdout(), "{object}").context("standard output")
+}
+
+#[expect(clippy::print_stderr, reason = "a word to the user beside the answer")]
+fn note(words: &str) {
+    eprintln!("slackwater: {words}");
+}

@@ -1,0 +1,267 @@
+//! Who may do what, where links have keys.
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use rustix::process::Signal;
+use slackwater_remote::{CallOptions, Client, ConnectOptions};
+use slackwater_wire::Tenant;
+
+use super::{Served, feed, until, value};
+use crate::place::{Place, stderr};
+
+/// Makes a key of this name and enters it into the list, with these words behind it.
+fn make_key(place: &Place, name: &str, level: &str) {
+    let made = place.run(&["keys", "new", name]);
+    assert!(made.status.success(), "{}", stderr(&made));
+    let text = String::from_utf8(made.stdout).unwrap();
+    let key = text
+        .split_whitespace()
+        .find(|word| word.len() == 64)
+        .unwrap()
+        .to_owned();
+    if !level.is_empty() {
+        let list = place.path("list");
+        let mut lines = std::fs::read_to_string(&list).unwrap_or_default();
+        lines += &format!("{key} {level} {name}\n");
+        std::fs::write(&list, lines).unwrap();
+    }
+}
+
+fn keyed(place: &Place) -> Served {
+    make_key(place, "server", "");
+    make_key(place, "anna", "basic tenants=acme");
+    make_key(place, "bert", "basic tenants=globex");
+    make_key(place, "root", "admin");
+    make_key(place, "mallory", "");
+    let keys = [
+        "--key-file",
+        "server",
+        "--allow",
+        "list",
+        "--tenants",
+        "true",
+    ];
+    let served = Served::start(place, &[&["--memory", "64MiB"], &keys[..]].concat());
+    assert!(served.address.starts_with("curve://"), "{}", served.address);
+    served
+}
+
+#[test]
+fn a_key_reaches_the_objects_of_its_tenants_and_no_others() {
+    let place = Place::new();
+    let served = keyed(&place);
+    let run = |who: &str, arguments: &[&str], input: &[u8]| {
+        let who = ["--key-file", who];
+        served.run(&place, &[arguments, &who[..]].concat(), input)
+    };
+    let operator = Client::connect(&ConnectOptions {
+        address: served.address.parse().unwrap(),
+        key_file: Some(place.path("root")),
+        ..ConnectOptions::default()
+    })
+    .unwrap();
+    for tenant in ["acme", "globex"] {
+        let of = CallOptions {
+            tenant: Tenant::new(tenant).unwrap(),
+            ..CallOptions::default()
+        };
+        assert_eq!(operator.set_quota(16 << 20, 0, &of), Ok(()));
+    }
+    let value = value(7, 3_000_000);
+    let put = run("anna", &["put", "k", "-", "--tenant", "acme"], &value);
+    assert!(put.status.success(), "{}", stderr(&put));
+    let got = run("anna", &["get", "k", "--tenant", "acme"], b"");
+    assert!(got.stdout == value, "{}", stderr(&got));
+    assert!(run("root", &["get", "k", "--tenant", "acme"], b"").stdout == value);
+    let check = |who: &str, arguments: &[&str], expected: &str| {
+        let output = run(who, arguments, b"x");
+        let told = stderr(&output);
+        assert_eq!(output.status.code(), Some(1), "{who} {arguments:?}");
+        assert!(
+            output.stdout.is_empty() && told.contains(expected),
+            "{who} {arguments:?}: {told}"
+        );
+    };
+    for key in ["k", "none"] {
+        check(
+            "bert",
+            &["get", key, "--tenant", "acme"],
+            "TENANT_NOT_PERMITTED",
+        );
+        check(
+            "bert",
+            &["stat", key, "--tenant", "acme"],
+            "TENANT_NOT_PERMITTED",
+        );
+        check(
+            "bert",
+            &["rm", key, "--force", "--tenant", "acme"],
+            "TENANT_NOT_PERMITTED",
+        );
+        check(
+            "bert",
+            &["put", key, "-", "--tenant", "acme"],
+            "TENANT_NOT_PERMITTED",
+        );
+    }
+    check("bert", &["ls", "--tenant", "acme"], "TENANT_NOT_PERMITTED");
+    check(
+        "bert",
+        &["get", "k", "--tenant", "globex"],
+        "there is no object",
+    );
+    check(
+        "mallory",
+        &["get", "k", "--tenant", "acme"],
+        "no server at curve://",
+    );
+}
+
+#[test]
+fn a_wrong_or_missing_key_is_refused() {
+    let place = Place::new();
+    let served = keyed(&place);
+    let told = |arguments: &[&str]| {
+        let output = feed(place.command(arguments), b"");
+        assert_eq!(output.status.code(), Some(1));
+        stderr(&output)
+    };
+    let without = told(&["get", "k", "--connect", &served.address]);
+    assert!(without.contains("needs a key of ours"), "{without}");
+    let (place_of, _) = served.address.rsplit_once('/').unwrap();
+    let other = format!("{place_of}/{}", "5".repeat(64));
+    let wrong = told(&["get", "k", "--connect", &other, "--key-file", "anna"]);
+    assert!(wrong.contains("no server at curve://"), "{wrong}");
+    let plain = place_of.replace("curve://", "tcp://");
+    let plain = told(&["get", "k", "--connect", &plain, "--key-file", "anna"]);
+    assert!(plain.contains("no server at tcp://"), "{plain}");
+}
+
+/// A store that does not tell tenants apart took every name for the default tenant's: a key of one tenant would have
+/// read what a key of another one had put.
+#[test]
+fn a_key_of_a_tenant_has_no_objects_where_tenants_are_not_told_apart() {
+    let place = Place::new();
+    make_key(&place, "server", "");
+    make_key(&place, "anna", "basic tenants=acme");
+    make_key(&place, "carl", "basic");
+    let keys = ["--key-file", "server", "--allow", "list"];
+    let served = Served::start(&place, &[&["--memory", "64MiB"], &keys[..]].concat());
+    let run = |arguments: &[&str]| stderr(&served.run(&place, arguments, b"x"));
+    assert_eq!(run(&["put", "k", "-", "--key-file", "carl"]), "");
+    for tenant in ["acme", ""] {
+        let told = run(&["get", "k", "--key-file", "anna", "--tenant", tenant]);
+        assert!(told.contains("TENANT_NOT_PERMITTED"), "{told}");
+    }
+}
+
+#[test]
+fn the_list_is_read_again_when_the_server_is_told() {
+    let place = Place::new();
+    make_key(&place, "server", "");
+    make_key(&place, "anna", "basic");
+    let keys = ["--key-file", "server", "--allow", "list"];
+    let served = Served::start(&place, &[&["--memory", "64MiB"], &keys[..]].concat());
+    let put = |who: &str| {
+        let put = [
+            "put",
+            "k",
+            "-",
+            "--upsert",
+            "--timeout",
+            "1s",
+            "--key-file",
+            who,
+        ];
+        served.run(&place, &put, b"x").status.success()
+    };
+    assert!(put("anna"));
+    let list = std::fs::read_to_string(place.path("list")).unwrap();
+    make_key(&place, "carl", "basic");
+    assert!(!put("carl"));
+    served.signal(Signal::HUP);
+    until("the new key is let in", || put("carl"));
+    let held = Client::connect(&ConnectOptions {
+        address: served.address.parse().unwrap(),
+        key_file: Some(place.path("carl")),
+        deadline: Duration::from_millis(500),
+        ..ConnectOptions::default()
+    })
+    .unwrap();
+    let ask = || held.exists(&[b"k"], &CallOptions::default());
+    assert_eq!(ask(), Ok(vec![true]));
+    std::fs::write(place.path("list"), list).unwrap();
+    served.signal(Signal::HUP);
+    until("the link of the removed key has ended", || ask().is_err());
+    assert!(!put("carl") && put("anna"));
+}
+
+/// The two ends of a cable, each in a network of its own, made without any right of the machine.
+const TWO_NETWORKS: &str = r#"
+set -eu
+unshare --net sleep 300 & other=$!
+trap 'kill $other $server 2>/dev/null || true' EXIT
+server=$other
+until [ "$(readlink /proc/$other/ns/net)" != "$(readlink /proc/self/ns/net)" ]; do sleep 0.05; done
+ip link set lo up
+ip link add here type veth peer name there
+ip link set there netns $other
+ip address add 10.213.0.1/24 dev here
+ip link set here up
+nsenter --target $other --net ip address add 10.213.0.2/24 dev there
+nsenter --target $other --net ip link set there up
+"$SLACKWATER" serve --memory 64MiB --log warn --listen 10.213.0.1:50051 --key-file server --allow list > said & server=$!
+until grep -q 'serving at' said; do kill -0 $server; sleep 0.05; done
+address=$(sed 's/serving at //' said)
+on_the_other() { nsenter --target $other --net "$SLACKWATER" "$@" --connect "$address" --key-file anna; }
+on_the_other put k value
+on_the_other get k > back
+cmp value back
+on_the_other stat k --json
+"#;
+
+#[test]
+#[expect(clippy::print_stderr, reason = "a test that is skipped says so")]
+fn a_client_in_another_network_uses_a_keyed_store() {
+    let place = Place::new();
+    make_key(&place, "server", "");
+    make_key(&place, "anna", "basic");
+    std::fs::write(place.path("value"), value(3, 5_000_000)).unwrap();
+    let allowed = Command::new("unshare")
+        .args([
+            "--user",
+            "--map-root-user",
+            "--net",
+            "ip",
+            "link",
+            "add",
+            "a",
+            "type",
+            "veth",
+        ])
+        .stderr(Stdio::null())
+        .status();
+    if !allowed.is_ok_and(|status| status.success()) {
+        // The same over loopback is `a_key_reaches_the_objects_of_its_tenants_and_no_others`, over loopback.
+        eprintln!("skipped: this machine allows no networks of one's own (unshare --net, ip)");
+        return;
+    }
+    let mut command = Command::new("unshare");
+    command
+        .args([
+            "--user",
+            "--map-root-user",
+            "--net",
+            "sh",
+            "-c",
+            TWO_NETWORKS,
+        ])
+        .current_dir(place.path(""))
+        .env("SLACKWATER", env!("CARGO_BIN_EXE_slackwater"));
+    let output = feed(command, b"");
+    let told = stderr(&output);
+    assert!(output.status.success(), "{told}");
+    let stat = String::from_utf8(output.stdout).unwrap();
+    assert!(stat.contains(r#""bytes":5000000"#), "{stat}");
+}

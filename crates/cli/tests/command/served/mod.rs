@@ -1,0 +1,132 @@
+//! A store that other processes use: servers and clients are processes of their own.
+
+mod faults;
+mod keys;
+mod verbs;
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use slackwater_remote::{Client, ConnectOptions};
+
+use crate::place::{PATIENCE, Place, end, output};
+
+/// A server, ended with the test.
+pub(crate) struct Served {
+    pub(crate) child: Child,
+    pub(crate) address: String,
+}
+
+impl Served {
+    /// Starts a server at a free port and returns when it serves.
+    pub(crate) fn start(place: &Place, arguments: &[&str]) -> Self {
+        let listen = ["serve", "--listen", "127.0.0.1:0", "--log", "warn"];
+        Self::spawn(place.command(&[&listen[..], arguments].concat()))
+    }
+
+    /// Starts this server and returns when it serves.
+    pub(crate) fn spawn(mut command: Command) -> Self {
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        let address = line.trim().strip_prefix("serving at ");
+        let address = address
+            .unwrap_or_else(|| panic!("the server said `{line}`"))
+            .to_owned();
+        Self { child, address }
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+        if signal == Signal::STOP {
+            stopped(&self.child);
+        }
+    }
+
+    /// The command of a client.
+    pub(crate) fn client(&self, place: &Place, arguments: &[&str]) -> Command {
+        let mut command = place.command(arguments);
+        command.env("SLACKWATER_CONNECT", &self.address);
+        command
+    }
+
+    /// Runs a client to its end.
+    pub(crate) fn run(&self, place: &Place, arguments: &[&str], input: &[u8]) -> Output {
+        feed(self.client(place, arguments), input)
+    }
+
+    pub(crate) fn connect(&self) -> Client {
+        Client::connect(&ConnectOptions {
+            address: self.address.parse().unwrap(),
+            connect_timeout: PATIENCE,
+            deadline: PATIENCE,
+            ..ConnectOptions::default()
+        })
+        .unwrap()
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        // It may have ended, as the test wanted.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Waits until a child that was told to stop runs no more: the signal takes effect after the call that sends it.
+pub(crate) fn stopped(child: &Child) {
+    let stat = format!("/proc/{}/stat", child.id());
+    until("the child has stopped", || {
+        let stat = std::fs::read_to_string(&stat).unwrap();
+        stat.rsplit_once(") ").unwrap().1.starts_with('T')
+    });
+}
+
+/// Runs a command to its end, with this on its standard input.
+pub(crate) fn feed(mut command: Command, input: &[u8]) -> Output {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut pipe = child.stdin.take().unwrap();
+    let input = input.to_vec();
+    // A command that fails at once does not read its input.
+    let fed = std::thread::spawn(move || _ = pipe.write_all(&input));
+    let output = output(child);
+    fed.join().unwrap();
+    output
+}
+
+/// Bytes that say which value they belong to, at every place.
+pub(crate) fn value(name: u64, bytes: usize) -> Vec<u8> {
+    let words = (0..bytes.div_ceil(8) as u64).flat_map(|at| {
+        let word = name.rotate_left(32) ^ at.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        word.to_le_bytes()
+    });
+    words.take(bytes).collect()
+}
+
+/// Does something until it holds, with pauses, as long as a test waits.
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = std::time::Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < PATIENCE, "never came true: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Waits for the end of a server that was told to end.
+pub(crate) fn exit_code(served: &mut Served) -> Option<i32> {
+    end(&mut served.child).code()
+}

@@ -1,0 +1,175 @@
+//! The clients of a served store: the links that each one has, the key that it has proven, and the requests that wait for
+//! their answers.
+//!
+//! A client is one life of a process, under a name that it chose at random and that belongs to the key of its first link:
+//! a link with another key cannot take part in its operations.
+
+use std::collections::BTreeMap;
+
+use slackwater_wire::{ClientId, ErrorCode, OperationId};
+
+/// See the module. `L` names links, `K` keys, and `A` is the right to answer a request.
+pub(super) struct Clients<L, K, A> {
+    by_id: BTreeMap<ClientId, Client<L, K>>,
+    by_link: BTreeMap<L, ClientId>,
+    waiting: BTreeMap<(ClientId, OperationId), Vec<A>>,
+}
+
+struct Client<L, K> {
+    key: Option<K>,
+    links: Vec<L>,
+}
+
+/// Most links of one client: a client opens one, and a lost one may be noticed here only after its successor.
+const LINKS_MAX: usize = 16;
+/// Most repetitions of one operation that are answered.
+const REPEATED_MAX: usize = 4;
+/// Names up to this one are the process's own.
+const OWN_NAMES: ClientId = ClientId(u32::MAX as u64);
+
+impl<L: Copy + Ord, K: Copy + Eq, A> Clients<L, K, A> {
+    pub(super) fn new() -> Self {
+        Self {
+            by_id: BTreeMap::new(),
+            by_link: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+        }
+    }
+
+    /// A client has sent something on a link whose key is proven.
+    ///
+    /// # Errors
+    /// [`ErrorCode::IllegalClient`] for the name of another client, and [`ErrorCode::TaskPendingLimitExceeded`] for one
+    /// with too many links.
+    pub(super) fn arrive(
+        &mut self,
+        link: L,
+        client: ClientId,
+        key: Option<K>,
+    ) -> Result<(), ErrorCode> {
+        match self.by_link.get(&link) {
+            Some(known) if *known == client => return Ok(()),
+            Some(_) => return Err(ErrorCode::IllegalClient),
+            None if client <= OWN_NAMES => return Err(ErrorCode::IllegalClient),
+            None => {}
+        }
+        let known = self.by_id.entry(client).or_insert_with(|| Client {
+            key,
+            links: Vec::new(),
+        });
+        if known.key != key {
+            return Err(ErrorCode::IllegalClient);
+        }
+        if known.links.len() == LINKS_MAX {
+            return Err(ErrorCode::TaskPendingLimitExceeded);
+        }
+        known.links.push(link);
+        self.by_link.insert(link, client);
+        Ok(())
+    }
+
+    /// A link is gone: the client whose last one it was.
+    pub(super) fn leave(&mut self, link: L) -> Option<ClientId> {
+        let client = self.by_link.remove(&link)?;
+        let known = self.by_id.get_mut(&client)?;
+        known.links.retain(|other| *other != link);
+        if !known.links.is_empty() {
+            return None;
+        }
+        self.by_id.remove(&client);
+        let of = (client, OperationId(0))..=(client, OperationId(u64::MAX));
+        let waiting: Vec<_> = self.waiting.range(of).map(|(of, _)| *of).collect();
+        for of in waiting {
+            self.waiting.remove(&of);
+        }
+        Some(client)
+    }
+
+    /// An operation, or a repetition of it, waits for its answer.
+    pub(super) fn wait(&mut self, client: ClientId, operation: OperationId, answer: A) {
+        let waiting = self.waiting.entry((client, operation)).or_default();
+        if waiting.len() == REPEATED_MAX {
+            waiting.remove(0);
+        }
+        waiting.push(answer);
+    }
+
+    /// Everything that waits for the answer to an operation, and the key of its client.
+    pub(super) fn answer(
+        &mut self,
+        client: ClientId,
+        operation: OperationId,
+    ) -> (Vec<A>, Option<K>) {
+        let waiting = self.waiting.remove(&(client, operation));
+        let key = self.by_id.get(&client).and_then(|known| known.key);
+        (waiting.unwrap_or_default(), key)
+    }
+
+    /// Clients with a link.
+    pub(super) fn len(&self) -> usize {
+        self.by_id.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ANNA: ClientId = ClientId(1 << 40);
+    const BERT: ClientId = ClientId(2 << 40);
+
+    type Table = Clients<u32, char, &'static str>;
+
+    #[test]
+    fn a_name_belongs_to_the_key_that_used_it_first() {
+        let mut table = Table::new();
+        let mut check = |link, client, key, expected: Result<(), ErrorCode>| {
+            assert_eq!(table.arrive(link, client, key), expected, "{link} {key:?}");
+        };
+        let illegal = Err(ErrorCode::IllegalClient);
+        check(1, ANNA, Some('a'), Ok(()));
+        check(1, ANNA, Some('a'), Ok(()));
+        check(1, BERT, Some('a'), illegal);
+        check(2, ANNA, Some('b'), illegal);
+        check(2, ANNA, None, illegal);
+        check(3, ANNA, Some('a'), Ok(()));
+        check(4, ClientId(1), Some('a'), illegal);
+        check(4, OWN_NAMES, None, illegal);
+        assert_eq!(table.leave(1), None, "another link is open");
+        assert_eq!(table.leave(2), None, "it was refused");
+        assert_eq!(table.leave(3), Some(ANNA));
+        assert_eq!((table.leave(3), table.len()), (None, 0));
+        assert_eq!(table.arrive(2, ANNA, Some('b')), Ok(()));
+    }
+
+    #[test]
+    fn answers_reach_each_repetition_and_end_with_the_client() {
+        let mut table = Table::new();
+        let operation = OperationId(7);
+        table.arrive(1, ANNA, Some('a')).unwrap();
+        table.wait(ANNA, operation, "first");
+        table.wait(ANNA, operation, "again");
+        table.wait(BERT, operation, "another's");
+        let answered = table.answer(ANNA, operation);
+        assert_eq!(answered, (vec!["first", "again"], Some('a')));
+        assert_eq!(table.answer(ANNA, operation).0, Vec::<&str>::new());
+        for _ in 0..2 * REPEATED_MAX {
+            table.wait(ANNA, operation, "repeated");
+        }
+        assert_eq!(table.waiting[&(ANNA, operation)].len(), REPEATED_MAX);
+        assert_eq!(table.leave(1), Some(ANNA));
+        assert_eq!(table.waiting.len(), 1, "the other client's");
+    }
+
+    #[test]
+    fn the_links_of_a_client_are_bounded() {
+        let mut table = Table::new();
+        for link in 0..LINKS_MAX as u32 {
+            table.arrive(link, ANNA, None).unwrap();
+        }
+        let refused = Err(ErrorCode::TaskPendingLimitExceeded);
+        assert_eq!(table.arrive(99, ANNA, None), refused);
+        table.leave(0);
+        assert_eq!(table.arrive(99, ANNA, None), Ok(()));
+    }
+}

@@ -1,0 +1,348 @@
+//! The gate of the arena: which extents other processes may access now, and which they still do.
+//!
+//! An extent has a generation for each use. [`ExtentGate::fence`] makes generations dead at once: nothing begins under
+//! them, and what is under way does not count. The agent's report that an extent is fenced is kept back
+//! ([`ExtentGate::keep_back`]) until the last access of another process has ended too, so that bytes are never given out
+//! again while one may still arrive. [`ExtentGate::seal`] ends the right to write before an object is published.
+//!
+//! The gate has a lock of its own, which is held for a few look-ups and under which nothing else is taken: event loops
+//! call it.
+
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use slackwater_base::Map;
+use slackwater_transfer::{Extent, Gate, GateAccess, Refusal, Rights};
+use slackwater_wire::ExtentRef;
+
+/// See the module.
+pub(crate) struct ExtentGate {
+    granule: u64,
+    bytes: u64,
+    state: Mutex<GateState>,
+    /// Called when there is something to be taken by [`ExtentGate::take_drained`].
+    drained: OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
+
+struct GateState {
+    /// By the granule at which extents begin: generations below are dead.
+    dead_below: Vec<u64>,
+    /// By the granule at which extents begin: generations below may be read only.
+    sealed_below: Vec<u64>,
+    next_access: u64,
+    accesses: Map<GateAccess, Admitted>,
+    users: Map<Use, u32>,
+    /// Extents that the agent has fenced, and that other processes still access.
+    kept_back: Map<Use, ExtentRef>,
+    drained: Vec<ExtentRef>,
+}
+
+/// One use of the bytes at an offset.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Use {
+    offset: u64,
+    generation: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Admitted {
+    of: Use,
+    writes: bool,
+}
+
+impl ExtentGate {
+    /// A gate of `bytes` bytes of memory whose extents begin at multiples of `granule`.
+    pub(crate) fn new(bytes: u64, granule: u64) -> Self {
+        let granules = usize::try_from(bytes / granule).expect("the memory is mapped, so it fits");
+        Self {
+            granule,
+            bytes,
+            state: Mutex::new(GateState {
+                dead_below: vec![0; granules],
+                sealed_below: vec![0; granules],
+                next_access: 0,
+                accesses: Map::default(),
+                users: Map::default(),
+                kept_back: Map::default(),
+                drained: Vec::new(),
+            }),
+            drained: OnceLock::new(),
+        }
+    }
+
+    /// Calls `drained`, on any thread, when extents can be taken by [`ExtentGate::take_drained`].
+    pub(crate) fn on_drained(&self, drained: impl Fn() + Send + Sync + 'static) {
+        let first = self.drained.set(Box::new(drained)).is_ok();
+        assert!(first, "a gate belongs to one store");
+    }
+
+    /// Makes extents dead, with all generations before them. Those at which transfers are under way are added to
+    /// `released`.
+    pub(crate) fn fence(&self, extents: &[ExtentRef], released: &mut Vec<Extent>) {
+        let mut state = self.state();
+        for extent in extents {
+            let at = self.index(extent.offset);
+            state.dead_below[at] = state.dead_below[at].max(extent.generation.saturating_add(1));
+            state.release(extent, released);
+        }
+    }
+
+    /// Ends the right to write to extents that are about to be published. Those at which transfers are under way are
+    /// added to `released`.
+    pub(crate) fn seal(&self, extents: &[ExtentRef], released: &mut Vec<Extent>) {
+        let mut state = self.state();
+        for extent in extents {
+            let at = self.index(extent.offset);
+            state.sealed_below[at] =
+                state.sealed_below[at].max(extent.generation.saturating_add(1));
+            state.release(extent, released);
+        }
+    }
+
+    /// Keeps those of the fenced `extents` back that other processes still access.
+    pub(crate) fn keep_back(&self, extents: &mut Vec<ExtentRef>) {
+        let mut state = self.state();
+        extents.retain(|extent| {
+            let of = Use::of(extent);
+            let busy = state.users.contains_key(&of);
+            if busy {
+                state.kept_back.insert(of, *extent);
+            }
+            !busy
+        });
+    }
+
+    /// Takes the extents that were kept back and that nobody accesses any more.
+    pub(crate) fn take_drained(&self) -> Vec<ExtentRef> {
+        std::mem::take(&mut self.state().drained)
+    }
+
+    /// Makes an extent dead that no agent knows; says whether other processes access it.
+    pub(crate) fn retire(&self, extent: Extent) -> bool {
+        let mut state = self.state();
+        let at = self.index(extent.offset);
+        state.dead_below[at] = state.dead_below[at].max(extent.generation.saturating_add(1));
+        state.users.contains_key(&Use::named(&extent))
+    }
+
+    /// Whether other processes access an extent.
+    pub(crate) fn is_busy(&self, extent: Extent) -> bool {
+        self.state().users.contains_key(&Use::named(&extent))
+    }
+
+    fn index(&self, offset: u64) -> usize {
+        (offset / self.granule) as usize
+    }
+
+    fn state(&self) -> MutexGuard<'_, GateState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn admits(&self, state: &GateState, admitted: Admitted) -> bool {
+        let Admitted { of, writes } = admitted;
+        let at = self.index(of.offset);
+        of.generation >= state.dead_below[at] && !(writes && of.generation < state.sealed_below[at])
+    }
+}
+
+impl Gate for ExtentGate {
+    fn begin(&self, extent: Extent, rights: Rights) -> Result<GateAccess, Refusal> {
+        let inside = extent
+            .offset
+            .checked_add(extent.bytes)
+            .is_some_and(|end| end <= self.bytes);
+        if extent.bytes == 0 || !inside || !extent.offset.is_multiple_of(self.granule) {
+            return Err(Refusal::Range);
+        }
+        let admitted = Admitted {
+            of: Use::named(&extent),
+            writes: rights.allow(Rights::WRITE),
+        };
+        let mut state = self.state();
+        if !self.admits(&state, admitted) {
+            return Err(Refusal::Generation);
+        }
+        let access = GateAccess(state.next_access);
+        state.next_access += 1;
+        state.accesses.insert(access, admitted);
+        *state.users.entry(admitted.of).or_default() += 1;
+        Ok(access)
+    }
+
+    fn is_live(&self, access: GateAccess) -> bool {
+        let state = self.state();
+        let admitted = state.accesses.get(&access);
+        admitted.is_some_and(|admitted| self.admits(&state, *admitted))
+    }
+
+    fn end(&self, access: GateAccess) {
+        let mut state = self.state();
+        let of = state
+            .accesses
+            .remove(&access)
+            .expect("an access that began ends once")
+            .of;
+        let users = state
+            .users
+            .get_mut(&of)
+            .expect("an access under way is counted at its extent");
+        *users -= 1;
+        if *users > 0 {
+            return;
+        }
+        state.users.remove(&of);
+        if let Some(extent) = state.kept_back.remove(&of) {
+            state.drained.push(extent);
+            drop(state);
+            if let Some(drained) = self.drained.get() {
+                drained();
+            }
+        }
+    }
+}
+
+impl GateState {
+    fn release(&self, extent: &ExtentRef, released: &mut Vec<Extent>) {
+        if self.users.contains_key(&Use::of(extent)) {
+            released.push(Extent {
+                offset: extent.offset,
+                bytes: extent.bytes,
+                generation: extent.generation,
+            });
+        }
+    }
+}
+
+impl Use {
+    fn named(extent: &Extent) -> Self {
+        Self {
+            offset: extent.offset,
+            generation: extent.generation,
+        }
+    }
+
+    fn of(extent: &ExtentRef) -> Self {
+        Self {
+            offset: extent.offset,
+            generation: extent.generation,
+        }
+    }
+}
+
+impl std::fmt::Debug for ExtentGate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let accesses = self.state().accesses.len();
+        f.debug_struct("ExtentGate")
+            .field("bytes", &self.bytes)
+            .field("accesses", &accesses)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use slackwater_wire::{Incarnation, SegmentId};
+
+    use super::*;
+
+    const GRANULE: u64 = 4096;
+
+    fn extent(offset: u64, generation: u64) -> ExtentRef {
+        ExtentRef {
+            segment: SegmentId(1),
+            incarnation: Incarnation(2),
+            offset,
+            bytes: GRANULE,
+            generation,
+        }
+    }
+
+    fn named(of: &ExtentRef) -> Extent {
+        Extent {
+            offset: of.offset,
+            bytes: of.bytes,
+            generation: of.generation,
+        }
+    }
+
+    fn gate() -> (ExtentGate, Arc<AtomicUsize>) {
+        let gate = ExtentGate::new(4 * GRANULE, GRANULE);
+        let rung = Arc::new(AtomicUsize::new(0));
+        let ring = Arc::clone(&rung);
+        gate.on_drained(move || _ = ring.fetch_add(1, Ordering::Relaxed));
+        (gate, rung)
+    }
+
+    #[test]
+    fn a_fenced_extent_is_refused_and_its_last_access_ends_the_wait() {
+        let (gate, rung) = gate();
+        let (old, new) = (extent(0, 5), extent(0, 6));
+        let reads = [(); 2].map(|()| gate.begin(named(&old), Rights::READ).unwrap());
+        let mut released = Vec::new();
+        gate.fence(&[old, extent(GRANULE, 3)], &mut released);
+        assert_eq!(released, [named(&old)], "the other has no transfers");
+        assert_eq!(
+            gate.begin(named(&old), Rights::READ),
+            Err(Refusal::Generation)
+        );
+        assert!(reads.iter().all(|read| !gate.is_live(*read)));
+        let mut fenced = vec![old, extent(GRANULE, 3)];
+        gate.keep_back(&mut fenced);
+        assert_eq!(fenced, [extent(GRANULE, 3)]);
+        gate.end(reads[0]);
+        assert!(gate.take_drained().is_empty() && gate.is_busy(named(&old)));
+        gate.end(reads[1]);
+        assert_eq!(gate.take_drained(), [old]);
+        assert_eq!(
+            (rung.load(Ordering::Relaxed), gate.is_busy(named(&old))),
+            (1, false)
+        );
+        let next = gate.begin(named(&new), Rights::WRITE).unwrap();
+        assert!(gate.is_live(next));
+        gate.end(next);
+        assert_eq!(rung.load(Ordering::Relaxed), 1, "nobody waited for it");
+    }
+
+    /// A capability to write was good until its extent was freed: its holder could change an object that others read.
+    #[test]
+    fn what_is_published_is_not_written_any_more() {
+        let (gate, _) = gate();
+        let of = extent(2 * GRANULE, 9);
+        let write = gate.begin(named(&of), Rights::WRITE).unwrap();
+        let mut released = Vec::new();
+        gate.seal(&[of], &mut released);
+        assert_eq!(released, [named(&of)]);
+        assert!(!gate.is_live(write), "its end is not acknowledged");
+        for rights in [Rights::WRITE, Rights::BOTH] {
+            assert_eq!(gate.begin(named(&of), rights), Err(Refusal::Generation));
+        }
+        let read = gate.begin(named(&of), Rights::READ).unwrap();
+        assert!(gate.is_live(read));
+        gate.end(write);
+        gate.end(read);
+        let next = extent(2 * GRANULE, 10);
+        let write = gate.begin(named(&next), Rights::WRITE).unwrap();
+        assert!(gate.is_live(write), "the next use may be written");
+        gate.end(write);
+    }
+
+    #[test]
+    fn what_is_no_extent_is_refused() {
+        let (gate, _) = gate();
+        let check = |offset, bytes| {
+            let extent = Extent {
+                offset,
+                bytes,
+                generation: 1,
+            };
+            assert_eq!(gate.begin(extent, Rights::READ), Err(Refusal::Range));
+        };
+        check(1, GRANULE);
+        check(0, 0);
+        check(0, 4 * GRANULE + 1);
+        check(4 * GRANULE, 1);
+        check(u64::MAX - (u64::MAX % GRANULE), GRANULE);
+    }
+}

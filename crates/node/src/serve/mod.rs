@@ -1,0 +1,301 @@
+//! A store that clients in other processes use: the master answers their requests on links of the message layer, and
+//! their bytes go from and to the arena by the transfer engine, under capabilities that come with the answers.
+//!
+//! It is the embedded store with one more entrance: the same `Core` under the same lock, driven by the same steward.
+
+mod clients;
+pub(crate) mod epoch;
+mod error;
+mod gate;
+mod handlers;
+mod outgoing;
+mod staging;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use slackwater_base::ByteSize;
+use slackwater_mq::{
+    Access, Admission, AllowList, AllowListError, Builder, Category, Level, ListenError,
+    ListenOptions, Options, Queueing, Run, Running, load_key,
+};
+use slackwater_net::{Endpoint, UnixAccess};
+use slackwater_transfer::{
+    Engine, EngineConfig, Memory, RegionSpec, Rights, SealConfig, TcpConfig,
+};
+use slackwater_wire::limits;
+use slackwater_zmtp::{KeyPair, Limits, PublicKey};
+
+pub use error::ServeError;
+pub(crate) use gate::ExtentGate;
+
+use self::handlers::Handlers;
+use self::outgoing::Outgoing;
+use self::staging::Staging;
+use crate::store::{GRANULE, Sharing};
+use crate::{Config, Store, StoreError};
+
+/// How a store is served.
+#[derive(Clone, Debug)]
+pub struct ServeOptions {
+    /// Where requests come in; a port of 0 means a free one.
+    pub listen: SocketAddr,
+    /// Where bytes come in and leave; a free port at the address of `listen` when none.
+    pub data: Option<SocketAddr>,
+    /// Who this side is and who may connect; none for a loopback, where every process of the machine may.
+    pub keys: Option<ServeKeys>,
+    /// Memory for what is read from SSD on behalf of clients; the longest value they can read from SSD is half of it.
+    pub staging: ByteSize,
+}
+
+/// The files with keys, as `slackwater keys` makes them.
+#[derive(Clone, Debug)]
+pub struct ServeKeys {
+    /// The secret key of this side.
+    pub key_file: PathBuf,
+    /// The keys that may connect.
+    pub allowed: PathBuf,
+}
+
+impl ServeOptions {
+    /// The port of requests when nothing else is said.
+    pub const PORT: u16 = 50_051;
+}
+
+impl Default for ServeOptions {
+    fn default() -> Self {
+        Self {
+            listen: ([127, 0, 0, 1], Self::PORT).into(),
+            data: None,
+            keys: None,
+            staging: ByteSize::mib(64),
+        }
+    }
+}
+
+/// A store that is being served. It stops when this is dropped; [`Server::close`] says how that went.
+pub struct Server {
+    messages: Running,
+    engine: Engine,
+    store: Store,
+    outgoing: Arc<Outgoing>,
+    allowed: Option<AllowList>,
+    address: SocketAddr,
+    public_key: Option<PublicKey>,
+}
+
+/// Messages of up to this many bytes are taken: the longest request, and the longest answer to it.
+const MESSAGE_BYTES: u64 = 2 * limits::REQUEST_BYTES_MAX as u64;
+/// Reads of records that wait for a worker.
+const RECORDS_QUEUED: usize = 4_096;
+
+impl Server {
+    /// Opens the store of `config` and serves it.
+    ///
+    /// # Errors
+    /// When the store cannot be opened, an address cannot be listened on or needs keys, or a key or list of keys cannot
+    /// be read.
+    pub fn start(config: Config, options: &ServeOptions) -> Result<Self, ServeError> {
+        let address = options.listen;
+        let data = options.data.unwrap_or((address.ip(), 0).into());
+        for address in [address, data] {
+            if options.keys.is_none() && !address.ip().is_loopback() {
+                return Err(ServeError::NeedsKeys { address });
+            }
+        }
+        if data.ip().is_unspecified() {
+            return Err(ServeError::Unspecified { address: data });
+        }
+        let (keys, allowed) = match &options.keys {
+            Some(files) => {
+                let keys = load_key(&files.key_file)?;
+                (Some(keys), Some(AllowList::load(&files.allowed)?))
+            }
+            None => (None, None),
+        };
+        let beside = ByteSize(options.staging.0.div_ceil(GRANULE) * GRANULE);
+        let store = Store::open_for(config, Some(Sharing { beside }))?;
+        let engine = engine(data, keys.as_ref().zip(allowed.as_ref()))
+            .map_err(|why| ServeError::Data { address: data, why })?;
+        let handlers = Arc::new(
+            handlers(&store, &engine, allowed.clone(), beside)
+                .map_err(|why| ServeError::Data { address: data, why })?,
+        );
+        let messages = messages(&handlers, keys.clone())?;
+        let admission = match &allowed {
+            Some(list) => Admission::Listed(list.clone()),
+            None => Admission::Everybody(Level::Admin),
+        };
+        let listening = ListenOptions {
+            admission,
+            encrypted: keys.is_some(),
+            access: UnixAccess::default(),
+        };
+        let refused = |why: ListenError| ServeError::Listen { address, why };
+        let listens = messages.listen(&Endpoint::Tcp(address), &listening);
+        let Endpoint::Tcp(address) = listens.map_err(refused)? else {
+            unreachable!("a TCP address is listened on as one")
+        };
+        if keys.is_none() {
+            tracing::info!(%address, "without keys, every process of this machine may use the store");
+        }
+        Ok(Self {
+            messages,
+            engine,
+            store,
+            outgoing: Arc::clone(&handlers.outgoing),
+            allowed,
+            address,
+            public_key: keys.map(|keys| keys.public()),
+        })
+    }
+
+    /// Where requests come in.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The key that clients must name, when links are encrypted.
+    #[must_use]
+    pub fn public_key(&self) -> Option<PublicKey> {
+        self.public_key
+    }
+
+    /// The store, for callers in this process.
+    #[must_use]
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Clients that have a link.
+    #[must_use]
+    pub fn clients(&self) -> usize {
+        self.outgoing.clients().len()
+    }
+
+    /// Reads the list of keys again when it is called, on any thread, and ends the links of those that may not connect any
+    /// more. When the file cannot be read, the old list stays in force.
+    pub fn reloader(&self) -> impl Fn() -> Result<(), AllowListError> + Send + Sync + use<> {
+        let (allowed, messages) = (self.allowed.clone(), self.messages.handle());
+        move || {
+            if let Some(allowed) = &allowed {
+                allowed.reload()?;
+                messages.rights_changed();
+            }
+            Ok(())
+        }
+    }
+
+    /// Takes no more requests, answers those that have come, for at most `limit`, and closes the store.
+    ///
+    /// # Errors
+    /// As [`Store::close`].
+    pub fn close(self, limit: Duration) -> Result<(), StoreError> {
+        // What is not answered within the limit is told that its link is gone.
+        let _ = self.messages.drain(limit);
+        self.messages.stop();
+        self.engine.close();
+        self.store.clone().close()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.messages.stop();
+        self.engine.close();
+    }
+}
+
+fn engine(
+    data: SocketAddr,
+    sealed: Option<(&KeyPair, &AllowList)>,
+) -> Result<Engine, slackwater_transfer::EngineError> {
+    let seal = sealed.map(|(keys, clients)| SealConfig {
+        keys: keys.clone(),
+        clients: clients.clone(),
+    });
+    let mut config = EngineConfig::new("node");
+    config.tcp = TcpConfig {
+        bind: vec![data],
+        seal,
+        ..TcpConfig::default()
+    };
+    Engine::start(config)
+}
+
+fn handlers(
+    store: &Store,
+    engine: &Engine,
+    allowed: Option<AllowList>,
+    staging: ByteSize,
+) -> Result<Handlers, slackwater_transfer::EngineError> {
+    let served = store.served().expect("it was opened to be served");
+    let region = engine.register(RegionSpec {
+        memory: Memory::mapped(Arc::clone(&store.segment().region)),
+        rights: Rights::BOTH,
+        gate: Some(Arc::clone(&served.gate) as Arc<dyn slackwater_transfer::Gate>),
+    })?;
+    let outgoing = Arc::new(Outgoing::new(
+        served.epoch,
+        engine.clone(),
+        region.id(),
+        store.write_time(),
+    ));
+    store.deliver_to(Arc::clone(&outgoing) as _);
+    let memory = store.config().memory.0;
+    Ok(Handlers {
+        store: store.clone(),
+        outgoing,
+        staging: Staging::new(Arc::clone(&served.gate), memory, staging, GRANULE),
+        contact: engine.segment().clone(),
+        allowed,
+        value_bytes_max: memory,
+    })
+}
+
+fn messages(handlers: &Arc<Handlers>, keys: Option<KeyPair>) -> Result<Running, ServeError> {
+    let mut builder = Builder::new(Options {
+        keys,
+        limits: Limits {
+            frame_bytes: MESSAGE_BYTES,
+            message_bytes: MESSAGE_BYTES,
+            ..Limits::default()
+        },
+        queue_bytes: 2 * MESSAGE_BYTES as usize,
+        ..Options::default()
+    });
+    let access = Access {
+        level: Level::Basic,
+        ..Access::default()
+    };
+    // The master decides within microseconds and waits for nobody.
+    let at_once = Category {
+        access,
+        run: Run::Inline,
+        ..Category::default()
+    };
+    let on_workers = Category {
+        access,
+        queueing: Queueing {
+            queue: Some(RECORDS_QUEUED),
+            ..Queueing::default()
+        },
+        ..Category::default()
+    };
+    builder.category("pool", at_once)?;
+    builder.category("records", on_workers)?;
+    let with = |handle: fn(&Handlers, &slackwater_mq::Call<'_>)| {
+        let handlers = Arc::clone(handlers);
+        move |call: &slackwater_mq::Call<'_>| handle(&handlers, call)
+    };
+    builder.request_command("pool.hello", with(Handlers::hello))?;
+    builder.request_command("pool.request", with(Handlers::request))?;
+    builder.request_command("records.read", with(Handlers::read_record))?;
+    builder.command("records.release", with(Handlers::release))?;
+    let linked = Arc::clone(handlers);
+    builder.on_link(move |event| linked.link(&event));
+    Ok(builder.start()?)
+}

@@ -1,0 +1,80 @@
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use slackwater_base::Instant;
+use slackwater_wait::{Event, Park, Site, Waiting};
+
+/// Ends calls from another thread. Clones are handles to the same one.
+///
+/// A call whose options hold it ends soon after [`Cancel::cancel`], once nothing touches the caller's buffers any more.
+#[derive(Clone, Default)]
+pub struct Cancel(Arc<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    cancelled: AtomicBool,
+    rung: Event,
+    /// Ends the wait for an answer.
+    waits: Mutex<Waits>,
+}
+
+#[derive(Default)]
+struct Waits {
+    next: u64,
+    ends: Vec<(u64, Box<dyn Fn() + Send>)>,
+}
+
+static PAUSE: Site = Site::new("client, pause");
+
+impl Cancel {
+    /// A handle that no call has been cancelled by.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Cancels the calls that hold it, now and later.
+    pub fn cancel(&self) {
+        self.0.cancelled.store(true, Ordering::SeqCst);
+        self.0.rung.close();
+        let waits = self.0.waits.lock().unwrap_or_else(PoisonError::into_inner);
+        waits.ends.iter().for_each(|(_, end)| end());
+    }
+
+    /// Whether calls are cancelled.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        self.0.cancelled.load(Ordering::SeqCst)
+    }
+
+    /// Runs `wait`, which `end` ends when calls are cancelled meanwhile, or were before.
+    pub(crate) fn during<T>(&self, end: impl Fn() + Send + 'static, wait: impl FnOnce() -> T) -> T {
+        let number = {
+            let mut waits = self.0.waits.lock().unwrap_or_else(PoisonError::into_inner);
+            if self.is_cancelled() {
+                end();
+            }
+            waits.next += 1;
+            let number = waits.next;
+            waits.ends.push((number, Box::new(end)));
+            number
+        };
+        let result = wait();
+        let mut waits = self.0.waits.lock().unwrap_or_else(PoisonError::into_inner);
+        waits.ends.retain(|(other, _)| *other != number);
+        result
+    }
+
+    /// Sleeps until then, or until calls are cancelled.
+    pub(crate) fn pause(&self, until: Instant) {
+        let waiting = Waiting::at(&PAUSE).by(&Park).until(until);
+        // Either end is what the caller looks at next.
+        let _ = self.0.rung.wait(self.0.rung.seen(), &waiting);
+    }
+}
+
+impl std::fmt::Debug for Cancel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Cancel").field(&self.is_cancelled()).finish()
+    }
+}

@@ -1,0 +1,103 @@
+//! Bytes between a caller's buffer and an extent of a node.
+
+use slackwater_base::{Instant, Map};
+use slackwater_transfer::{Capability, Cause, Engine, Target};
+use slackwater_wait::now;
+use slackwater_wire::{Class, ExtentRef};
+
+use crate::Cancel;
+use crate::link::Link;
+
+/// Bytes that are moved before the next look at whether the caller has cancelled.
+const PIECE_BYTES: usize = 16 << 20;
+
+/// The transfers of one call.
+pub(crate) struct Carrier<'a> {
+    pub(crate) engine: &'a Engine,
+    pub(crate) link: &'a Link,
+    pub(crate) cancel: Option<&'a Cancel>,
+    /// When the call ends.
+    pub(crate) until: Instant,
+    pub(crate) rights: Map<ExtentRef, Capability>,
+}
+
+/// Why bytes did not move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotMoved {
+    /// The extent, or its node, is gone.
+    Stale,
+    /// The connection failed, or time ran out.
+    Failed,
+    /// The caller cancelled.
+    Cancelled,
+}
+
+impl Carrier<'_> {
+    /// Takes the rights in that came with an answer.
+    pub(crate) fn granted(&mut self, extents: Vec<(ExtentRef, Capability)>) {
+        self.rights.extend(extents);
+    }
+
+    /// Reads from `offset` of the region that a capability names.
+    pub(crate) fn read(
+        &self,
+        capability: Capability,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<(), NotMoved> {
+        let mut at = 0;
+        for piece in into.chunks_mut(PIECE_BYTES) {
+            let target = self.target(capability, offset + at)?;
+            at += piece.len() as u64;
+            let left = now().until(self.until);
+            self.engine
+                .read_now(&target, piece, left)
+                .map_err(|cause| self.failed(&cause))?;
+        }
+        Ok(())
+    }
+
+    /// Writes to `offset` of the region that a capability names.
+    pub(crate) fn write(
+        &self,
+        capability: Capability,
+        offset: u64,
+        from: &[u8],
+    ) -> Result<(), NotMoved> {
+        let mut at = 0;
+        for piece in from.chunks(PIECE_BYTES) {
+            let target = self.target(capability, offset + at)?;
+            at += piece.len() as u64;
+            let left = now().until(self.until);
+            self.engine
+                .write_now(&target, piece, left)
+                .map_err(|cause| self.failed(&cause))?;
+        }
+        Ok(())
+    }
+
+    fn target(&self, capability: Capability, offset: u64) -> Result<Target, NotMoved> {
+        if self.cancel.is_some_and(Cancel::is_cancelled) {
+            return Err(NotMoved::Cancelled);
+        }
+        let incarnation = capability.claims().incarnation;
+        let peer = self
+            .link
+            .node(incarnation, self.until, self.cancel)
+            .ok_or(NotMoved::Stale)?;
+        Ok(Target {
+            peer,
+            offset,
+            capability,
+            key: None,
+        })
+    }
+
+    fn failed(&self, cause: &Cause) -> NotMoved {
+        tracing::debug!(%cause, "bytes did not move");
+        match cause.class() {
+            Class::Gone => NotMoved::Stale,
+            _ => NotMoved::Failed,
+        }
+    }
+}

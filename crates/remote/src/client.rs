@@ -1,0 +1,376 @@
+use std::sync::Arc;
+
+use slackwater_base::{Instant, Map, Rng};
+use slackwater_client::{Answer, CallFlow, FlowOptions, Operations};
+use slackwater_mq::Running;
+use slackwater_transfer::Engine;
+use slackwater_wait::now;
+use slackwater_wire::limits::BATCH_KEYS_MAX;
+use slackwater_wire::{Description, ErrorCode, Exists, Key, List, Listed, Remove, Reply, Request};
+
+use crate::carry::Carrier;
+use crate::drive::{Drive, Nothing};
+use crate::get::{Outcome, Sink};
+use crate::link::Link;
+use crate::tells::Telling;
+use crate::{
+    CallOptions, ClientError, ConnectError, ConnectOptions, GetOptions, PutOptions, RemoveOptions,
+    Stored,
+};
+
+/// A client of a store that another process serves. Clones share its link; every call is safe from any thread.
+///
+/// Values are 1 byte up to the size of the server's memory; keys are 1 to 1,024 bytes.
+#[derive(Clone)]
+pub struct Client(Arc<Connected>);
+
+/// What the calls of a client share. Fields end in this order.
+pub(crate) struct Connected {
+    pub(crate) telling: Telling,
+    pub(crate) link: Arc<Link>,
+    pub(crate) engine: Engine,
+    pub(crate) operations: Operations,
+    pub(crate) seed: u64,
+    pub(crate) options: ConnectOptions,
+    #[expect(dead_code, reason = "the message layer stops when this is dropped")]
+    pub(crate) running: Running,
+}
+
+/// One call.
+pub(crate) struct Call<'a> {
+    pub(crate) client: &'a Client,
+    pub(crate) options: &'a CallOptions,
+    pub(crate) begun: Instant,
+    pub(crate) until: Instant,
+}
+
+/// Most attempts of a call: its deadline ends it first.
+const ATTEMPTS: u32 = 10_000;
+/// How long an answer may take before the request is sent again.
+const ANSWER_TIME: std::time::Duration = std::time::Duration::from_secs(2);
+
+impl Client {
+    /// Connects to a server.
+    ///
+    /// # Errors
+    /// When there is none, it is another one than expected, it refuses this client, or our key cannot be read.
+    pub fn connect(options: &ConnectOptions) -> Result<Self, ConnectError> {
+        Ok(Self(Arc::new(crate::connect::connect(options)?)))
+    }
+
+    /// Puts one value. Returns when it is visible, and with [`slackwater_wire::Durability::Disk`] durable.
+    ///
+    /// # Errors
+    /// Refusals of the key, the value or the tenant; no space; the deadline; a cancellation.
+    pub fn put(
+        &self,
+        key: &[u8],
+        value: &[u8],
+        options: &PutOptions,
+    ) -> Result<Stored, ClientError> {
+        only(self.put_batch(&[(key, value)], options))
+    }
+
+    /// Puts values, a result each; one that fails does not touch its neighbours. Of equal keys the first wins.
+    pub fn put_batch(
+        &self,
+        entries: &[(&[u8], &[u8])],
+        options: &PutOptions,
+    ) -> Vec<Result<Stored, ClientError>> {
+        self.call(&options.call).write(entries, options)
+    }
+
+    /// Reads one value into fresh memory; `None` when there is none.
+    ///
+    /// # Errors
+    /// Refusals of the key or the tenant; the deadline; a cancellation.
+    pub fn get(&self, key: &[u8], options: &GetOptions) -> Result<Option<Vec<u8>>, ClientError> {
+        only(self.get_batch(&[key], options))
+    }
+
+    /// Reads values into fresh memory, a result each.
+    pub fn get_batch(
+        &self,
+        keys: &[&[u8]],
+        options: &GetOptions,
+    ) -> Vec<Result<Option<Vec<u8>>, ClientError>> {
+        let mut sinks: Vec<Sink<'_>> = keys.iter().map(|_| Sink::Fresh(Vec::new())).collect();
+        let outcomes = self.call(&options.call).read(keys, &mut sinks, options);
+        let value = |(outcome, sink): (Outcome, Sink<'_>)| match (outcome?, sink) {
+            (Some(_), Sink::Fresh(value)) => Ok(Some(value)),
+            _ => Ok(None),
+        };
+        outcomes.into_iter().zip(sinks).map(value).collect()
+    }
+
+    /// Reads one value into the front of the caller's buffer and says its length; `None` when there is none. The buffer's
+    /// other bytes, and all of them when nothing is returned, are of no meaning afterwards.
+    ///
+    /// # Errors
+    /// [`ClientError::BufferTooSmall`]; as for [`Client::get`].
+    pub fn get_into(
+        &self,
+        key: &[u8],
+        buffer: &mut [u8],
+        options: &GetOptions,
+    ) -> Result<Option<usize>, ClientError> {
+        let mut sinks = [Sink::Given(buffer)];
+        only(self.call(&options.call).read(&[key], &mut sinks, options))
+    }
+
+    /// Reads values into the caller's buffers, a result each, in the order of the keys.
+    pub fn get_batch_into(
+        &self,
+        keys: &[&[u8]],
+        buffers: &mut [&mut [u8]],
+        options: &GetOptions,
+    ) -> Vec<Result<Option<usize>, ClientError>> {
+        let (count, given) = (keys.len(), buffers.len());
+        if count != given {
+            let wrong = ClientError::BufferCount {
+                keys: count,
+                buffers: given,
+            };
+            return vec![Err(wrong); count];
+        }
+        let given = buffers.iter_mut().map(|buffer| Sink::Given(buffer));
+        let mut sinks: Vec<Sink<'_>> = given.collect();
+        self.call(&options.call).read(keys, &mut sinks, options)
+    }
+
+    /// Whether objects are there, a truth each.
+    ///
+    /// # Errors
+    /// When one of the keys is empty or too long, or the tenant is refused; the deadline; a cancellation.
+    pub fn exists(&self, keys: &[&[u8]], options: &CallOptions) -> Result<Vec<bool>, ClientError> {
+        let call = self.call(options);
+        let mut truths = Vec::with_capacity(keys.len());
+        for piece in keys.chunks(BATCH_KEYS_MAX) {
+            let named: Result<Vec<Key>, _> = piece.iter().map(|key| Key::new(key)).collect();
+            let request = Request::Exists(Exists {
+                tenant: options.tenant.clone(),
+                keys: named?,
+            });
+            match call.ask("exists", request)? {
+                Reply::Exists(found) => truths.extend(found),
+                reply => return Err(refusal(&reply)),
+            }
+        }
+        Ok(truths)
+    }
+
+    /// Removes objects, a result each. When it returns, no crash of the server can bring them back.
+    pub fn remove(&self, keys: &[&[u8]], options: &RemoveOptions) -> Vec<Result<(), ClientError>> {
+        let call = self.call(&options.call);
+        let mut results = Vec::with_capacity(keys.len());
+        for piece in keys.chunks(BATCH_KEYS_MAX) {
+            results.extend(call.remove(piece, options.force));
+        }
+        results
+    }
+
+    /// One page of keys in byte order, with the mark that says whether more follow. A page has at most 4,096 keys.
+    ///
+    /// # Errors
+    /// When the pattern is no regular expression, or the tenant is refused; the deadline; a cancellation.
+    pub fn list(&self, list: List, options: &CallOptions) -> Result<Listed, ClientError> {
+        match self.call(options).ask("a list", Request::List(list))? {
+            Reply::List(listed) => Ok(listed),
+            reply => Err(refusal(&reply)),
+        }
+    }
+
+    /// Everything known about one object; neither a read nor a lease. `None` when there is no such object.
+    ///
+    /// # Errors
+    /// When the key is empty or too long, or the tenant is refused; the deadline; a cancellation.
+    pub fn stat(
+        &self,
+        key: &[u8],
+        options: &CallOptions,
+    ) -> Result<Option<Description>, ClientError> {
+        let request = Request::Describe {
+            tenant: options.tenant.clone(),
+            key: Key::new(key)?,
+        };
+        match self.call(options).ask("a description", request)? {
+            Reply::Describe(description) => Ok(Some(*description)),
+            Reply::Failed(ErrorCode::ObjectNotFound) => Ok(None),
+            reply => Err(refusal(&reply)),
+        }
+    }
+
+    /// Sets or changes the byte quota of the tenant in `options`, which needs the right of an operator.
+    ///
+    /// # Errors
+    /// When the key has not that right, or tenants are not told apart; the deadline; a cancellation.
+    pub fn set_quota(
+        &self,
+        memory_bytes: u64,
+        disk_bytes: u64,
+        options: &CallOptions,
+    ) -> Result<(), ClientError> {
+        let request = Request::SetQuota {
+            tenant: options.tenant.clone(),
+            memory_bytes,
+            disk_bytes,
+        };
+        match self.call(options).ask("a quota", request)? {
+            Reply::Done => Ok(()),
+            reply => Err(refusal(&reply)),
+        }
+    }
+
+    pub(crate) fn link(&self) -> &Arc<Link> {
+        &self.0.link
+    }
+
+    fn call<'a>(&'a self, options: &'a CallOptions) -> Call<'a> {
+        let begun = now();
+        let deadline = options.deadline.unwrap_or(self.0.options.deadline);
+        Call {
+            client: self,
+            options,
+            begun,
+            until: begun + deadline,
+        }
+    }
+}
+
+impl Call<'_> {
+    pub(crate) fn flow_options(&self) -> FlowOptions {
+        let Connected {
+            operations, seed, ..
+        } = &*self.client.0;
+        FlowOptions {
+            deadline: self.until,
+            attempts: ATTEMPTS,
+            answer_timeout: ANSWER_TIME,
+            backoff: FlowOptions::BACKOFF,
+            jitter: Rng::new(seed ^ self.begun.as_nanos()),
+            operations: operations.clone(),
+        }
+    }
+
+    pub(crate) fn drive(&self) -> Drive<'_> {
+        Drive {
+            link: &self.client.0.link,
+            telling: &self.client.0.telling,
+            cancel: self.options.cancel.as_ref(),
+        }
+    }
+
+    pub(crate) fn carrier(&self) -> Carrier<'_> {
+        Carrier {
+            engine: &self.client.0.engine,
+            link: &self.client.0.link,
+            cancel: self.options.cancel.as_ref(),
+            until: self.until,
+            rights: Map::default(),
+        }
+    }
+
+    /// Refuses to begin anything while too much of what was granted before is not given back yet.
+    pub(crate) fn check_room(&self) -> Result<(), ClientError> {
+        if self.client.0.telling.is_full() {
+            return Err(ClientError::RefusedCall(
+                ErrorCode::TaskPendingLimitExceeded,
+            ));
+        }
+        Ok(())
+    }
+
+    /// The error of a code that a flow ended with.
+    pub(crate) fn failed(&self, what: &'static str, key: &Key, code: ErrorCode) -> ClientError {
+        match code {
+            ErrorCode::DeadlinePassed | ErrorCode::RpcFail => self.unknown(what),
+            ErrorCode::Cancelled => ClientError::Cancelled { what },
+            code => ClientError::Refused {
+                key: key.clone(),
+                code,
+            },
+        }
+    }
+
+    /// The error of a call without an outcome.
+    pub(crate) fn unknown(&self, what: &'static str) -> ClientError {
+        if self
+            .options
+            .cancel
+            .as_ref()
+            .is_some_and(|cancel| cancel.is_cancelled())
+        {
+            return ClientError::Cancelled { what };
+        }
+        ClientError::Deadline {
+            what,
+            after: self.begun.until(self.until),
+            reason: self.client.0.link.last_heard(),
+        }
+    }
+
+    fn ask(&self, what: &'static str, request: Request) -> Result<Reply, ClientError> {
+        self.check_room()?;
+        let mut begun = Vec::new();
+        let mut flow = CallFlow::start(self.begun, request, self.flow_options(), &mut begun);
+        self.drive().run(&mut flow, begun, &mut Nothing);
+        match flow.into_answer() {
+            Some(Answer::Reply(reply)) => Ok(reply),
+            Some(Answer::Unknown) | None => Err(self.unknown(what)),
+        }
+    }
+
+    fn remove(&self, keys: &[&[u8]], force: bool) -> Vec<Result<(), ClientError>> {
+        let mut results: Vec<Result<(), ClientError>> = Vec::with_capacity(keys.len());
+        let mut named = Vec::new();
+        for key in keys {
+            let key = Key::new(key).map(|key| named.push(key));
+            results.push(key.map_err(ClientError::from));
+        }
+        if named.is_empty() {
+            return results;
+        }
+        let request = Request::Remove(Remove {
+            tenant: self.options.tenant.clone(),
+            keys: named.clone(),
+            force,
+        });
+        let reply = self.ask("a removal", request);
+        let each: Vec<Result<(), ClientError>> = match reply {
+            Ok(Reply::Each(codes)) if codes.len() == named.len() => codes
+                .into_iter()
+                .zip(named)
+                .map(|(code, key)| code.map_err(|code| ClientError::Refused { key, code }))
+                .collect(),
+            Ok(reply) => vec![Err(refusal(&reply)); named.len()],
+            Err(error) => vec![Err(error); named.len()],
+        };
+        let mut each = each.into_iter();
+        for result in results.iter_mut().filter(|result| result.is_ok()) {
+            if let Some(outcome) = each.next() {
+                *result = outcome;
+            }
+        }
+        results
+    }
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client")
+            .field("address", &self.0.options.address.to_string())
+            .finish_non_exhaustive()
+    }
+}
+
+fn only<T>(mut outcomes: Vec<Result<T, ClientError>>) -> Result<T, ClientError> {
+    outcomes.pop().expect("one outcome for one key")
+}
+
+/// What a reply of another kind than the request's means.
+fn refusal(reply: &Reply) -> ClientError {
+    match reply {
+        Reply::Failed(code) => ClientError::RefusedCall(*code),
+        _ => ClientError::RefusedCall(ErrorCode::InternalError),
+    }
+}

@@ -1,0 +1,211 @@
+//! Carries out what flows want, on the caller's thread, until they have their outcomes.
+
+use std::collections::VecDeque;
+
+use slackwater_base::Instant;
+use slackwater_client::{Action, CallFlow, GetFlow, PutFlow};
+use slackwater_transfer::Capability;
+use slackwater_wait::{Event, Park, Site, Waiting, now};
+use slackwater_wire::{ExtentRef, OperationId, Reply};
+
+use crate::Cancel;
+use crate::link::{Link, Unanswered};
+use crate::tells::Telling;
+
+/// What all flows have in common.
+pub(crate) trait Flow {
+    fn on_reply(&mut self, now: Instant, of: OperationId, reply: Reply, out: &mut Vec<Action>);
+    fn on_link_lost(&mut self, now: Instant, out: &mut Vec<Action>);
+    fn on_deadline(&mut self, now: Instant, out: &mut Vec<Action>);
+    fn cancel(&mut self, out: &mut Vec<Action>);
+    fn next_deadline(&self) -> Option<Instant>;
+    fn is_over(&self) -> bool;
+}
+
+/// Moves the bytes of a flow.
+pub(crate) trait Carry<F> {
+    /// The rights to the extents of a reply that the flow is about to be given.
+    fn granted(&mut self, extents: Vec<(ExtentRef, Capability)>);
+    /// Moves the bytes of an [`Action::Read`] or [`Action::Write`] and tells the flow how that ended.
+    fn carry(&mut self, flow: &mut F, action: Action, out: &mut Vec<Action>);
+    /// Tells the flow that the movement of an item, which has not begun, is cancelled.
+    fn cancelled(&mut self, flow: &mut F, index: usize, out: &mut Vec<Action>);
+}
+
+/// How a flow is driven.
+pub(crate) struct Drive<'a> {
+    pub(crate) link: &'a Link,
+    pub(crate) telling: &'a Telling,
+    pub(crate) cancel: Option<&'a Cancel>,
+}
+
+static PAUSE: Site = Site::new("client, pause");
+
+impl Drive<'_> {
+    /// Runs a flow that has begun with these actions. Returns when it has its outcomes: then nothing moves any more.
+    pub(crate) fn run<F: Flow>(&self, flow: &mut F, begun: Vec<Action>, carry: &mut impl Carry<F>) {
+        let mut queue = VecDeque::from(begun);
+        let mut given_up = false;
+        loop {
+            let mut out = Vec::new();
+            if !given_up && self.is_cancelled() {
+                given_up = true;
+                flow.cancel(&mut out);
+            } else if let Some(action) = queue.pop_front() {
+                self.act(flow, action, carry, &mut out);
+            } else if flow.is_over() {
+                return;
+            } else {
+                let at = flow.next_deadline().unwrap_or_else(now);
+                self.pause(at);
+            }
+            if flow.next_deadline().is_some_and(|at| at <= now()) {
+                flow.on_deadline(now(), &mut out);
+            }
+            for action in out {
+                enter(flow, action, carry, &mut queue);
+            }
+        }
+    }
+
+    fn act<F: Flow>(
+        &self,
+        flow: &mut F,
+        action: Action,
+        carry: &mut impl Carry<F>,
+        out: &mut Vec<Action>,
+    ) {
+        match action {
+            Action::Ask { operation, request } => {
+                let Some(until) = flow.next_deadline() else {
+                    return;
+                };
+                match self.link.ask(operation, &request, until, self.cancel) {
+                    Ok(answered) => {
+                        let extents = answered.reply.extents();
+                        let named = extents.iter().map(|named| named.extent);
+                        carry.granted(named.zip(answered.capabilities).collect());
+                        flow.on_reply(now(), operation, answered.reply, out);
+                    }
+                    Err(Unanswered::Refused(code)) => {
+                        flow.on_reply(now(), operation, Reply::Failed(code), out);
+                    }
+                    Err(Unanswered::Foreign(what)) => {
+                        tracing::warn!(what, "an answer that this release does not understand");
+                        let failed = Reply::Failed(slackwater_wire::ErrorCode::DeserializeFail);
+                        flow.on_reply(now(), operation, failed, out);
+                    }
+                    Err(Unanswered::Lost) => flow.on_link_lost(now(), out),
+                    // The flow's deadline, or the cancellation, is what comes next.
+                    Err(Unanswered::Late | Unanswered::Cancelled) => {}
+                }
+            }
+            Action::Tell { operation, request } => self.telling.tell(operation, request),
+            moves @ (Action::Read { .. } | Action::Write { .. }) => carry.carry(flow, moves, out),
+            Action::Cancel { .. } => unreachable!("a cancellation is not queued"),
+        }
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.cancel.is_some_and(Cancel::is_cancelled)
+    }
+
+    fn pause(&self, until: Instant) {
+        match self.cancel {
+            Some(cancel) => cancel.pause(until),
+            None => {
+                let event = Event::new();
+                let waiting = Waiting::at(&PAUSE).by(&Park).until(until);
+                // Nobody notifies: it ends at its deadline.
+                let _ = event.wait(event.seen(), &waiting);
+            }
+        }
+    }
+}
+
+/// Queues an action. A movement that is cancelled is in the queue still, as movements are made one after another.
+fn enter<F>(flow: &mut F, action: Action, carry: &mut impl Carry<F>, queue: &mut VecDeque<Action>) {
+    let Action::Cancel { index: cancelled } = action else {
+        return queue.push_back(action);
+    };
+    queue.retain(|queued| match queued {
+        Action::Read { index, .. } | Action::Write { index, .. } => *index != cancelled,
+        _ => true,
+    });
+    let mut out = Vec::new();
+    carry.cancelled(flow, cancelled, &mut out);
+    for action in out {
+        enter(flow, action, carry, queue);
+    }
+}
+
+macro_rules! flows {
+    ($($flow:ty),*) => {
+        $(impl Flow for $flow {
+            fn on_reply(&mut self, now: Instant, of: OperationId, reply: Reply, out: &mut Vec<Action>) {
+                self.on_reply(now, of, reply, out);
+            }
+
+            fn on_link_lost(&mut self, now: Instant, out: &mut Vec<Action>) {
+                self.on_link_lost(now, out);
+            }
+
+            fn on_deadline(&mut self, now: Instant, out: &mut Vec<Action>) {
+                self.on_deadline(now, out);
+            }
+
+            fn cancel(&mut self, out: &mut Vec<Action>) {
+                self.cancel(out);
+            }
+
+            fn next_deadline(&self) -> Option<Instant> {
+                self.next_deadline()
+            }
+
+            fn is_over(&self) -> bool {
+                self.outcomes().is_some()
+            }
+        })*
+    };
+}
+
+flows!(GetFlow, PutFlow);
+
+impl Flow for CallFlow {
+    fn on_reply(&mut self, now: Instant, of: OperationId, reply: Reply, _: &mut Vec<Action>) {
+        self.on_reply(now, of, reply);
+    }
+
+    fn on_link_lost(&mut self, now: Instant, _: &mut Vec<Action>) {
+        self.on_link_lost(now);
+    }
+
+    fn on_deadline(&mut self, now: Instant, out: &mut Vec<Action>) {
+        self.on_deadline(now, out);
+    }
+
+    fn cancel(&mut self, _: &mut Vec<Action>) {
+        self.cancel();
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.next_deadline()
+    }
+
+    fn is_over(&self) -> bool {
+        self.answer().is_some()
+    }
+}
+
+/// Calls move no bytes.
+pub(crate) struct Nothing;
+
+impl Carry<CallFlow> for Nothing {
+    fn granted(&mut self, _: Vec<(ExtentRef, Capability)>) {}
+
+    fn carry(&mut self, _: &mut CallFlow, _: Action, _: &mut Vec<Action>) {
+        unreachable!("a call moves no bytes")
+    }
+
+    fn cancelled(&mut self, _: &mut CallFlow, _: usize, _: &mut Vec<Action>) {}
+}

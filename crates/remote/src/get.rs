@@ -1,0 +1,257 @@
+use slackwater_base::Checksum;
+use slackwater_client::{Action, GetFlow, GetOutcome, LocalFirst, ReadFailure};
+use slackwater_pool::copy::checksum;
+use slackwater_transfer::Capability;
+use slackwater_wire::limits::BATCH_KEYS_MAX;
+use slackwater_wire::{
+    Chain, ClientId, DiskEntry, Epoch, ErrorCode, ExtentRef, Get, Hold, Key, ReadRecord, ReplicaAt,
+    Tenant, Version,
+};
+
+use crate::carry::{Carrier, NotMoved};
+use crate::client::Call;
+use crate::drive::Carry;
+use crate::link::Unanswered;
+use crate::{ClientError, GetOptions};
+
+/// Where a value goes.
+pub(crate) enum Sink<'a> {
+    /// The caller's buffer.
+    Given(&'a mut [u8]),
+    /// Memory that is made when the length is known.
+    Fresh(Vec<u8>),
+}
+
+/// The length of a value that was read; `None` when there is none.
+pub(crate) type Outcome = Result<Option<usize>, ClientError>;
+
+/// One request's reads, one after another.
+struct Reading<'a, 'b> {
+    carrier: Carrier<'a>,
+    tenant: Tenant,
+    sinks: Vec<&'a mut Sink<'b>>,
+    /// Errors that the flow's codes do not tell.
+    errors: Vec<Option<ClientError>>,
+}
+
+/// A replica that is to be read.
+struct Wanted {
+    index: usize,
+    key: Key,
+    version: Version,
+    bytes: u64,
+    checksum: Checksum,
+    from: ReplicaAt,
+}
+
+impl Call<'_> {
+    /// Reads values into their sinks, an outcome each.
+    pub(crate) fn read(
+        &self,
+        keys: &[&[u8]],
+        sinks: &mut [Sink<'_>],
+        options: &GetOptions,
+    ) -> Vec<Outcome> {
+        if let Err(error) = self.check_room() {
+            return vec![Err(error); keys.len()];
+        }
+        let mut chain = options.chain.clone();
+        let mut outcomes: Vec<Outcome> = Vec::with_capacity(keys.len());
+        for (keys, sinks) in keys
+            .chunks(BATCH_KEYS_MAX)
+            .zip(sinks.chunks_mut(BATCH_KEYS_MAX))
+        {
+            let missing = |outcome: &Outcome| !matches!(outcome, Ok(Some(_)));
+            if options.prefix_only && outcomes.iter().any(missing) {
+                outcomes.extend(keys.iter().map(|_| Ok(None)));
+                continue;
+            }
+            outcomes.extend(self.read_piece(keys, sinks, &chain, options.prefix_only));
+            chain.parent = keys.last().and_then(|key| Key::new(key).ok());
+            chain.position = chain.position.saturating_add(keys.len() as u32);
+        }
+        outcomes
+    }
+
+    fn read_piece(
+        &self,
+        keys: &[&[u8]],
+        sinks: &mut [Sink<'_>],
+        chain: &Chain,
+        prefix_only: bool,
+    ) -> Vec<Outcome> {
+        let mut outcomes: Vec<Outcome> = Vec::with_capacity(keys.len());
+        let (mut named, mut wanted) = (Vec::new(), Vec::new());
+        for (key, sink) in keys.iter().zip(sinks) {
+            match Key::new(key) {
+                Ok(key) => {
+                    named.push(key);
+                    wanted.push(sink);
+                    outcomes.push(Ok(None));
+                }
+                Err(error) => outcomes.push(Err(error.into())),
+            }
+        }
+        if named.is_empty() {
+            return outcomes;
+        }
+        let get = Get {
+            tenant: self.options.tenant.clone(),
+            keys: named.clone(),
+            chain: chain.clone(),
+            hold: Hold::Lease,
+            prefix_only,
+        };
+        let mut begun = Vec::new();
+        // The master names replicas in memory before those on SSD, which a read of another process has staged.
+        let pick = Box::new(LocalFirst::default());
+        let mut flow = GetFlow::start(self.begun, get, self.flow_options(), pick, &mut begun);
+        let mut reading = Reading {
+            carrier: self.carrier(),
+            tenant: self.options.tenant.clone(),
+            errors: vec![None; wanted.len()],
+            sinks: wanted,
+        };
+        self.drive().run(&mut flow, begun, &mut reading);
+        let ends = flow.outcomes().unwrap_or_default().into_iter();
+        let ends = ends.zip(reading.errors).zip(&named);
+        let mut settled = ends.map(|((outcome, error), key)| match (outcome, error) {
+            (_, Some(error)) => Err(error),
+            (GetOutcome::Hit { bytes, .. }, None) => Ok(Some(bytes as usize)),
+            // A put of it is under way: for a reader it is not there yet.
+            (GetOutcome::Miss | GetOutcome::Failed(ErrorCode::ReplicaIsNotReady), None) => Ok(None),
+            (GetOutcome::Failed(code), None) => Err(self.failed("a get", key, code)),
+        });
+        for outcome in outcomes.iter_mut().filter(|outcome| outcome.is_ok()) {
+            if let Some(settled) = settled.next() {
+                *outcome = settled;
+            }
+        }
+        outcomes
+    }
+}
+
+impl Reading<'_, '_> {
+    fn fetch(&mut self, wanted: Wanted) -> Result<Checksum, ReadFailure> {
+        let (index, bytes, from) = (wanted.index, wanted.bytes, wanted.from);
+        let length = bytes as usize;
+        match &mut *self.sinks[index] {
+            Sink::Given(buffer) if buffer.len() < length => {
+                self.errors[index] = Some(ClientError::BufferTooSmall {
+                    key: wanted.key,
+                    need: bytes,
+                    have: buffer.len(),
+                });
+                return Err(ReadFailure::BufferTooSmall);
+            }
+            // No object is longer than the memory that it was put into.
+            Sink::Fresh(_) if bytes > self.carrier.link.value_bytes_max() => {
+                return Err(ReadFailure::Corrupt);
+            }
+            Sink::Fresh(value) => value.resize(length, 0),
+            Sink::Given(_) => {}
+        }
+        match from {
+            ReplicaAt::Memory(extent) => {
+                let right = self.carrier.rights.get(&extent).copied();
+                let right = right.ok_or(ReadFailure::Stale)?;
+                self.copy(index, length, right, extent.offset)
+            }
+            ReplicaAt::Disk { .. } => self.fetch_record(wanted),
+        }
+    }
+
+    fn fetch_record(&mut self, wanted: Wanted) -> Result<Checksum, ReadFailure> {
+        let Wanted {
+            index,
+            key,
+            version,
+            bytes,
+            checksum,
+            ..
+        } = wanted;
+        let (until, cancel) = (self.carrier.until, self.carrier.cancel);
+        let entry = DiskEntry {
+            tenant: self.tenant.clone(),
+            key: key.clone(),
+            version,
+        };
+        let record = ReadRecord {
+            epoch: Epoch(0),
+            client: ClientId(0),
+            entry,
+            bytes,
+            checksum,
+        };
+        let staged = self.carrier.link.read_record(record, until, cancel);
+        let staged = staged.map_err(|unanswered| match unanswered {
+            Unanswered::Refused(code @ ErrorCode::ValueTooLong) => {
+                self.errors[index] = Some(ClientError::Refused { key, code });
+                ReadFailure::BufferTooSmall
+            }
+            Unanswered::Refused(code) if code.class() == slackwater_wire::Class::Gone => {
+                ReadFailure::Stale
+            }
+            Unanswered::Cancelled => ReadFailure::Cancelled,
+            _ => ReadFailure::Transfer,
+        })?;
+        let copied = self.copy(index, bytes as usize, staged.capability, staged.offset);
+        self.carrier.link.release(staged.generation);
+        copied
+    }
+
+    fn copy(
+        &mut self,
+        index: usize,
+        length: usize,
+        right: Capability,
+        offset: u64,
+    ) -> Result<Checksum, ReadFailure> {
+        let room = match &mut *self.sinks[index] {
+            Sink::Given(buffer) => &mut buffer[..length],
+            Sink::Fresh(value) => value,
+        };
+        let moved = self.carrier.read(right, offset, room);
+        moved.map_err(|not_moved| match not_moved {
+            NotMoved::Stale => ReadFailure::Stale,
+            NotMoved::Failed => ReadFailure::Transfer,
+            NotMoved::Cancelled => ReadFailure::Cancelled,
+        })?;
+        Ok(checksum(room))
+    }
+}
+
+impl Carry<GetFlow> for Reading<'_, '_> {
+    fn granted(&mut self, extents: Vec<(ExtentRef, Capability)>) {
+        self.carrier.granted(extents);
+    }
+
+    fn carry(&mut self, flow: &mut GetFlow, action: Action, out: &mut Vec<Action>) {
+        let Action::Read {
+            index,
+            key,
+            version,
+            bytes,
+            checksum,
+            from,
+        } = action
+        else {
+            unreachable!("a flow that reads does not write")
+        };
+        let wanted = Wanted {
+            index,
+            key,
+            version,
+            bytes,
+            checksum,
+            from,
+        };
+        let read = self.fetch(wanted);
+        flow.on_read(slackwater_wait::now(), index, read, out);
+    }
+
+    fn cancelled(&mut self, flow: &mut GetFlow, index: usize, out: &mut Vec<Action>) {
+        let cancelled = Err(ReadFailure::Cancelled);
+        flow.on_read(slackwater_wait::now(), index, cancelled, out);
+    }
+}

@@ -1,0 +1,27 @@
+//! The client of a store that another process serves.
+//!
+//! A [`Client`] asks the master on a link of the message layer and moves bytes by the transfer engine, straight between
+//! the caller's buffer and the arena, under the capabilities that come with the answers. What to do next is decided by the
+//! flows of `slackwater-client`; this crate carries out their actions on the caller's thread.
+//!
+//! Every call has a deadline, and ends only when nothing touches the caller's buffer any more. While the server is away,
+//! a call waits for it to come back until then.
+#![forbid(unsafe_code)]
+
+mod cancel;
+mod carry;
+mod client;
+mod connect;
+mod drive;
+mod error;
+mod get;
+mod link;
+mod options;
+mod put;
+mod tells;
+
+pub use cancel::Cancel;
+pub use client::Client;
+pub use connect::ConnectOptions;
+pub use error::{ClientError, ConnectError};
+pub use options::{CallOptions, GetOptions, PutOptions, RemoveOptions, Stored};

@@ -1,0 +1,276 @@
+//! The link to the master: messages with the epoch, and what is known of the nodes.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use slackwater_base::Instant;
+use slackwater_mq::{Answer, ConnectionId, Mq, Refusal, RequestError, RequestOptions};
+use slackwater_transfer::{Engine, PeerId};
+use slackwater_wait::{Completion, Site, Stopped, Waiting, now};
+use slackwater_wire::body::{self, BodyError};
+use slackwater_wire::{
+    Answered, Asked, ClientId, Epoch, ErrorCode, Hello, Incarnation, OperationId, ReadRecord,
+    RecordStaged, Release, Reply, Request, StagedRecord, Welcome,
+};
+
+use crate::Cancel;
+
+/// See the module.
+pub(crate) struct Link {
+    mq: Mq,
+    to: ConnectionId,
+    client: ClientId,
+    engine: Engine,
+    /// The latest epoch that was seen.
+    epoch: AtomicU64,
+    nodes: Mutex<BTreeMap<Incarnation, PeerId>>,
+    value_bytes_max: AtomicU64,
+    /// The last that was heard of the server, for errors.
+    last: Mutex<String>,
+}
+
+/// Why a message has no answer that counts.
+#[derive(Debug)]
+pub(crate) enum Unanswered {
+    /// None came in time.
+    Late,
+    /// The link broke, or the server could not take the message now.
+    Lost,
+    /// The server refused it for good.
+    Refused(ErrorCode),
+    /// The answer is no message of this release.
+    Foreign(String),
+    /// The caller does not wait any longer.
+    Cancelled,
+}
+
+static ANSWER: Site = Site::new("client, answer");
+
+impl Link {
+    pub(crate) fn new(mq: Mq, to: ConnectionId, client: ClientId, engine: Engine) -> Self {
+        Self {
+            mq,
+            to,
+            client,
+            engine,
+            epoch: AtomicU64::new(0),
+            nodes: Mutex::default(),
+            value_bytes_max: AtomicU64::new(u64::MAX),
+            last: Mutex::new("no answer came".to_owned()),
+        }
+    }
+
+    /// Length of the longest value that the server takes.
+    pub(crate) fn value_bytes_max(&self) -> u64 {
+        self.value_bytes_max.load(Ordering::Relaxed)
+    }
+
+    /// The last that was heard of the server.
+    pub(crate) fn last_heard(&self) -> String {
+        lock(&self.last).clone()
+    }
+
+    /// Learns the epoch and the nodes of the server.
+    pub(crate) fn greet(&self, until: Instant, cancel: Option<&Cancel>) -> Result<(), Unanswered> {
+        let hello = Hello {
+            epoch: self.epoch(),
+            client: self.client,
+        };
+        let answer = self.exchange("pool.hello", &encoded(&hello), until, cancel)?;
+        let welcome: Welcome = self.decode(&answer)?;
+        self.see(welcome.epoch)?;
+        self.value_bytes_max
+            .store(welcome.value_bytes_max, Ordering::Relaxed);
+        let mut nodes = self.nodes();
+        let opened: BTreeMap<Incarnation, PeerId> = welcome
+            .nodes
+            .into_iter()
+            .map(|node| (node.incarnation, self.engine.open(node)))
+            .collect();
+        for (_, gone) in nodes.iter().filter(|(of, _)| !opened.contains_key(of)) {
+            self.engine.forget(*gone);
+        }
+        *nodes = opened;
+        Ok(())
+    }
+
+    /// The node of an incarnation, asked for if it is new.
+    pub(crate) fn node(
+        &self,
+        incarnation: Incarnation,
+        until: Instant,
+        cancel: Option<&Cancel>,
+    ) -> Option<PeerId> {
+        let known = self.nodes().get(&incarnation).copied();
+        known.or_else(|| {
+            self.greet(until, cancel).ok()?;
+            self.nodes().get(&incarnation).copied()
+        })
+    }
+
+    /// Makes a request of the master and waits for its answer.
+    pub(crate) fn ask(
+        &self,
+        operation: OperationId,
+        request: &Request,
+        until: Instant,
+        cancel: Option<&Cancel>,
+    ) -> Result<Answered, Unanswered> {
+        let body = self.asked(operation, request)?;
+        let answer = self.exchange("pool.request", &body, until, cancel)?;
+        self.answered(&answer)
+    }
+
+    /// Makes a request of the master whose answer `heard` gets, on any thread. `heard` must not block.
+    pub(crate) fn ask_later(
+        self: &Arc<Self>,
+        operation: OperationId,
+        request: &Request,
+        heard: impl FnOnce(Result<Reply, Unanswered>) + Send + 'static,
+    ) {
+        let Ok(body) = self.asked(operation, request) else {
+            return heard(Err(Unanswered::Refused(ErrorCode::InvalidParams)));
+        };
+        let options = RequestOptions {
+            inline: true,
+            ..RequestOptions::default()
+        };
+        let link = Arc::clone(self);
+        let told = move |answer: Result<Answer, RequestError>| {
+            let answer = answer.map_err(|error| link.failed(&error));
+            heard(answer.and_then(|answer| link.answered(&answer).map(|answered| answered.reply)));
+        };
+        self.mq
+            .request(self.to, "pool.request", [&body], &options, told);
+    }
+
+    /// Has a record of an SSD read into memory of its node.
+    pub(crate) fn read_record(
+        &self,
+        mut record: ReadRecord,
+        until: Instant,
+        cancel: Option<&Cancel>,
+    ) -> Result<StagedRecord, Unanswered> {
+        (record.epoch, record.client) = (self.epoch(), self.client);
+        let answer = self.exchange("records.read", &encoded(&record), until, cancel)?;
+        let staged: RecordStaged = self.decode(&answer)?;
+        self.see(staged.epoch)?;
+        staged.result.map_err(Unanswered::Refused)
+    }
+
+    /// Gives the memory of a record back; the end of its lease does so too.
+    pub(crate) fn release(&self, generation: u64) {
+        let release = Release {
+            client: self.client,
+            generation,
+        };
+        self.mq
+            .send(self.to, "records.release", [encoded(&release)]);
+    }
+
+    fn asked(&self, operation: OperationId, request: &Request) -> Result<Vec<u8>, Unanswered> {
+        let asked = Asked {
+            epoch: self.epoch(),
+            client: self.client,
+            operation,
+            request: request.clone(),
+        };
+        body::encode(&asked).map_err(|_| Unanswered::Refused(ErrorCode::InvalidParams))
+    }
+
+    fn answered(&self, answer: &Answer) -> Result<Answered, Unanswered> {
+        let answered: Answered = self.decode(answer)?;
+        self.see(answered.epoch)?;
+        Ok(answered)
+    }
+
+    fn exchange(
+        &self,
+        command: &str,
+        body: &[u8],
+        until: Instant,
+        cancel: Option<&Cancel>,
+    ) -> Result<Answer, Unanswered> {
+        let options = RequestOptions {
+            timeout: Some(now().until(until)),
+            inline: true,
+            ..RequestOptions::default()
+        };
+        let Some(cancel) = cancel else {
+            let answer = self.mq.request_wait(self.to, command, [body], &options);
+            return answer.map_err(|error| self.failed(&error));
+        };
+        let (completer, mut completion) = Completion::new();
+        let told = |answer| completer.complete(answer);
+        self.mq.request(self.to, command, [body], &options, told);
+        let end = completion.canceller();
+        let wait = || completion.wait(&Waiting::at(&ANSWER).until(until));
+        match cancel.during(move || _ = end(), wait) {
+            Ok(answer) => answer.map_err(|error| self.failed(&error)),
+            Err(Stopped::Failed(_)) => Err(Unanswered::Lost),
+            Err(Stopped::Ended(_)) if cancel.is_cancelled() => Err(Unanswered::Cancelled),
+            Err(Stopped::Ended(_)) => Err(Unanswered::Late),
+        }
+    }
+
+    fn failed(&self, error: &RequestError) -> Unanswered {
+        *lock(&self.last) = match error {
+            RequestError::Timeout => "no answer came".to_owned(),
+            other => other.to_string(),
+        };
+        match error {
+            RequestError::Timeout => Unanswered::Late,
+            RequestError::Gone | RequestError::Full | RequestError::InsideLoop => Unanswered::Lost,
+            RequestError::Refused(Refusal::Busy | Refusal::Failed | Refusal::Moved) => {
+                Unanswered::Lost
+            }
+            RequestError::Refused(Refusal::Forbidden) => {
+                Unanswered::Refused(ErrorCode::RoleNotPermitted)
+            }
+            RequestError::Refused(refusal) => Unanswered::Foreign(refusal.text().to_owned()),
+        }
+    }
+
+    /// The message in an answer; the server may have refused instead.
+    fn decode<M: body::Message>(&self, answer: &Answer) -> Result<M, Unanswered> {
+        let bytes = answer.part(0).unwrap_or_default();
+        let foreign = |error: BodyError| match body::decode::<Answered>(bytes) {
+            Ok(Answered {
+                reply: Reply::Failed(code),
+                ..
+            }) => Unanswered::Refused(code),
+            _ => Unanswered::Foreign(error.to_string()),
+        };
+        body::decode(bytes).map_err(foreign)
+    }
+
+    fn epoch(&self) -> Epoch {
+        Epoch(self.epoch.load(Ordering::Acquire))
+    }
+
+    /// Takes the epoch of a message in. What a master says that has a successor does not count.
+    fn see(&self, epoch: Epoch) -> Result<(), Unanswered> {
+        let seen = self.epoch.fetch_max(epoch.0, Ordering::AcqRel);
+        if seen <= epoch.0 {
+            return Ok(());
+        }
+        tracing::warn!(epoch = epoch.0, seen, "an answer of an earlier master");
+        ErrorCode::StaleEpoch
+            .meaning()
+            .clone_into(&mut lock(&self.last));
+        Err(Unanswered::Lost)
+    }
+
+    fn nodes(&self) -> MutexGuard<'_, BTreeMap<Incarnation, PeerId>> {
+        lock(&self.nodes)
+    }
+}
+
+fn encoded<M: body::Message>(message: &M) -> Vec<u8> {
+    body::encode(message).expect("a message about one object is short")
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

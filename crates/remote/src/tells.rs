@@ -1,0 +1,111 @@
+//! The thread that gives back what calls were granted and did not use: it sends each request until it is answered, and
+//! sleeps while there is none.
+
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use slackwater_base::{Backoff, Instant, Rng};
+use slackwater_client::Tells;
+use slackwater_wait::{Event, Park, Site, Waiting, now};
+use slackwater_wire::{ErrorCode, OperationId, Reply, Request};
+
+use crate::link::{Link, Unanswered};
+
+/// See the module. It ends when this is dropped; what is unanswered then ends at the server with the link.
+pub(crate) struct Telling {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    link: Arc<Link>,
+    tells: Mutex<Tells>,
+    bell: Event,
+}
+
+/// Most unanswered requests; calls wait with new ones beyond that.
+const TELLS_MAX: usize = 4_096;
+/// How long each answer is waited for.
+const AGAIN: Backoff = Backoff::doubling(Duration::from_millis(500), Duration::from_secs(5));
+
+static SITE: Site = Site::new("client, tells");
+
+impl Telling {
+    pub(crate) fn start(link: Arc<Link>, jitter: Rng) -> io::Result<Self> {
+        let shared = Arc::new(Shared {
+            link,
+            tells: Mutex::new(Tells::new(TELLS_MAX, AGAIN, jitter)),
+            bell: Event::new(),
+        });
+        let other = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name("slack-tells".to_owned())
+            .spawn(move || other.run())?;
+        Ok(Self {
+            shared,
+            thread: Some(thread),
+        })
+    }
+
+    /// Sends a request now, and again until it is answered.
+    pub(crate) fn tell(&self, operation: OperationId, request: Request) {
+        self.shared.send(operation, &request);
+        self.shared.tells().tell(now(), operation, request);
+        self.shared.bell.notify_all();
+    }
+
+    /// Whether so many requests are unanswered that nothing new is to begin.
+    pub(crate) fn is_full(&self) -> bool {
+        self.shared.tells().is_full()
+    }
+}
+
+impl Shared {
+    fn run(self: &Arc<Self>) {
+        while !self.bell.is_closed() {
+            // Taken before the look at what is due, so that a ring from here on ends the wait.
+            let seen = self.bell.seen();
+            let mut due = Vec::new();
+            self.tells().on_deadline(now(), &mut due);
+            for (operation, request) in due {
+                self.send(operation, &request);
+            }
+            let until = self.tells().next_deadline().unwrap_or(Instant::NEVER);
+            let waiting = Waiting::at(&SITE).by(&Park).until(until);
+            // Rung, due or closed: the next turn looks at all three.
+            let _ = self.bell.wait(seen, &waiting);
+        }
+    }
+
+    fn send(self: &Arc<Self>, operation: OperationId, request: &Request) {
+        let shared = Arc::downgrade(self);
+        let heard = move |answer: Result<Reply, Unanswered>| {
+            let reply = match answer {
+                Ok(reply) => reply,
+                Err(Unanswered::Refused(code)) => Reply::Failed(code),
+                Err(Unanswered::Foreign(_)) => Reply::Failed(ErrorCode::DeserializeFail),
+                // It is sent again.
+                Err(Unanswered::Late | Unanswered::Lost | Unanswered::Cancelled) => return,
+            };
+            if let Some(shared) = shared.upgrade() {
+                shared.tells().on_reply(operation, &reply);
+            }
+        };
+        self.link.ask_later(operation, request, heard);
+    }
+
+    fn tells(&self) -> MutexGuard<'_, Tells> {
+        self.tells.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Telling {
+    fn drop(&mut self) {
+        self.shared.bell.close();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

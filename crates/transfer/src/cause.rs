@@ -114,6 +114,11 @@ impl fmt::Display for Deadline {
 }
 
 impl Cause {
+    /// The local region is closing, so its memory may not be used any more.
+    pub(crate) fn local_closing() -> Self {
+        Self::Invalid("the local region is closing".to_owned())
+    }
+
     /// The class of the error: what a caller can do about it.
     #[must_use]
     pub fn class(&self) -> Class {

@@ -147,6 +147,12 @@ impl Buffers {
         self.spans.iter().all(Span::is_host)
     }
 
+    /// Whether some of it is in a region of this process that closes: what is under way with it is to end.
+    pub(crate) fn is_closing(&self) -> bool {
+        let mut accesses = self.spans.iter().filter_map(Span::access);
+        accesses.any(|access| !access.is_live())
+    }
+
     /// The `bytes` bytes from `offset`, held like the whole; fewer when the whole ends before.
     #[must_use]
     pub fn cut(&self, offset: u64, bytes: u64) -> Self {

@@ -149,15 +149,8 @@ fn stop(job: &CopyRequest<'_>) -> Result<(), Cause> {
     if now() >= job.deadline {
         return Err(Cause::TimedOut(Deadline::Total));
     }
-    let closing = |access: &std::sync::Arc<crate::region::Access>| !access.is_live();
-    match job
-        .buffers
-        .spans()
-        .iter()
-        .filter_map(|span| span.access())
-        .any(closing)
-    {
-        true => Err(Cause::Invalid("the local region is closing".to_owned())),
+    match job.buffers.is_closing() {
+        true => Err(Cause::local_closing()),
         false => Ok(()),
     }
 }

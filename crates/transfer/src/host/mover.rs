@@ -154,6 +154,11 @@ impl HostMover {
         Ok(peer)
     }
 
+    fn give_up(&self, cause: impl Fn(&Job) -> Option<Cause>) {
+        let peers: Vec<Arc<HostPeer>> = self.peers().values().map(Arc::clone).collect();
+        peers.iter().for_each(|peer| peer.give_up(&cause));
+    }
+
     fn with_peer(&self, segment: &Arc<Segment>, part: Part, what: impl FnOnce(&HostPeer, Part)) {
         match self.peer(segment) {
             Ok(peer) => what(&peer, part),
@@ -191,6 +196,9 @@ impl Mover for HostMover {
 
     fn invalidate(&self, revoked: &Revocation) {
         self.service.invalidate(revoked);
+        if revoked.extent.is_none() {
+            self.give_up(|job| job.buffers.is_closing().then(Cause::local_closing));
+        }
     }
 
     fn submit(&self, segment: &Arc<Segment>, submission: Submission) -> Vec<Job> {
@@ -209,8 +217,7 @@ impl Mover for HostMover {
     }
 
     fn cancel(&self, batch: BatchId) {
-        let peers: Vec<Arc<HostPeer>> = self.peers().values().map(Arc::clone).collect();
-        peers.iter().for_each(|peer| peer.cancel(batch));
+        self.give_up(|job| (job.part.batch() == batch).then_some(Cause::Cancelled));
     }
 
     fn fence(&self, segment: &Arc<Segment>, part: Part) {

@@ -15,7 +15,7 @@ use super::core::{Core, LinkState, Ready};
 use super::message::NOTICE_MAX;
 use super::mover::HostLimits;
 use super::service::Service;
-use crate::batch::{BatchId, Part};
+use crate::batch::Part;
 use crate::cause::Cause;
 use crate::flow::FlowGuard;
 use crate::job::Job;
@@ -188,18 +188,20 @@ impl HostPeer {
         Carried::Done(result)
     }
 
-    pub(super) fn cancel(&self, batch: BatchId) {
+    /// Ends the jobs for which there is a cause, as long as they wait for their windows. Those on the copy threads look
+    /// for it themselves, between any two pieces.
+    pub(super) fn give_up(&self, cause: impl Fn(&Job) -> Option<Cause>) {
         let mut state = self.core.state();
         let (over, left) = take(&mut state.waiting)
             .into_iter()
-            .partition(|(job, _)| job.part.batch() == batch);
+            .partition(|(job, _)| cause(job).is_some());
         state.waiting = left;
         drop(state);
         let over: VecDeque<(Job, FlowGuard)> = over;
         for (job, _ticket) in over {
-            self.core.end(job, Err(Cause::Cancelled));
+            let cause = cause(&job).unwrap_or(Cause::Cancelled);
+            self.core.end(job, Err(cause));
         }
-        // Jobs on the copy threads check for cancellation themselves, between any two pieces.
     }
 
     pub(super) fn fence(&self, part: Part) {

@@ -287,7 +287,7 @@ impl World {
         let Some((id, _)) = pick(rng, client.initiator.tasks()) else {
             return;
         };
-        let cancelled = client.handle(now, Input::Cancel(id));
+        let cancelled = client.handle(now, Input::GiveUp(id, Cause::Cancelled));
         assert!(
             cancelled.is_ok(),
             "a cancellation is no fault of the peer's"

@@ -316,6 +316,10 @@ impl Mover for Tcp {
     }
 
     fn invalidate(&self, revoked: &Revocation) {
+        if revoked.extent.is_none() {
+            self.context
+                .schedule(None, |scheduler, _, actions| scheduler.release(actions));
+        }
         self.loops
             .iter()
             .for_each(|each| each.command(Command::Release(*revoked)));
@@ -446,7 +450,6 @@ impl Mover for Tcp {
             ),
             ("lanes_busiest_loop", busiest as u64),
             ("lanes_created", counters.created),
-            ("lanes_reused", counters.reused),
             ("connects_failed", counters.connect_failed),
             ("retries", counters.retries),
             ("lanes_closed_idle", counters.closed_idle),

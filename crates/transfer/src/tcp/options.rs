@@ -1,6 +1,7 @@
 //! The options of the TCP mover: each declared once, with the names that it is known by.
 
 use std::path::Path;
+use std::sync::Once;
 use std::time::Duration;
 
 use slackwater_base::{ByteSize, parse_duration};
@@ -36,6 +37,19 @@ pub const IGNORED: &[&str] = &[
     "MC_TCP_PROTO",
     "MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER",
 ];
+
+/// Names the variables of other engines that are set, once in a process.
+fn tell_ignored(vars: &[(String, String)]) {
+    static TOLD: Once = Once::new();
+    let is_set = |name: &&str| vars.iter().any(|(known, _)| known == name);
+    let ignored: Vec<&str> = IGNORED.iter().copied().filter(is_set).collect();
+    if !ignored.is_empty() {
+        TOLD.call_once(|| {
+            let ignored = ignored.join(", ");
+            tracing::warn!(%ignored, "variables of other transfer engines are set, and have no meaning here");
+        });
+    }
+}
 
 macro_rules! options {
     ($($key:ident [$($env:literal),*] $parse:expr;)* $(=> $name:ident [$seal_env:literal] $set:path;)*) => {
@@ -120,6 +134,7 @@ impl TcpConfig {
                 errors.extend(config.set(name, value).err());
             }
         }
+        tell_ignored(&vars);
         if errors.is_empty() {
             Ok(config)
         } else {

@@ -92,6 +92,20 @@ impl Task {
         }
     }
 
+    /// Why its local memory may not be used any more, if it may not.
+    pub(crate) fn closing(&self) -> Option<Cause> {
+        let TaskKind::Job(job) = &self.kind else {
+            return None;
+        };
+        job.buffers.is_closing().then(Cause::local_closing)
+    }
+
+    /// Why it must not be started, if it must not.
+    pub(crate) fn given_up(&self) -> Option<Cause> {
+        let cancelled = self.part().is_cancelled().then_some(Cause::Cancelled);
+        cancelled.or_else(|| self.closing())
+    }
+
     pub(crate) fn batch(&self) -> BatchId {
         self.part().batch()
     }

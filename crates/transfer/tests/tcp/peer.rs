@@ -345,3 +345,45 @@ fn idle_lanes_are_closed_and_made_anew_when_needed() {
         assert_eq!(tcp.lanes_by_loop(), [0, 0]);
     }
 }
+
+/// A region was unregistered only when all requests of its own process on it had ended, and a peer that never answers
+/// kept it for as long as they had time; requests of others that were before them in the queue did as well.
+#[test]
+fn a_region_is_unregistered_whatever_its_peers_do() {
+    let few = TcpConfig {
+        max_transfers: 2,
+        ..config()
+    };
+    let ((alice, tcp), bob) = (engine_and_mover("alice", few), engine("bob", config()));
+    let there = region(&bob, 4096);
+    let mut kept = Vec::new();
+    let silent = impostor(&bob, move |stream| kept.push(stream));
+    let (peer, capability) = (alice.open(silent), grant(&bob, &there));
+    let other = region(&alice, 4096);
+    for op in [Op::Read, Op::Write] {
+        let here = region(&alice, 4096);
+        let of = |region| {
+            request(
+                op,
+                vec![range(region, 0, 4096)],
+                target(peer, capability, 0),
+            )
+        };
+        let requests = [&here, &other, &here, &here, &other].map(|region| of(region));
+        let batch = alice.submit(requests.to_vec(), &within(60 * SECOND));
+        until("some are under way and some queued", || {
+            let (active, queued) = tcp.load();
+            active > 0 && queued > 0
+        });
+        alice.unregister(here.id(), 10 * SECOND).unwrap();
+        for (index, ends) in [true, false, true, true, false].into_iter().enumerate() {
+            let ended = batch.outcome(index).map(|outcome| outcome.cause);
+            match ends {
+                true => assert!(matches!(ended, Some(Some(Cause::Invalid(_)))), "{ended:?}"),
+                false => assert_eq!(ended, None, "{op:?} {index}"),
+            }
+        }
+        batch.cancel();
+        let _ = batch.wait(&Waiting::at(&SITE));
+    }
+}

@@ -89,7 +89,7 @@ pub(crate) enum Input<'a, T> {
         task: T,
     },
     /// A request is given up.
-    Cancel(u64),
+    GiveUp(u64, Cause),
     /// The connection has ended. `retry` says whether what had no effect may be started on another.
     Closed { cause: &'a Cause, retry: bool },
 }
@@ -209,7 +209,7 @@ impl<T> Initiator<T> {
                 deadline,
                 task,
             } => self.start(now, call, (deadline, task), out),
-            Input::Cancel(id) => self.abandon(now, id, Cause::Cancelled, out),
+            Input::GiveUp(id, cause) => self.abandon(now, id, cause, out),
             Input::Closed { cause, retry } => self.closed(cause, retry, out),
         }
         Ok(())

@@ -82,10 +82,15 @@ impl LoopState {
                     net.take_over(id);
                 }
             }
-            Command::Cancel(batch) => self.cancel(batch),
+            Command::Cancel(batch) => {
+                self.give_up(|task| (task.batch() == batch).then_some(Cause::Cancelled));
+            }
             Command::Release(revoked) => {
                 for conn in self.busy_connections() {
                     self.server(conn, |end| end.release(&revoked));
+                }
+                if revoked.extent.is_none() {
+                    self.give_up(Task::closing);
                 }
             }
             Command::Resume(conn, _place) => {
@@ -186,8 +191,8 @@ impl LoopState {
                 return Ok(());
             };
             for task in tasks {
-                if task.part().is_cancelled() {
-                    let outcome = Err(Cause::Cancelled);
+                if let Some(cause) = task.given_up() {
+                    let outcome = Err(cause);
                     client.out.push(Output::Ended { task, outcome });
                     continue;
                 }
@@ -207,20 +212,19 @@ impl LoopState {
         self.dirty.push(conn);
     }
 
-    fn cancel(&mut self, batch: BatchId) {
+    /// Gives up the tasks on all lanes for which there is a cause.
+    fn give_up(&mut self, cause: impl Fn(&Task) -> Option<Cause>) {
         for id in self.busy_connections() {
             self.with(id, |conn, turn| {
                 let Role::Client(_, client) = &mut conn.role else {
                     return Ok(());
                 };
                 let tasks = client.initiator.tasks();
-                let of_batch: Vec<u64> = tasks
-                    .filter(|(_, task)| task.batch() == batch)
-                    .map(|(id, _)| id)
+                let over: Vec<(u64, Cause)> = tasks
+                    .filter_map(|(id, task)| Some((id, cause(task)?)))
                     .collect();
-                of_batch
-                    .into_iter()
-                    .try_for_each(|id| client.handle(turn.now, Input::Cancel(id)))
+                over.into_iter()
+                    .try_for_each(|(id, cause)| client.handle(turn.now, Input::GiveUp(id, cause)))
             });
             self.dirty.push(id);
         }

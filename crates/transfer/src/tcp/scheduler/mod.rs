@@ -68,8 +68,6 @@ const PEERS_KEPT: usize = 4096;
 pub struct LaneCounters {
     /// Lanes that became ready.
     pub created: u64,
-    /// Tasks that were given to a ready lane.
-    pub reused: u64,
     /// Failed attempts to connect.
     pub connect_failed: u64,
     /// Tasks that were started again on another lane.
@@ -243,7 +241,12 @@ impl Scheduler {
         for mut task in tasks {
             first_deadline = first_deadline.min(task.deadline());
             task.epoch = peer.fences.enter();
-            peer.push_back(task);
+            // A region closes, and a batch is marked as cancelled, before the queues are searched: whichever of the two
+            // comes first, the task is found.
+            match task.given_up() {
+                Some(cause) => peer.fail(task, cause, actions),
+                None => peer.push_back(task),
+            }
         }
         self.ring_peer(segment.incarnation);
         self.serve(now, actions);
@@ -308,6 +311,14 @@ impl Scheduler {
         }
     }
 
+    /// Ends queued tasks whose local region is closing.
+    pub(crate) fn release(&mut self, actions: &mut Vec<Action>) {
+        for peer in self.peers.values_mut() {
+            peer.fail_queued(Task::closing, actions);
+            peer.let_in(&self.limits, actions);
+        }
+    }
+
     /// Ends queued tasks whose deadline has passed, and tries peers again whose pause is over.
     pub(crate) fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
         for (incarnation, peer) in &mut self.peers {
@@ -354,7 +365,7 @@ impl Scheduler {
         peer
     }
 
-    /// Puts tasks back at the front of their queues, unless they were cancelled; returns how many.
+    /// Puts tasks back at the front of their queues, unless they were given up; returns how many.
     fn take_back(&mut self, tasks: Vec<Task>, actions: &mut Vec<Action>) -> u64 {
         let mut taken = 0;
         for task in tasks.into_iter().rev() {
@@ -362,12 +373,9 @@ impl Scheduler {
             let Some(peer) = self.peers.get_mut(&incarnation) else {
                 continue;
             };
-            // A cancellation marks the batch before it searches the queues: whichever of the two comes first, the task
-            // is found.
-            let over = if self.closed {
-                Some(Cause::Closed)
-            } else {
-                task.part().is_cancelled().then_some(Cause::Cancelled)
+            let over = match self.closed {
+                true => Some(Cause::Closed),
+                false => task.given_up(),
             };
             match over {
                 Some(cause) => peer.fail(task, cause, actions),
@@ -432,7 +440,6 @@ impl Scheduler {
             entry.in_flight += 1;
             entry.bytes += task.bytes();
             self.active += 1;
-            self.counters.reused += 1;
             actions.push(Action::Start {
                 loop_index: entry.loop_index,
                 lane,

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
-pub use shared::RefusedMemory;
+pub use shared::{RefusedMemory, read_only};
 
 /// Size of the huge pages that are asked for, in bytes.
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
@@ -24,6 +24,7 @@ pub struct Mapping {
     bytes: usize,
     /// The sealed memfd behind it; none for private memory.
     file: Option<Arc<OwnedFd>>,
+    writable: bool,
 }
 
 // SAFETY: a mapping belongs to no thread, and its methods hand out its address alone.
@@ -111,7 +112,12 @@ impl Mapping {
     /// The mapping that the kernel has just made at `start`.
     fn of(start: *mut u8, bytes: usize, file: Option<Arc<OwnedFd>>) -> io::Result<Self> {
         let start = NonNull::new(start).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { start, bytes, file })
+        Ok(Self {
+            start,
+            bytes,
+            file,
+            writable: true,
+        })
     }
 
     fn advise(&self, advice: Advice) -> io::Result<()> {
@@ -124,6 +130,12 @@ impl Mapping {
     #[must_use]
     pub fn start(&self) -> NonNull<u8> {
         self.start
+    }
+
+    /// Whether its bytes may be written through it.
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        self.writable
     }
 
     /// Its length in bytes.

@@ -1,12 +1,12 @@
 //! Memory that several processes of one host map: memfds that can never shrink.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::fs::{
-    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate,
-    memfd_create,
+    MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fcntl_getfl, fstat,
+    fstatfs, ftruncate, memfd_create, open,
 };
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, mmap};
@@ -60,11 +60,11 @@ impl Mapping {
         )?;
         ftruncate(&file, bytes as u64)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        Self::of_file(file, bytes)
+        Self::of_file(file, bytes, ProtFlags::READ | ProtFlags::WRITE)
     }
 
-    /// Maps `len` bytes of the memory that a peer passed. A forked child does not inherit the mapping, so only this
-    /// process copies from or to it.
+    /// Maps `len` bytes of the memory that a peer passed, for reading alone if its descriptor is ([`read_only`]). A forked
+    /// child does not inherit the mapping, so only this process copies from or to it.
     ///
     /// # Errors
     /// The descriptor is not a memfd of ordinary pages, sealed against shrinking, and of `len` bytes; nothing was mapped.
@@ -91,25 +91,30 @@ impl Mapping {
             return Err(RefusedMemory::TooShort { want: len, have });
         }
         let bytes = usize::try_from(len).map_err(|_| system(io::ErrorKind::OutOfMemory.into()))?;
-        let mapping = Self::of_file(file, bytes).map_err(system)?;
+        let mode = fcntl_getfl(&file).map_err(|errno| system(errno.into()))? & OFlags::ACCMODE;
+        let access = match mode == OFlags::RDONLY {
+            true => ProtFlags::READ,
+            false => ProtFlags::READ | ProtFlags::WRITE,
+        };
+        let mapping = Self::of_file(file, bytes, access).map_err(system)?;
         mapping.advise(Advice::LinuxDontFork).map_err(system)?;
         Ok(mapping)
     }
 
-    fn of_file(file: OwnedFd, bytes: usize) -> io::Result<Self> {
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
+    fn of_file(file: OwnedFd, bytes: usize, access: ProtFlags) -> io::Result<Self> {
         // SAFETY: a null hint lets the kernel choose unused addresses; no existing memory is replaced.
         let start = unsafe {
             mmap(
                 std::ptr::null_mut(),
                 bytes,
-                protection,
+                access,
                 MapFlags::SHARED,
                 &file,
                 0,
             )?
         };
-        let mapping = Self::of(start.cast(), bytes, Some(Arc::new(file)))?;
+        let mut mapping = Self::of(start.cast(), bytes, Some(Arc::new(file)))?;
+        mapping.writable = access.contains(ProtFlags::WRITE);
         if bytes >= HUGE_PAGE_BYTES {
             // Huge pages cause fewer page faults and TLB misses. Where the kernel has none for shared memory, nothing
             // changes.
@@ -119,9 +124,21 @@ impl Mapping {
     }
 }
 
+/// A descriptor of the same memfd that memory can be mapped through for reading alone. It keeps a reader's errors from
+/// the memory, and no more: a process of the same user can open the memory for writing again.
+///
+/// # Errors
+/// `/proc` is not there, or there are no descriptors.
+pub fn read_only(file: &OwnedFd) -> io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    Ok(open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs::File;
+
+    use rustix::mm::{MprotectFlags, mprotect};
 
     use super::*;
 
@@ -141,6 +158,22 @@ mod tests {
         unsafe {
             owner.start().add(9_999).write(7);
             assert_eq!(peer.start().add(9_999).read(), 7);
+        }
+    }
+
+    #[test]
+    fn memory_that_was_passed_for_reading_cannot_be_written() {
+        let owner = Mapping::shared(4096).unwrap();
+        let passed = read_only(owner.file().unwrap()).unwrap();
+        let reader = Mapping::open(passed, 4096).unwrap();
+        assert!(owner.is_writable() && !reader.is_writable());
+        // SAFETY: both mappings have 4096 bytes, and no other thread knows of them.
+        unsafe {
+            owner.start().add(9).write(7);
+            assert_eq!(reader.start().add(9).read(), 7);
+            let writable = MprotectFlags::READ | MprotectFlags::WRITE;
+            let changed = mprotect(reader.start().as_ptr().cast(), 4096, writable);
+            assert_eq!(changed, Err(Errno::ACCESS));
         }
     }
 

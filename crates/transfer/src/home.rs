@@ -189,6 +189,7 @@ impl Home {
         grant.covers(wanted, range, holder, now.as_nanos())?;
         let access = self.regions.admit(&grant, wanted, range)?;
         Ok(access.for_peer(PeerRight {
+            rights: wanted,
             tenant: grant.tenant,
             expires_nanos: grant.expires_nanos,
             rotations,

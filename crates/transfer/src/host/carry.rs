@@ -102,6 +102,9 @@ pub(super) fn carry(
             now().as_nanos(),
         )
         .map_err(Cause::Refused)?;
+    if job.op == Op::Write && !window.is_writable() {
+        return Err(Cause::Refused(Refusal::Rights).into());
+    }
     let pieces = cut(job, window, job.remote.offset - claims.offset)
         .ok_or(Cause::Refused(Refusal::Range))?;
     if let Some(part) = job.part {

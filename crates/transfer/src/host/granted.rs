@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use rustix::fd::BorrowedFd;
 use rustix::fs::fstat;
-use slackwater_wire::data::Refusal;
+use slackwater_memory::read_only;
+use slackwater_wire::data::{Refusal, Rights};
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -111,6 +112,11 @@ impl GrantedWindows {
             Some(Ok(stat)) => stat.st_size.unsigned_abs(),
             None => 0,
         };
+        let writable = access
+            .peer()
+            .is_none_or(|right| right.rights.allow(Rights::WRITE));
+        // Without a descriptor for reading alone the memory is read as that of another process is.
+        let shared = file.and_then(|file| Some((self.name(&file.fd, writable)?, file)));
         let Some(slot) = self.take_slot() else {
             entry.refused = U32::new(NO_SLOT);
             return (entry, None);
@@ -119,14 +125,11 @@ impl GrantedWindows {
         entry.epoch = U32::new(self.page.epoch(slot));
         entry.len = U64::new(access.bytes());
         let (mut memory, mut passed) = (None, None);
-        if let Some(file) = file {
-            let id = Arc::as_ptr(&file.fd).addr() as u64;
-            let lent = self.lent.entry(id).or_insert_with(|| {
-                passed = Some(Arc::clone(&file.fd));
-                LentMemory {
-                    fd: Arc::clone(&file.fd),
-                    windows: 0,
-                }
+        if let Some(((id, unknown), file)) = shared {
+            passed = unknown;
+            let lent = self.lent.entry(id).or_insert_with(|| LentMemory {
+                fd: Arc::clone(&file.fd),
+                windows: 0,
             });
             lent.windows += 1;
             entry.flags = U32::new(
@@ -151,6 +154,18 @@ impl GrantedWindows {
             awaited: false,
         });
         (entry, passed)
+    }
+
+    /// The number of a memory, which differs for peers that may write it and for those that may not; and its descriptor,
+    /// if the peer has none yet. None where there is no descriptor for reading alone.
+    fn name(&self, fd: &Arc<OwnedFd>, writable: bool) -> Option<(u64, Option<Arc<OwnedFd>>)> {
+        let id = Arc::as_ptr(fd).addr() as u64 + u64::from(!writable);
+        let unknown = match (self.lent.contains_key(&id), writable) {
+            (true, _) => None,
+            (false, true) => Some(Arc::clone(fd)),
+            (false, false) => Some(Arc::new(read_only(fd).ok()?)),
+        };
+        Some((id, unknown))
     }
 
     /// Revokes the windows of the accesses that `which` selects: no copy can begin under them. Idle windows are
@@ -265,8 +280,6 @@ impl Answer {
 
 #[cfg(test)]
 mod tests {
-    use slackwater_wire::data::Rights;
-
     use super::*;
     use crate::memory::Memory;
     use crate::region::{Region, RegionSpec, Regions};

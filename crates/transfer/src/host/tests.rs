@@ -1,5 +1,6 @@
 //! One end against the other, or against a test that plays the other end.
 
+mod rights;
 mod slow_owners;
 
 use std::os::fd::{AsFd, BorrowedFd};

@@ -93,6 +93,14 @@ impl OpenWindow {
         self.slot.link.page().epoch(self.slot.slot) != self.slot.epoch
     }
 
+    /// Whether its owner lets this process write there. A write through a mapping for reading would end the process.
+    pub(crate) fn is_writable(&self) -> bool {
+        match &self.at {
+            WindowMemory::Shared { memory, .. } => memory.is_writable(),
+            WindowMemory::Process { .. } => true,
+        }
+    }
+
     /// How `len` bytes from `offset` are reached; `None` where the window ends before them.
     pub(crate) fn reach(&self, offset: u64, len: u64) -> Option<Reach<'_>> {
         if offset.checked_add(len)? > self.len {

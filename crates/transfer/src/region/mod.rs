@@ -66,6 +66,7 @@ pub struct Access {
 /// What the capability of an admitted access says that may end before the access does.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PeerRight {
+    pub(crate) rights: Rights,
     pub(crate) tenant: u64,
     /// By the clock of this process.
     pub(crate) expires_nanos: u64,

@@ -144,12 +144,12 @@ pub(crate) fn answer(
     hello: &Greeting,
     answer: Greeting,
 ) -> Result<(PublicKey, Greeting, Keys), SealError> {
-    answer_with(seal, fresh()?, hello, answer)
+    answer_with(seal, fresh, hello, answer)
 }
 
 fn answer_with(
     seal: &SealConfig,
-    ephemeral: KeyPair,
+    ephemeral: impl FnOnce() -> Result<KeyPair, SealError>,
     hello: &Greeting,
     answer: Greeting,
 ) -> Result<(PublicKey, Greeting, Keys), SealError> {
@@ -163,6 +163,8 @@ fn answer_with(
     if !seal.clients.admits(&client) {
         return Err(SealError::Refused);
     }
+    // Only now: a peer without a key that is listed costs one agreement.
+    let ephemeral = ephemeral()?;
     let secrets = [
         shared,
         agree(&ephemeral, &theirs)?,
@@ -334,7 +336,7 @@ mod tests {
         let asks = initiator(1, 2);
         assert_ne!(asks.hello().proof, *pair(1).public().as_bytes());
         let (client, answered, target) =
-            answer_with(&seal(2, &[1]), pair(8), asks.hello(), greeting(2)).unwrap();
+            answer_with(&seal(2, &[1]), || Ok(pair(8)), asks.hello(), greeting(2)).unwrap();
         assert_eq!(client, pair(1).public());
         let initiator = asks.finish(&answered).unwrap();
         assert_eq!(initiator.send.secret, target.receive.secret);
@@ -384,7 +386,7 @@ mod tests {
     #[test]
     fn an_unexpected_or_unknown_key_makes_no_connection() {
         let refused = |seal: &SealConfig, hello: &Greeting| {
-            answer_with(seal, pair(8), hello, greeting(2)).err()
+            answer_with(seal, || Ok(pair(8)), hello, greeting(2)).err()
         };
         // An unknown client, a client that expects another target, and one that seals nothing.
         assert_eq!(
@@ -405,7 +407,7 @@ mod tests {
         // A target that has not the key, and a greeting that was changed in any byte on either way.
         let (_, answered, _) = answer_with(
             &seal(2, &[1]),
-            pair(8),
+            || Ok(pair(8)),
             initiator(1, 2).hello(),
             greeting(2),
         )
@@ -428,7 +430,7 @@ mod tests {
                 continue;
             };
             if let Ok((_, answered, _)) =
-                answer_with(&seal(2, &[1]), pair(8), &changed, greeting(2))
+                answer_with(&seal(2, &[1]), || Ok(pair(8)), &changed, greeting(2))
             {
                 assert!(ends(answered).is_some(), "byte {at} of the greeting");
             }

@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
+use std::time::Instant;
 
 use slackwater_transfer::host::{HostLimits, HostMover};
 use slackwater_transfer::{
@@ -12,9 +13,10 @@ use slackwater_transfer::{
     Rights, SealConfig, SealError, Segment, Target, Tcp, TcpConfig, holder_of,
 };
 use slackwater_wire::Incarnation;
-use slackwater_wire::data::{GREETING_BYTES, Refusal};
+use slackwater_wire::data::{Features, GREETING_BYTES, Greeting, Refusal};
 use slackwater_zmtp::{KeyPair, PublicKey, SecretKey};
 
+use crate::raw::greeting;
 use crate::support::*;
 
 const ALICE: u8 = 1;
@@ -477,4 +479,55 @@ fn a_repeated_record_ends_the_connection() {
     until("the repeated record is counted", || {
         counted(&tcp, "records_refused") == 1
     });
+}
+
+/// Each connection that asked to be sealed cost the target an agreement of keys, as many in a second as an attacker
+/// opened: thousands from one address.
+#[test]
+fn so_many_handshakes_of_one_address_are_answered_in_a_second() {
+    const HANDSHAKES_PER_SECOND: u64 = 200;
+    let (bob, tcp) = engine_and_mover("bob", sealed(BOB, &[ALICE]));
+    let alice = engine("alice", sealed(ALICE, &[]));
+    let (here, there) = (region(&alice, 4096), region(&bob, 4096));
+    let works = || {
+        let ends = whole(&alice, bob.segment(), (&bob, &there), &here, Op::Write);
+        assert_eq!(ends, [Ok(()), Ok(())]);
+    };
+    works();
+    let hello = Greeting {
+        features: Features::SEALED,
+        public_key: *public(MALLORY).as_bytes(),
+        ..greeting(7)
+    };
+    let (start, address) = (Instant::now(), bob.segment().addresses[0]);
+    let flood = || {
+        let mut attempts = 0;
+        while start.elapsed() < SECOND {
+            // A connection that was closed at once has its greeting unread.
+            if let Ok(mut stream) = TcpStream::connect(address) {
+                let _ = stream.write_all(&hello.to_bytes());
+                attempts += 1;
+            }
+        }
+        attempts
+    };
+    let attempts: u64 = std::thread::scope(|threads| {
+        let flooding = [(); 3].map(|()| threads.spawn(flood));
+        while start.elapsed() < SECOND {
+            works();
+        }
+        flooding.map(|thread| thread.join().unwrap()).iter().sum()
+    });
+    works();
+    let (answered, seconds) = (
+        counted(&tcp, "peers_refused"),
+        start.elapsed().as_secs() + 1,
+    );
+    assert!(answered > 0, "{attempts} attempts");
+    // As many at once as in a second, and those of each second.
+    let allowed = HANDSHAKES_PER_SECOND * (1 + seconds);
+    assert!(
+        answered <= allowed,
+        "{answered} of {attempts} in {seconds} s"
+    );
 }

@@ -309,6 +309,20 @@ fn what_a_lost_client_was_writing_is_given_back() {
     assert_eq!(peer.find(100, "k"), None, "nothing is half published");
 }
 
+/// The end of a put that a dead master had granted published what another client was writing under the same version.
+#[test]
+fn no_version_of_one_master_is_given_by_the_next() {
+    let first = serve();
+    let (version, ..) = Peer::of(&first, 1 << 40).start(1, "k", 100);
+    drop(first);
+    let second = serve();
+    let peer = Peer::of(&second, 1 << 40);
+    let (next, ..) = peer.start(1, "k", 100);
+    assert!(next > version);
+    let late = peer.end(2, "k", version, &[0; 100]);
+    assert_eq!(late, Reply::Each(vec![Err(ErrorCode::InvalidVersion)]));
+}
+
 #[test]
 fn what_only_others_may_ask_for_is_refused() {
     let server = serve();

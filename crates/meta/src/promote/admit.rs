@@ -212,18 +212,21 @@ impl Master {
             .collect()
     }
 
-    /// Whether a node's memory, including what is promised already, is below the watermark of admission.
+    /// Whether a node's memory, including what is promised already, is below the watermark of admission, and what leaves it has
+    /// made room.
     fn has_room(&self, node: NodeId) -> bool {
-        let (mut staying, mut capacity) = (0, 0);
+        let (mut staying, mut used, mut capacity) = (0, 0, 0);
         for index in self.segments.of_node(node) {
             let segment = self.segments.at(index);
             if segment.kind() == SegmentKind::Memory {
                 staying += segment.staying();
+                used += segment.used();
                 capacity += segment.capacity();
             }
         }
-        let used = staying + self.promotions.coming(node);
-        (used as f64) < capacity as f64 * self.config.promotion.watermark
+        let coming = self.promotions.coming(node);
+        let below = ((staying + coming) as f64) < capacity as f64 * self.config.promotion.watermark;
+        below && used + coming < capacity
     }
 
     /// Whether a memory segment of a node that has the object on SSD has room for it, or would keep it longer than

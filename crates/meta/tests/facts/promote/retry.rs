@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use slackwater_meta::Promotion;
+use slackwater_meta::{Eviction, MasterConfig, Promotion};
 use slackwater_wire::*;
 
 use super::*;
@@ -253,4 +253,33 @@ fn a_member_that_comes_with_its_group_is_not_tried_again() {
     world.found("a");
     assert_eq!(promoted_names(&mut world), ["a", "b"]);
     assert_eq!(funnel(&world).candidates, 0);
+}
+
+/// Memory was full of values on their way to SSD, and counted as nearly empty. Each read of a value on SSD had a promotion
+/// admitted that found no room when it was staged: a hundred times as many as came to an end.
+#[test]
+fn what_is_leaving_memory_is_no_room_for_a_promotion_until_it_has_left() {
+    let config = MasterConfig {
+        eviction: Eviction {
+            high_watermark: 0.5,
+            low_watermark: 0.25,
+            ..Eviction::default()
+        },
+        ..config(Promotion::default())
+    };
+    let mut world = cold_as(config, &["hot"]);
+    for n in 0..60 {
+        world.put(&format!("k{n}"), BLOCK);
+    }
+    let leaving = offloads(&mut world);
+    assert!(!leaving.is_empty(), "some are being evicted");
+    let mut n = 0;
+    while world.used(MEMORY) < 64 * BLOCK {
+        world.start(&format!("more{n}"), BLOCK, PutConfig::default());
+        n += 1;
+    }
+    world.found("hot");
+    world.found("hot");
+    let metrics = funnel(&world);
+    assert_eq!((metrics.rejected_watermark, metrics.admitted), (1, 0));
 }

@@ -49,6 +49,7 @@ pub(super) fn measure(options: &Options) -> Result<Contention, Error> {
     let mut stream = Stream::new(&store, options.block_bytes);
     let filling = readable + 2 * memory / options.block_bytes as u64;
     while stream.next < filling {
+        stream.fill();
         stream.put();
     }
     player::rest(&store)?;
@@ -144,10 +145,14 @@ impl<'s> Stream<'s> {
         }
     }
 
+    /// Makes the content of the next block; without it that is the one before, so that the stream costs little but its puts.
+    fn fill(&mut self) {
+        Content::of(&key(self.next)).fill(&mut self.buffer);
+    }
+
     fn put(&mut self) {
         let key = key(self.next);
         self.next += 1;
-        Content::of(&key).fill(&mut self.buffer);
         // One that finds no room waits, and is refused when the wait is over: the stream goes on.
         let _ = self.store.put(&key, &self.buffer, &PutOptions::default());
     }

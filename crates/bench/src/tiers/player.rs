@@ -45,6 +45,8 @@ pub(super) fn config(options: &Options, directory: &std::path::Path) -> Config {
         ssd: ByteSize(options.ssd_bytes),
         dir: Some(directory.to_owned()),
         promotion_enabled: true,
+        // As the peers: what is evicted is written.
+        offload: slackwater_meta::OffloadMode::OnEvict,
         ..Config::default()
     }
 }

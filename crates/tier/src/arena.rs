@@ -299,6 +299,12 @@ impl Arena {
         self.end(reserved.access)
     }
 
+    /// Bytes of all segments.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.segments.values().map(|segment| segment.bytes).sum()
+    }
+
     /// Number of accesses under way.
     #[must_use]
     pub fn accesses(&self) -> usize {

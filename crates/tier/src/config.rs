@@ -129,7 +129,10 @@ pub struct PaceConfig {
     pub slowdown_max: f64,
     /// Share of the time that writes have, however long reads take.
     pub share_min: f64,
-    /// Most pieces of writes that are under way at a time.
+    /// Part of the memory that may wait to be written before writes have as many bytes under way as readers: what waits takes
+    /// it from the values that are read.
+    pub backlog_max: f64,
+    /// Most pieces of writes that are under way at a time, where they are not as many as readers have.
     pub pieces_max: usize,
     /// How long the device may take for one piece.
     pub piece_time: Duration,
@@ -144,6 +147,7 @@ impl PaceConfig {
     pub const DEFAULT: Self = Self {
         slowdown_max: 1.5,
         share_min: 0.1,
+        backlog_max: 0.02,
         pieces_max: 2,
         piece_time: Duration::from_millis(1),
         piece_bytes_min: 64 << 10,

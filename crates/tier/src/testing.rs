@@ -280,6 +280,13 @@ impl MemDisk {
             .is_some_and(|first| matches!(first.request, DiskOp::Sync { .. }))
     }
 
+    /// Whether a file is being deleted.
+    #[must_use]
+    pub fn is_deleting(&self) -> bool {
+        let mut requests = self.queue.iter().map(|submitted| &submitted.request);
+        requests.any(|request| matches!(request, DiskOp::Delete { .. }))
+    }
+
     /// Operations under way.
     #[must_use]
     pub fn in_flight(&self) -> usize {

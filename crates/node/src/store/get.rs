@@ -9,6 +9,7 @@ use slackwater_tier::io::DiskError;
 use slackwater_tier::{ReadEnd, RecordRead as Record};
 use slackwater_wire::{Chain, DiskEntry, ErrorCode, Get, Key, ReplicaAt, Reply, limits};
 
+use super::apart::read_apart;
 use super::copier::READ_BYTES_MIN;
 use super::core::{Asked, Core};
 use super::shared::Shared;
@@ -396,6 +397,10 @@ impl<'s, 'b> Reader<'s, 'b> {
         }
         if let Some(ssd) = &self.shared.disk {
             ssd.disk.readers.read(&mut records);
+            for (record, owner) in records.iter_mut().zip(&record_owners) {
+                let expected = self.readings[*owner].checksum;
+                read_apart(record, expected, |again| ssd.disk.readers.read(again));
+            }
         }
         for (record, owner) in records.into_iter().zip(record_owners) {
             tried[owner] = Tried {

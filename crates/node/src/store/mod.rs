@@ -4,6 +4,7 @@
 //! concludes under it again. A call that must wait for space or durability waits for its own answer (`slackwater-wait`). One
 //! thread sleeps in the device, another until the next deadline; an idle store uses no processor time.
 
+mod apart;
 mod copier;
 pub(crate) mod core;
 mod error;

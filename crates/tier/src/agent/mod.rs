@@ -61,11 +61,19 @@ impl Agent {
     /// Lends a memory segment: its extents can be accessed from now on.
     pub fn add_segment(&mut self, segment: MemorySegment) {
         self.arena.add(segment);
+        self.tell_memory();
     }
 
     /// Takes a memory segment back: every access to it is stale from now on.
     pub fn remove_segment(&mut self, segment: SegmentId) {
         self.arena.remove(segment);
+        self.tell_memory();
+    }
+
+    fn tell_memory(&mut self) {
+        if let Some(log) = &mut self.log {
+            log.set_memory(self.arena.bytes());
+        }
     }
 
     /// Takes an input.

@@ -338,7 +338,9 @@ impl Agent {
         Some((ticket, reading.reserved.extent()))
     }
 
-    /// A reader has copied a record to the extent of its promotion; `found` is the checksum of what is there now.
+    /// A reader has copied a record to the extent of its promotion; `found` is the checksum of what is there now. A wrong one
+    /// says nothing about the record: the reader's buffer is its owner's, who may have written to it meanwhile. The device
+    /// is read then.
     pub fn copied(
         &mut self,
         now: Instant,
@@ -346,8 +348,15 @@ impl Agent {
         found: Checksum,
         out: &mut Vec<AgentOutput>,
     ) {
-        self.promotions.copied += 1;
-        self.finish(now, ticket, Ok(found), out);
+        let reading = self.promotions.reading.get(&ticket);
+        let wanted = reading.filter(|reading| !reading.cancelled);
+        let is_wrong = wanted.is_some_and(|reading| found != reading.task.checksum);
+        self.promotions.copied += u64::from(wanted.is_some() && !is_wrong);
+        if is_wrong {
+            self.read_for(now, ticket, out);
+        } else {
+            self.finish(now, ticket, Ok(found), out);
+        }
         self.settle(now, out);
     }
 

@@ -98,6 +98,8 @@ pub(crate) struct Log {
     /// one file more that reclaim may begin.
     overlong: Option<u64>,
     value_bytes: u64,
+    /// Bytes of the node's memory, from which records come.
+    memory_bytes: u64,
     /// Header bytes of 64 records, on a running average.
     name_bytes: u64,
     stats: TierStats,
@@ -141,9 +143,15 @@ impl Log {
             stopping: false,
             overlong: None,
             value_bytes: 0,
+            memory_bytes: 0,
             name_bytes: 64 * 128,
             stats: TierStats::default(),
         }
+    }
+
+    /// The node lends this much memory now.
+    pub(crate) fn set_memory(&mut self, bytes: u64) {
+        self.memory_bytes = bytes;
     }
 
     /// Begins recovery over the files there are.
@@ -381,10 +389,9 @@ impl Log {
     /// them are records that were promised to be durable. Nothing waits for company then, so what no operation is under way
     /// for stays undone.
     pub(crate) fn at_rest(&self) -> Option<(usize, usize)> {
-        let queued = self.writer.offloads.iter();
-        let promised = || queued.filter(|queued| queued.promised).count();
         let lost = || self.writer.unresolved() + self.early.len();
-        self.ops.is_empty().then(|| (lost(), promised()))
+        let rest = || (lost(), self.writer.offloads.promised());
+        self.ops.is_empty().then(rest)
     }
 
     /// What the master should know.
@@ -471,6 +478,7 @@ impl Log {
             || self.files_free() > RESERVE
             || self.victim().is_some()
             || self.reclaim.is_some()
+            || self.files.has(List::Deleting)
         {
             return 0;
         }

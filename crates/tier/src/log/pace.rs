@@ -16,13 +16,18 @@ use crate::config::PaceConfig;
 pub(super) struct Pace {
     config: PaceConfig,
     window: f64,
-    /// What a read takes without writes, in nanoseconds by its length; zero where that is not known.
+    /// What a read takes without writes, in nanoseconds by the bytes that readers wait for at once; zero where that is not
+    /// known. A read among eight takes several times as long as one by itself, whatever is written.
     alone: [f64; CLASSES],
+    /// The class of the last read, by whose time pieces and pauses are measured.
+    usual: usize,
     /// How many times as long the last reads took, on a running average.
     slowdown: f64,
     /// What the device writes in a second; zero until it has written something.
     bytes_per_second: f64,
     under_way: usize,
+    /// Bytes of the pieces under way.
+    writing: u64,
     /// Pieces begun so far: a read during which none was begun, and none was under way, was alone.
     begun: u64,
     /// When the last piece ended: the device took up the next one then.
@@ -30,13 +35,28 @@ pub(super) struct Pace {
     /// When the next piece may go, with a window below one.
     rests_until: Instant,
     readers: usize,
+    /// Bytes that they wait for.
+    reading: u64,
     read_at: Instant,
     delayed: Duration,
+}
+
+/// How much depends on a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Need {
+    /// Nobody waits for it.
+    Background,
+    /// A caller does: there is always one piece under way.
+    Awaited,
+    /// What waits to be written takes memory from the values that are read: pieces have as many bytes under way as readers.
+    Pressing,
 }
 
 /// What a read met when it began.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReadMark {
+    /// Bytes that readers waited for then, its own among them.
+    reading: u64,
     pieces: u64,
     beside: bool,
 }
@@ -53,31 +73,38 @@ impl Pace {
         Self {
             window: 1.0,
             alone: [0.0; CLASSES],
+            usual: 0,
             slowdown: 1.0,
             bytes_per_second: 0.0,
             under_way: 0,
+            writing: 0,
             begun: 0,
             ended_at: Instant::ZERO,
             rests_until: Instant::ZERO,
             readers: 0,
+            reading: 0,
             read_at: Instant::ZERO,
             delayed: Duration::ZERO,
             config,
         }
     }
 
-    /// Whether another piece may go now. What a caller waits for is never held to less than one piece at a time.
-    pub(super) fn may_send(&self, now: Instant, awaited: bool) -> bool {
-        let most = self.config.pieces_max.max(1);
-        let window = match (self.is_read(now), awaited) {
-            (false, _) => return self.under_way < most,
-            (true, true) => self.window.max(1.0),
-            (true, false) => self.window,
+    /// Whether another piece may go now.
+    pub(super) fn may_send(&self, now: Instant, need: Need) -> bool {
+        let pressing = if need == Need::Pressing { PRESSING } else { 1 };
+        let most = self.config.pieces_max.max(1).saturating_mul(pressing);
+        if !self.is_read(now) {
+            return self.under_way < most;
+        }
+        let window = match need {
+            Need::Background => self.window,
+            Need::Awaited | Need::Pressing => self.window.max(1.0),
         };
         if window < 1.0 {
             return self.under_way == 0 && now >= self.rests_until;
         }
-        self.under_way < most.min(window as usize)
+        let is_fair = need == Need::Pressing && self.writing < self.reading;
+        self.under_way < most.min(window as usize) || is_fair
     }
 
     /// When a piece that may not go now may go, if neither a piece nor a read ends before.
@@ -97,7 +124,7 @@ impl Pace {
             ..
         } = self.config;
         let mut seconds = piece_time.as_secs_f64();
-        let alone = self.alone[class_of(USUAL_BYTES)];
+        let alone = self.alone[self.usual];
         if self.is_read(now) && alone > 0.0 {
             seconds = seconds.min(READS_A_PIECE * alone / 1e9);
         }
@@ -110,6 +137,7 @@ impl Pace {
     /// A piece goes to the device.
     pub(super) fn piece_begun(&mut self, now: Instant, bytes: u64) -> PieceMark {
         self.under_way += 1;
+        self.writing += bytes;
         self.begun += 1;
         PieceMark { at: now, bytes }
     }
@@ -117,6 +145,7 @@ impl Pace {
     /// A piece came back, written or not.
     pub(super) fn piece_ended(&mut self, now: Instant, piece: PieceMark) {
         self.under_way -= 1;
+        self.writing -= piece.bytes;
         let took = piece.at.max(self.ended_at).until(now).as_secs_f64();
         self.ended_at = now;
         if took > 0.0 && piece.bytes >= self.config.piece_bytes_min {
@@ -134,10 +163,12 @@ impl Pace {
         }
     }
 
-    /// A reader waits for the device.
-    pub(super) fn read_begun(&mut self) -> ReadMark {
+    /// A reader waits for `bytes` bytes of the device.
+    pub(super) fn read_begun(&mut self, bytes: u64) -> ReadMark {
         self.readers += 1;
+        self.reading += bytes;
         ReadMark {
+            reading: self.reading,
             pieces: self.begun,
             beside: self.under_way > 0,
         }
@@ -145,15 +176,20 @@ impl Pace {
 
     /// A reader has `bytes` bytes after the device took `took` for them, or gave up where that is zero.
     pub(super) fn read_ended(&mut self, now: Instant, mark: ReadMark, bytes: u64, took: Duration) {
+        let most = self.reading.max(mark.reading);
         self.readers -= 1;
+        self.reading -= bytes;
         self.read_at = now;
         if took.is_zero() {
             return;
         }
         let took = took.as_nanos() as f64;
-        let alone = &mut self.alone[class_of(bytes)];
+        self.usual = class_of(most);
+        let alone = &mut self.alone[self.usual];
         if mark.beside || self.begun != mark.pieces {
             if *alone == 0.0 {
+                // Writes rest now and then until a read has shown what it takes without them.
+                self.window = self.window.min(UNKNOWN_WINDOW);
                 return;
             }
             self.delayed += Duration::from_nanos((took - *alone).max(0.0) as u64);
@@ -209,20 +245,22 @@ impl Pace {
 
     /// How long after a read the next one is still expected: the time of a few reads.
     fn quiet(&self) -> Duration {
-        let alone = self.alone[class_of(USUAL_BYTES)];
+        let alone = self.alone[self.usual];
         Duration::from_nanos((QUIET_READS * alone) as u64).clamp(QUIET_MIN, QUIET_MAX)
     }
 }
 
-/// The class of a read's length: a power of two of blocks.
+/// The class of what readers wait for: a power of two of blocks.
 fn class_of(bytes: u64) -> usize {
     let blocks = bytes.div_ceil(BLOCK_BYTES).max(1);
     (blocks.ilog2() as usize).min(CLASSES - 1)
 }
 
 const CLASSES: usize = 14;
-/// The read by whose time pieces and pauses are measured: a block of KV cache.
-const USUAL_BYTES: u64 = 64 << 10;
+/// Times the pieces that are under way when what waits to be written takes memory from values.
+const PRESSING: usize = 2;
+/// The window while it is not known what reads take without writes.
+const UNKNOWN_WINDOW: f64 = 0.5;
 /// A piece until the device has shown how fast it writes.
 const UNKNOWN_BYTES: u64 = 512 << 10;
 /// Times of a read that one piece may take while somebody reads.
@@ -241,6 +279,8 @@ mod tests {
     use super::*;
 
     const PIECE: u64 = 1 << 20;
+    /// A block of KV cache.
+    const BLOCK: u64 = 64 << 10;
 
     fn pace() -> Pace {
         Pace::new(PaceConfig::default())
@@ -255,9 +295,9 @@ mod tests {
         for turn in 0..count {
             let now = at(from + turn * took);
             let piece = beside.then(|| pace.piece_begun(now, PIECE));
-            let mark = pace.read_begun();
+            let mark = pace.read_begun(BLOCK);
             let end = at(from + (turn + 1) * took);
-            pace.read_ended(end, mark, USUAL_BYTES, Duration::from_micros(took));
+            pace.read_ended(end, mark, BLOCK, Duration::from_micros(took));
             if let Some(piece) = piece {
                 pace.piece_ended(end, piece);
             }
@@ -270,11 +310,17 @@ mod tests {
         let mut pace = pace();
         let most = PaceConfig::default().pieces_max;
         for _ in 0..most {
-            assert!(pace.may_send(at(1), false));
+            assert!(pace.may_send(at(1), Need::Background));
             pace.piece_begun(at(1), PIECE);
         }
-        assert!(!pace.may_send(at(1), false), "no more than {most}");
-        assert!(!pace.may_send(at(1), true), "not even what is waited for");
+        assert!(
+            !pace.may_send(at(1), Need::Background),
+            "no more than {most}"
+        );
+        assert!(
+            !pace.may_send(at(1), Need::Awaited),
+            "not even what is waited for"
+        );
     }
 
     #[test]
@@ -300,23 +346,23 @@ mod tests {
         let mut pace = pace();
         let now = read(&mut pace, 1, 20, 100, false);
         let now = read(&mut pace, now, 100, 1000, true);
-        let mark = pace.read_begun();
+        let mark = pace.read_begun(BLOCK);
         let begun = pace.next_chance(at(now)).unwrap_or(at(now));
-        assert!(pace.may_send(begun, false));
+        assert!(pace.may_send(begun, Need::Background));
         let piece = pace.piece_begun(begun, PIECE);
-        assert!(!pace.may_send(begun, false), "one at a time");
+        assert!(!pace.may_send(begun, Need::Background), "one at a time");
         let ended = begun + Duration::from_micros(200);
         pace.piece_ended(ended, piece);
-        assert!(!pace.may_send(ended, false), "it rests");
-        assert!(pace.may_send(ended, true), "unless a caller waits");
+        assert!(!pace.may_send(ended, Need::Background), "it rests");
+        assert!(pace.may_send(ended, Need::Awaited), "unless a caller waits");
         let again = pace.next_chance(ended).unwrap();
         let rest = ended.until(again);
         let share = 200.0 / (200.0 + rest.as_micros() as f64);
         assert!((share - 0.1).abs() < 0.02, "{share}");
-        assert!(pace.may_send(again, false));
-        pace.read_ended(again, mark, USUAL_BYTES, Duration::ZERO);
+        assert!(pace.may_send(again, Need::Background));
+        pace.read_ended(again, mark, BLOCK, Duration::ZERO);
         let quiet = pace.next_chance(again).unwrap();
-        assert!(pace.may_send(quiet, false), "nobody came back");
+        assert!(pace.may_send(quiet, Need::Background), "nobody came back");
     }
 
     #[test]
@@ -348,5 +394,102 @@ mod tests {
             pace.piece_ended(at((turn + 1) * 1000), std::mem::replace(&mut waiting, next));
         }
         assert!(pace.bytes_per_second().abs_diff(PIECE * 1000) < PIECE * 50);
+    }
+    /// A log that wrote without a pause from the start never saw a read by itself, so it never learned that its writes made
+    /// reads slow.
+    #[test]
+    fn writes_rest_until_a_read_has_shown_what_it_takes_without_them() {
+        let mut pace = pace();
+        let (mut now, mut piece) = (1, Some(pace.piece_begun(at(1), PIECE)));
+        for _ in 0..50 {
+            // Beside a piece a read takes as long as the piece is under way.
+            let mark = pace.read_begun(BLOCK);
+            let took = if piece.is_some() { 1000 } else { 100 };
+            now += took;
+            if let Some(piece) = piece.take() {
+                pace.piece_ended(at(now), piece);
+            }
+            pace.read_ended(at(now), mark, BLOCK, Duration::from_micros(took));
+            if pace.may_send(at(now), Need::Background) {
+                piece = Some(pace.piece_begun(at(now), PIECE));
+            }
+        }
+        assert!(pace.window() < 0.5, "{}", pace.window());
+        assert!(pace.delayed() > Duration::ZERO);
+    }
+
+    /// Eight readers at once each waited for the others, and the log took that for the work of its writes.
+    #[test]
+    fn readers_that_wait_for_each_other_do_not_slow_writes_down() {
+        let mut pace = pace();
+        let mut now = read(&mut pace, 1, 20, 100, false);
+        for turn in 0..100u64 {
+            let beside = turn >= 20;
+            let piece = beside.then(|| pace.piece_begun(at(now), PIECE));
+            let marks: Vec<ReadMark> = (0..8).map(|_| pace.read_begun(BLOCK)).collect();
+            now += 800;
+            for mark in marks {
+                pace.read_ended(at(now), mark, BLOCK, Duration::from_micros(800));
+            }
+            if let Some(piece) = piece {
+                pace.piece_ended(at(now), piece);
+            }
+        }
+        assert!(pace.slowdown() < 1.01, "{}", pace.slowdown());
+        assert_eq!(pace.window(), PaceConfig::default().pieces_max as f64);
+        read(&mut pace, now, 100, 1000, true);
+        assert_eq!(pace.window(), PaceConfig::default().share_min);
+    }
+
+    /// Pieces and pauses were measured by blocks of 64 KiB, whatever was read.
+    #[test]
+    fn pieces_are_as_long_as_a_few_of_the_reads_that_there_are() {
+        for (bytes, took, piece) in [
+            (4096, 50, PIECE * 150 / 1000),
+            (BLOCK, 100, PIECE * 3 / 10),
+            (1 << 20, 900, PIECE),
+        ] {
+            let mut pace = pace();
+            for turn in 0..50 {
+                let piece = pace.piece_begun(at(turn * 1000), PIECE);
+                pace.piece_ended(at((turn + 1) * 1000), piece);
+            }
+            let mark = pace.read_begun(bytes);
+            let now = at(60_000 + took);
+            pace.read_ended(now, mark, bytes, Duration::from_micros(took));
+            let found = pace.piece_bytes(now);
+            assert!(found.abs_diff(piece) <= piece / 20, "{bytes}: {found}");
+            let quiet = now + Duration::from_micros(2 * took);
+            assert!(pace.is_read(quiet - Duration::from_micros(1)), "{bytes}");
+            assert!(!pace.is_read(quiet), "{bytes}");
+        }
+    }
+    /// Eight readers kept the writes at the floor while all of memory waited to be written: nothing was left for what they read.
+    #[test]
+    fn what_presses_has_as_many_bytes_under_way_as_readers() {
+        let mut pace = pace();
+        let now = read(&mut pace, 1, 20, 100, false);
+        let now = at(read(&mut pace, now, 100, 1000, true));
+        let marks: Vec<ReadMark> = (0..4).map(|_| pace.read_begun(2 * PIECE)).collect();
+        pace.rests_until = now + Duration::from_secs(1);
+        assert!(!pace.may_send(now, Need::Background), "it rests");
+        let mut pieces = Vec::new();
+        while pace.may_send(now, Need::Pressing) {
+            pieces.push(pace.piece_begun(now, PIECE));
+        }
+        assert_eq!(pieces.len(), 8);
+        assert!(!pace.may_send(now, Need::Awaited));
+        for mark in marks {
+            pace.read_ended(now, mark, 2 * PIECE, Duration::ZERO);
+        }
+        assert!(!pace.may_send(now, Need::Pressing), "readers are gone");
+        pieces
+            .drain(1..)
+            .for_each(|piece| pace.piece_ended(now, piece));
+        let quiet = now + Duration::from_millis(10);
+        while pace.may_send(quiet, Need::Pressing) {
+            pieces.push(pace.piece_begun(quiet, PIECE));
+        }
+        assert_eq!(pieces.len(), PRESSING * PaceConfig::default().pieces_max);
     }
 }

@@ -6,7 +6,7 @@ use slackwater_base::{Instant, Planted, planted};
 use slackwater_wire::{DiskEntry, TaskFailure};
 
 use super::commit::{Flight, Item, Stage};
-use super::pace::PieceMark;
+use super::pace::{Need, PieceMark};
 use super::queue::Queued;
 use super::{Log, LogOut, Purpose};
 use crate::format::name_of;
@@ -121,9 +121,7 @@ impl Log {
     /// Hands pieces to the device, as many as readers leave room for.
     pub(super) fn send_pieces(&mut self, out: &mut Vec<LogOut>) {
         while let Some(at) = self.writer.flights.iter().position(Flight::has_unsent) {
-            let mut behind = self.writer.flights.iter().skip(at);
-            let awaited = self.hurries() || behind.any(|it| it.awaited && it.has_unsent());
-            if !self.pace.may_send(self.now, awaited) {
+            if !self.pace.may_send(self.now, self.need(at)) {
                 return;
             }
             let limit = self.pace.piece_bytes(self.now);
@@ -140,6 +138,26 @@ impl Log {
                 parts,
             };
             self.submit(Purpose::Write(number, piece), request, out);
+        }
+    }
+
+    /// How much depends on what is unsent from the flight at `at` on.
+    fn need(&self, at: usize) -> Need {
+        let writing = |flight: &&Flight| matches!(flight.stage, Stage::Writing(_));
+        let flights = self.writer.flights.iter().filter(writing);
+        let unwritten = self.writer.offloads.bytes() + flights.map(|it| it.bytes).sum::<u64>();
+        if unwritten > (self.memory_bytes as f64 * self.config.pace.backlog_max) as u64 {
+            return Need::Pressing;
+        }
+        let mut behind = self.writer.flights.iter().skip(at);
+        // What is queued can only follow what is being written.
+        let awaited = self.hurries()
+            || self.writer.is_awaited()
+            || behind.any(|it| it.awaited && it.has_unsent());
+        if awaited {
+            Need::Awaited
+        } else {
+            Need::Background
         }
     }
 
@@ -223,10 +241,13 @@ impl Log {
     /// device may show it now and not after the next power cut.
     pub(super) fn lose_unsynced(&mut self, offload: Queued, file: FileId, out: &mut Vec<LogOut>) {
         self.writer.unresolved.remove(&offload.order);
+        let hash = offload.hash();
         let there = |slot: &super::Slot| slot.is_at(file, offload.record.offset);
-        if self.index.get(offload.hash()).is_some_and(there) {
+        if self.index.get(hash).is_some_and(there) {
             self.lose(offload.record.entry, out);
         }
+        // While its file is suspect every tombstone stays, and the end of such a file counts no records off.
+        self.index.forget_copy(hash);
     }
 
     /// Syncs the written batches at the front of the log when a caller waits for one of them, or when they are enough or old

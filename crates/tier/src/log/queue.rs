@@ -15,6 +15,7 @@ pub(super) struct OffloadQueue {
     by_key: BTreeSet<(KeyHash, u64)>,
     by_source: BTreeSet<(Source, u64)>,
     bytes: u64,
+    promised: usize,
 }
 
 /// A value that waits to be written.
@@ -56,6 +57,7 @@ impl OffloadQueue {
     pub(super) fn insert(&mut self, queued: Queued) {
         let order = queued.order;
         self.bytes += queued.padded();
+        self.promised += usize::from(queued.promised);
         self.by_key.insert((queued.hash(), order));
         self.by_source.insert((source(&queued.source), order));
         self.queued.insert(order, queued);
@@ -73,6 +75,7 @@ impl OffloadQueue {
     pub(super) fn remove(&mut self, order: u64) -> Option<Queued> {
         let queued = self.queued.remove(&order)?;
         self.bytes -= queued.padded();
+        self.promised -= usize::from(queued.promised);
         self.by_key.remove(&(queued.hash(), order));
         self.by_source.remove(&(source(&queued.source), order));
         Some(queued)
@@ -89,6 +92,11 @@ impl OffloadQueue {
     /// Payload bytes of all that is queued.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// How many of them a caller waits for.
+    pub(super) fn promised(&self) -> usize {
+        self.promised
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Queued> {

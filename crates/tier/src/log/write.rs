@@ -142,6 +142,11 @@ impl Writer {
             .all(|flight| matches!(flight.stage, Stage::Written(_)))
     }
 
+    /// Whether a caller waits for something that is queued.
+    pub(super) fn is_awaited(&self) -> bool {
+        !self.tombstones.is_empty() || self.offloads.promised() > 0
+    }
+
     pub(crate) fn unresolved(&self) -> usize {
         self.unresolved.len()
     }

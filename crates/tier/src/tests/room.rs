@@ -206,6 +206,86 @@ fn a_file_is_emptied_only_if_its_records_have_room() {
     }
 }
 
+/// The copies of a long file would have begun one of the shorter new ones after the other, past what a log may be longer than
+/// its capacity: reclaim would wait for their room for ever, and ask nothing of the master meanwhile.
+#[test]
+fn a_long_file_is_not_emptied_into_the_room_of_one_short_one() {
+    let mut world = World::new(
+        LogConfig {
+            file_bytes: 512 << 10,
+            ..small_log(8 << 20)
+        },
+        5,
+    );
+    let taken = 49u64;
+    for key in 0..taken {
+        world.put(&key.to_le_bytes(), key + 1, 9000);
+        world.rest();
+    }
+    // Each file is worth emptying, and holds more than a new one takes.
+    for key in (0..taken).step_by(3) {
+        world.remove(&key.to_le_bytes(), key + 1);
+    }
+    world.rest();
+    world.reopen(Crash::LoseAll, "without the spare file");
+    world.rest();
+    let stats = world.agent.stats();
+    assert_eq!((stats.files, stats.file_bytes), (2, 1 << 20));
+    world.log = small_log(1 << 20);
+    world.crash(Crash::LoseAll);
+    world.rest();
+    let kept = (0..taken).filter(|key| key % 3 != 0);
+    let mut kept = kept.collect::<Vec<_>>().into_iter();
+    for round in 0.. {
+        let state = world.state.expect("the log is open");
+        if state.accepting {
+            break;
+        }
+        assert!(round < 200, "{state:?} {:?}", world.agent.stats());
+        let asked = std::mem::take(&mut world.asked).div_ceil(9000) as usize;
+        let oldest: Vec<_> = kept
+            .by_ref()
+            .take(asked)
+            .map(|key| (key.to_le_bytes().to_vec(), key + 1))
+            .collect();
+        world.remove_all(oldest);
+        world.rest();
+    }
+    let ticket = world.put(b"more", 1 << 20, 4096);
+    world.rest();
+    assert_eq!(world.results[&ticket], Ok(()));
+    world.check("with room again");
+}
+
+/// A file that is being deleted was about to make room, and the master dropped records for more.
+#[test]
+fn nothing_is_asked_for_while_a_deletion_makes_room() {
+    let mut world = World::new(small_log(1 << 20), 0);
+    let taken = fill(&mut world);
+    assert!(world.state.is_some_and(|state| state.pressure > 0));
+    let (file, _) = world.place(&0u64.to_le_bytes(), 1);
+    let in_file = |world: &mut World, key: &u64| world.place(&key.to_le_bytes(), key + 1).0 == file;
+    let keys: Vec<u64> = (0..taken).filter(|key| in_file(&mut world, key)).collect();
+    world.remove_all(
+        keys.into_iter()
+            .map(|key| (key.to_le_bytes().to_vec(), key + 1)),
+    );
+    let mut deleting = 0;
+    loop {
+        if world.disk.is_deleting() {
+            deleting += 1;
+            assert_eq!(world.state.map(|state| state.pressure), Some(0));
+        }
+        if !world.complete() {
+            if world.agent.next_deadline().is_none() {
+                break;
+            }
+            world.step_to_deadline();
+        }
+    }
+    assert!(deleting > 0);
+}
+
 /// The capacity of a log was lowered, and a record was longer than its new files. Reclaim had read it, and began and sealed
 /// one file after the other, into none of which it fitted.
 #[test]

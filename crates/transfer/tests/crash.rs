@@ -243,7 +243,13 @@ fn kills(rounds: usize) {
             let outcome = batch.outcome(request).unwrap();
             let fit = match outcome.cause {
                 None => outcome.bytes == REQUEST_BYTES as u64,
-                Some(Cause::Lost(_) | Cause::Unreachable(_) | Cause::TimedOut(_)) => true,
+                // Full until its deadline: on a busy machine the batch does not get into the queue in time.
+                Some(
+                    Cause::Lost(_)
+                    | Cause::Unreachable(_)
+                    | Cause::TimedOut(_)
+                    | Cause::Full { .. },
+                ) => true,
                 Some(_) => false,
             };
             assert!(

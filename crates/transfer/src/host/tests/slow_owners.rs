@@ -45,7 +45,7 @@ fn an_owner_that_does_not_greet_delays_no_request_past_its_deadline() {
             ..HostLimits::default()
         },
     );
-    let ended = engine.read_now(&target(peer), &mut [0; 8], Duration::from_millis(20));
+    let ended = engine.read_now(&target(peer), &mut [0; 8], Duration::from_millis(500));
     assert_eq!(ended, Err(Cause::TimedOut(Deadline::Total)));
     // Nor past the end of the region that they are for, which waited for the process to answer.
     let here = engine

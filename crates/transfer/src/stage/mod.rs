@@ -2,8 +2,8 @@
 //!
 //! A [`Device`] begins copies and reports their ends; it never blocks. The [`Stager`] makes of it the
 //! [`Stage`](crate::Stage) by which movers bring bytes in and out, and the [`StagedMover`] carries requests on device
-//! memory over any other mover. Files are a device that is only read ([`Files`]). [`SoftwareDevice`] is a device for machines without one, `CudaDevice` a GPU through the
-//! driver that is found at run time.
+//! memory over any other mover. Files are a device that is only read ([`Files`]). [`SoftwareDevice`] is a device for
+//! machines without one, `CudaDevice` a GPU through the driver that is found at run time.
 
 mod chunks;
 #[cfg(feature = "gpu")]

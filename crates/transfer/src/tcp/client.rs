@@ -99,7 +99,8 @@ impl<T: SpanMemory> End for ClientEnd<'_, T> {
         };
         client.handle(self.now, Input::Greeting(greeting))?;
         Ok(Greeted {
-            sealed: keys.map(|Keys { send, receive }| (Sealer::first(send), Opener::new(receive))),
+            sealed: keys
+                .map(|Keys { send, receive }| (Sealer::first(send), Opener::proven(receive))),
             proven: true,
             refused: false,
         })

@@ -54,6 +54,8 @@ struct Direction {
 pub(crate) const RECORD_BYTES_MAX: usize = 64 << 10;
 const LENGTH_BYTES: usize = 4;
 const TAG_BYTES: usize = 16;
+/// Bytes of a connection whose peer has proven nothing.
+const PROOF_SPACE: usize = 4 << 10;
 const WIRE_BYTES_MAX: usize = LENGTH_BYTES + RECORD_BYTES_MAX + TAG_BYTES;
 /// Sealed bytes that wait for the kernel before more are sealed.
 const PENDING_BYTES: usize = 256 << 10;
@@ -143,17 +145,29 @@ impl Sealer {
 }
 
 impl Opener {
-    /// Begins with what was received behind the greeting.
+    /// For records of a peer that has not proven itself: there is room for its proof alone until that has opened.
     pub(crate) fn new(key: RecordKey) -> Self {
         Self {
             direction: Direction::new(key),
-            buffer: vec![0; 2 * WIRE_BYTES_MAX],
+            buffer: vec![0; PROOF_SPACE],
             rest: 0..0,
         }
     }
 
-    /// Where the next bytes of the connection belong; there is room, since a record that is whole was opened before.
+    /// For records of a peer that has proven itself.
+    pub(crate) fn proven(key: RecordKey) -> Self {
+        Self {
+            buffer: vec![0; 2 * WIRE_BYTES_MAX],
+            ..Self::new(key)
+        }
+    }
+
+    /// Where the next bytes of the connection belong; there is room, since a record that is whole was opened before, but
+    /// for a first record that is no proof.
     pub(crate) fn space(&mut self) -> &mut [u8] {
+        if self.buffer.len() == PROOF_SPACE && self.direction.count > 0 {
+            self.buffer.resize(2 * WIRE_BYTES_MAX, 0);
+        }
         if self.rest.is_empty() || self.buffer.len() - self.rest.end < WIRE_BYTES_MAX {
             self.buffer.copy_within(self.rest.clone(), 0);
             self.rest = 0..self.rest.len();
@@ -258,7 +272,7 @@ mod tests {
             secret: Zeroizing::new([5; 32]),
             cipher,
         };
-        (Sealer::after(key(), Vec::new()), Opener::new(key()))
+        (Sealer::after(key(), Vec::new()), Opener::proven(key()))
     }
 
     fn record(sealer: &mut Sealer, text: &[u8]) -> Vec<u8> {
@@ -294,6 +308,30 @@ mod tests {
                 assert_eq!(opener.next(), Ok(Some(text.as_slice())));
             }
         }
+    }
+
+    /// A connection took 128 KiB as soon as its peer had greeted, before the peer had proven anything.
+    #[test]
+    fn a_peer_has_little_room_before_its_proof_has_opened() {
+        let key = || RecordKey {
+            secret: Zeroizing::new([5; 32]),
+            cipher: Cipher::ChaCha,
+        };
+        let (mut sealer, mut opener) = (Sealer::after(key(), Vec::new()), Opener::new(key()));
+        assert_eq!(opener.space().len(), PROOF_SPACE);
+        // The start of the second record comes with the first one.
+        let (proof, text) = (record(&mut sealer, b""), vec![7; RECORD_BYTES_MAX]);
+        let second = record(&mut sealer, &text);
+        let (with_proof, rest) = second.split_at(PROOF_SPACE - proof.len());
+        arrive(&mut opener, &[&proof, with_proof].concat());
+        assert!(
+            opener.space().is_empty(),
+            "what is not opened takes no more"
+        );
+        assert_eq!(opener.next(), Ok(Some(&b""[..])));
+        assert_eq!(opener.next(), Ok(None));
+        arrive(&mut opener, rest);
+        assert_eq!(opener.next(), Ok(Some(text.as_slice())));
     }
 
     /// A record may not depend on which library seals it.

@@ -295,7 +295,9 @@ impl Wire {
             if !self.greeted {
                 bytes = self.parse_greeting(end, bytes)?;
                 if let Some(opener) = &mut self.opener {
-                    opener.space()[..bytes.len()].copy_from_slice(bytes);
+                    let space = opener.space().get_mut(..bytes.len());
+                    let early = CloseReason::protocol("more than a proof behind the greeting");
+                    space.ok_or(early)?.copy_from_slice(bytes);
                     opener.received(bytes.len());
                     return self.open(end);
                 }

@@ -531,3 +531,42 @@ fn so_many_handshakes_of_one_address_are_answered_in_a_second() {
         "{answered} of {attempts} in {seconds} s"
     );
 }
+
+/// There is room for a proof behind a greeting, and not for what a read may bring.
+#[test]
+fn a_peer_that_sends_on_before_it_has_proven_itself_is_disconnected() {
+    let (bob, tcp) = engine_and_mover("bob", sealed(BOB, &[ALICE]));
+    let alice = engine("alice", sealed(ALICE, &[]));
+    let (listener, there) = (TcpListener::bind("127.0.0.1:0").unwrap(), region(&bob, 64));
+    let through = Segment {
+        addresses: vec![listener.local_addr().unwrap()],
+        ..bob.segment().clone()
+    };
+    // The greeting of a key that is listed, with more behind it than its owner sends.
+    let peer = alice.open(through);
+    let greeting = std::thread::spawn(move || {
+        let mut greeting = [0; GREETING_BYTES];
+        listener
+            .accept()
+            .unwrap()
+            .0
+            .read_exact(&mut greeting)
+            .unwrap();
+        greeting
+    });
+    assert!(alice.probe(peer, SECOND).is_err());
+    let stolen = greeting.join().unwrap();
+    for behind in [5 << 10, 60 << 10] {
+        let mut stream = TcpStream::connect(bob.segment().addresses[0]).unwrap();
+        let sent = [stolen.as_slice(), &vec![1; behind]].concat();
+        stream.write_all(&sent).unwrap();
+        // The end may come as a reset, since not all was read.
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+    }
+    until("both are gone", || counted(&tcp, "connections_served") == 0);
+    assert_eq!(counted(&tcp, "records_refused"), 0);
+    let here = region(&alice, 64);
+    let ends = whole(&alice, bob.segment(), (&bob, &there), &here, Op::Read);
+    assert_eq!(ends, [Ok(()), Ok(())]);
+}

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use slackwater_base::{Map, Rng};
+use slackwater_base::{Map, Rng, Set};
 
 use crate::Request;
 
@@ -25,12 +25,15 @@ expected to continue within ten minutes, which agrees with what follows in 80 % 
 /// A conversation continues when its chain is continued within this time.
 const CONTINUES_WITHIN: Duration = Duration::from_secs(600);
 const TURNS: u32 = 7;
+/// A block that is continued in more ways opens conversations, as a system prompt does, and belongs to none.
+const BRANCHES_MAX: usize = 4;
 
 /// Replaces the hints of `requests`, which are in order of arrival, by such as an engine could know:
 /// [`Hints::MEANING`].
 pub fn add_hints(requests: &mut [Request], hints: Hints) {
     let mut rng = Rng::new(hints.seed);
     let follows = continued(requests);
+    let shared = shared(requests);
     // The turn by the last block of what was said before.
     let mut turns: Map<u64, u32> = Map::default();
     for (request, follows) in requests.iter_mut().zip(follows) {
@@ -38,6 +41,7 @@ pub fn add_hints(requests: &mut [Request], hints: Hints) {
             .blocks
             .iter()
             .rev()
+            .take_while(|block| !shared.contains(*block))
             .find_map(|block| turns.get(block).copied());
         let turn = known.map_or(0, |turn| turn + 1).min(TURNS - 1);
         if let Some(&last) = own_blocks(request).last() {
@@ -47,6 +51,21 @@ pub fn add_hints(requests: &mut [Request], hints: Hints) {
         let hinted = rng.chance(hints.share);
         request.hint = hinted.then_some(2 * turn + u32::from(expected));
     }
+}
+
+/// The blocks that many conversations go through.
+fn shared(requests: &[Request]) -> Set<u64> {
+    let mut branches: Map<u64, Vec<u64>> = Map::default();
+    for pair in requests.iter().flat_map(|request| request.blocks.windows(2)) {
+        let next = branches.entry(pair[0]).or_default();
+        if next.len() <= BRANCHES_MAX && !next.contains(&pair[1]) {
+            next.push(pair[1]);
+        }
+    }
+    let many = branches
+        .into_iter()
+        .filter(|(_, next)| next.len() > BRANCHES_MAX);
+    many.map(|(block, _)| block).collect()
 }
 
 /// For each request whether another one continues its chain soon: one that holds its last block and comes later.
@@ -102,6 +121,23 @@ mod tests {
         add_hints(&mut requests, EXACT);
         let hints: Vec<Option<u32>> = requests.iter().map(|request| request.hint).collect();
         assert_eq!(hints, [Some(1), Some(0), Some(2), Some(4)]);
+    }
+
+    /// The first block of a published trace opens all of its conversations. Some have no other full block, and then
+    /// the next conversation passed for their next turn: nearly all requests seemed to be the seventh or later.
+    #[test]
+    fn a_prompt_that_opens_many_conversations_is_no_turn_of_them() {
+        let chat = |at: u64| request(at, &[1, 10 + at]);
+        let mut requests = vec![request(0, &[1])];
+        requests.extend((1..20).map(chat));
+        requests.push(request(20, &[1, 15, 40]));
+        requests.push(request(21, &[1]));
+        add_hints(&mut requests, EXACT);
+        let turns = requests
+            .iter()
+            .map(|request| request.hint.map(|hint| hint / 2));
+        let expected = (0..22).map(|at| Some(u32::from(at == 20)));
+        assert!(turns.clone().eq(expected), "{:?}", turns.collect::<Vec<_>>());
     }
 
     #[test]

@@ -56,7 +56,10 @@ pub fn add_hints(requests: &mut [Request], hints: Hints) {
 /// The blocks that many conversations go through.
 fn shared(requests: &[Request]) -> Set<u64> {
     let mut branches: Map<u64, Vec<u64>> = Map::default();
-    for pair in requests.iter().flat_map(|request| request.blocks.windows(2)) {
+    for pair in requests
+        .iter()
+        .flat_map(|request| request.blocks.windows(2))
+    {
         let next = branches.entry(pair[0]).or_default();
         if next.len() <= BRANCHES_MAX && !next.contains(&pair[1]) {
             next.push(pair[1]);
@@ -137,7 +140,11 @@ mod tests {
             .iter()
             .map(|request| request.hint.map(|hint| hint / 2));
         let expected = (0..22).map(|at| Some(u32::from(at == 20)));
-        assert!(turns.clone().eq(expected), "{:?}", turns.collect::<Vec<_>>());
+        assert!(
+            turns.clone().eq(expected),
+            "{:?}",
+            turns.collect::<Vec<_>>()
+        );
     }
 
     #[test]

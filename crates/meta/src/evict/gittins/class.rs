@@ -2,6 +2,8 @@
 
 use slackwater_base::Instant;
 
+use super::outlook::Outlook;
+
 /// Time since the policy's first call, in units of 2^24 ns, about 17 ms. Thirty-two bits are enough for two years and
 /// keep a segment small.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,10 +78,13 @@ pub(super) const fn count_bucket(count: u8) -> u8 {
     }
 }
 
-/// Shapes of the hazard: five of blocks never reused, by the length of the output, and five by reuse count.
-pub(super) const SHAPES: usize = 10;
+/// Shapes of the hazard: of blocks never reused, five by the length of the output and two by a hint that tells
+/// something; of reused ones, five by reuse count and four by such a hint.
+pub(super) const SHAPES: usize = 16;
 /// The first shape of blocks that were reused.
-pub(super) const FIRST_REUSED_SHAPE: usize = 5;
+pub(super) const FIRST_REUSED_SHAPE: usize = 7;
+/// The first shapes of hinted blocks: never reused, reused once, and more often.
+const HINTED_SHAPES: [usize; 3] = [5, 12, 14];
 /// Levels of the multiplier, half octaves around [`NEUTRAL_LEVEL`].
 pub(super) const LEVELS: usize = 13;
 /// The level of a multiplier of one.
@@ -117,18 +122,36 @@ impl Class {
     }
 }
 
-/// The shape of a block by the bucket of its reuse count and the output length of the request that inserted it.
-pub(super) const fn shape(bucket: u8, output_tokens: Option<u32>) -> usize {
-    if bucket > 0 {
-        return FIRST_REUSED_SHAPE - 1 + bucket as usize;
+/// The shape of a block by the bucket of its reuse count, the output length of the request that inserted it, and what
+/// the request's hint says.
+pub(super) const fn shape(bucket: u8, output_tokens: Option<u32>, outlook: Outlook) -> usize {
+    let returns = match outlook {
+        Outlook::Unknown if bucket > 0 => return FIRST_REUSED_SHAPE - 1 + bucket as usize,
+        Outlook::Unknown => {
+            return match output_tokens {
+                Some(0..40) => 0,
+                Some(40..150) => 1,
+                Some(150..350) => 2,
+                Some(_) => 3,
+                None => 4,
+            };
+        }
+        Outlook::Leaves => 0,
+        Outlook::Returns => 1,
+    };
+    HINTED_SHAPES[group(bucket)] + returns
+}
+
+/// What the hint of blocks of a shape says.
+pub(super) fn outlook(shape: usize) -> Outlook {
+    for first in HINTED_SHAPES {
+        match shape.wrapping_sub(first) {
+            0 => return Outlook::Leaves,
+            1 => return Outlook::Returns,
+            _ => {}
+        }
     }
-    match output_tokens {
-        Some(0..40) => 0,
-        Some(40..150) => 1,
-        Some(150..350) => 2,
-        Some(_) => 3,
-        None => 4,
-    }
+    Outlook::Unknown
 }
 
 /// The features of a request's blocks beside their class, packed in twelve bits: group of reuse count, new length, gap
@@ -151,8 +174,7 @@ impl Features {
 
     /// The same request's features for blocks of another reuse count.
     pub(super) const fn with_count(self, bucket: u8) -> Self {
-        let group = if bucket < 2 { bucket } else { 2 };
-        Self(self.0 & 0x3ff | (group as u16) << 10)
+        Self(self.0 & 0x3ff | (group(bucket) as u16) << 10)
     }
 
     const fn group(self) -> usize {
@@ -169,13 +191,28 @@ impl Features {
         self.group() * GAP_BUCKETS + (self.0 >> 4 & 7) as usize
     }
 
-    /// Row of the table of hints; `None` where the caller gave none.
-    pub(super) const fn hint_row(self) -> Option<usize> {
+    /// The bucket of the hint; `None` where the caller gave none.
+    pub(super) const fn hint(self) -> Option<usize> {
         match self.0 & 15 {
             0 => None,
-            hint => Some(self.group() * HINT_BUCKETS + hint as usize),
+            hint => Some(hint as usize),
         }
     }
+
+    /// Row of the table of hints, of which each group has one for blocks without a hint too.
+    pub(super) const fn any_hint_row(self) -> usize {
+        self.group() * HINT_BUCKETS + (self.0 & 15) as usize
+    }
+
+    /// Row of the table of hints; `None` where the caller gave none.
+    pub(super) fn hint_row(self) -> Option<usize> {
+        self.hint().map(|_| self.any_hint_row())
+    }
+}
+
+/// The group of a bucket of reuse count: never, once, and more often.
+const fn group(bucket: u8) -> usize {
+    if bucket < 2 { bucket as usize } else { 2 }
 }
 
 /// Bucket of the number of new blocks of 512 tokens.
@@ -237,6 +274,29 @@ mod tests {
             assert_eq!(features.hint_row(), Some(group * HINT_BUCKETS + 4));
         }
         assert_eq!(Features::new(0, NO_GAP, hint_bucket(None)).hint_row(), None);
+    }
+
+    #[test]
+    fn every_shape_has_one_meaning() {
+        let outputs = [Some(0), Some(40), Some(150), Some(350), None];
+        let mut shapes = Vec::new();
+        for bucket in 0..=5 {
+            let plain = outputs.map(|output| shape(bucket, output, Outlook::Unknown));
+            shapes.extend(plain);
+            for hinted in [Outlook::Leaves, Outlook::Returns] {
+                let shape = shape(bucket, None, hinted);
+                assert_eq!(outlook(shape), hinted);
+                assert_eq!(shape >= FIRST_REUSED_SHAPE, bucket > 0, "{bucket}");
+                shapes.push(shape);
+            }
+            for shape in plain {
+                assert_eq!(outlook(shape), Outlook::Unknown);
+                assert_eq!(shape >= FIRST_REUSED_SHAPE, bucket > 0, "{bucket}");
+            }
+        }
+        shapes.sort_unstable();
+        shapes.dedup();
+        assert!(shapes.into_iter().eq(0..SHAPES));
     }
 
     #[test]

@@ -29,8 +29,9 @@ fn prior(bin: usize) -> f64 {
     0.5 / (middle + 300.0)
 }
 
-/// The learned curves of all shapes and classes.
+/// The learned curves of all blocks together, of all shapes and of all classes.
 pub(super) struct Hazards {
+    pub(super) pooled: Curve,
     pub(super) shapes: Box<[Curve; SHAPES]>,
     pub(super) classes: Vec<Curve>,
 }
@@ -67,7 +68,12 @@ pub(super) fn hazards(counts: &[Count], weight: f64) -> Hazards {
         shrunk(row, &base.map(|h| h * level), CELL_WEIGHT * weight)
     });
     let classes = classes.collect();
-    Hazards { shapes, classes }
+    let pooled = h0;
+    Hazards {
+        pooled,
+        shapes,
+        classes,
+    }
 }
 
 /// The ratio of observed to expected events under `base`, drawn towards one by `weight` events.
@@ -210,15 +216,36 @@ pub(super) fn return_chance(curve: &Curve, bin: usize, seconds: f64) -> f64 {
 
 /// Cells from the lowest key to the highest; of equal ones the older age first, so that without data the order is
 /// that of LRU.
+///
+/// By digits from the last to the first, which takes a quarter of the time of comparisons. No key may be negative.
 pub(super) fn ranking(keys_by_cell: &[f32]) -> Vec<u16> {
-    let mut keys: Vec<u64> = Vec::with_capacity(CELLS);
-    for (cell, &key) in keys_by_cell.iter().enumerate() {
-        let younger = (BINS - 1 - cell % BINS) as u64;
+    const DIGIT_BITS: u32 = 11;
+    let by_age = (0..BINS).rev().flat_map(|bin| (bin..CELLS).step_by(BINS));
+    let mut cells: Vec<u16> = by_age.map(|cell| cell as u16).collect();
+    let mut sorted = vec![0; CELLS];
+    for shift in [0, DIGIT_BITS, 2 * DIGIT_BITS] {
         // The bits of positive floats sort like the floats.
-        keys.push(u64::from(key.to_bits()) << 32 | younger << 16 | cell as u64);
+        let digit = |cell: u16| {
+            (keys_by_cell[usize::from(cell)].to_bits() >> shift) as usize & ((1 << DIGIT_BITS) - 1)
+        };
+        let mut ends = [0u16; 1 << DIGIT_BITS];
+        for &cell in &cells {
+            ends[digit(cell)] += 1;
+        }
+        let mut end = 0;
+        for count in &mut ends {
+            end += *count;
+            *count = end;
+        }
+        // From the last on, so that cells of one digit keep their order.
+        for &cell in cells.iter().rev() {
+            let end = &mut ends[digit(cell)];
+            *end -= 1;
+            sorted[usize::from(*end)] = cell;
+        }
+        std::mem::swap(&mut cells, &mut sorted);
     }
-    keys.sort_unstable();
-    keys.into_iter().map(|key| key as u16).collect()
+    cells
 }
 
 #[cfg(test)]
@@ -305,6 +332,22 @@ mod tests {
                 "bin {bin}: {hazard}"
             );
         }
+    }
+
+    #[test]
+    fn cells_are_ranked_by_key_and_of_equal_ones_the_older_comes_first() {
+        let mut rng = slackwater_base::Rng::new(1);
+        // Few distinct keys, so that many are equal, over the whole range of floats.
+        let keys: Vec<f32> = (0..CELLS)
+            .map(|_| (rng.below(250) as f32 - 125.0).exp2() * (1.0 + rng.below(3) as f32 / 3.0))
+            .collect();
+        let mut expected: Vec<u16> = (0..CELLS as u16).collect();
+        expected.sort_by(|&a, &b| {
+            let (a, b) = (usize::from(a), usize::from(b));
+            let older_first = (b % BINS).cmp(&(a % BINS));
+            keys[a].total_cmp(&keys[b]).then(older_first)
+        });
+        assert_eq!(ranking(&keys), expected);
     }
 
     #[test]

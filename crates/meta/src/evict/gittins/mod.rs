@@ -17,6 +17,7 @@ mod estimate;
 mod leave;
 mod net;
 mod opinion;
+mod outlook;
 mod pending;
 #[cfg(test)]
 mod reference;

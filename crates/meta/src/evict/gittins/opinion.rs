@@ -5,8 +5,9 @@ use std::time::Duration;
 use slackwater_base::Instant;
 
 use super::Gittins;
-use super::class::{Class, NEUTRAL_LEVEL, SHAPES, TICK_SECONDS, Tick, shape};
+use super::class::{Class, FIRST_REUSED_SHAPE, NEUTRAL_LEVEL, TICK_SECONDS, Tick, outlook, shape};
 use super::estimate::return_chance;
+use super::outlook::Outlook;
 use super::segments::Place;
 use crate::evict::ghosts::tag;
 use crate::evict::{Explanation, ReturnChance, Slot, Standing};
@@ -35,7 +36,7 @@ impl Gittins {
             candidates.find_map(|(number, generation)| self.segments.living(number, generation));
         match segment {
             Some(segment) if segment.place == Place::Ghost => (segment.kept_as, segment.bin),
-            _ => (Class::new(shape(0, None), 1.0), 0),
+            _ => (Class::new(shape(0, None, Outlook::Unknown), 1.0), 0),
         }
     }
 
@@ -110,10 +111,16 @@ fn in_words(class: Class, reuses: u8) -> String {
         "long output",
         "output unknown",
     ];
+    let hint = match outlook(class.shape()) {
+        Outlook::Unknown => "",
+        Outlook::Leaves => ", with a hint after which few return",
+        Outlook::Returns => ", with a hint after which many return",
+    };
     let history = match OUTPUTS.get(class.shape()) {
         Some(output) => format!("not reused yet ({output})"),
-        None if reuses == 1 => "reused once".to_owned(),
-        None => format!("reused {reuses} times"),
+        None if class.shape() < FIRST_REUSED_SHAPE => format!("not reused yet{hint}"),
+        None if reuses == 1 => format!("reused once{hint}"),
+        None => format!("reused {reuses} times{hint}"),
     };
     if class.level() == NEUTRAL_LEVEL {
         return history;
@@ -130,5 +137,3 @@ pub(super) fn ticks(age: Duration) -> u32 {
 fn duration(ticks: u32) -> Duration {
     Duration::from_secs_f64(f64::from(ticks) * TICK_SECONDS)
 }
-
-const _: () = assert!(SHAPES == 10, "the words above name every shape");

@@ -152,7 +152,7 @@ mod tests {
         check(
             "by luck, six times",
             &|at| {
-                if at % 60 == 7 {
+                if at % 75 == 7 {
                     [10, 20, 10]
                 } else {
                     [10, 10, 10]

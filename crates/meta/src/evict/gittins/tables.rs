@@ -5,6 +5,7 @@ use super::class::{
     NEW_BUCKETS, SHAPES, TICK_SECONDS, Tick, bin_starts, shape,
 };
 use super::estimate::{Count, Curve, gittins_index, hazards, ranking};
+use super::outlook::{Outlooks, Tally};
 use super::rule::Rule;
 
 /// The learned state of one policy.
@@ -14,10 +15,13 @@ pub(super) struct Tables {
     new_factors: [Factor; GROUPS * NEW_BUCKETS],
     gap_factors: [Factor; GROUPS * GAP_BUCKETS],
     hint_factors: [Factor; GROUPS * HINT_BUCKETS],
+    outlooks: Outlooks,
     /// Sums of the blocks and squared blocks of events: their ratio is the size of a typical event.
     weights: f64,
     squared_weights: f64,
     typical_event: f64,
+    /// The hazards of all blocks together, and of each shape.
+    pooled_hazards: Curve,
     shape_hazards: Box<[Curve; SHAPES]>,
     index: Vec<f32>,
     /// By what blocks are valued.
@@ -67,9 +71,12 @@ const NO_FACTOR: Factor = Factor {
     value: 1.0,
     expected: 0.0,
 };
+const FACTORS: usize = GROUPS * (NEW_BUCKETS + GAP_BUCKETS + HINT_BUCKETS);
 const FACTOR_RANGE: (f64, f64) = (0.05, 20.0);
 /// Correlated features count the same event: full steps of each would overshoot.
 const FACTOR_STEP: f64 = 0.25;
+/// Typical events by which a factor is drawn to one: fewer follow noise where features tell nothing.
+const FACTOR_WEIGHT: f64 = 4.0;
 const LARGEST_STEP: f64 = 0.5;
 
 impl Tables {
@@ -79,9 +86,11 @@ impl Tables {
             new_factors: [NO_FACTOR; GROUPS * NEW_BUCKETS],
             gap_factors: [NO_FACTOR; GROUPS * GAP_BUCKETS],
             hint_factors: [NO_FACTOR; GROUPS * HINT_BUCKETS],
+            outlooks: Outlooks::new(),
             weights: FIRST_WEIGHT,
             squared_weights: FIRST_WEIGHT * FIRST_WEIGHT,
             typical_event: FIRST_WEIGHT,
+            pooled_hazards: [0.0; BINS],
             shape_hazards: Box::new([[0.0; BINS]; SHAPES]),
             index: vec![0.0; CELLS],
             rule: Rule::default(),
@@ -100,7 +109,9 @@ impl Tables {
         features: Features,
         output_tokens: Option<u32>,
     ) -> Class {
-        Class::new(shape(bucket, output_tokens), self.multiplier(features))
+        let outlook = self.outlooks.outlook(features, self.typical_event);
+        let shape = shape(bucket, output_tokens, outlook);
+        Class::new(shape, self.multiplier(features))
     }
 
     fn multiplier(&self, features: Features) -> f64 {
@@ -142,17 +153,17 @@ impl Tables {
         begin + (f64::from(self.index[cell + 1]) - begin) * part
     }
 
-    /// The lowest [`Tables::value`] of a cell's blocks.
+    /// The lowest [`Tables::value`] of a cell's blocks: that at one of the ends of its bin. The last bin has no end.
     pub(super) fn floor(&self, cell: usize) -> f64 {
         let bin = cell % BINS;
-        let end = self.bin_starts.get(bin + 1).copied();
-        let ends = (self.value(cell, self.bin_starts[bin]), end);
-        match ends {
-            // The last bin has no end.
-            (begin, None) if self.rule == Rule::Index => begin,
-            (_, None) => 0.0,
-            (begin, Some(end)) => begin.min(self.value(cell, end)),
+        let end = self.bin_starts.get(bin + 1);
+        if self.rule == Rule::Index {
+            let begin = self.index[cell];
+            return end
+                .map_or(begin, |_| begin.min(self.index[cell + 1]))
+                .into();
         }
+        end.map_or(0.0, |&end| self.value(cell, end))
     }
 
     /// Follows `rule` from now on. Every list has to be ranked anew.
@@ -212,12 +223,15 @@ impl Tables {
         }
         let block_ticks = f64::from(blocks) * f64::from(ticks);
         self.cells[class.cell(bin)].exposed += block_ticks;
-        let base = self.shape_hazards[class.shape()][usize::from(bin)];
-        let expected = block_ticks * TICK_SECONDS * base * self.multiplier(features);
-        let typical = self.typical_event;
+        let (block_seconds, bin) = (block_ticks * TICK_SECONDS, usize::from(bin));
+        let pooled = block_seconds * self.pooled_hazards[bin];
+        self.outlooks.expect(features, pooled);
+        let base = self.shape_hazards[class.shape()][bin];
+        let expected = block_seconds * base * self.multiplier(features);
+        let weight = FACTOR_WEIGHT * self.typical_event;
         self.for_factors(features, |factor| {
             factor.expected += expected;
-            factor.shift(-FACTOR_STEP * expected / (typical + factor.expected));
+            factor.shift(-FACTOR_STEP * expected / (weight + factor.expected));
         });
     }
 
@@ -225,12 +239,13 @@ impl Tables {
     pub(super) fn reuse(&mut self, class: Class, bin: u8, features: Features, blocks: u32) {
         let blocks = f64::from(blocks);
         self.cells[class.cell(bin)].reused += blocks;
+        self.outlooks.reuse(features, blocks);
         self.weights += blocks;
         self.squared_weights += blocks * blocks;
         self.typical_event = self.squared_weights / self.weights;
-        let typical = self.typical_event;
+        let weight = FACTOR_WEIGHT * self.typical_event;
         self.for_factors(features, |factor| {
-            factor.shift(FACTOR_STEP * blocks / (typical + factor.expected))
+            factor.shift(FACTOR_STEP * blocks / (weight + factor.expected))
         });
     }
 
@@ -252,6 +267,7 @@ impl Tables {
         for factor in self.factors_mut() {
             factor.expected *= keep;
         }
+        self.outlooks.decay(keep);
         self.weights *= keep;
         self.squared_weights *= keep;
     }
@@ -265,6 +281,7 @@ impl Tables {
                 *slot = index as f32;
             }
         }
+        self.pooled_hazards = hazards.pooled;
         self.shape_hazards = hazards.shapes;
         self.sort_cells();
     }
@@ -304,12 +321,13 @@ impl Tables {
         let factors = self
             .factors()
             .flat_map(|factor| [factor.value, factor.expected]);
-        sums.into_iter().chain(cells).chain(factors)
+        let tallies = self.outlooks.tallies();
+        let tallies = tallies.flat_map(|tally| [tally.reused, tally.expected]);
+        sums.into_iter().chain(cells).chain(factors).chain(tallies)
     }
 
     /// How many numbers there are.
-    pub(super) const NUMBERS: usize =
-        2 + 2 * CELLS + 2 * GROUPS * (NEW_BUCKETS + GAP_BUCKETS + HINT_BUCKETS);
+    pub(super) const NUMBERS: usize = 2 + 2 * (CELLS + FACTORS + Outlooks::COUNT);
 
     /// Replaces what was learned by what [`Tables::numbers`] returned. The blocks in the cells stay.
     pub(super) fn set_numbers(&mut self, numbers: &[f64]) {
@@ -317,13 +335,21 @@ impl Tables {
         // Without events there is no size of a typical one.
         (self.weights, self.squared_weights) = (sums[0].max(1.0), sums[1].max(1.0));
         self.typical_event = self.squared_weights / self.weights;
-        let (cells, factors) = rest.split_at(2 * CELLS);
+        let (cells, rest) = rest.split_at(2 * CELLS);
+        let (factors, tallies) = rest.split_at(2 * FACTORS);
         for (cell, pair) in self.cells.iter_mut().zip(cells.chunks_exact(2)) {
             (cell.reused, cell.exposed) = (pair[0], pair[1]);
         }
         for (factor, pair) in self.factors_mut().zip(factors.chunks_exact(2)) {
             *factor = Factor {
                 value: pair[0].clamp(FACTOR_RANGE.0, FACTOR_RANGE.1),
+                expected: pair[1],
+            };
+        }
+        let pairs = tallies.chunks_exact(2);
+        for (tally, pair) in self.outlooks.tallies_mut().zip(pairs) {
+            *tally = Tally {
+                reused: pair[0],
                 expected: pair[1],
             };
         }

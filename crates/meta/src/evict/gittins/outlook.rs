@@ -19,11 +19,11 @@ pub(super) enum Outlook {
 /// Returns by value of the hint, beside what is expected of all blocks of their ages.
 #[derive(Clone, Debug)]
 pub(super) struct Outlooks {
-    rows: [Tally; JUDGED_GROUPS * HINT_BUCKETS],
+    rows: [HintCount; JUDGED_GROUPS * HINT_BUCKETS],
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Tally {
+pub(super) struct HintCount {
     pub(super) reused: f64,
     pub(super) expected: f64,
 }
@@ -36,11 +36,11 @@ const WEIGHT: f64 = 8.0;
 const TELLING: f64 = 1.3;
 
 impl Outlooks {
-    /// How many tallies there are.
+    /// How many counts there are.
     pub(super) const COUNT: usize = JUDGED_GROUPS * HINT_BUCKETS;
 
     pub(super) const fn new() -> Self {
-        const NONE: Tally = Tally {
+        const NONE: HintCount = HintCount {
             reused: 0.0,
             expected: 0.0,
         };
@@ -71,10 +71,12 @@ impl Outlooks {
         let prior = WEIGHT * weight;
         let (mut reused, mut expected) = (prior, prior);
         for group in self.rows.chunks_exact(HINT_BUCKETS) {
-            let all = group.iter().fold(Tally::default(), |sum, row| Tally {
-                reused: sum.reused + row.reused,
-                expected: sum.expected + row.expected,
-            });
+            let all = group
+                .iter()
+                .fold(HintCount::default(), |sum, row| HintCount {
+                    reused: sum.reused + row.reused,
+                    expected: sum.expected + row.expected,
+                });
             if all.expected > 0.0 {
                 reused += group[hint].reused;
                 expected += group[hint].expected * all.reused / all.expected;
@@ -94,11 +96,11 @@ impl Outlooks {
         }
     }
 
-    pub(super) fn tallies(&self) -> impl Iterator<Item = &Tally> {
+    pub(super) fn counts(&self) -> impl Iterator<Item = &HintCount> {
         self.rows.iter()
     }
 
-    pub(super) fn tallies_mut(&mut self) -> impl Iterator<Item = &mut Tally> {
+    pub(super) fn counts_mut(&mut self) -> impl Iterator<Item = &mut HintCount> {
         self.rows.iter_mut()
     }
 }

@@ -5,7 +5,7 @@ use super::class::{
     NEW_BUCKETS, SHAPES, TICK_SECONDS, Tick, bin_starts, shape,
 };
 use super::estimate::{Count, Curve, gittins_index, hazards, ranking};
-use super::outlook::{Outlooks, Tally};
+use super::outlook::{HintCount, Outlooks};
 use super::rule::Rule;
 
 /// The learned state of one policy.
@@ -76,7 +76,7 @@ const FACTOR_RANGE: (f64, f64) = (0.05, 20.0);
 /// Correlated features count the same event: full steps of each would overshoot.
 const FACTOR_STEP: f64 = 0.25;
 /// Typical events by which a factor is drawn to one: fewer follow noise where features tell nothing.
-const FACTOR_WEIGHT: f64 = 4.0;
+const FACTOR_WEIGHT: f64 = 3.5;
 const LARGEST_STEP: f64 = 0.5;
 
 impl Tables {
@@ -321,9 +321,9 @@ impl Tables {
         let factors = self
             .factors()
             .flat_map(|factor| [factor.value, factor.expected]);
-        let tallies = self.outlooks.tallies();
-        let tallies = tallies.flat_map(|tally| [tally.reused, tally.expected]);
-        sums.into_iter().chain(cells).chain(factors).chain(tallies)
+        let hints = self.outlooks.counts();
+        let hints = hints.flat_map(|hint| [hint.reused, hint.expected]);
+        sums.into_iter().chain(cells).chain(factors).chain(hints)
     }
 
     /// How many numbers there are.
@@ -336,7 +336,7 @@ impl Tables {
         (self.weights, self.squared_weights) = (sums[0].max(1.0), sums[1].max(1.0));
         self.typical_event = self.squared_weights / self.weights;
         let (cells, rest) = rest.split_at(2 * CELLS);
-        let (factors, tallies) = rest.split_at(2 * FACTORS);
+        let (factors, hints) = rest.split_at(2 * FACTORS);
         for (cell, pair) in self.cells.iter_mut().zip(cells.chunks_exact(2)) {
             (cell.reused, cell.exposed) = (pair[0], pair[1]);
         }
@@ -346,9 +346,9 @@ impl Tables {
                 expected: pair[1],
             };
         }
-        let pairs = tallies.chunks_exact(2);
-        for (tally, pair) in self.outlooks.tallies_mut().zip(pairs) {
-            *tally = Tally {
+        let pairs = hints.chunks_exact(2);
+        for (hint, pair) in self.outlooks.counts_mut().zip(pairs) {
+            *hint = HintCount {
                 reused: pair[0],
                 expected: pair[1],
             };

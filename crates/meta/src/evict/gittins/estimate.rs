@@ -34,6 +34,8 @@ pub(super) struct Hazards {
     pub(super) pooled: Curve,
     pub(super) shapes: Box<[Curve; SHAPES]>,
     pub(super) classes: Vec<Curve>,
+    /// The first shape with the same curves as each: of several without data, the first, otherwise itself.
+    pub(super) same_as: [usize; SHAPES],
 }
 
 /// Estimates hazards from `counts` (a cell each), where a typical event has `weight` blocks: pooled over classes first,
@@ -58,21 +60,34 @@ pub(super) fn hazards(counts: &[Count], weight: f64) -> Hazards {
         *curve = shrunk(row, &h0.map(|h| h * scale), weight);
         *curve = smoothed(curve);
     }
-    let classes = (0..CLASSES).map(|class| {
+    let empty = |row: &[Count; BINS]| row.iter().all(|count| *count == Count::default());
+    let first_empty = by_shape.iter().position(empty);
+    let same_as = std::array::from_fn(|shape| {
+        let first = first_empty.filter(|_| empty(&by_shape[shape]));
+        first.unwrap_or(shape)
+    });
+    let mut classes: Vec<Curve> = Vec::with_capacity(CLASSES);
+    for class in 0..CLASSES {
+        let same = same_as[class / LEVELS] * LEVELS + class % LEVELS;
+        if same < class {
+            classes.push(classes[same]);
+            continue;
+        }
         let multiplier = ((class % LEVELS) as f64 - NEUTRAL_LEVEL as f64)
             .exp2()
             .sqrt();
         let base = shapes[class / LEVELS].map(|h| h * multiplier);
         let row = &counts[class * BINS..(class + 1) * BINS];
         let level = ratio(row, &base, LEVEL_WEIGHT * weight);
-        shrunk(row, &base.map(|h| h * level), CELL_WEIGHT * weight)
-    });
-    let classes = classes.collect();
+        let curve = shrunk(row, &base.map(|h| h * level), CELL_WEIGHT * weight);
+        classes.push(curve);
+    }
     let pooled = h0;
     Hazards {
         pooled,
         shapes,
         classes,
+        same_as,
     }
 }
 
@@ -312,6 +327,22 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn shapes_without_data_share_their_curves() {
+        let mut counts = [Count::default(); CELLS];
+        counts[0].exposed = 1e6;
+        counts[3 * LEVELS * BINS + 5].reused = 10.0;
+        let hazards = hazards(&counts, 10.0);
+        let expected =
+            std::array::from_fn(|shape| if shape == 0 || shape == 3 { shape } else { 1 });
+        assert_eq!(hazards.same_as, expected);
+        for (class, curve) in hazards.classes.iter().enumerate() {
+            let same = expected[class / LEVELS] * LEVELS + class % LEVELS;
+            assert_eq!(*curve, hazards.classes[same], "class {class}");
+        }
+        assert_ne!(hazards.classes[0], hazards.classes[LEVELS]);
     }
 
     /// Data outweighs the prior: a class that returns at a known rate is given that rate.

@@ -1,7 +1,7 @@
 //! The learned state: events and exposure by class and age, factors by feature, and the index computed from them.
 
 use super::class::{
-    BINS, CELLS, Class, FIRST_REUSED_SHAPE, Features, GAP_BUCKETS, GROUPS, HINT_BUCKETS,
+    BINS, CELLS, Class, FIRST_REUSED_SHAPE, Features, GAP_BUCKETS, GROUPS, HINT_BUCKETS, LEVELS,
     NEW_BUCKETS, SHAPES, TICK_SECONDS, Tick, bin_starts, shape,
 };
 use super::estimate::{Count, Curve, gittins_index, hazards, ranking};
@@ -276,8 +276,14 @@ impl Tables {
     pub(super) fn estimate(&mut self, now: Tick) {
         let hazards = hazards(&self.counts(now), self.typical_event);
         for (class, curve) in hazards.classes.iter().enumerate() {
-            let row = &mut self.index[class * BINS..(class + 1) * BINS];
-            for (slot, index) in row.iter_mut().zip(gittins_index(curve)) {
+            let (shape, row) = (class / LEVELS, class * BINS);
+            let same = hazards.same_as[shape];
+            if same < shape {
+                let first = row - (shape - same) * LEVELS * BINS;
+                self.index.copy_within(first..first + BINS, row);
+                continue;
+            }
+            for (slot, index) in self.index[row..].iter_mut().zip(gittins_index(curve)) {
                 *slot = index as f32;
             }
         }

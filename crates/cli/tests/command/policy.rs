@@ -111,3 +111,47 @@ fn hints_show_what_they_gain() {
         "{table}"
     );
 }
+
+/// What holds in a replay without I/O holds in the store: the same hits, policy by policy, and so the same order of
+/// policies. The store evicts from one watermark to the other, and the replay runs at the size between them.
+#[test]
+fn a_store_hits_what_the_replay_of_its_policy_hits() {
+    const TOLERANCE: f64 = 0.005;
+    const POLICIES: [&str; 4] = ["lru", "s3fifo", "gittins", "adaptive"];
+    const TRAFFIC: [&str; 5] = ["--generate", "--requests", "3000", "--sessions", "150"];
+    // 2,048 blocks fit, of which the watermarks leave 1,955 to 1,966.
+    const STORE: [&str; 12] = [
+        "--block-bytes",
+        "4KiB",
+        "--block-tokens",
+        "512",
+        "--memory",
+        "8MiB",
+        "--ssd",
+        "0",
+        "--evict-high",
+        "0.96",
+        "--evict-low",
+        "0.955",
+    ];
+    let replayed = {
+        let policies = POLICIES.join(",");
+        let options = ["--sizes", "1960", "--policies", &policies, "--json"];
+        let output = Place::new().run(&[&["policy"], &TRAFFIC[..], &options].concat());
+        let report: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+        let rows = report["rows"].as_array().expect("rows").clone();
+        rows.into_iter()
+            .map(|row| row["hit_rate"].as_f64().expect("a number"))
+            .collect::<Vec<_>>()
+    };
+    let stored = POLICIES.map(|policy| {
+        let outcome = Place::new().replay(&[&TRAFFIC[..], &STORE, &["--policy", policy]].concat());
+        outcome["prefix_hit_rate"].as_f64().expect("a number")
+    });
+    let figures = || format!("{POLICIES:?}, replay {replayed:.4?}, store {stored:.4?}");
+    for (replayed, stored) in replayed.iter().zip(stored) {
+        assert!((replayed - stored).abs() <= TOLERANCE, "{}", figures());
+    }
+    // Policies differ by more, so that one could not pass for another.
+    assert!(stored[0] - stored[1] > 5.0 * TOLERANCE, "{}", figures());
+}

@@ -1,5 +1,6 @@
 //! `slackwater replay`: a trace of requests, served and checked.
 
+mod figures;
 mod outcome;
 mod player;
 mod progress;

@@ -412,121 +412,6 @@ impl Record<'_> {
             },
         ]
     }
-
-    /// The figures of the run, a name and a value each: the terminal's table and the page's are one.
-    pub(super) fn figures(&self) -> Vec<Vec<String>> {
-        let (outcome, funnel) = (self.outcome, &self.outcome.promotions);
-        let count = grouped;
-        let bytes = |value: u64| Unit::Bytes.format(value as f64);
-        let times = |latency: &Latency| match latency.count {
-            0 => "–".to_owned(),
-            _ => format!(
-                "{} / {}",
-                Unit::Micros.format(latency.p50_us),
-                Unit::Micros.format(latency.p99_us)
-            ),
-        };
-        let calls = &self.tally.read_calls;
-        let call = |quantile: f64| Unit::Micros.format(micros(calls.value_at_quantile(quantile)));
-        let mut rows = vec![
-            ("requests", count(outcome.requests)),
-            ("blocks", count(outcome.blocks)),
-            (
-                "prefix hit rate",
-                Unit::Share.format(outcome.prefix_hit_rate),
-            ),
-            ("block hit rate", Unit::Share.format(outcome.block_hit_rate)),
-            ("hits in memory", count(outcome.memory_hits)),
-            ("hits on SSD", count(outcome.ssd_hits)),
-            ("misses", count(outcome.misses)),
-            (
-                "bytes read / put",
-                format!(
-                    "{} / {}",
-                    bytes(outcome.get_bytes),
-                    bytes(outcome.put_bytes)
-                ),
-            ),
-            (
-                "block from memory, p50 / p99",
-                times(&self.stats.latency.memory),
-            ),
-            ("block from SSD, p50 / p99", times(&self.stats.latency.ssd)),
-            (
-                "prefix of a request, p50 / p99",
-                format!("{} / {}", call(0.5), call(0.99)),
-            ),
-            (
-                "evicted / written to SSD",
-                format!("{} / {}", count(outcome.evictions), count(outcome.offloads)),
-            ),
-            (
-                "not written: queue full / no room / not worth / failed",
-                format!(
-                    "{} / {} / {} / {}",
-                    count(outcome.offloads_skipped.full),
-                    count(outcome.offloads_skipped.no_room),
-                    count(outcome.offloads_skipped.not_worth),
-                    count(outcome.offloads_skipped.failed)
-                ),
-            ),
-            (
-                "reads from SSD waited for writes",
-                Unit::Seconds.format(outcome.ssd_read_delay_s),
-            ),
-            (
-                "promotions admitted / completed",
-                format!("{} / {}", count(funnel.admitted), count(funnel.completed)),
-            ),
-            (
-                "promotions failed / expired / cancelled",
-                format!(
-                    "{} / {} / {}",
-                    count(funnel.failed),
-                    count(funnel.expired),
-                    count(funnel.cancelled)
-                ),
-            ),
-            (
-                "not promoted: too seldom / memory full / queue full",
-                format!(
-                    "{} / {} / {}",
-                    count(funnel.rejected_frequency),
-                    count(funnel.rejected_watermark),
-                    count(funnel.rejected_cap)
-                ),
-            ),
-            ("corrupt reads", count(outcome.corrupt_reads)),
-            (
-                "wall / processor time",
-                format!("{:.2} s / {:.2} s", outcome.wall_s, outcome.cpu_s),
-            ),
-            ("peak memory", bytes(outcome.peak_rss_bytes)),
-            (
-                "on SSD at the start",
-                count(self.stats.ssd.map_or(0, |ssd| ssd.recovered)),
-            ),
-            (
-                "SSD by",
-                format!("{} ({})", self.stats.io.chosen, self.stats.io.reason),
-            ),
-        ];
-        for (what, errors) in [
-            ("failed reads", &self.tally.read_errors),
-            ("refused puts", &self.tally.put_errors),
-        ] {
-            let list: Vec<String> = errors
-                .iter()
-                .map(|(code, times)| format!("{code} × {times}"))
-                .collect();
-            if !list.is_empty() {
-                rows.push((what, list.join(", ")));
-            }
-        }
-        rows.into_iter()
-            .map(|(name, value)| vec![name.to_owned(), value])
-            .collect()
-    }
 }
 
 static START: Moment = Moment {
@@ -564,7 +449,7 @@ fn line(name: &str, tone: Tone, mark: Mark, points: Vec<(f64, f64)>) -> Line {
 }
 
 /// A number with its thousands apart: `12,031`.
-fn grouped(value: u64) -> String {
+pub(super) fn grouped(value: u64) -> String {
     let digits = value.to_string();
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {
@@ -576,7 +461,7 @@ fn grouped(value: u64) -> String {
     text
 }
 
-fn micros(nanos: u64) -> f64 {
+pub(super) fn micros(nanos: u64) -> f64 {
     nanos as f64 / 1e3
 }
 

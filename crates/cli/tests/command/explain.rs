@@ -95,6 +95,30 @@ fn a_key_is_explained_in_words_and_to_scripts() {
     );
 }
 
+#[test]
+fn the_rule_that_evictions_follow_and_its_lead_are_told() {
+    let place = Place::new();
+    taught(&place, "adaptive").close().unwrap();
+    let dir = place.path("store");
+    let explain = [
+        "explain",
+        "often",
+        "--dir",
+        dir.to_str().unwrap(),
+        "--policy",
+        "adaptive",
+    ];
+    let text = String::from_utf8(place.run(&explain).stdout).unwrap();
+    assert!(
+        text.contains("; gittins leads by 0.0 % of the blocks"),
+        "{text}"
+    );
+    let report = object(&place.run(&[&explain[..], &["--json"]].concat()));
+    let learned = &report["tiers"][0]["learned"];
+    assert_eq!(learned["rule"], "gittins", "{report}");
+    assert_eq!(learned["rule_lead"], 0.0, "{report}");
+}
+
 /// Whatever a directory holds: names, lengths, times of change and bytes.
 fn contents(directory: &Path) -> BTreeMap<OsString, (SystemTime, Vec<u8>)> {
     let entry = |entry: std::io::Result<std::fs::DirEntry>| {

@@ -93,14 +93,30 @@ fn the_report_is_left_and_the_temporary_directory_is_not() {
         table.contains("prefix hit rate") && table.contains("report: out/report.html"),
         "{table}"
     );
+    // Which rule evictions follow, and by how much it leads.
+    let follow = "evictions from memory follow";
+    assert!(
+        table.contains(follow) && table.contains("points to the best other"),
+        "{table}"
+    );
     let html = std::fs::read_to_string(place.path("out/report.html")).unwrap();
     assert!(html.matches("<svg").count() == 4 && !html.contains("nothing of this happened"));
     assert!(!html.contains("http:") && !html.contains("https:"));
+    assert!(html.contains(follow) && html.contains("evictions from SSD follow"));
     let json: Value =
         serde_json::from_slice(&std::fs::read(place.path("out/report.json")).unwrap()).unwrap();
     assert_eq!(
         (count(&json, "requests"), count(&json, "corrupt_reads")),
         (400, 0)
+    );
+    let rules = &json["store"]["eviction_rules"][0];
+    assert_eq!(
+        (&rules["tier"], &rules["followed"]),
+        (&"memory".into(), &"gittins".into())
+    );
+    assert!(
+        rules["lead"].is_number() && count(rules, "changes") == 0,
+        "{rules}"
     );
     let timeline = json["timeline"].as_array().unwrap();
     assert!(

@@ -279,6 +279,7 @@ fn eviction_rules((kind, leader): (SegmentKind, Leader)) -> EvictionRules {
             SegmentKind::Disk => "ssd",
         },
         followed: leader.policy,
+        lead: leader.lead(),
         changes: leader.changes,
         hit_rates: rates.map(|rule| (rule.policy, rule.hit_rate)).collect(),
     }

@@ -55,6 +55,8 @@ pub struct EvictionRules {
     pub tier: &'static str,
     /// The rule that is followed.
     pub followed: &'static str,
+    /// Its hit rate less that of the best other rule: below zero where another one is ahead, but not clearly.
+    pub lead: f64,
     /// How often another rule began to be followed.
     pub changes: u64,
     /// Each rule with its hits as a share of the block references that the simulated caches saw lately, from 0 to 1.

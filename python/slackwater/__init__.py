@@ -10,7 +10,7 @@ b'bytes of a block'
 
 import os as _os
 
-from ._native import Chain, Store, View, __version__
+from ._native import Chain, Client, Store, View, __version__, connect
 from ._native import after_fork as _after_fork
 from .errors import (
     ErrorCode,
@@ -24,6 +24,7 @@ from .views import Views
 
 __all__ = [
     "Chain",
+    "Client",
     "ErrorCode",
     "FatalError",
     "GoneError",
@@ -34,6 +35,7 @@ __all__ = [
     "View",
     "Views",
     "__version__",
+    "connect",
 ]
 
 _os.register_at_fork(after_in_child=_after_fork)

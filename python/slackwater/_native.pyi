@@ -218,5 +218,114 @@ class Store:
         trace: TracebackType | None,
     ) -> None: ...
 
+class Client:
+    """A client of a store that another process serves; made by `connect`. Its methods do what those of `Store` do."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the client was closed."""
+
+    def put(
+        self,
+        key: Key,
+        value: Value,
+        *,
+        upsert: bool = False,
+        pin: Pin = None,
+        group: int | None = None,
+        durable: bool = False,
+        wait: float | None = None,
+        tenant: str | None = None,
+        chain: Chain | None = None,
+    ) -> bool:
+        """Puts one value. True if it was stored, False if a value of that key was there and stays."""
+
+    def put_batch(
+        self,
+        keys: Sequence[Key],
+        values: Sequence[Value],
+        *,
+        upsert: bool = False,
+        pin: Pin = None,
+        group: int | None = None,
+        durable: bool = False,
+        wait: float | None = None,
+        tenant: str | None = None,
+        chain: Chain | None = None,
+    ) -> builtins.list[bool | SlackwaterError]:
+        """Puts values: for each key what `put` returns, or the exception that it would raise."""
+
+    def get(self, key: Key, *, tenant: str | None = None) -> bytes | None:
+        """The value, or None if there is none."""
+
+    def get_into(self, key: Key, buffer: Value, *, tenant: str | None = None) -> int | None:
+        """Reads the value into the buffer: its length, or None if there is none."""
+
+    def get_batch(
+        self,
+        keys: Sequence[Key],
+        *,
+        prefix_only: bool = False,
+        tenant: str | None = None,
+        chain: Chain | None = None,
+    ) -> builtins.list[bytes | None | SlackwaterError]:
+        """Reads values: for each key the bytes, None, or the exception."""
+
+    def get_batch_into(
+        self,
+        keys: Sequence[Key],
+        buffers: Sequence[Value],
+        *,
+        prefix_only: bool = False,
+        tenant: str | None = None,
+        chain: Chain | None = None,
+    ) -> builtins.list[int | None | SlackwaterError]:
+        """Reads values into buffers, one each: for each key its length, None, or the exception."""
+
+    def exists(self, key: Key, *, tenant: str | None = None) -> bool:
+        """Whether the key has a value that can be read."""
+
+    def exists_batch(self, keys: Sequence[Key], *, tenant: str | None = None) -> builtins.list[bool]:
+        """Whether each key has a value that can be read."""
+
+    def __contains__(self, key: Key) -> bool: ...
+
+    def remove(self, key: Key, *, force: bool = False, tenant: str | None = None) -> bool:
+        """Removes the value for good. False if there was none."""
+
+    def remove_batch(
+        self, keys: Sequence[Key], *, force: bool = False, tenant: str | None = None
+    ) -> builtins.list[bool | SlackwaterError]:
+        """Removes values: for each key what `remove` returns, or the exception."""
+
+    def list(
+        self,
+        *,
+        pattern: str | None = None,
+        after: Key | None = None,
+        limit: int | None = None,
+        tenant: str | None = None,
+    ) -> builtins.list[bytes]:
+        """Keys in byte order: all of them, or at most `limit`."""
+
+    def close(self) -> None:
+        """Ends the connection. Closing again does nothing."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+def connect(
+    address: str | None = None,
+    *,
+    key_file: str | os.PathLike[str] | None = None,
+    timeout: float = 10.0,
+) -> Client:
+    """Connects to a store that another process serves, at tcp://127.0.0.1:50051 unless another address is given."""
+
 def error_codes() -> dict[str, int]: ...
 def after_fork() -> None: ...

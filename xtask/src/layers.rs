@@ -72,7 +72,7 @@ const LAYERS: &[(&str, Kind, &[&str])] = &[
             "replay", "report",
         ],
     ),
-    ("py", Kind::Face, &["base", "wire", "node", "remote"]),
+    ("py", Kind::Face, &["base", "wire", "node", "mq", "remote"]),
 ];
 
 /// What a pure crate must not name: the operating system, threads and clocks.

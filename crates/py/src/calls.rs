@@ -6,7 +6,7 @@ use slackwater_node::{GetOptions, Got, PutOptions, RemoveOptions, StoreError};
 use slackwater_wire::{Durability, ErrorCode, PutMode, Tenant};
 
 use crate::buffers::Memory;
-use crate::errors::{exception, refused};
+use crate::errors::{Coded, exception, refused};
 use crate::options::{Chain, chain, pin, seconds_of, tenant};
 
 pub(crate) fn put_options(
@@ -72,7 +72,7 @@ pub(crate) fn same_count(py: Python<'_>, keys: usize, what: &str, count: usize) 
 /// The list of results: the value of each, or its exception.
 pub(crate) fn each<'py, T, V: IntoPyObject<'py>>(
     py: Python<'py>,
-    results: Vec<Result<T, StoreError>>,
+    results: Vec<Result<T, impl Coded>>,
     value: impl Fn(T) -> PyResult<V>,
 ) -> PyResult<Bound<'py, PyList>> {
     let list = PyList::empty(py);
@@ -86,7 +86,7 @@ pub(crate) fn each<'py, T, V: IntoPyObject<'py>>(
 }
 
 /// Removing a value that is not there is not an error.
-pub(crate) fn was_there(removed: Result<(), StoreError>) -> Result<bool, StoreError> {
+pub(crate) fn was_there<E: Coded>(removed: Result<(), E>) -> Result<bool, E> {
     match removed {
         Ok(()) => Ok(true),
         Err(error) if error.code() == ErrorCode::ObjectNotFound => Ok(false),

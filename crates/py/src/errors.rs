@@ -3,6 +3,7 @@ use pyo3::sync::PyOnceLock;
 use slackwater_node::config::ConfigProblem;
 use slackwater_node::disk::DirectoryError;
 use slackwater_node::{OpenError, StoreError};
+use slackwater_remote::{ClientError, ConnectError};
 use slackwater_wire::{Class, ErrorCode};
 
 /// The exception of an error: `slackwater.errors` holds one class for each class of codes.
@@ -13,9 +14,38 @@ pub(crate) fn exception(py: Python<'_>, code: ErrorCode, message: &str) -> PyErr
     }
 }
 
-/// The exception of an error of a store.
-pub(crate) fn refused(py: Python<'_>, error: &StoreError) -> PyErr {
+/// An error of a call, whose code says which exception stands for it.
+pub(crate) trait Coded: std::fmt::Display {
+    fn code(&self) -> ErrorCode;
+}
+
+impl Coded for StoreError {
+    fn code(&self) -> ErrorCode {
+        self.code()
+    }
+}
+
+impl Coded for ClientError {
+    fn code(&self) -> ErrorCode {
+        self.code()
+    }
+}
+
+/// The exception of an error of a call.
+pub(crate) fn refused(py: Python<'_>, error: &impl Coded) -> PyErr {
     exception(py, error.code(), &error.to_string())
+}
+
+/// The exception of a client that finds no server.
+pub(crate) fn not_connected(py: Python<'_>, error: &ConnectError) -> PyErr {
+    let code = match error {
+        ConnectError::NoServer { .. } => ErrorCode::RpcFail,
+        ConnectError::Refused { code, .. } => *code,
+        ConnectError::KeyFile(_) | ConnectError::NeedsKey { .. } => ErrorCode::InvalidParams,
+        ConnectError::Foreign { .. } => ErrorCode::NotSupported,
+        _ => ErrorCode::UnavailableInCurrentMode,
+    };
+    exception(py, code, &error.to_string())
 }
 
 /// The exception of a store that does not open.

@@ -7,6 +7,7 @@ mod buffers;
 mod calls;
 mod errors;
 mod options;
+mod remote;
 mod store;
 mod view;
 
@@ -19,6 +20,8 @@ use slackwater_wire::ErrorCode;
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<store::Store>()?;
     module.add_class::<view::View>()?;
+    module.add_class::<remote::Client>()?;
+    module.add_function(wrap_pyfunction!(remote::connect, module)?)?;
     module.add_class::<options::Chain>()?;
     module.add_function(wrap_pyfunction!(error_codes, module)?)?;
     module.add_function(wrap_pyfunction!(after_fork, module)?)?;

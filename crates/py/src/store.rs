@@ -24,8 +24,13 @@ pub(crate) fn forked() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
+/// Number of forks before this process, for what has threads and so does not survive one.
+pub(crate) fn forks() -> u64 {
+    FORKS.load(Ordering::Relaxed)
+}
+
 /// Most keys that a list returns whose caller names no limit.
-const LIST_KEYS_MAX: usize = 1_000_000;
+pub(crate) const LIST_KEYS_MAX: usize = 1_000_000;
 
 /// SSD space where a path is given and no size.
 const SSD_DEFAULT: &str = "16GiB";

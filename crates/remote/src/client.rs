@@ -180,6 +180,30 @@ impl Client {
         }
     }
 
+    /// Keys in byte order, page after page: so many, or as many as there are when that is less; and whether more follow.
+    ///
+    /// Not one moment's state: keys that come or go meanwhile may or may not be in it.
+    ///
+    /// # Errors
+    /// As [`Client::list`], whose deadline each page has.
+    pub fn list_up_to(
+        &self,
+        mut list: List,
+        limit: usize,
+        options: &CallOptions,
+    ) -> Result<(Vec<Key>, bool), ClientError> {
+        let (mut keys, mut more) = (Vec::new(), true);
+        while more && keys.len() < limit {
+            list.limit = u32::try_from(limit - keys.len()).unwrap_or(u32::MAX);
+            let page = self.list(list.clone(), options)?;
+            // A page without a key would be asked for again for ever.
+            more = page.more && !page.keys.is_empty();
+            list.after = page.keys.last().cloned();
+            keys.extend(page.keys);
+        }
+        Ok((keys, more))
+    }
+
     /// Everything known about one object; neither a read nor a lease. `None` when there is no such object.
     ///
     /// # Errors

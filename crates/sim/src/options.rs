@@ -175,6 +175,10 @@ impl Options {
             // What a client does not release stays held: no time-out hides a leak.
             (master.put.discard_timeout, master.put.release_timeout) = (NEVER, NEVER);
         }
+        if seed.stream("windows", 0).chance(0.3) {
+            // Promotions expire while their bytes are on the way.
+            master.promotion.window = Duration::from_millis(4);
+        }
         let messages = messages(asks);
         let writes = &mut seed.stream("writes", 0);
         Self {

@@ -66,6 +66,8 @@ pub(crate) enum Event {
         life: u64,
         transfer: TransferId,
     },
+    /// A reader does the second half of copying a record to the extent of its promotion.
+    Fill { node: u32, life: u64, reader: u64 },
     /// A node checks whether pieces of a write still arrive.
     Idle {
         node: u32,
@@ -112,6 +114,7 @@ impl Event {
             Self::AgentDisk { node, .. }
             | Self::ReaderDisk { node, .. }
             | Self::Copy { node, .. }
+            | Self::Fill { node, .. }
             | Self::Idle { node, .. } => Some(Process::Node(*node)),
             Self::Resend { client, .. }
             | Self::Cancelled { client, .. }

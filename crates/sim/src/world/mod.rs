@@ -194,6 +194,7 @@ impl World {
                 life,
                 transfer,
             } => self.on_copy(node, life, transfer),
+            Event::Fill { node, life, reader } => self.on_fill(node, life, reader),
             Event::Idle {
                 node,
                 life,

@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use slackwater_base::Instant;
+use slackwater_base::{Checksum, Instant};
 use slackwater_client::{ReadFailure, WriteFailure};
 use slackwater_tier::arena::{Access, AccessId};
 use slackwater_tier::io::{DiskOp, DiskOutcome, Target};
 use slackwater_tier::{ReadEnd, RecordRead};
-use slackwater_wire::{DiskEntry, ExtentRef};
+use slackwater_wire::{DiskEntry, ExtentRef, TicketId};
 
 use crate::check::Checked;
 use crate::disk::{Caller, Ended};
@@ -23,6 +23,8 @@ pub(crate) struct Serving {
     writes: BTreeMap<TransferId, Write>,
     copies: BTreeMap<TransferId, MemoryRead>,
     readers: BTreeMap<u64, Reader>,
+    /// Reads of records whose bytes are being copied to the extent of a promotion.
+    fills: BTreeMap<u64, Fill>,
     /// Not reset between lives, so that a late completion of the disk is never given to another reader.
     next_reader: u64,
 }
@@ -53,9 +55,19 @@ struct Reader {
     since: Instant,
 }
 
+/// A client's read of a record that has come and fills the extent of a promotion, half done.
+struct Fill {
+    reader: Reader,
+    /// Of the record.
+    found: Checksum,
+    bytes: Vec<u8>,
+    ticket: TicketId,
+    extent: ExtentRef,
+}
+
 impl Serving {
     pub(crate) fn count(&self) -> usize {
-        self.writes.len() + self.copies.len() + self.readers.len()
+        self.writes.len() + self.copies.len() + self.readers.len() + self.fills.len()
     }
 
     pub(super) fn stop(&mut self) {
@@ -329,40 +341,101 @@ impl World {
         &mut self,
         index: u32,
         life: u64,
-        reader: u64,
+        number: u64,
         ended: Ended,
     ) -> Checked {
         if !self.lives(Process::Node(index), life) {
             return Ok(());
         }
-        let now = self.local(Process::Node(index));
         let node = &mut self.nodes[index as usize];
-        let Some(reader) = node.serving.readers.remove(&reader) else {
+        let Some(reader) = node.serving.readers.remove(&number) else {
             return Ok(());
         };
-        let (end, bytes) = match ended {
+        let (found, bytes) = match ended {
             Ok(DiskOutcome::Read {
                 mut bytes,
                 checksum,
             }) => {
                 bytes.truncate(reader.read.length as usize);
-                (ReadEnd::Checked(checksum), Ok(bytes))
+                (checksum, bytes)
             }
             Ok(DiskOutcome::Done) => unreachable!("a read gives bytes"),
-            Err(error) => (ReadEnd::Failed(error), Err(ReadFailure::Transfer)),
+            Err(error) => {
+                return self.end_record_read(
+                    index,
+                    reader,
+                    ReadEnd::Failed(error),
+                    Err(ReadFailure::Transfer),
+                );
+            }
         };
-        let mut out = Vec::new();
-        let Some(agent) = &mut node.agent else {
+        let wanted = match &mut node.agent {
+            Some(agent) if found == reader.read.checksum => agent.promotion_of(&reader.read),
+            _ => None,
+        };
+        let Some((ticket, extent)) = wanted else {
+            return self.end_record_read(index, reader, ReadEnd::Checked(found), Ok(bytes));
+        };
+        node.memory.write(extent, 0, &bytes[..bytes.len() / 2])?;
+        let fill = Fill {
+            reader,
+            found,
+            bytes,
+            ticket,
+            extent,
+        };
+        node.serving.fills.insert(number, fill);
+        let at = self.engine.now() + Duration::from_nanos(node.rng.below(COPY_NANOS));
+        self.engine.push(
+            at,
+            Event::Fill {
+                node: index,
+                life,
+                reader: number,
+            },
+        );
+        Ok(())
+    }
+
+    pub(super) fn on_fill(&mut self, index: u32, life: u64, number: u64) -> Checked {
+        if !self.lives(Process::Node(index), life) {
+            return Ok(());
+        }
+        let now = self.local(Process::Node(index));
+        let node = &mut self.nodes[index as usize];
+        let Some(fill) = node.serving.fills.remove(&number) else {
             return Ok(());
         };
-        if let (Ok(bytes), ReadEnd::Checked(found)) = (&bytes, end)
-            && found == reader.read.checksum
-            && let Some((ticket, extent)) = agent.promotion_of(&reader.read)
-        {
-            node.memory.write(extent, 0, bytes)?;
-            agent.copied(now, ticket, found, &mut out);
+        let done = fill.bytes.len() / 2;
+        node.memory
+            .write(fill.extent, done as u64, &fill.bytes[done..])?;
+        let mut out = Vec::new();
+        if let Some(agent) = &mut node.agent {
+            agent.copied(now, fill.ticket, fill.found, &mut out);
         }
-        let right = agent.end_read(now, reader.read, (end, reader.since.until(now)), &mut out);
+        self.node_outputs(index, out)?;
+        self.end_record_read(
+            index,
+            fill.reader,
+            ReadEnd::Checked(fill.found),
+            Ok(fill.bytes),
+        )
+    }
+
+    fn end_record_read(
+        &mut self,
+        index: u32,
+        reader: Reader,
+        end: ReadEnd,
+        bytes: Result<Vec<u8>, ReadFailure>,
+    ) -> Checked {
+        let now = self.local(Process::Node(index));
+        let Some(agent) = &mut self.nodes[index as usize].agent else {
+            return Ok(());
+        };
+        let mut out = Vec::new();
+        let took = reader.since.until(now);
+        let right = agent.end_read(now, reader.read, (end, took), &mut out);
         let result = bytes.and_then(|bytes| {
             if right {
                 Ok(bytes.into())
@@ -383,5 +456,5 @@ impl World {
     }
 }
 
-/// Longest time between the halves of a read of memory, in nanoseconds.
+/// Longest time between the halves of a copy, in nanoseconds.
 const COPY_NANOS: u64 = 3_000_000;

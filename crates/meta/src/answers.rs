@@ -330,7 +330,7 @@ impl Master {
             self.unhold(now, replica);
         }
         self.answers.revoke(now, client, operation);
-        self.serve(now);
+        self.unsettled.room();
         Reply::Done
     }
 }

@@ -6,7 +6,8 @@ use slackwater_base::Instant;
 use slackwater_wire::{DiskEntry, DiskState, NodeId, ReportedEntry, SegmentId, Version};
 
 use crate::catalog::{Mark, ObjectId, ReplicaId, SegmentIndex};
-use crate::master::{Master, VERSION_MAX};
+use crate::master::Master;
+use crate::numbers::VERSION_MAX;
 use crate::publish::{self, Fresh};
 use crate::release::Reason;
 use crate::segment::{SEGMENT_BYTES_MAX, record_bytes};
@@ -22,7 +23,7 @@ impl Master {
             .find(segment)
             .is_some_and(|index| self.segments.at(index).node == node);
         if known {
-            self.start_above(highest);
+            self.numbers.start_above(highest);
             self.owed.end(node);
         }
     }
@@ -45,7 +46,7 @@ impl Master {
         let mut fresh = Vec::with_capacity(entries.len());
         for reported in entries {
             self.metrics.records_announced += 1;
-            self.start_above(reported.entry.version);
+            self.numbers.start_above(reported.entry.version);
             match self.adopt(now, node, index, reported) {
                 Adopted::New(replica) => fresh.push(replica),
                 Adopted::Known => {}
@@ -70,7 +71,7 @@ impl Master {
             now,
             &mut fresh,
         );
-        self.relieve(now, index);
+        self.unsettled.press(index);
     }
 
     fn is_resident(&self, fresh: Fresh) -> bool {
@@ -178,7 +179,7 @@ impl Master {
         }
     }
 
-    pub(crate) fn disk_state(&mut self, now: Instant, node: NodeId, state: &DiskState) {
+    pub(crate) fn disk_state(&mut self, _now: Instant, node: NodeId, state: &DiskState) {
         let Some(index) = self.segments.disk_of(node) else {
             return;
         };
@@ -191,7 +192,7 @@ impl Master {
             segment.policy.set_capacity(capacity);
             self.capacity_changed();
         }
-        self.resume(now, node);
+        self.unsettled.resume(&self.segments, node);
     }
 }
 

@@ -86,7 +86,7 @@ impl Master {
         }
     }
 
-    pub(crate) fn dropped(&mut self, now: Instant, node: NodeId, entries: &[DiskEntry]) {
+    pub(crate) fn dropped(&mut self, _now: Instant, node: NodeId, entries: &[DiskEntry]) {
         let Some(segment) = self.segments.disk_of(node) else {
             return;
         };
@@ -100,7 +100,7 @@ impl Master {
                 self.acks.done(waiter.ack, &mut self.outbox);
             }
         }
-        self.resume(now, node);
+        self.unsettled.resume(&self.segments, node);
     }
 
     /// The node that was to drop records is gone. Waiting requests fail; the node is told to drop them when it comes
@@ -131,11 +131,6 @@ impl Master {
                 self.owed.key(&drop.entry.tenant, *hash, *version);
             }
         }
-    }
-
-    /// The newest version given so far: what is removed now is not newer.
-    pub(crate) fn newest_version(&self) -> Version {
-        Version(self.next_version - 1)
     }
 }
 

@@ -1,11 +1,14 @@
-//! Why policies keep or evict one object, for people to read.
+//! What is known about one object, and why policies keep or evict it, for people to read.
 
 use slackwater_base::Instant;
-use slackwater_wire::{Key, SegmentKind, Tenant};
+use slackwater_wire::{
+    Description, ErrorCode, Key, Pin, ReplicaAt, ReplicaState, Reply, SegmentKind, Tenant,
+};
 
-use crate::catalog::SegmentIndex;
+use crate::catalog::{PinKind, ReplicaId, SegmentIndex};
 use crate::evict::{Explanation, Slot};
 use crate::master::Master;
+use crate::segment::Medium;
 
 /// How the policy of one segment rates an object.
 #[derive(Clone, Debug, PartialEq)]
@@ -59,5 +62,62 @@ impl Master {
             policy: policy.name(),
             explanation: policy.explain(now, slot),
         }
+    }
+
+    /// Everything known about an object. Does not count as a read.
+    pub(crate) fn describe(&self, now: Instant, tenant: &Tenant, key: &Key) -> Reply {
+        let Some(id) = self.find(tenant, key) else {
+            return Reply::Failed(ErrorCode::ObjectNotFound);
+        };
+        let object = self.catalog.object(id);
+        let place = |id: ReplicaId| {
+            let replica = self.catalog.replica(id);
+            let segment = self.segments.at(replica.segment);
+            let at = match segment.medium {
+                Medium::Memory(_) => ReplicaAt::Memory(self.extent_of(id)),
+                Medium::Disk(_) => ReplicaAt::Disk {
+                    node: segment.node,
+                    segment: segment.id,
+                },
+            };
+            (at, replica.state, replica.refs)
+        };
+        let mut replicas: Vec<(ReplicaAt, ReplicaState, u32)> = self
+            .catalog
+            .replicas(id)
+            .map(|(replica, _)| place(replica))
+            .collect();
+        let put = self.puts.open.get(&id);
+        replicas.extend(
+            put.iter()
+                .flat_map(|put| &put.replicas)
+                .chain(&self.promotions.staged_of(id))
+                .map(|id| place(*id)),
+        );
+        let pin = match object.pin {
+            PinKind::None => Pin::None,
+            PinKind::Hard => Pin::Hard,
+            PinKind::Soft => Pin::Soft(self.soft_until.get(&id).map(|until| now.until(*until))),
+        };
+        let whole = object.has_replicas();
+        Reply::Describe(Box::new(Description {
+            key: object.key.clone(),
+            tenant: self.tenants.at(object.tenant).tenant.clone(),
+            version: if whole {
+                object.version
+            } else {
+                put.map_or(object.version, |put| put.version)
+            },
+            bytes: if whole {
+                object.bytes
+            } else {
+                put.map_or(object.bytes, |put| put.bytes)
+            },
+            checksum: object.checksum,
+            group: self.groups.of(id),
+            pin,
+            lease: now.until(self.lease_end(id)),
+            replicas,
+        }))
     }
 }

@@ -44,7 +44,7 @@ impl Master {
         if get.keys.len() > self.config.limits.batch_keys {
             return Reply::Failed(ErrorCode::InvalidParams);
         }
-        let Some(tenant) = self.tenant(&get.tenant) else {
+        let Some(tenant) = self.tenants.find(&get.tenant) else {
             self.metrics.get_misses += get.keys.len() as u64;
             return Reply::Get(vec![Lookup::Missing; get.keys.len()]);
         };
@@ -281,7 +281,7 @@ impl Master {
                 self.unhold(now, replica);
             }
         }
-        self.serve(now);
+        self.unsettled.room();
         Reply::Done
     }
 
@@ -290,7 +290,7 @@ impl Master {
             return Reply::Failed(ErrorCode::InvalidParams);
         }
         self.metrics.probes += exists.keys.len() as u64;
-        let Some(tenant) = self.tenant(&exists.tenant) else {
+        let Some(tenant) = self.tenants.find(&exists.tenant) else {
             return Reply::Exists(vec![false; exists.keys.len()]);
         };
         Reply::Exists(

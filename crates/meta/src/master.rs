@@ -1,9 +1,9 @@
 use std::sync::Arc;
 
-use slackwater_base::{Instant, Map, Planted, Rng, planted};
+use slackwater_base::{Instant, Map, Rng};
 use slackwater_wire::{
     ClientId, ExtentRef, NodeId, OperationId, Order, Reply, Report, Request, Rights, SegmentKind,
-    SegmentState, Tenant, TicketId, Version,
+    SegmentState, TicketId, Version,
 };
 
 use crate::answers::{Answers, Arrival};
@@ -15,6 +15,7 @@ use crate::evict::Leader;
 use crate::get::Reading;
 use crate::lease::{GroupKey, Groups, Guards};
 use crate::metrics::Metrics;
+use crate::numbers::Numbers;
 use crate::offload::Offloads;
 use crate::outbox::{Acks, Outbox};
 use crate::owed::{Owed, OwedLimits};
@@ -24,6 +25,7 @@ use crate::put::{Puts, Queue};
 use crate::rights;
 use crate::scan::Scans;
 use crate::segment::Segments;
+use crate::settle::Unsettled;
 use crate::tenant::{Ledger, Tenants};
 
 /// An event that the shell reports to a master.
@@ -105,8 +107,8 @@ pub struct Master {
     pub(crate) reading: Reading,
     pub(crate) outbox: Outbox,
     pub(crate) metrics: Metrics,
-    pub(crate) next_version: u64,
-    pub(crate) next_ticket: u64,
+    pub(crate) numbers: Numbers,
+    pub(crate) unsettled: Unsettled,
 }
 
 /// What happens at a deadline.
@@ -193,8 +195,8 @@ impl Master {
             promotions: Promotions::new(&config.promotion),
             outbox: Outbox::default(),
             metrics: Metrics::default(),
-            next_version: 1,
-            next_ticket: 1,
+            numbers: Numbers::default(),
+            unsettled: Unsettled::default(),
             reading: Reading::default(),
             answers: Answers::new(&config.limits),
             config,
@@ -226,6 +228,7 @@ impl Master {
             Input::ClientLost(client) => self.client_lost(now, client),
             Input::NodeLost(node) => self.node_lost(now, node),
         }
+        self.settle(now);
         self.flush(out);
     }
 
@@ -249,8 +252,8 @@ impl Master {
                 Due::Put(object) => self.put_expired(now, object),
                 Due::Wait(number) => self.wait_expired(now, number),
                 Due::Relieve(segment) => {
-                    self.relieve(now, segment);
-                    self.serve(now);
+                    self.unsettled.press(segment);
+                    self.unsettled.room();
                 }
                 Due::Group(group, ledger) => self.go_on_evicting(now, group, ledger),
                 Due::Wake(group) => self.wake(now, group),
@@ -266,6 +269,7 @@ impl Master {
                 segment.policy.on_deadline(now);
             }
         }
+        self.settle(now);
         self.flush(out);
     }
 
@@ -282,10 +286,7 @@ impl Master {
     /// Makes versions begin above this one, for a shell that knows what an earlier master may have given. Announcements
     /// of nodes raise the next version too, but too late for puts that were granted before them.
     pub fn start_above(&mut self, version: Version) {
-        if !planted(Planted::VersionsBeginAgain) {
-            let version = version.min(VERSION_MAX);
-            self.next_version = self.next_version.max(version.0 + 1);
-        }
+        self.numbers.start_above(version);
     }
 
     /// Warnings about the configuration, for the operator.
@@ -402,10 +403,10 @@ impl Master {
         for replica in self.guards.lose(client) {
             self.unhold(now, replica);
         }
-        self.serve(now);
+        self.unsettled.room();
     }
 
-    fn fenced(&mut self, now: Instant, node: NodeId, extents: &[ExtentRef]) {
+    fn fenced(&mut self, _now: Instant, node: NodeId, extents: &[ExtentRef]) {
         for extent in extents {
             let Some(index) = self.segments.find(extent.segment) else {
                 continue;
@@ -415,26 +416,9 @@ impl Master {
                 self.metrics.extents_fenced += 1;
             }
         }
-        self.serve(now);
-    }
-
-    pub(crate) fn tenant(&self, tenant: &Tenant) -> Option<TenantIndex> {
-        self.tenants.find(tenant)
-    }
-
-    pub(crate) fn version(&mut self) -> Version {
-        self.next_version += 1;
-        Version(self.next_version - 1)
-    }
-
-    pub(crate) fn ticket(&mut self) -> TicketId {
-        self.next_ticket += 1;
-        TicketId(self.next_ticket - 1)
+        self.unsettled.room();
     }
 }
-
-/// Newest version that a log may report: so many puts are left that there are always newer ones.
-pub(crate) const VERSION_MAX: Version = Version(1 << 62);
 
 /// Deadlines handled in one step.
 const DUE_STEP: usize = 256;

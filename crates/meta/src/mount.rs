@@ -34,17 +34,17 @@ impl Master {
         let mut policy = self.config.eviction.policy.build(mount.bytes);
         policy.set_block_tokens(self.config.eviction.block_tokens);
         if mount.kind == SegmentKind::Disk {
-            self.owed.begin(mount.node, self.newest_version());
+            self.owed.begin(mount.node, self.numbers.newest_version());
             self.owe_pending_drops();
         }
         self.segments.add(Segment::new(mount, granule, policy));
         self.capacity_changed();
-        self.serve(now);
+        self.unsettled.room();
         Reply::Done
     }
 
     pub(crate) fn capacity_changed(&mut self) {
-        let capacity = self.capacity();
+        let capacity = self.segments.capacity();
         self.tenants.rescale(capacity);
     }
 
@@ -67,7 +67,7 @@ impl Master {
     fn lose_segment(&mut self, now: Instant, index: SegmentIndex) {
         let (id, node) = (self.segments.at(index).id, self.segments.at(index).node);
         if self.segments.at(index).kind() == SegmentKind::Disk {
-            self.owed.begin(node, self.newest_version());
+            self.owed.begin(node, self.numbers.newest_version());
         }
         self.lose_promotions(now, index);
         self.lose_offloads(now, index);
@@ -101,6 +101,7 @@ impl Master {
         self.segments.take(index);
         self.outbox.forget_segment(id);
         self.due.cancel(Due::Relieve(index));
+        self.unsettled.forget(index);
         self.capacity_changed();
     }
 }

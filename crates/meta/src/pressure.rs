@@ -4,12 +4,14 @@ use slackwater_base::Instant;
 use slackwater_wire::{ReplicaState, SegmentKind};
 
 use crate::catalog::{Excluded, Mark, PinKind, Replica, ReplicaId, SegmentIndex};
-use crate::config::SoftPinned;
+use crate::config::{OffloadMode, SoftPinned};
 use crate::evict::Slot;
 use crate::lease::{GroupKey, Unfinished};
 use crate::master::{Due, Master};
+use crate::offload::{Cause, OffloadStart};
 use crate::prospect;
 use crate::release::Reason;
+use crate::segment::record_bytes;
 use crate::tenant::Ledger;
 
 /// Whether a replica may be evicted now.
@@ -70,27 +72,6 @@ impl Master {
         if cut_short {
             self.due.set(Due::Relieve(index), now);
         }
-    }
-
-    /// Schedules [`Self::relieve`] for after the current request.
-    pub(crate) fn relieve_soon(&mut self, now: Instant, index: SegmentIndex) {
-        let segment = self.segments.at(index);
-        let over = segment.staying() > self.marks(index).0 || segment.relieving;
-        if over || self.queue.anyone_waits() {
-            self.due.set(Due::Relieve(index), now);
-        }
-    }
-
-    /// The watermarks of a segment, in bytes.
-    pub(crate) fn marks(&self, index: SegmentIndex) -> (u64, u64) {
-        let eviction = &self.config.eviction;
-        let segment = self.segments.at(index);
-        let (high, low) = match segment.kind() {
-            SegmentKind::Memory => (eviction.high_watermark, eviction.low_watermark),
-            SegmentKind::Disk => (eviction.disk_high_watermark, eviction.disk_low_watermark),
-        };
-        let share = |of: f64| (segment.capacity() as f64 * of) as u64;
-        (share(high), share(low))
     }
 
     /// Evicts at least `wanted` bytes from a segment, if that much may be evicted; returns how many were freed or are
@@ -228,13 +209,13 @@ impl Master {
         self.catalog.replica_mut(id).excluded = reason;
     }
 
-    pub(crate) fn include_due(&mut self, now: Instant, id: ReplicaId) {
+    pub(crate) fn include_due(&mut self, _now: Instant, id: ReplicaId) {
         let index = self.catalog.replica(id).segment;
         self.include(id);
         if self.queue.anyone_waits() {
-            self.serve(now);
+            self.unsettled.room();
         }
-        self.relieve(now, index);
+        self.unsettled.press(index);
     }
 
     /// Evicts a replica, and with it those of its group on the same kind of medium. Of a large group as many are
@@ -325,7 +306,7 @@ impl Master {
         if may_go {
             let mut budget = self.config.eviction.step;
             self.evict_group(now, group, ledger, begun.pass, &mut budget);
-            self.serve(now);
+            self.unsettled.room();
         } else {
             self.groups.set_unfinished(group, ledger, None);
         }
@@ -339,5 +320,65 @@ impl Master {
         }
         self.metrics.evictions_clean += u64::from(in_memory);
         self.evict_now(now, id)
+    }
+
+    /// Evicts the last memory copy of an object that is not on SSD.
+    pub(crate) fn evict_dirty(&mut self, now: Instant, id: ReplicaId) -> Evicted {
+        let mode = self.config.offload.mode;
+        let start = match mode {
+            OffloadMode::Off => OffloadStart::NoDisk,
+            // In eager mode it was offered when its put ended, and refused.
+            OffloadMode::Eager | OffloadMode::OnEvict | OffloadMode::OnEvictForced => {
+                self.offload(now, id, Cause::Eviction)
+            }
+        };
+        match (start, mode) {
+            (OffloadStart::Queued(_), _) => Evicted::Bytes(self.mark_leaving(now, id)),
+            // It remains the next victim; the report that makes room in the queue resumes the eviction.
+            (OffloadStart::NotNow, OffloadMode::Eager | OffloadMode::OnEvict) => Evicted::Stalled,
+            _ => self.evict_now(now, id),
+        }
+    }
+
+    /// Whether an eviction may drop the replica at once, because its object has another copy.
+    pub(crate) fn is_clean(&self, id: ReplicaId) -> bool {
+        let object = self
+            .catalog
+            .replica(id)
+            .object()
+            .expect("published replicas have an object");
+        self.catalog.replicas(object).nth(1).is_some()
+    }
+
+    /// Frees a replica that may be evicted.
+    pub(crate) fn evict_now(&mut self, now: Instant, id: ReplicaId) -> Evicted {
+        let replica = *self.catalog.replica(id);
+        let object = replica.object().expect("published replicas have an object");
+        let bytes = match self.segments.at(replica.segment).kind() {
+            SegmentKind::Memory => {
+                let bytes = self
+                    .segments
+                    .at(replica.segment)
+                    .extent(replica.piece)
+                    .bytes;
+                self.metrics.evictions += 1;
+                self.metrics.eviction_bytes += bytes;
+                bytes
+            }
+            SegmentKind::Disk => {
+                let bytes = record_bytes(self.catalog.object(object).bytes);
+                self.metrics.disk_evictions += 1;
+                self.metrics.disk_eviction_bytes += bytes;
+                let (hash, entry) = (self.catalog.object(object).hash, self.entry(object));
+                // The log refuses the version that it was told to drop as long as the tombstone exists, and an object
+                // that the SSD evicts is old in memory too.
+                self.shed(hash, &entry);
+                self.drop_record(replica.segment, hash, entry, None);
+                bytes
+            }
+        };
+        self.discard(now, id, Reason::Evicted);
+        self.erase_if_empty(now, object);
+        Evicted::Bytes(bytes)
     }
 }

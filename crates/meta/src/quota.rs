@@ -1,12 +1,11 @@
 //! Tenants' quotas: setting, listing, and enforcing them by evicting the tenant's own objects.
 
 use slackwater_base::Instant;
-use slackwater_wire::{Description, ErrorCode, Key, Pin, ReplicaAt, ReplicaState, Reply, Tenant};
+use slackwater_wire::{ErrorCode, Reply, Tenant};
 
-use crate::catalog::{Excluded, PinKind, ReplicaId, TenantIndex};
+use crate::catalog::{Excluded, TenantIndex};
 use crate::master::Master;
 use crate::pressure::{Evictable, Evicted, Pass};
-use crate::segment::Medium;
 use crate::tenant::Ledger;
 
 /// Most replicas of a tenant that are examined, oldest first, for ones that may be evicted.
@@ -20,12 +19,12 @@ impl Master {
         let Some(index) = self.tenants.find_or_add(tenant) else {
             return Reply::Failed(ErrorCode::TaskPendingLimitExceeded);
         };
-        let capacity = self.capacity();
+        let capacity = self.segments.capacity();
         self.tenants.set_quota(index, Some(quota), capacity);
         for ledger in [Ledger::Memory, Ledger::Disk] {
             self.trim(now, index, ledger);
         }
-        self.serve(now);
+        self.unsettled.room();
         Reply::Done
     }
 
@@ -34,7 +33,8 @@ impl Master {
             return Reply::Failed(ErrorCode::UnavailableInCurrentMode);
         }
         let index = self
-            .tenant(tenant)
+            .tenants
+            .find(tenant)
             .filter(|index| self.tenants.at(*index).has_quota());
         let Some(index) = index else {
             return Reply::Failed(ErrorCode::TenantNotRegistered);
@@ -43,19 +43,10 @@ impl Master {
         if state.objects > 0 || state.used(Ledger::Memory) > 0 || state.used(Ledger::Disk) > 0 {
             return Reply::Failed(ErrorCode::TenantNotEmpty);
         }
-        let capacity = self.capacity();
+        let capacity = self.segments.capacity();
         self.tenants.set_quota(index, None, capacity);
         self.tenants.forget_if_idle(index);
         Reply::Done
-    }
-
-    /// Bytes mounted, memory and SSD.
-    pub(crate) fn capacity(&self) -> [u64; 2] {
-        let mut capacity = [0; 2];
-        for (_, segment) in self.segments.iter() {
-            capacity[usize::from(segment.disk().is_some())] += segment.capacity();
-        }
-        capacity
     }
 
     /// Whether `more` bytes fit the tenant's quota, after evicting its own if need be.
@@ -111,62 +102,5 @@ impl Master {
             };
             missing = missing.saturating_sub(freed);
         }
-    }
-
-    /// Everything known about an object. Does not count as a read.
-    pub(crate) fn describe(&self, now: Instant, tenant: &Tenant, key: &Key) -> Reply {
-        let Some(id) = self.find(tenant, key) else {
-            return Reply::Failed(ErrorCode::ObjectNotFound);
-        };
-        let object = self.catalog.object(id);
-        let place = |id: ReplicaId| {
-            let replica = self.catalog.replica(id);
-            let segment = self.segments.at(replica.segment);
-            let at = match segment.medium {
-                Medium::Memory(_) => ReplicaAt::Memory(self.extent_of(id)),
-                Medium::Disk(_) => ReplicaAt::Disk {
-                    node: segment.node,
-                    segment: segment.id,
-                },
-            };
-            (at, replica.state, replica.refs)
-        };
-        let mut replicas: Vec<(ReplicaAt, ReplicaState, u32)> = self
-            .catalog
-            .replicas(id)
-            .map(|(replica, _)| place(replica))
-            .collect();
-        let put = self.puts.open.get(&id);
-        replicas.extend(
-            put.iter()
-                .flat_map(|put| &put.replicas)
-                .chain(&self.promotions.staged_of(id))
-                .map(|id| place(*id)),
-        );
-        let pin = match object.pin {
-            PinKind::None => Pin::None,
-            PinKind::Hard => Pin::Hard,
-            PinKind::Soft => Pin::Soft(self.soft_until.get(&id).map(|until| now.until(*until))),
-        };
-        let whole = object.has_replicas();
-        Reply::Describe(Box::new(Description {
-            key: object.key.clone(),
-            tenant: self.tenants.at(object.tenant).tenant.clone(),
-            version: if whole {
-                object.version
-            } else {
-                put.map_or(object.version, |put| put.version)
-            },
-            bytes: if whole {
-                object.bytes
-            } else {
-                put.map_or(object.bytes, |put| put.bytes)
-            },
-            checksum: object.checksum,
-            group: self.groups.of(id),
-            pin,
-            lease: now.until(self.lease_end(id)),
-            replicas,
-        }))
     }
 }

@@ -101,7 +101,8 @@ impl Master {
         // read.
         if refs == 0 && excluded == Excluded::Held && self.due.at(&Due::Include(id)).is_none() {
             self.include(id);
-            self.relieve_soon(now, segment);
+            self.unsettled.press(segment);
+            self.unsettled.room();
         }
         if let (true, Some(object)) = (let_go, object) {
             self.unhold_group(now, object);
@@ -140,7 +141,8 @@ impl Master {
         }
         for id in released {
             self.include(id);
-            self.relieve_soon(now, self.catalog.replica(id).segment);
+            self.unsettled.press(self.catalog.replica(id).segment);
+            self.unsettled.room();
         }
     }
 
@@ -220,5 +222,27 @@ impl Master {
         self.catalog.take(id);
         self.tenants.at_mut(tenant).objects -= 1;
         self.tenants.forget_if_idle(tenant);
+    }
+
+    /// Ends a put in flight without a value: its room is free after the fence.
+    pub(crate) fn close_put(&mut self, tenant: TenantIndex, id: ObjectId) {
+        let put = self.puts.take(id);
+        self.due.cancel(Due::Put(id));
+        self.catalog.object_mut(id).unmark(Mark::Open);
+        for replica in put.replicas {
+            if planted(Planted::EndedPutKeepsQuota) {
+                self.tenants.charge(tenant, Ledger::Memory, put.bytes);
+            }
+            self.free(replica, tenant, put.bytes);
+        }
+    }
+
+    /// Promotion of the object is not tried again.
+    pub(crate) fn forget_candidate(&mut self, id: ObjectId) {
+        if self.catalog.object(id).is(Mark::Candidate) {
+            self.catalog.object_mut(id).unmark(Mark::Candidate);
+            self.due.cancel(Due::Candidate(id));
+            self.metrics.promotion.candidates = self.promotions.forget_candidate(id) as u64;
+        }
     }
 }

@@ -1,9 +1,7 @@
 //! Removal: acknowledged when no crash can bring the value back.
 
 use slackwater_base::Instant;
-use slackwater_wire::{
-    ClientId, ErrorCode, Remove, ReplicaClear, Reply, SegmentKind, Tenant, Version,
-};
+use slackwater_wire::{ClientId, ErrorCode, Remove, ReplicaClear, Reply, SegmentKind, Version};
 
 use crate::catalog::{Mark, ObjectId, ReplicaId, SegmentIndex};
 use crate::master::{Caller, Master};
@@ -48,14 +46,15 @@ impl Master {
                 .tenants
                 .hash_of(self.tenants.effective(&remove.tenant), key);
             let found = self
-                .tenant(&remove.tenant)
+                .tenants
+                .find(&remove.tenant)
                 .and_then(|tenant| self.catalog.find(tenant, key, hash));
             let result = match found {
                 Some(object) => self.remove_one(now, object, Leases::of(remove.force), waiter),
                 None => {
                     let tenant = self.tenants.effective(&remove.tenant).clone();
                     self.await_drops(&tenant, key, hash, waiter);
-                    self.owed.key(&tenant, hash, self.newest_version());
+                    self.owed.key(&tenant, hash, self.numbers.newest_version());
                     Err(ErrorCode::ObjectNotFound)
                 }
             };
@@ -64,19 +63,7 @@ impl Master {
             }
         }
         self.acks.done(ack, &mut self.outbox);
-        self.serve(now);
-    }
-
-    /// Checks the limits of requests whose answer for each key waits for its record.
-    pub(crate) fn each_limits(&self, keys: usize) -> Result<(), ErrorCode> {
-        if keys > self.config.limits.batch_keys {
-            return Err(ErrorCode::InvalidParams);
-        }
-        if self.acks.len() >= self.config.limits.acks {
-            Err(ErrorCode::TaskPendingLimitExceeded)
-        } else {
-            Ok(())
-        }
+        self.unsettled.room();
     }
 
     pub(crate) fn remove_one(
@@ -88,7 +75,7 @@ impl Master {
     ) -> Result<(), ErrorCode> {
         self.may_remove(now, id, leases)?;
         self.cancel_promotion(now, id);
-        self.withdraw(now, id, self.newest_version(), Some(waiter));
+        self.withdraw(now, id, self.numbers.newest_version(), Some(waiter));
         self.metrics.objects_removed += 1;
         self.erase_if_empty(now, id);
         Ok(())
@@ -108,16 +95,6 @@ impl Master {
             Err(ErrorCode::ObjectHasLease)
         } else {
             Ok(())
-        }
-    }
-
-    /// End of the longest lease on an object, its group's included.
-    pub(crate) fn lease_end(&self, id: ObjectId) -> Instant {
-        let object = self.catalog.object(id);
-        if object.is(Mark::Group) {
-            self.groups.lease(object.tenant, id)
-        } else {
-            object.lease
         }
     }
 
@@ -199,7 +176,7 @@ impl Master {
             }
         }
         self.acks.done(ack, &mut self.outbox);
-        self.serve(now);
+        self.unsettled.room();
     }
 
     fn may_clear(&self, client: ClientId, id: ObjectId) -> Result<(), ErrorCode> {
@@ -243,11 +220,5 @@ impl Master {
         }
         self.erase_if_empty(now, id);
         Ok(())
-    }
-
-    pub(crate) fn find(&self, tenant: &Tenant, key: &slackwater_wire::Key) -> Option<ObjectId> {
-        let tenant = self.tenant(tenant)?;
-        self.catalog
-            .find(tenant, key, self.tenants.hash(tenant, key))
     }
 }

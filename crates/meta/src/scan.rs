@@ -93,9 +93,12 @@ impl Master {
         leases: Leases,
     ) {
         let effective = tenant.map(|tenant| self.tenants.effective(tenant).clone());
-        self.owed
-            .matching(effective.as_ref(), pattern.as_ref(), self.newest_version());
-        let of = match tenant.map(|tenant| self.tenant(tenant)) {
+        self.owed.matching(
+            effective.as_ref(),
+            pattern.as_ref(),
+            self.numbers.newest_version(),
+        );
+        let of = match tenant.map(|tenant| self.tenants.find(tenant)) {
             Some(None) => {
                 return self
                     .outbox
@@ -143,7 +146,7 @@ impl Master {
                     .reply(caller.client, caller.operation, Reply::Failed(code));
             }
         };
-        let Some(tenant) = self.tenant(&list.tenant) else {
+        let Some(tenant) = self.tenants.find(&list.tenant) else {
             return self.outbox.reply(
                 caller.client,
                 caller.operation,
@@ -237,7 +240,7 @@ impl Master {
             }
             None => self.end_scan(scan.job),
         }
-        self.serve(now);
+        self.unsettled.room();
     }
 
     fn remove_found(&mut self, now: Instant, id: ObjectId, leases: Leases, ack: AckId) {

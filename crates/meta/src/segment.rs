@@ -360,6 +360,15 @@ impl Segments {
             .filter_map(|(at, segment)| Some((SegmentIndex(at as u16), segment.as_ref()?)))
     }
 
+    /// Bytes mounted, memory and SSD.
+    pub(crate) fn capacity(&self) -> [u64; 2] {
+        let mut capacity = [0; 2];
+        for (_, segment) in self.iter() {
+            capacity[usize::from(segment.disk().is_some())] += segment.capacity();
+        }
+        capacity
+    }
+
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (SegmentIndex, &mut Segment)> {
         let all = self.list.iter_mut().enumerate();
         all.filter_map(|(at, segment)| Some((SegmentIndex(at as u16), segment.as_mut()?)))

@@ -37,7 +37,7 @@ impl Master {
             self.cancel_offloads(id, |source| source == accused, None);
             self.withdraw_replica(now, id, accused, segment, None);
             self.erase_if_empty(now, id);
-            self.serve(now);
+            self.unsettled.room();
         }
         Reply::Done
     }

@@ -301,7 +301,7 @@ impl Master {
         (source, node): (ReplicaId, NodeId),
         tried: Option<Tried>,
     ) {
-        let ticket = self.ticket();
+        let ticket = self.numbers.ticket();
         let entry = self.entry(request.object);
         let object = self.catalog.object_mut(request.object);
         object.mark(Mark::Promotion);

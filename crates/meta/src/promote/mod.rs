@@ -101,6 +101,12 @@ impl Promotions {
         }
     }
 
+    /// The object is not a candidate any more; returns how many there are.
+    pub(crate) fn forget_candidate(&mut self, id: ObjectId) -> usize {
+        self.candidates.of.remove(&id);
+        self.candidates.of.len()
+    }
+
     pub(crate) fn sketch_bytes(&self) -> usize {
         self.sketch.as_ref().map_or(0, Sketch::bytes)
     }

@@ -11,11 +11,11 @@ use crate::put::ChainPosition;
 /// Keys to be tried again.
 #[derive(Default)]
 pub(super) struct Candidates {
-    of: Map<ObjectId, Candidate>,
+    pub(super) of: Map<ObjectId, Candidate>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Candidate {
+pub(super) struct Candidate {
     tried: Tried,
     chain: ChainPosition,
 }
@@ -72,15 +72,6 @@ impl Master {
         let next = now + promotion.backoff.ceiling(tried.retries);
         self.due.set(Due::Candidate(id), next);
         self.catalog.object_mut(id).mark(Mark::Candidate);
-    }
-
-    pub(crate) fn forget_candidate(&mut self, id: ObjectId) {
-        if self.catalog.object(id).is(Mark::Candidate) {
-            self.catalog.object_mut(id).unmark(Mark::Candidate);
-            self.due.cancel(Due::Candidate(id));
-            self.promotions.candidates.of.remove(&id);
-            self.metrics.promotion.candidates = self.promotions.candidates.of.len() as u64;
-        }
     }
 
     /// Tries a key again. That does not count as a read.

@@ -175,7 +175,7 @@ impl Master {
                 Evictable::NotBefore(now + self.config.promotion.grace),
             );
         }
-        self.relieve(now, replica.segment);
+        self.unsettled.press(replica.segment);
         self.deliver(now, node);
     }
 
@@ -220,12 +220,12 @@ impl Master {
             PromotionFailure::Size | PromotionFailure::Device => {}
         }
         self.deliver(now, node);
-        self.serve(now);
+        self.unsettled.room();
     }
 
     pub(crate) fn promotion_expired(&mut self, now: Instant, ticket: TicketId) {
         self.refuse(now, ticket, Exit::Expired);
-        self.serve(now);
+        self.unsettled.room();
     }
 
     /// The only exit: releases the slot, the source, the staged extent and the quota, once.

@@ -1,6 +1,6 @@
 //! Ends of puts: the bytes become readable, or their room is freed.
 
-use slackwater_base::{Checksum, Instant, Planted, planted};
+use slackwater_base::{Checksum, Instant};
 use slackwater_wire::{
     ClientId, Durability, ErrorCode, ExtentRef, Key, Pin, PutDone, PutEnd, Reply, Tenant, Version,
 };
@@ -66,12 +66,12 @@ impl Master {
             self.offload_eagerly(now, object);
         }
         self.acks.done(ack, &mut self.outbox);
-        if let Some(tenant) = self.tenant(&end.tenant) {
+        if let Some(tenant) = self.tenants.find(&end.tenant) {
             self.trim(now, tenant, Ledger::Memory);
         }
         fresh.dedup_by_key(|fresh| fresh.segment);
         for fresh in fresh {
-            self.relieve(now, fresh.segment);
+            self.unsettled.press(fresh.segment);
         }
     }
 
@@ -103,7 +103,7 @@ impl Master {
     }
 
     fn find_put(&self, tenant: &Tenant, key: &Key) -> Result<(TenantIndex, ObjectId), ErrorCode> {
-        let tenant = self.tenant(tenant).ok_or(ErrorCode::ObjectNotFound)?;
+        let tenant = self.tenants.find(tenant).ok_or(ErrorCode::ObjectNotFound)?;
         let hash = self.tenants.hash(tenant, key);
         let object = self
             .catalog
@@ -224,7 +224,7 @@ impl Master {
         for (key, version) in puts {
             results.push(self.revoke_one(now, caller.client, tenant, key, *version));
         }
-        self.serve(now);
+        self.unsettled.room();
         Reply::Each(results)
     }
 
@@ -246,19 +246,6 @@ impl Master {
         Ok(())
     }
 
-    /// Ends a put in flight without a value: its room is free after the fence.
-    pub(crate) fn close_put(&mut self, tenant: TenantIndex, id: ObjectId) {
-        let put = self.puts.take(id);
-        self.due.cancel(Due::Put(id));
-        self.catalog.object_mut(id).unmark(Mark::Open);
-        for replica in put.replicas {
-            if planted(Planted::EndedPutKeepsQuota) {
-                self.tenants.charge(tenant, Ledger::Memory, put.bytes);
-            }
-            self.free(replica, tenant, put.bytes);
-        }
-    }
-
     /// The writer's link is gone: ends its puts without a value.
     pub(crate) fn puts_lost(&mut self, now: Instant, client: ClientId) {
         for object in self.puts.of_client(client) {
@@ -269,7 +256,7 @@ impl Master {
 
     pub(crate) fn put_expired(&mut self, now: Instant, object: ObjectId) {
         self.reclaim(now, object);
-        self.serve(now);
+        self.unsettled.room();
     }
 
     fn reclaim(&mut self, now: Instant, object: ObjectId) {

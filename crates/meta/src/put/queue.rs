@@ -301,13 +301,13 @@ impl Master {
         }
     }
 
-    pub(crate) fn wait_expired(&mut self, now: Instant, number: u64) {
+    pub(crate) fn wait_expired(&mut self, _now: Instant, number: u64) {
         let Some(Waiting { call, short }) = self.queue.dequeue(number) else {
             return;
         };
         self.metrics.puts_timed_out += 1;
         self.give_up(call, short);
-        self.serve(now);
+        self.unsettled.room();
     }
 
     fn give_up(&mut self, mut call: PutCall, short: Shortage) {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use slackwater_base::Instant;
 use slackwater_wire::{
-    Chain, Durability, ErrorCode, ExtentRef, Key, PutConfig, PutMode, PutStart, PutStarted, Reply,
+    Chain, Durability, ErrorCode, Key, PutConfig, PutMode, PutStart, PutStarted, Reply,
 };
 
 use super::{ChainPosition, OpenPut};
@@ -296,13 +296,6 @@ impl Master {
         }
     }
 
-    /// Bytes that a replica of `bytes` takes in memory.
-    pub(crate) fn charge_of(&self, bytes: u64) -> u64 {
-        bytes
-            .checked_next_multiple_of(self.config.granule)
-            .unwrap_or(u64::MAX)
-    }
-
     /// Allocates on as many different segments as replicas are asked for, or on fewer; on none when there is no room.
     fn allocate(&mut self, host: Option<&str>, config: &PutConfig, bytes: u64) -> Vec<ReplicaId> {
         let mut found = Vec::new();
@@ -328,7 +321,7 @@ impl Master {
         replicas: Vec<ReplicaId>,
     ) -> PutStarted {
         let (tenant, config) = (call.tenant, &call.config);
-        let version = self.version();
+        let version = self.numbers.version();
         let object = self
             .catalog
             .find(tenant, &wanted.key, wanted.hash)
@@ -359,10 +352,5 @@ impl Master {
         self.due
             .set(Due::Put(object), now + self.config.put.release_timeout);
         PutStarted::Granted { version, extents }
-    }
-
-    /// Where a memory replica's bytes are.
-    pub(crate) fn extent_of(&self, id: ReplicaId) -> ExtentRef {
-        self.segments.extent_of(self.catalog.replica(id))
     }
 }

@@ -1,0 +1,69 @@
+//! What an input made possible, done once at its end: eviction from segments that may be over their watermark, and then
+//! room for the puts that wait.
+
+use slackwater_base::Instant;
+use slackwater_wire::NodeId;
+
+use crate::catalog::SegmentIndex;
+use crate::master::{Due, Master};
+use crate::segment::Segments;
+
+/// What is to be done at the end of an input. Whatever frees room or fills a segment says so here and does not act on
+/// it: so the ends of replicas, offloads and puts know neither eviction nor the queue.
+#[derive(Default)]
+pub(crate) struct Unsettled {
+    room: bool,
+    /// With repetitions.
+    pressed: Vec<SegmentIndex>,
+}
+
+impl Unsettled {
+    /// There may be room for puts that wait.
+    pub(crate) fn room(&mut self) {
+        self.room = true;
+    }
+
+    /// A segment may be over its watermark.
+    pub(crate) fn press(&mut self, segment: SegmentIndex) {
+        if self.pressed.last() != Some(&segment) {
+            self.pressed.push(segment);
+        }
+    }
+
+    /// Evictions on this node may go on, since something that they waited for has ended.
+    pub(crate) fn resume(&mut self, segments: &Segments, node: NodeId) {
+        for index in segments.of_node(node) {
+            self.press(index);
+        }
+        self.room();
+    }
+
+    /// A segment is gone.
+    pub(crate) fn forget(&mut self, segment: SegmentIndex) {
+        self.pressed.retain(|pressed| *pressed != segment);
+    }
+}
+
+impl Master {
+    /// Ends an input or a deadline.
+    pub(crate) fn settle(&mut self, now: Instant) {
+        let mut pressed = std::mem::take(&mut self.unsettled.pressed);
+        pressed.sort_unstable();
+        pressed.dedup();
+        for index in pressed.drain(..) {
+            self.relieve(now, index);
+        }
+        if std::mem::take(&mut self.unsettled.room) {
+            self.serve(now);
+        }
+        // What this made possible in turn is another step, so that one input does a bounded amount.
+        std::mem::swap(&mut pressed, &mut self.unsettled.pressed);
+        for index in pressed.drain(..) {
+            self.due.set(Due::Relieve(index), now);
+        }
+        self.unsettled = Unsettled {
+            room: false,
+            pressed,
+        };
+    }
+}

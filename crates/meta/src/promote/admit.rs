@@ -100,7 +100,7 @@ impl Master {
                 self.remember(now, *id, chain);
             }
             if let Verdict::Admit(..) = verdict {
-                self.request_group(now, *id, heat);
+                self.request_group(now, *id, heat, None);
             }
         }
     }
@@ -256,8 +256,16 @@ impl Master {
         })
     }
 
-    /// Requests the other members of an object's group, as a part of a block is of no use without the others.
-    pub(super) fn request_group(&mut self, now: Instant, id: ObjectId, heat: u8) {
+    /// Requests the other members of an object's group, as a part of a block is of no use without the others. A retry
+    /// passes on how often it was tried: members that push each other out of a short queue would otherwise be tried
+    /// for ever.
+    pub(super) fn request_group(
+        &mut self,
+        now: Instant,
+        id: ObjectId,
+        heat: u8,
+        tried: Option<Tried>,
+    ) {
         let object = self.catalog.object(id);
         if !object.is(Mark::Group) {
             return;
@@ -274,9 +282,9 @@ impl Master {
                 chain,
                 earned: Earned::Before,
             };
-            let verdict = self.request_promotion(now, request, None);
+            let verdict = self.request_promotion(now, request, tried);
             if let Verdict::NoRoom(_) | Verdict::QueueFull = verdict {
-                self.remember(now, member, chain);
+                self.remember_again(now, member, chain, tried);
             }
         }
     }

@@ -100,7 +100,7 @@ impl Master {
         match self.request_promotion(now, request, Some(tried)) {
             Verdict::Admit(..) => {
                 self.metrics.promotion.candidate_admitted += 1;
-                self.request_group(now, id, heat);
+                self.request_group(now, id, heat, Some(tried));
             }
             Verdict::NoRoom(_) | Verdict::QueueFull => {
                 self.metrics.promotion.candidate_admission_rejected += 1;

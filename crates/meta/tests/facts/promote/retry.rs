@@ -191,11 +191,11 @@ fn no_room_at_staging_is_a_failure_and_a_candidate() {
 }
 
 /// Two members of a group, on SSD alone, below a memory that is too full to promote either.
-fn group_below_a_full_memory() -> World {
+fn group_below_a_full_memory(promotion: Promotion) -> World {
     let mut world = cold(
         Promotion {
             watermark: 0.5,
-            ..Promotion::default()
+            ..promotion
         },
         &[],
     );
@@ -235,7 +235,7 @@ fn promoted_names(world: &mut World) -> Vec<String> {
 /// often enough.
 #[test]
 fn a_member_that_is_tried_again_is_promoted_with_its_group() {
-    let mut world = group_below_a_full_memory();
+    let mut world = group_below_a_full_memory(Promotion::default());
     world.found("a");
     assert_eq!(funnel(&world).candidates, 1);
     empty_memory(&mut world);
@@ -246,7 +246,7 @@ fn a_member_that_is_tried_again_is_promoted_with_its_group() {
 /// A refused member was promoted with its group, and was still tried again.
 #[test]
 fn a_member_that_comes_with_its_group_is_not_tried_again() {
-    let mut world = group_below_a_full_memory();
+    let mut world = group_below_a_full_memory(Promotion::default());
     world.found("b");
     assert_eq!(funnel(&world).candidates, 1);
     empty_memory(&mut world);
@@ -282,4 +282,23 @@ fn what_is_leaving_memory_is_no_room_for_a_promotion_until_it_has_left() {
     world.found("hot");
     let metrics = funnel(&world);
     assert_eq!((metrics.rejected_watermark, metrics.admitted), (1, 0));
+}
+
+/// A queue of one promotion, and a node that finished none in time: each member of a group that was tried again pushed the
+/// other one out and was remembered with no retries used up, so that the two took turns for ever without a read.
+#[test]
+fn members_that_push_each_other_out_of_the_queue_are_given_up() {
+    let mut world = group_below_a_full_memory(Promotion {
+        queue_limit: 1,
+        window: Duration::from_millis(1),
+        candidate_ttl: seconds(3600),
+        ..Promotion::default()
+    });
+    world.found("a");
+    empty_memory(&mut world);
+    world.pass(seconds(1800));
+    let metrics = funnel(&world);
+    assert!(metrics.admitted > 0 && metrics.in_flight == 0);
+    assert_eq!(metrics.candidates, 0);
+    assert_eq!(world.master.books().deadlines, 0);
 }

@@ -299,3 +299,65 @@ fn messages(handlers: &Arc<Handlers>, keys: Option<KeyPair>) -> Result<Running, 
     builder.on_link(move |event| linked.link(&event));
     Ok(builder.start()?)
 }
+
+#[cfg(test)]
+mod tests {
+    use slackwater_base::ByteSize;
+    use slackwater_transfer::{Extent, Gate, Rights};
+    use slackwater_wire::{ReplicaAt, Tenant};
+
+    use super::*;
+    use crate::{PutOptions, RemoveOptions, Stored};
+
+    /// A put waited for room until its time was over, although the last reader of that room had long ended: nobody told
+    /// the steward.
+    #[test]
+    fn room_comes_back_when_its_last_reader_in_another_process_ends() {
+        let config = Config {
+            memory: ByteSize::mib(16),
+            ssd: ByteSize(0),
+            ..Config::default()
+        };
+        let options = ServeOptions {
+            listen: ([127, 0, 0, 1], 0).into(),
+            ..ServeOptions::default()
+        };
+        let server = Server::start(config, &options).unwrap();
+        let (store, large) = (server.store(), vec![1; 10 << 20]);
+        let put = |key: &[u8], wait| {
+            let options = PutOptions {
+                wait: Some(wait),
+                ..PutOptions::default()
+            };
+            store.put(key, &large, &options)
+        };
+        assert_eq!(put(b"k", Duration::ZERO), Ok(Stored::New));
+        let found = store.describe(b"k", &Tenant::DEFAULT).unwrap().unwrap();
+        let ReplicaAt::Memory(at) = found.replicas[0].0 else {
+            panic!("{found:?}");
+        };
+        let extent = Extent {
+            offset: at.offset,
+            bytes: at.bytes,
+            generation: at.generation,
+        };
+        let gate = &store.served().unwrap().gate;
+        let access = gate.begin(extent, Rights::READ).unwrap();
+        let force = RemoveOptions {
+            force: true,
+            ..RemoveOptions::default()
+        };
+        assert_eq!(store.remove(&[b"k"], &force), [Ok(())]);
+        assert!(put(b"next", Duration::ZERO).is_err(), "it is still read");
+        let long = store.config().deadline;
+        std::thread::scope(|scope| {
+            let begun = slackwater_wait::now();
+            let waiting = scope.spawn(|| put(b"next", long));
+            // Most likely the put waits by then; if not, it finds the room at once.
+            std::thread::sleep(Duration::from_millis(200));
+            gate.end(access);
+            assert_eq!(waiting.join().unwrap(), Ok(Stored::New));
+            assert!(begun.until(slackwater_wait::now()) < long / 2);
+        });
+    }
+}

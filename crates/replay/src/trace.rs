@@ -6,6 +6,10 @@ use thiserror::Error;
 
 use crate::Request;
 
+/// Latest request of a trace, a century after its start: clocks hold that even when the time is stretched. It is later
+/// than the Unix time of any recorder.
+const LATEST: Duration = Duration::from_millis(3_155_760_000_000);
+
 /// Longest line of a trace, in bytes: a chain of a million blocks fits.
 pub const LINE_BYTES_MAX: u64 = 16 << 20;
 
@@ -150,7 +154,7 @@ impl<R: BufRead> Iterator for TraceReader<R> {
 }
 
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
-const MILLISECONDS: &str = "milliseconds since the start of the trace, zero or more";
+const MILLISECONDS: &str = "milliseconds since the start of the trace, from 0 to 3155760000000";
 const TOKENS: &str = "a whole number of tokens, zero or more";
 const IDS: &str = "a list of block ids";
 const ID: &str = "a whole number from 0 to 18446744073709551615";
@@ -189,14 +193,13 @@ fn field<'a>(
 /// Milliseconds, whole or not: some recorders write fractions.
 fn moment(value: &Value) -> Result<Duration, Problem> {
     let wrong = || wrong("timestamp", value, MILLISECONDS);
-    if let Some(whole) = value.as_u64() {
-        return Ok(Duration::from_millis(whole));
-    }
-    let millis = value
-        .as_f64()
-        .filter(|millis| *millis >= 0.0)
-        .ok_or_else(wrong)?;
-    Duration::try_from_secs_f64(millis / 1e3).map_err(|_| wrong())
+    let at = match value.as_u64() {
+        Some(whole) => Some(Duration::from_millis(whole)),
+        None => value
+            .as_f64()
+            .and_then(|millis| Duration::try_from_secs_f64(millis / 1e3).ok()),
+    };
+    at.filter(|at| *at <= LATEST).ok_or_else(wrong)
 }
 
 fn tokens(fields: &Map<String, Value>, name: &'static str) -> Result<u64, Problem> {
@@ -319,15 +322,20 @@ mod tests {
         );
         check(
             r#"{"input_length":1,"output_length":1,"hash_ids":[0]}"#,
-            "field `timestamp` is missing; expected milliseconds since the start of the trace, zero or more",
+            "field `timestamp` is missing; expected milliseconds since the start of the trace, from 0 to 3155760000000",
         );
         check(
             r#"{"timestamp":-5,"input_length":1,"output_length":1,"hash_ids":[0]}"#,
-            "field `timestamp` is -5; expected milliseconds since the start of the trace, zero or more",
+            "field `timestamp` is -5; expected milliseconds since the start of the trace, from 0 to 3155760000000",
         );
         check(
             r#"{"timestamp":1e300,"input_length":1,"output_length":1,"hash_ids":[0]}"#,
-            "field `timestamp` is 1e+300; expected milliseconds since the start of the trace, zero or more",
+            "field `timestamp` is 1e+300; expected milliseconds since the start of the trace, from 0 to 3155760000000",
+        );
+        // A time that clocks cannot hold made the traffics with a stretched time panic.
+        check(
+            r#"{"timestamp":3155760000001,"input_length":1,"output_length":1,"hash_ids":[0]}"#,
+            "field `timestamp` is 3155760000001; expected milliseconds since the start of the trace, from 0 to 3155760000000",
         );
         check(
             r#"{"timestamp":0,"input_length":"many","output_length":1,"hash_ids":[0]}"#,

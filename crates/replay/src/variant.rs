@@ -181,7 +181,7 @@ fn paced(requests: &[Request], pace: impl Fn(Duration) -> Duration) -> Vec<Reque
 
 fn with_ids_apart(mut requests: Vec<Request>) -> Vec<Request> {
     for block in requests.iter_mut().flat_map(|request| &mut request.blocks) {
-        *block += IDS_APART;
+        *block = block.wrapping_add(IDS_APART);
     }
     requests
 }
@@ -335,6 +335,24 @@ mod tests {
         let share = f64::from(scanned) / f64::from(all);
         assert!((0.29..0.31).contains(&share), "{share}");
         assert_eq!(most, 1);
+    }
+
+    /// Ids of published traces are small, but the format allows any number.
+    #[test]
+    fn the_largest_ids_and_the_latest_time_are_changed_too() {
+        let request = Request {
+            at: Duration::from_millis(3_155_760_000_000),
+            input_tokens: 1024,
+            output_tokens: 1,
+            blocks: vec![u64::MAX - 1, u64::MAX],
+            hint: None,
+        };
+        for variant in Variant::all().into_iter().filter(|it| it.uses_trace()) {
+            let requests = variant.requests(&[request.clone(), request.clone()]);
+            assert!(requests.len() >= 2, "{variant}");
+        }
+        let copies = Variant::TwoCopies.requests(&[request]);
+        assert_ne!(copies[0].blocks, copies[1].blocks);
     }
 
     #[test]

@@ -137,3 +137,36 @@ pub(super) fn ticks(age: Duration) -> u32 {
 fn duration(ticks: u32) -> Duration {
     Duration::from_secs_f64(f64::from(ticks) * TICK_SECONDS)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_class_is_told_with_its_hint() {
+        for (bucket, reuses, outlook, words) in [
+            (
+                0,
+                0,
+                Outlook::Unknown,
+                "not reused yet (output below 150 tokens)",
+            ),
+            (
+                0,
+                0,
+                Outlook::Leaves,
+                "not reused yet, with a hint after which few return",
+            ),
+            (
+                1,
+                1,
+                Outlook::Returns,
+                "reused once, with a hint after which many return",
+            ),
+            (4, 7, Outlook::Unknown, "reused 7 times"),
+        ] {
+            let class = Class::new(shape(bucket, Some(50), outlook), 1.0);
+            assert_eq!(in_words(class, reuses), words);
+        }
+    }
+}

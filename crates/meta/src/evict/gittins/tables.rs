@@ -409,3 +409,86 @@ impl Factor {
         self.value = (self.value * power).clamp(FACTOR_RANGE.0, FACTOR_RANGE.1);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::class::{CLASSES, NO_GAP, hint_bucket, outlook};
+    use super::super::outlook::Outlook;
+    use super::*;
+
+    fn features(hint: Option<u32>) -> Features {
+        Features::new(3, NO_GAP, hint_bucket(hint))
+    }
+
+    /// New blocks were at risk, of which so many returned.
+    fn see(tables: &mut Tables, hint: Option<u32>, reused: u32) {
+        let (features, bin) = (features(hint), 10);
+        let class = tables.class(0, features, Some(100));
+        tables.expose(Exposure {
+            class,
+            bin,
+            features,
+            blocks: 1_000,
+            ticks: 2_000,
+        });
+        for _ in 0..reused / 10 {
+            tables.reuse(class, bin, features, 10);
+        }
+    }
+
+    fn says(tables: &Tables, hint: Option<u32>) -> Outlook {
+        outlook(tables.class(0, features(hint), Some(100)).shape())
+    }
+
+    #[test]
+    fn what_hints_tell_is_learned_and_kept_over_a_restart() {
+        let mut tables = Tables::new();
+        for _ in 0..20 {
+            see(&mut tables, None, 100);
+            see(&mut tables, Some(1), 400);
+            see(&mut tables, Some(2), 10);
+        }
+        let check = |tables: &Tables| {
+            let said = [None, Some(1), Some(2), Some(3)].map(|hint| says(tables, hint));
+            let expected = [
+                Outlook::Unknown,
+                Outlook::Returns,
+                Outlook::Leaves,
+                Outlook::Unknown,
+            ];
+            assert_eq!(said, expected);
+        };
+        check(&tables);
+        let numbers: Vec<f64> = tables.numbers().collect();
+        assert_eq!(numbers.len(), Tables::NUMBERS);
+        let mut restored = Tables::new();
+        restored.set_numbers(&numbers);
+        check(&restored);
+        assert!(restored.numbers().eq(numbers), "nothing is left out");
+    }
+
+    /// The index of shapes without data is computed once and copied.
+    #[test]
+    fn the_index_is_that_of_the_curve_for_every_class() {
+        let mut tables = Tables::new();
+        for _ in 0..20 {
+            see(&mut tables, None, 100);
+        }
+        let now = Tick(5_000);
+        tables.estimate(now);
+        for class in (0..CLASSES as u8).map(Class) {
+            let index = gittins_index(&tables.curve(now, class)).map(|index| index as f32);
+            let row = class.cell(0)..class.cell(0) + BINS;
+            assert_eq!(tables.index[row], index, "{class:?}");
+        }
+    }
+
+    /// A factor follows noise when a single event moves it far: it is drawn to one by some.
+    #[test]
+    fn one_event_moves_a_factor_by_little() {
+        let mut tables = Tables::new();
+        tables.reuse(Class(0), 10, features(None), FIRST_WEIGHT as u32);
+        let factor = tables.new_factors[features(None).new_row()].value;
+        assert!((1.05..1.10).contains(&factor), "{factor}");
+    }
+}

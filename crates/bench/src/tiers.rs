@@ -248,13 +248,13 @@ mod tests {
         Options {
             directory: directory.to_owned(),
             source: Source::Generated(Traffic {
-                requests: 60,
-                sessions: 8,
+                requests: 120,
+                sessions: 16,
                 seed: 3,
                 ..Traffic::default()
             }),
             block_bytes: 16 << 10,
-            memory_bytes: 4 << 20,
+            memory_bytes: 2 << 20,
             ssd_bytes: 64 << 20,
             in_flight: vec![1, 3],
             rounds: 1,

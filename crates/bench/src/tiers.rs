@@ -282,7 +282,8 @@ mod tests {
             assert!(row.wall_s > 0.0 && row.floor_s > 0.0, "{row:?}");
         }
         let contention = report.contention.unwrap();
-        assert!(contention.beside_p50_us > 0.0 && contention.offload_alone_bytes_per_s > 0.0);
+        // On an SSD as small as this the stream pushes out what is read, sooner or later: only the first reads are sure.
+        assert!(contention.idle_p50_us > 0.0 && contention.offload_alone_bytes_per_s > 0.0);
         assert_eq!(report.skipped.len(), 1, "{:?}", report.skipped);
         let left: Vec<_> = std::fs::read_dir(directory.path()).unwrap().collect();
         assert!(left.is_empty(), "{left:?}");

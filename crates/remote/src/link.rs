@@ -118,7 +118,7 @@ impl Link {
         cancel: Option<&Cancel>,
     ) -> Result<Answered, Unanswered> {
         let body = self.asked(operation, request)?;
-        let answer = self.exchange("pool.request", &body, until, cancel)?;
+        let answer = self.exchange(command(request), &body, until, cancel)?;
         self.answered(&answer)
     }
 
@@ -142,7 +142,7 @@ impl Link {
             heard(answer.and_then(|answer| link.answered(&answer).map(|answered| answered.reply)));
         };
         self.mq
-            .request(self.to, "pool.request", [&body], &options, told);
+            .request(self.to, command(request), [&body], &options, told);
     }
 
     /// Has a record of an SSD read into memory of its node.
@@ -273,4 +273,12 @@ fn encoded<M: body::Message>(message: &M) -> Vec<u8> {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The end of a put has the server read the bytes, which it does on a worker.
+fn command(request: &Request) -> &'static str {
+    match request {
+        Request::PutEnd(_) => "records.put_end",
+        _ => "pool.request",
+    }
 }

@@ -13,21 +13,25 @@ use crate::put::OpenPut;
 use crate::tenant::Ledger;
 
 impl Master {
-    /// The extents that a client is writing under this version of a key; none when the put is not its own, or over.
+    /// The extents that a client is writing under this version of a key, and the length of the value; none when the put
+    /// is not its own, or over.
     #[must_use]
     pub fn extents_being_written(
         &self,
         client: ClientId,
         tenant: &Tenant,
         done: &PutDone,
-    ) -> Vec<ExtentRef> {
+    ) -> Vec<(ExtentRef, u64)> {
         let Ok((_, object)) = self.find_put(tenant, &done.key) else {
             return Vec::new();
         };
         let own = |put: &&OpenPut| put.client == client && put.version == done.version;
         let put = self.puts.open.get(&object).filter(own);
         let replicas = put.into_iter().flat_map(|put| &put.replicas);
-        replicas.map(|replica| self.extent_of(*replica)).collect()
+        let bytes = put.map_or(0, |put| put.bytes);
+        replicas
+            .map(|replica| (self.extent_of(*replica), bytes))
+            .collect()
     }
 
     pub(crate) fn put_end(&mut self, now: Instant, caller: &Caller, end: &PutEnd) {

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use slackwater_base::Instant;
-use slackwater_wire::{ClientId, ErrorCode, OperationId, PutStarted};
+use slackwater_wire::{ClientId, ErrorCode, OperationId, PutStarted, Reply};
 
 use super::start::{PutCall, Shortage};
 use crate::catalog::TenantIndex;
@@ -338,6 +338,11 @@ impl Master {
             .collect();
         for number in numbers {
             self.stop_wait(number);
+            // A client that is still there holds the right to an answer open until it comes.
+            if let Some(operation) = operation {
+                let reply = Reply::Failed(ErrorCode::Cancelled);
+                self.outbox.reply(client, operation, reply);
+            }
         }
     }
 }

@@ -602,7 +602,12 @@ fn what_is_revoked_or_lost_waits_no_longer_and_all_else_does() {
     let tenant = Tenant::DEFAULT;
     world.ask(Request::PutRevoke { tenant, puts });
     assert!(matches!(world.reply(second), Some(Reply::PutStart(_))));
-    assert_eq!([first, third].map(|call| world.reply(call)), [None, None]);
+    let cancelled = Reply::Failed(ErrorCode::Cancelled);
+    assert_eq!(
+        [first, third].map(|call| world.reply(call)),
+        [Some(cancelled), None],
+        "who is still there is told"
+    );
 }
 
 #[test]

@@ -85,8 +85,16 @@ impl<L: Copy + Ord, K: Copy + Eq, A> Clients<L, K, A> {
         Some(client)
     }
 
-    /// An operation, or a repetition of it, waits for its answer.
-    pub(super) fn wait(&mut self, client: ClientId, operation: OperationId, answer: A) {
+    /// Whether the link is one of this client.
+    pub(super) fn is(&self, link: L, client: ClientId) -> bool {
+        self.by_link.get(&link) == Some(&client)
+    }
+
+    /// An operation, or a repetition of it, waits for its answer, unless its link is gone: then nobody would get it.
+    pub(super) fn wait(&mut self, link: L, client: ClientId, operation: OperationId, answer: A) {
+        if !self.is(link, client) {
+            return;
+        }
         let waiting = self.waiting.entry((client, operation)).or_default();
         if waiting.len() == REPEATED_MAX {
             waiting.remove(0);
@@ -147,14 +155,16 @@ mod tests {
         let mut table = Table::new();
         let operation = OperationId(7);
         table.arrive(1, ANNA, Some('a')).unwrap();
-        table.wait(ANNA, operation, "first");
-        table.wait(ANNA, operation, "again");
-        table.wait(BERT, operation, "another's");
+        table.arrive(2, BERT, None).unwrap();
+        table.wait(1, ANNA, operation, "first");
+        table.wait(1, ANNA, operation, "again");
+        table.wait(2, BERT, operation, "another's");
+        table.wait(3, ANNA, operation, "of a link that is gone");
         let answered = table.answer(ANNA, operation);
         assert_eq!(answered, (vec!["first", "again"], Some('a')));
         assert_eq!(table.answer(ANNA, operation).0, Vec::<&str>::new());
         for _ in 0..2 * REPEATED_MAX {
-            table.wait(ANNA, operation, "repeated");
+            table.wait(1, ANNA, operation, "repeated");
         }
         assert_eq!(table.waiting[&(ANNA, operation)].len(), REPEATED_MAX);
         assert_eq!(table.leave(1), Some(ANNA));

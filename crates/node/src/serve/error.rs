@@ -1,5 +1,6 @@
 use std::net::SocketAddr;
 
+use slackwater_base::ByteSize;
 use slackwater_mq::{
     AllowListError, KeyFileError, ListenError, RegistryError, StartError as MessagesError,
 };
@@ -33,6 +34,12 @@ pub enum ServeError {
     Unspecified {
         /// Where the data plane should have listened.
         address: SocketAddr,
+    },
+    /// Too little or too much memory for records of the SSD.
+    #[error("--staging {bytes} is out of range: give 8KiB to 1TiB")]
+    Staging {
+        /// What was asked for.
+        bytes: ByteSize,
     },
     /// It cannot listen for requests.
     #[error(

@@ -86,16 +86,13 @@ impl ExtentGate {
         }
     }
 
-    /// Ends the right to write to extents that are about to be published. Those at which transfers are under way are
-    /// added to `released`.
-    pub(crate) fn seal(&self, extents: &[ExtentRef], released: &mut Vec<Extent>) {
+    /// Ends the right to write to an extent that is about to be published. It is added to `released` if transfers are under
+    /// way at it.
+    pub(crate) fn seal(&self, extent: &ExtentRef, released: &mut Vec<Extent>) {
         let mut state = self.state();
-        for extent in extents {
-            let at = self.index(extent.offset);
-            state.sealed_below[at] =
-                state.sealed_below[at].max(extent.generation.saturating_add(1));
-            state.release(extent, released);
-        }
+        let at = self.index(extent.offset);
+        state.sealed_below[at] = state.sealed_below[at].max(extent.generation.saturating_add(1));
+        state.release(extent, released);
     }
 
     /// Keeps those of the fenced `extents` back that other processes still access.
@@ -312,7 +309,7 @@ mod tests {
         let of = extent(2 * GRANULE, 9);
         let write = gate.begin(named(&of), Rights::WRITE).unwrap();
         let mut released = Vec::new();
-        gate.seal(&[of], &mut released);
+        gate.seal(&of, &mut released);
         assert_eq!(released, [named(&of)]);
         assert!(!gate.is_live(write), "its end is not acknowledged");
         for rights in [Rights::WRITE, Rights::BOTH] {

@@ -52,15 +52,39 @@ impl Handlers {
         let Some(asked) = self.read::<Asked>(call) else {
             return;
         };
+        if let Request::PutEnd(_) = asked.request {
+            return self.refuse(call, ErrorCode::NotSupported);
+        }
+        let admitted = self.admit(call, asked.epoch, asked.client);
+        self.ask_for(call, admitted, asked);
+    }
+
+    /// `records.put_end`: runs on a worker, as it reads the bytes that were written.
+    pub(super) fn put_end(&self, call: &Call<'_>) {
+        let Some(asked) = self.read::<Asked>(call) else {
+            return;
+        };
+        let Request::PutEnd(_) = asked.request else {
+            return self.refuse(call, ErrorCode::NotSupported);
+        };
+        let admitted = self.recognise(call, asked.epoch, asked.client);
+        self.ask_for(call, admitted, asked);
+    }
+
+    fn ask_for(&self, call: &Call<'_>, admitted: Result<Rights, ErrorCode>, asked: Asked) {
         let Asked {
-            epoch,
             client,
             operation,
             mut request,
+            ..
         } = asked;
-        let rights = self
-            .admit(call, epoch, client)
-            .and_then(|rights| self.check(&mut request).map(|()| rights));
+        let rights = admitted.and_then(|rights| {
+            // Every request of a link may come twice, and the bounds of what is kept for a client count on its numbers.
+            if !operation.may_repeat() {
+                return Err(ErrorCode::InvalidParams);
+            }
+            self.check(&mut request).map(|()| rights)
+        });
         let rights = match rights {
             Ok(rights) => rights,
             Err(code) => return self.refuse(call, code),
@@ -68,15 +92,17 @@ impl Handlers {
         let Ok(deferred) = call.defer() else {
             return;
         };
-        self.outgoing.clients().wait(client, operation, deferred);
+        self.outgoing
+            .clients()
+            .wait(call.from(), client, operation, deferred);
         let remote = RemoteRequest {
             client,
             operation,
             rights,
             request,
         };
-        if let Err(error) = self.store.ask_for(remote) {
-            let reply = slackwater_wire::Reply::Failed(error.code());
+        if let Err(code) = self.store.ask_for(remote) {
+            let reply = slackwater_wire::Reply::Failed(code);
             self.outgoing.answer(client, operation, reply);
         }
     }
@@ -87,7 +113,7 @@ impl Handlers {
             return;
         };
         let result = self
-            .admit(call, record.epoch, record.client)
+            .recognise(call, record.epoch, record.client)
             .and_then(|rights| self.stage(call.key(), &rights, &record));
         let staged = RecordStaged {
             epoch: self.outgoing.epoch,
@@ -102,7 +128,7 @@ impl Handlers {
             Some(Ok(release)) => release,
             _ => return,
         };
-        if self.admit(call, Epoch(0), release.client).is_ok() {
+        if self.recognise(call, Epoch(0), release.client).is_ok() {
             let mut released = Vec::new();
             self.staging
                 .give_back(release.client, release.generation, &mut released);
@@ -171,6 +197,25 @@ impl Handlers {
         })
     }
 
+    /// What the client of a message may do, of which something came on the same link before. A worker asks this: the link
+    /// may be gone by then, and must not be entered again.
+    fn recognise(
+        &self,
+        call: &Call<'_>,
+        epoch: Epoch,
+        client: slackwater_wire::ClientId,
+    ) -> Result<Rights, ErrorCode> {
+        if epoch > self.outgoing.epoch {
+            return Err(ErrorCode::StaleEpoch);
+        }
+        let rights = self.rights(call.key()).ok_or(ErrorCode::RoleNotPermitted)?;
+        if self.outgoing.clients().is(call.from(), client) {
+            Ok(rights)
+        } else {
+            Err(ErrorCode::IllegalClient)
+        }
+    }
+
     /// What the client of a message may do.
     fn admit(
         &self,
@@ -220,6 +265,8 @@ impl Handlers {
         match request {
             // A guard has no end in time: a client that is stopped would hold its replicas for ever.
             Request::Get(get) if get.hold == Hold::Guard => Err(ErrorCode::NotSupported),
+            // The segments of this process come and go with it.
+            Request::Mount(_) | Request::Unmount { .. } => Err(ErrorCode::RoleNotPermitted),
             Request::PutStart(start)
                 if start.config.durability == Durability::Disk && !self.store.has_ssd() =>
             {

@@ -115,7 +115,12 @@ impl Server {
             }
             None => (None, None),
         };
-        let beside = ByteSize(options.staging.0.div_ceil(GRANULE) * GRANULE);
+        if !(STAGING_MIN..=STAGING_MAX).contains(&options.staging.0) {
+            return Err(ServeError::Staging {
+                bytes: options.staging,
+            });
+        }
+        let beside = ByteSize(options.staging.0.next_multiple_of(GRANULE));
         let store = Store::open_for(config, Some(Sharing { beside }))?;
         let engine = engine(data, keys.as_ref().zip(allowed.as_ref()))
             .map_err(|why| ServeError::Data { address: data, why })?;
@@ -256,6 +261,10 @@ fn handlers(
     })
 }
 
+/// Least and most memory for records of the SSD that other processes read: two of the smallest, and a tebibyte.
+const STAGING_MIN: u64 = 2 * GRANULE;
+const STAGING_MAX: u64 = 1 << 40;
+
 fn messages(handlers: &Arc<Handlers>, keys: Option<KeyPair>) -> Result<Running, ServeError> {
     let mut builder = Builder::new(Options {
         keys,
@@ -293,6 +302,7 @@ fn messages(handlers: &Arc<Handlers>, keys: Option<KeyPair>) -> Result<Running, 
     };
     builder.request_command("pool.hello", with(Handlers::hello))?;
     builder.request_command("pool.request", with(Handlers::request))?;
+    builder.request_command("records.put_end", with(Handlers::put_end))?;
     builder.request_command("records.read", with(Handlers::read_record))?;
     builder.command("records.release", with(Handlers::release))?;
     let linked = Arc::clone(handlers);

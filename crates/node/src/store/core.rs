@@ -8,12 +8,12 @@ use slackwater_tier::arena::{Access, AccessId};
 use slackwater_tier::io::{DiskDone, DiskOp, OpId};
 use slackwater_tier::{Agent, AgentInput, AgentOutput, FormatError, Opened, ReadEnd, RecordRead};
 use slackwater_wire::{
-    ClientId, DiskEntry, ExtentRef, GetEnd, NodeId, OperationId, Order, Reply, Report, Request,
-    Rights, TicketId,
+    ClientId, DiskEntry, ExtentRef, GetEnd, NodeId, OperationId, Order, PutEnd, Reply, Report,
+    Request, Rights, TicketId,
 };
 
 use super::StoreError;
-use super::remote::{Outbound, RemoteRequest};
+use super::remote::{Outbound, RemoteRequest, Sealed};
 use super::slot::{Later, Owed};
 use super::views::{Hold, ViewId, Views};
 use crate::serve::ExtentGate;
@@ -132,6 +132,26 @@ impl Core {
         Asked::Later(later)
     }
 
+    /// Ends the right of a client of another process to write what it says is complete: the bytes may be published from
+    /// then on, and must not change any more. Each extent comes with the length and the checksum of its value.
+    pub(super) fn seal(&mut self, client: ClientId, end: &PutEnd) -> Vec<Sealed> {
+        let Some(gate) = &self.gate else {
+            return Vec::new();
+        };
+        let mut sealed = Vec::new();
+        for done in &end.puts {
+            for (extent, bytes) in self.master.extents_being_written(client, &end.tenant, done) {
+                gate.seal(&extent, &mut self.outbound.released);
+                sealed.push(Sealed {
+                    extent,
+                    bytes,
+                    checksum: done.checksum,
+                });
+            }
+        }
+        sealed
+    }
+
     /// Makes a request of another process of the master. Its answer, now or later, is outbound.
     pub(super) fn ask_for(&mut self, now: Instant, remote: RemoteRequest) {
         let RemoteRequest {
@@ -140,13 +160,6 @@ impl Core {
             rights,
             request,
         } = remote;
-        if let (Some(gate), Request::PutEnd(end)) = (&self.gate, &request) {
-            // From here on the bytes may be published, so they must not change any more.
-            for done in &end.puts {
-                let written = self.master.extents_being_written(client, &end.tenant, done);
-                gate.seal(&written, &mut self.outbound.released);
-            }
-        }
         let input = Input::Request {
             client,
             host: None,

@@ -4,9 +4,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use slackwater_base::Checksum;
 use slackwater_transfer::Extent;
 use slackwater_wire::{
-    ClientId, Epoch, Lookup, Object, OperationId, ReadRecord, Reply, Request, Rights,
+    ClientId, Epoch, ErrorCode, ExtentRef, Lookup, Object, OperationId, ReadRecord, Reply, Request,
+    Rights,
 };
 
 use super::get::Reader;
@@ -14,6 +16,7 @@ use super::open::DISK_REPLICA;
 use super::sink::Sink;
 use super::{GetOptions, Store, StoreError};
 use crate::disk::Segment;
+use crate::region::{Access, Grant};
 use crate::serve::ExtentGate;
 
 /// What a store has that other processes reach too.
@@ -31,6 +34,15 @@ pub(crate) struct RemoteRequest {
     /// What the key of its link permits.
     pub(crate) rights: Rights,
     pub(crate) request: Request,
+}
+
+/// An extent of a put that is being ended.
+pub(crate) struct Sealed {
+    pub(crate) extent: ExtentRef,
+    /// Length of the value.
+    pub(crate) bytes: u64,
+    /// What the client says of the value.
+    pub(crate) checksum: Checksum,
 }
 
 /// What leaves a store.
@@ -54,13 +66,33 @@ pub(crate) trait Deliver: Send + Sync {
 }
 
 impl Store {
-    /// Makes a request of a client in another process; the answer is delivered.
+    /// Makes a request of a client in another process; the answer is delivered. The end of a put takes the time of
+    /// reading its bytes.
     ///
     /// # Errors
-    /// When the store is closed or broken: then nothing is delivered.
-    pub(crate) fn ask_for(&self, remote: RemoteRequest) -> Result<(), StoreError> {
-        self.shared().check_open()?;
-        self.shared().with(|core, now| core.ask_for(now, remote))
+    /// When the store is closed or broken, and for the end of a put whose bytes are not there: then nothing is delivered.
+    pub(crate) fn ask_for(&self, remote: RemoteRequest) -> Result<(), ErrorCode> {
+        let shared = self.shared();
+        shared.check_open().map_err(|error| error.code())?;
+        if let Request::PutEnd(end) = &remote.request {
+            let sealed = shared.with(|core, _| core.seal(remote.client, end));
+            let sealed = sealed.map_err(|error| error.code())?;
+            if !sealed.iter().all(|sealed| self.holds(sealed)) {
+                return Err(ErrorCode::ChecksumMismatch);
+            }
+        }
+        let asked = shared.with(|core, now| core.ask_for(now, remote));
+        asked.map_err(|error| error.code())
+    }
+
+    /// Whether memory holds what a client says that it has written. Without this, the end of a put that was never written
+    /// would give its client what the last owner of the memory left there.
+    fn holds(&self, sealed: &Sealed) -> bool {
+        let region = &self.segment().region;
+        // SAFETY: the extent takes no writes any more, and is not freed before the client's put is over. Where a hostile
+        // client ends its put meanwhile, the checksum is that of some bytes, and the end of the put is refused.
+        let grant = unsafe { Grant::new(region, sealed.extent.offset, sealed.bytes, Access::Read) };
+        grant.is_some_and(|grant| grant.checksum(sealed.bytes as usize) == sealed.checksum)
     }
 
     /// Ends what a client in another process holds, whose last link is gone.

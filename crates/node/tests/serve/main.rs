@@ -87,7 +87,11 @@ impl Peer {
             operation: OperationId(operation),
             request,
         };
-        let answered: Answered = ask(&self.mq, self.to, "pool.request", &asked);
+        let command = match asked.request {
+            Request::PutEnd(_) => "records.put_end",
+            _ => "pool.request",
+        };
+        let answered: Answered = ask(&self.mq, self.to, command, &asked);
         (answered.reply, answered.capabilities)
     }
 
@@ -227,6 +231,64 @@ fn an_object_does_not_change_after_it_is_published() {
     );
 }
 
+/// The end of a put was believed: a client that had written nothing was granted to read what the last owner of the memory,
+/// perhaps another tenant, had left there.
+#[test]
+fn a_put_whose_bytes_are_not_there_is_not_published() {
+    let server = serve();
+    let (peer, other) = (Peer::of(&server, 1 << 40), Peer::of(&server, 2 << 40));
+    let value = vec![7; 10_000];
+    let mismatch = Reply::Failed(ErrorCode::ChecksumMismatch);
+    for (number, written) in [(10, &[][..]), (20, &value[..9_999])] {
+        let (version, extent, right) = other.start(number, "unwritten", 10_000);
+        if !written.is_empty() {
+            assert_eq!(other.write(extent, right, written), Ok(()));
+        }
+        let ended = other.end(number + 1, "unwritten", version, &value);
+        assert_eq!(ended, mismatch);
+        assert_eq!(other.find(number + 2, "unwritten"), None);
+        let late = other.write(extent, right, &value);
+        assert_eq!(
+            late,
+            Err(refused(Refusal::Generation)),
+            "it was said to be complete"
+        );
+        let revoke = Request::Revoke {
+            operation: OperationId(number),
+        };
+        assert_eq!(other.ask(number + 3, revoke).0, Reply::Done);
+    }
+    peer.put(1, "k", &value);
+    assert!(peer.find(3, "k").is_some());
+}
+
+/// The right to answer a put that waited for room stayed with the server after the put was revoked, for as long as the link.
+#[test]
+fn a_waiting_put_that_is_revoked_is_answered() {
+    let server = serve();
+    let peer = Peer::of(&server, 1 << 40);
+    let memory = server.store().config().memory.0;
+    peer.start(1, "all", memory);
+    let waits = PutConfig {
+        wait: Some(LONG),
+        ..PutConfig::default()
+    };
+    let asked = Asked {
+        epoch: peer.epoch,
+        client: peer.client,
+        operation: OperationId(2),
+        request: put_start("k", 1, waits),
+    };
+    std::thread::scope(|scope| {
+        let waiting =
+            scope.spawn(|| -> Answered { ask(&peer.mq, peer.to, "pool.request", &asked) });
+        // A revocation that comes first has the put refused when it comes.
+        let operation = OperationId(2);
+        assert_eq!(peer.ask(3, Request::Revoke { operation }).0, Reply::Done);
+        assert!(matches!(waiting.join().unwrap().reply, Reply::Failed(_)));
+    });
+}
+
 #[test]
 fn a_capability_reaches_its_object_and_nothing_beside_it() {
     let server = serve();
@@ -342,6 +404,10 @@ fn what_only_others_may_ask_for_is_refused() {
         host: String::new(),
     };
     check(2, Request::Mount(mount), ErrorCode::RoleNotPermitted);
+    for segment in [SegmentId(1), SegmentId(2)] {
+        let unmount = Request::Unmount { segment };
+        check(5, unmount, ErrorCode::RoleNotPermitted);
+    }
     let durable = PutConfig {
         durability: Durability::Disk,
         ..PutConfig::default()

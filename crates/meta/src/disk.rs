@@ -179,7 +179,7 @@ impl Master {
         }
     }
 
-    pub(crate) fn disk_state(&mut self, _now: Instant, node: NodeId, state: &DiskState) {
+    pub(crate) fn disk_state(&mut self, node: NodeId, state: &DiskState) {
         let Some(index) = self.segments.disk_of(node) else {
             return;
         };

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use regex::bytes::Regex;
-use slackwater_base::{Instant, Planted, planted};
+use slackwater_base::{Planted, planted};
 use slackwater_wire::{DiskEntry, ErrorCode, Key, NodeId, Tenant, Version};
 
 use crate::catalog::{Mark, SegmentIndex};
@@ -86,7 +86,7 @@ impl Master {
         }
     }
 
-    pub(crate) fn dropped(&mut self, _now: Instant, node: NodeId, entries: &[DiskEntry]) {
+    pub(crate) fn dropped(&mut self, node: NodeId, entries: &[DiskEntry]) {
         let Some(segment) = self.segments.disk_of(node) else {
             return;
         };

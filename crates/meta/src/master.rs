@@ -248,9 +248,9 @@ impl Master {
                 again.push(due);
             }
             match due {
-                Due::Include(replica) => self.include_due(now, replica),
+                Due::Include(replica) => self.include_due(replica),
                 Due::Put(object) => self.put_expired(now, object),
-                Due::Wait(number) => self.wait_expired(now, number),
+                Due::Wait(number) => self.wait_expired(number),
                 Due::Relieve(segment) => {
                     self.unsettled.press(segment);
                     self.unsettled.room();
@@ -382,10 +382,10 @@ impl Master {
             Report::PromotionFailed { ticket, failure } => {
                 self.promotion_failed(now, node, ticket, failure)
             }
-            Report::Dropped(entries) => self.dropped(now, node, &entries),
+            Report::Dropped(entries) => self.dropped(node, &entries),
             Report::Lost(entries) => self.lost(now, node, &entries),
-            Report::Fenced(extents) => self.fenced(now, node, &extents),
-            Report::Disk(state) => self.disk_state(now, node, &state),
+            Report::Fenced(extents) => self.fenced(node, &extents),
+            Report::Disk(state) => self.disk_state(node, &state),
             Report::Announce { segment, entries } => self.announce(now, node, segment, &entries),
             Report::Announced { segment, highest } => self.announced(node, segment, highest),
         }
@@ -406,7 +406,7 @@ impl Master {
         self.unsettled.room();
     }
 
-    fn fenced(&mut self, _now: Instant, node: NodeId, extents: &[ExtentRef]) {
+    fn fenced(&mut self, node: NodeId, extents: &[ExtentRef]) {
         for extent in extents {
             let Some(index) = self.segments.find(extent.segment) else {
                 continue;

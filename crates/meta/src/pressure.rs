@@ -209,7 +209,7 @@ impl Master {
         self.catalog.replica_mut(id).excluded = reason;
     }
 
-    pub(crate) fn include_due(&mut self, _now: Instant, id: ReplicaId) {
+    pub(crate) fn include_due(&mut self, id: ReplicaId) {
         let index = self.catalog.replica(id).segment;
         self.include(id);
         if self.queue.anyone_waits() {

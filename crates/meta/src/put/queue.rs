@@ -301,7 +301,7 @@ impl Master {
         }
     }
 
-    pub(crate) fn wait_expired(&mut self, _now: Instant, number: u64) {
+    pub(crate) fn wait_expired(&mut self, number: u64) {
         let Some(Waiting { call, short }) = self.queue.dequeue(number) else {
             return;
         };

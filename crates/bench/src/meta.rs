@@ -9,9 +9,9 @@ use slackwater_meta::{
     Eviction, Input, Master, MasterConfig, Offload, OffloadMode, OnHit, Output, Promotion,
 };
 use slackwater_wire::{
-    Chain, ClientId, Get, Hold, Incarnation, Key, Mount, NodeId, OperationId, Order, PutConfig,
-    PutDone, PutEnd, PutEntry, PutStart, PutStarted, Reply, Report as NodeReport, Request, Rights,
-    SegmentId, SegmentKind, Tenant,
+    Chain, ClientId, Get, Hold, Incarnation, Key, Mount, NodeId, OperationId, Order, Permissions,
+    PutConfig, PutDone, PutEnd, PutEntry, PutStart, PutStarted, Reply, Report as NodeReport,
+    Request, SegmentId, SegmentKind, Tenant,
 };
 
 use crate::removal::Removal;
@@ -211,7 +211,7 @@ impl Bench {
         Input::Request {
             client: CLIENT,
             host: None,
-            rights: Rights::FULL,
+            permissions: Permissions::FULL,
             operation: OperationId::unrepeated(self.operation),
             request,
         }

@@ -8,8 +8,8 @@ use slackwater_meta::{Input, Master, MasterConfig, Offload, OffloadMode, Output}
 use slackwater_tier::arena::MemorySegment;
 use slackwater_tier::{Agent, AgentConfig, AgentInput, AgentOutput, LogConfig};
 use slackwater_wire::{
-    ClientId, Incarnation, Mount, NodeId, OperationId, RemoveAll, Report as NodeReport, Request,
-    Rights, SegmentId, SegmentKind,
+    ClientId, Incarnation, Mount, NodeId, OperationId, Permissions, RemoveAll,
+    Report as NodeReport, Request, SegmentId, SegmentKind,
 };
 
 use crate::meta::{end, key, start};
@@ -151,7 +151,7 @@ impl Pair {
         let input = Input::Request {
             client: CLIENT,
             host: None,
-            rights: Rights::FULL,
+            permissions: Permissions::FULL,
             operation: OperationId::unrepeated(self.operation),
             request,
         };

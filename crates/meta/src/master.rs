@@ -2,8 +2,8 @@ use std::sync::Arc;
 
 use slackwater_base::{Instant, Map, Rng};
 use slackwater_wire::{
-    ClientId, ExtentRef, NodeId, OperationId, Order, Reply, Report, Request, Rights, SegmentKind,
-    SegmentState, TicketId, Version,
+    ClientId, ExtentRef, NodeId, OperationId, Order, Permissions, Reply, Report, Request,
+    SegmentKind, SegmentState, TicketId, Version,
 };
 
 use crate::answers::{Answers, Arrival};
@@ -19,10 +19,10 @@ use crate::numbers::Numbers;
 use crate::offload::Offloads;
 use crate::outbox::{Acks, Outbox};
 use crate::owed::{Owed, OwedLimits};
+use crate::permissions;
 use crate::placement::{self, PlacementPolicy};
 use crate::promote::Promotions;
 use crate::put::{Puts, Queue};
-use crate::rights;
 use crate::scan::Scans;
 use crate::segment::Segments;
 use crate::settle::Unsettled;
@@ -38,7 +38,7 @@ pub enum Input {
         /// The host of the client, if it is known.
         host: Option<Arc<str>>,
         /// What the key of the client's link permits.
-        rights: Rights,
+        permissions: Permissions,
         /// The client's number for the call, the same in every retry of it.
         operation: OperationId,
         /// The call and its arguments.
@@ -209,7 +209,7 @@ impl Master {
             Input::Request {
                 client,
                 host,
-                rights,
+                permissions,
                 operation,
                 request,
             } => {
@@ -218,7 +218,7 @@ impl Master {
                     operation,
                     host,
                 };
-                match rights::check(&rights, &request, &self.segments) {
+                match permissions::check(&permissions, &request, &self.segments) {
                     Ok(()) => self.once(now, &caller, request),
                     // The key of a link may lose a right between two repetitions, so no answer is kept.
                     Err(code) => self.outbox.reply(client, operation, Reply::Failed(code)),

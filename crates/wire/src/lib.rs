@@ -10,10 +10,10 @@ mod error;
 mod id;
 mod key;
 mod order;
+mod permissions;
 mod pool;
 mod reply;
 mod request;
-mod rights;
 
 pub use error::{Class, ErrorCode};
 pub use id::{
@@ -24,6 +24,7 @@ pub use order::{
     DiskEntry, DiskState, OffloadTask, Order, PromoteTask, PromotionFailure, Report, ReportedEntry,
     TaskFailure,
 };
+pub use permissions::{NodePermission, Permissions, TenantPermission};
 pub use pool::{
     Answered, Asked, ExtentUse, Hello, ReadRecord, RecordStaged, Release, StagedRecord, Welcome,
 };
@@ -36,7 +37,6 @@ pub use request::{
     PutEntry, PutMode, PutStart, Remove, RemoveAll, RemoveMatching, ReplicaClear, Request,
     SegmentKind,
 };
-pub use rights::{NodeRight, Rights, TenantRight};
 
 /// The checksum as a plain number on the wire: its crate knows no serialisation.
 pub(crate) mod checksum_serde {

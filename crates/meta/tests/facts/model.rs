@@ -585,7 +585,7 @@ proptest! {
             for (call, of) in names.iter().enumerate() {
                 let request = if of % 3 == 0 { remove(&name(*of), true) } else { start(&name(*of), BLOCK, upsert()) };
                 let (client, operation) = (ME, OperationId(call as u64));
-                world.master.handle(world.now, Input::Request { client, host: None, rights: Rights::FULL, operation, request }, &mut out);
+                world.master.handle(world.now, Input::Request { client, host: None, permissions: Permissions::FULL, operation, request }, &mut out);
             }
             out
         };

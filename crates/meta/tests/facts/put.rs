@@ -433,7 +433,7 @@ fn local_first_places_on_the_writers_host() {
         Input::Request {
             client: ME,
             host,
-            rights: Rights::FULL,
+            permissions: Permissions::FULL,
             operation: OperationId(1000),
             request,
         },

@@ -128,14 +128,14 @@ impl World {
         }
     }
 
-    /// Sends a request over a link with these rights; the master answers at once.
-    pub(crate) fn ask_with(&mut self, rights: Rights, request: Request) -> Reply {
+    /// Sends a request over a link with these permissions; the master answers at once.
+    pub(crate) fn ask_with(&mut self, permissions: Permissions, request: Request) -> Reply {
         self.next_operation += 1;
         let operation = OperationId(self.next_operation);
         self.input(Input::Request {
             client: ME,
             host: None,
-            rights,
+            permissions,
             operation,
             request,
         });
@@ -148,7 +148,7 @@ impl World {
         self.input(Input::Request {
             client,
             host: None,
-            rights: Rights::FULL,
+            permissions: Permissions::FULL,
             operation,
             request,
         });
@@ -166,7 +166,7 @@ impl World {
         self.input(Input::Request {
             client,
             host: None,
-            rights: Rights::FULL,
+            permissions: Permissions::FULL,
             operation,
             request,
         });

@@ -2,11 +2,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use slackwater_mq::{AllowList, Call, Level, LinkEvent};
-use slackwater_transfer::{Rights as Reach, Segment as Contact};
+use slackwater_transfer::{Rights, Segment as Contact};
 use slackwater_wait::now;
 use slackwater_wire::{
-    Asked, Durability, Epoch, ErrorCode, Hello, Hold, ReadRecord, RecordStaged, Release, Request,
-    Rights, StagedRecord, Tenant, Welcome, body,
+    Asked, Durability, Epoch, ErrorCode, Hello, Hold, Permissions, ReadRecord, RecordStaged,
+    Release, Request, StagedRecord, Tenant, Welcome, body,
 };
 use slackwater_zmtp::PublicKey;
 
@@ -71,22 +71,22 @@ impl Handlers {
         self.ask_for(call, admitted, asked);
     }
 
-    fn ask_for(&self, call: &Call<'_>, admitted: Result<Rights, ErrorCode>, asked: Asked) {
+    fn ask_for(&self, call: &Call<'_>, admitted: Result<Permissions, ErrorCode>, asked: Asked) {
         let Asked {
             client,
             operation,
             mut request,
             ..
         } = asked;
-        let rights = admitted.and_then(|rights| {
+        let permissions = admitted.and_then(|permissions| {
             // Every request of a link may come twice, and the bounds of what is kept for a client count on its numbers.
             if !operation.may_repeat() {
                 return Err(ErrorCode::InvalidParams);
             }
-            self.check(&mut request).map(|()| rights)
+            self.check(&mut request).map(|()| permissions)
         });
-        let rights = match rights {
-            Ok(rights) => rights,
+        let permissions = match permissions {
+            Ok(permissions) => permissions,
             Err(code) => return self.refuse(call, code),
         };
         let Ok(deferred) = call.defer() else {
@@ -98,7 +98,7 @@ impl Handlers {
         let remote = RemoteRequest {
             client,
             operation,
-            rights,
+            permissions,
             request,
         };
         if let Err(code) = self.store.ask_for(remote) {
@@ -114,7 +114,7 @@ impl Handlers {
         };
         let result = self
             .recognise(call, record.epoch, record.client)
-            .and_then(|rights| self.stage(call.key(), &rights, &record));
+            .and_then(|permissions| self.stage(call.key(), &permissions, &record));
         let staged = RecordStaged {
             epoch: self.outgoing.epoch,
             result,
@@ -149,13 +149,13 @@ impl Handlers {
     fn stage(
         &self,
         key: Option<PublicKey>,
-        rights: &Rights,
+        permissions: &Permissions,
         record: &ReadRecord,
     ) -> Result<StagedRecord, ErrorCode> {
-        if !rights.client {
+        if !permissions.client {
             return Err(ErrorCode::RoleNotPermitted);
         }
-        if !rights.tenants.covers(&record.entry.tenant) {
+        if !permissions.tenants.covers(&record.entry.tenant) {
             return Err(ErrorCode::TenantNotPermitted);
         }
         if record.bytes == 0 || record.bytes > self.staging.bytes_max() {
@@ -193,7 +193,7 @@ impl Handlers {
         Ok(StagedRecord {
             generation: room.generation,
             offset: room.offset,
-            capability: self.outgoing.mint(extent, Reach::READ, lease, key),
+            capability: self.outgoing.mint(extent, Rights::READ, lease, key),
         })
     }
 
@@ -204,13 +204,15 @@ impl Handlers {
         call: &Call<'_>,
         epoch: Epoch,
         client: slackwater_wire::ClientId,
-    ) -> Result<Rights, ErrorCode> {
+    ) -> Result<Permissions, ErrorCode> {
         if epoch > self.outgoing.epoch {
             return Err(ErrorCode::StaleEpoch);
         }
-        let rights = self.rights(call.key()).ok_or(ErrorCode::RoleNotPermitted)?;
+        let permissions = self
+            .permissions(call.key())
+            .ok_or(ErrorCode::RoleNotPermitted)?;
         if self.outgoing.clients().is(call.from(), client) {
-            Ok(rights)
+            Ok(permissions)
         } else {
             Err(ErrorCode::IllegalClient)
         }
@@ -222,28 +224,30 @@ impl Handlers {
         call: &Call<'_>,
         epoch: Epoch,
         client: slackwater_wire::ClientId,
-    ) -> Result<Rights, ErrorCode> {
+    ) -> Result<Permissions, ErrorCode> {
         if epoch > self.outgoing.epoch {
             return Err(ErrorCode::StaleEpoch);
         }
-        let rights = self.rights(call.key()).ok_or(ErrorCode::RoleNotPermitted)?;
+        let permissions = self
+            .permissions(call.key())
+            .ok_or(ErrorCode::RoleNotPermitted)?;
         self.outgoing
             .clients()
             .arrive(call.from(), client, call.key())?;
-        Ok(rights)
+        Ok(permissions)
     }
 
-    /// The rights of a key; none for one that is not in the list, or not any more.
-    fn rights(&self, key: Option<PublicKey>) -> Option<Rights> {
+    /// The permissions of a key; none for one that is not in the list, or not any more.
+    fn permissions(&self, key: Option<PublicKey>) -> Option<Permissions> {
         let Some(list) = &self.allowed else {
             // Segments are lent by nodes, and the only one is in this process.
-            return Some(Rights::admin());
+            return Some(Permissions::admin());
         };
         let allowed = list.find(&key?)?;
         match allowed.level {
             Level::None => None,
-            Level::Basic => Some(Rights::client(self.tenants(&allowed.tenants))),
-            Level::Admin => Some(Rights::admin()),
+            Level::Basic => Some(Permissions::client(self.tenants(&allowed.tenants))),
+            Level::Admin => Some(Permissions::admin()),
         }
     }
 

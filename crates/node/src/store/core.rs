@@ -8,8 +8,8 @@ use slackwater_tier::arena::{Access, AccessId};
 use slackwater_tier::io::{DiskDone, DiskOp, OpId};
 use slackwater_tier::{Agent, AgentInput, AgentOutput, FormatError, Opened, ReadEnd, RecordRead};
 use slackwater_wire::{
-    ClientId, DiskEntry, ExtentRef, GetEnd, NodeId, OperationId, Order, PutEnd, Reply, Report,
-    Request, Rights, TicketId,
+    ClientId, DiskEntry, ExtentRef, GetEnd, NodeId, OperationId, Order, Permissions, PutEnd, Reply,
+    Report, Request, TicketId,
 };
 
 use super::StoreError;
@@ -117,7 +117,7 @@ impl Core {
             Input::Request {
                 client: CLIENT,
                 host: None,
-                rights: Rights::FULL,
+                permissions: Permissions::FULL,
                 operation,
                 request,
             },
@@ -157,13 +157,13 @@ impl Core {
         let RemoteRequest {
             client,
             operation,
-            rights,
+            permissions,
             request,
         } = remote;
         let input = Input::Request {
             client,
             host: None,
-            rights,
+            permissions,
             operation,
             request,
         };

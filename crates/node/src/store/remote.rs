@@ -7,8 +7,8 @@ use std::time::Duration;
 use slackwater_base::Checksum;
 use slackwater_transfer::Extent;
 use slackwater_wire::{
-    ClientId, Epoch, ErrorCode, ExtentRef, Lookup, Object, OperationId, ReadRecord, Reply, Request,
-    Rights,
+    ClientId, Epoch, ErrorCode, ExtentRef, Lookup, Object, OperationId, Permissions, ReadRecord,
+    Reply, Request,
 };
 
 use super::get::Reader;
@@ -32,7 +32,7 @@ pub(crate) struct RemoteRequest {
     pub(crate) client: ClientId,
     pub(crate) operation: OperationId,
     /// What the key of its link permits.
-    pub(crate) rights: Rights,
+    pub(crate) permissions: Permissions,
     pub(crate) request: Request,
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use slackwater_base::Instant;
 use slackwater_meta::{Input, Master, Output};
-use slackwater_wire::{ClientId, NodeId, OperationId, Report, Request, Rights, Version};
+use slackwater_wire::{ClientId, NodeId, OperationId, Permissions, Report, Request, Version};
 
 use crate::check::Checked;
 use crate::clock::DriftingClock;
@@ -32,7 +32,7 @@ pub(crate) struct MasterHost {
     /// Whether a node has announced its records in this life: from then on the embedded store is open.
     pub(crate) announced: bool,
     /// What the keys of clients permit: the tenants of the load.
-    client_rights: Rights,
+    client_permissions: Permissions,
     out: Vec<Output>,
     seed: Seed,
     drift_ppm: u64,
@@ -53,7 +53,7 @@ impl MasterHost {
             announced: false,
             drops_undelivered_since: None,
             present: BTreeSet::new(),
-            client_rights: Rights::client(options.tenants()),
+            client_permissions: Permissions::client(options.tenants()),
             out: Vec::new(),
             seed,
             drift_ppm: options.drift_ppm,
@@ -94,7 +94,7 @@ impl World {
             self.master_step(Input::Request {
                 client: ClientId(0),
                 host: None,
-                rights: Rights::FULL,
+                permissions: Permissions::FULL,
                 operation: OperationId::unrepeated(0),
                 request,
             })?;
@@ -133,14 +133,14 @@ impl World {
                     return Ok(());
                 }
                 let host = peer.map(|peer| self.host_of(peer));
-                let rights = match peer {
-                    Some(Process::Node(node)) => Rights::node(NodeId(node)),
-                    _ => self.master.client_rights.clone(),
+                let permissions = match peer {
+                    Some(Process::Node(node)) => Permissions::node(NodeId(node)),
+                    _ => self.master.client_permissions.clone(),
                 };
                 self.master_step(Input::Request {
                     client,
                     host,
-                    rights,
+                    permissions,
                     operation,
                     request,
                 })

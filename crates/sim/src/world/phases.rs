@@ -6,8 +6,8 @@ use std::time::Duration;
 use slackwater_base::Instant;
 use slackwater_meta::{Books, Input, Output};
 use slackwater_wire::{
-    Chain, ClientId, DiskEntry, Hold, Key, List, OperationId, Pin, PutConfig, ReplicaAt,
-    ReplicaState, Reply, Request, Rights, Tenant,
+    Chain, ClientId, DiskEntry, Hold, Key, List, OperationId, Permissions, Pin, PutConfig,
+    ReplicaAt, ReplicaState, Reply, Request, Tenant,
 };
 
 use crate::check::{Checked, Invariant, Violation};
@@ -312,7 +312,7 @@ impl World {
             Input::Request {
                 client: ClientId(0),
                 host: None,
-                rights: Rights::FULL,
+                permissions: Permissions::FULL,
                 operation: OperationId::unrepeated(0),
                 request,
             },

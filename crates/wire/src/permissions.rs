@@ -4,22 +4,22 @@ use std::sync::Arc;
 use crate::{NodeId, Tenant};
 
 /// What the other end of a link may ask of the master. It follows from the key that the link has proven, never from
-/// the body of a message; see [`Rights::FULL`] for links without keys.
+/// the body of a message; see [`Permissions::FULL`] for links without keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rights {
+pub struct Permissions {
     /// It may read, write and remove objects of its tenants.
     pub client: bool,
     /// It may set and list quotas, and remove the objects of all tenants.
     pub admin: bool,
     /// The node that it may mount and report for.
-    pub node: NodeRight,
+    pub node: NodePermission,
     /// The tenants that it may name.
-    pub tenants: TenantRight,
+    pub tenants: TenantPermission,
 }
 
 /// Which node a link may act for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NodeRight {
+pub enum NodePermission {
     /// None: it may not lend segments.
     None,
     /// This one.
@@ -28,7 +28,7 @@ pub enum NodeRight {
     Any,
 }
 
-impl NodeRight {
+impl NodePermission {
     /// Whether it covers `node`.
     #[must_use]
     pub fn covers(self, node: NodeId) -> bool {
@@ -42,14 +42,14 @@ impl NodeRight {
 
 /// Which tenants a link may name. Clones share the names.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TenantRight {
+pub enum TenantPermission {
     /// Every tenant, those without objects too.
     All,
     /// These.
     Only(Arc<BTreeSet<Tenant>>),
 }
 
-impl TenantRight {
+impl TenantPermission {
     /// Whether it covers `tenant`.
     #[must_use]
     pub fn covers(&self, tenant: &Tenant) -> bool {
@@ -60,13 +60,13 @@ impl TenantRight {
     }
 }
 
-impl Rights {
+impl Permissions {
     /// Every right: of a caller inside the process, and of links on a loopback that is served without keys.
     pub const FULL: Self = Self {
         client: true,
         admin: true,
-        node: NodeRight::Any,
-        tenants: TenantRight::All,
+        node: NodePermission::Any,
+        tenants: TenantPermission::All,
     };
 
     /// Those of a client of these tenants.
@@ -74,8 +74,8 @@ impl Rights {
         Self {
             client: true,
             admin: false,
-            node: NodeRight::None,
-            tenants: TenantRight::Only(Arc::new(tenants.into_iter().collect())),
+            node: NodePermission::None,
+            tenants: TenantPermission::Only(Arc::new(tenants.into_iter().collect())),
         }
     }
 
@@ -85,8 +85,8 @@ impl Rights {
         Self {
             client: false,
             admin: false,
-            node: NodeRight::Only(node),
-            tenants: TenantRight::All,
+            node: NodePermission::Only(node),
+            tenants: TenantPermission::All,
         }
     }
 
@@ -96,8 +96,8 @@ impl Rights {
         Self {
             client: true,
             admin: true,
-            node: NodeRight::None,
-            tenants: TenantRight::All,
+            node: NodePermission::None,
+            tenants: TenantPermission::All,
         }
     }
 }

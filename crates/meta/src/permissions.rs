@@ -1,33 +1,35 @@
 //! Which requests a link may make.
 
-use slackwater_wire::{ErrorCode, NodeRight, Request, Rights, Tenant, TenantRight};
+use slackwater_wire::{ErrorCode, NodePermission, Permissions, Request, Tenant, TenantPermission};
 
 use crate::segment::Segments;
 
-/// Refuses what `rights` do not cover. Nothing has been looked up before, so that the answer says nothing about the
+/// Refuses what `permissions` do not cover. Nothing has been looked up before, so that the answer says nothing about the
 /// objects of other tenants.
 ///
 /// # Errors
 /// The kind of right that is missing: [`ErrorCode::RoleNotPermitted`] or [`ErrorCode::TenantNotPermitted`].
 pub(crate) fn check(
-    rights: &Rights,
+    permissions: &Permissions,
     request: &Request,
     segments: &Segments,
 ) -> Result<(), ErrorCode> {
     let role = match request {
-        Request::Mount(mount) => rights.node.covers(mount.node),
+        Request::Mount(mount) => permissions.node.covers(mount.node),
         Request::Unmount { segment } => match segments.find(*segment) {
-            Some(index) => rights.admin || rights.node.covers(segments.at(index).node),
-            None => rights.admin || rights.node != NodeRight::None,
+            Some(index) => permissions.admin || permissions.node.covers(segments.at(index).node),
+            None => permissions.admin || permissions.node != NodePermission::None,
         },
-        Request::SetQuota { .. } | Request::DeleteQuota { .. } | Request::Quotas => rights.admin,
-        Request::RemoveAll(remove) if remove.tenant.is_none() => rights.admin,
-        _ => rights.client,
+        Request::SetQuota { .. } | Request::DeleteQuota { .. } | Request::Quotas => {
+            permissions.admin
+        }
+        Request::RemoveAll(remove) if remove.tenant.is_none() => permissions.admin,
+        _ => permissions.client,
     };
     let tenants = match named(request) {
         Named::Nobody => true,
-        Named::One(tenant) => rights.tenants.covers(tenant),
-        Named::All => rights.tenants == TenantRight::All,
+        Named::One(tenant) => permissions.tenants.covers(tenant),
+        Named::All => permissions.tenants == TenantPermission::All,
     };
     match (role, tenants) {
         (false, _) => Err(ErrorCode::RoleNotPermitted),

@@ -172,40 +172,52 @@ fn world() -> World {
 fn every_request_needs_its_role_and_tenant() {
     let role = Some(ErrorCode::RoleNotPermitted);
     let other = Some(ErrorCode::TenantNotPermitted);
-    let none = Rights {
+    let none = Permissions {
         client: false,
-        ..Rights::client([])
+        ..Permissions::client([])
     };
-    let limited = Rights {
-        tenants: TenantRight::Only(std::sync::Arc::new([tenant("b")].into())),
-        ..Rights::admin()
+    let limited = Permissions {
+        tenants: TenantPermission::Only(std::sync::Arc::new([tenant("b")].into())),
+        ..Permissions::admin()
     };
     // The refusals of requests for clients, operators, the node, and the node or operators.
     let table = [
-        ("all", Rights::FULL, [None, None, None, None]),
+        ("all", Permissions::FULL, [None, None, None, None]),
         (
             "of a",
-            Rights::client([tenant("a")]),
+            Permissions::client([tenant("a")]),
             [None, role, role, role],
         ),
         (
             "of b",
-            Rights::client([tenant("b")]),
+            Permissions::client([tenant("b")]),
             [other, role, role, role],
         ),
-        ("of none", Rights::client([]), [other, role, role, role]),
-        ("admin", Rights::admin(), [None, None, role, None]),
+        (
+            "of none",
+            Permissions::client([]),
+            [other, role, role, role],
+        ),
+        ("admin", Permissions::admin(), [None, None, role, None]),
         ("admin of b", limited, [other, other, role, None]),
-        ("node 7", Rights::node(NodeId(7)), [role, role, None, None]),
-        ("node 8", Rights::node(NodeId(8)), [role, role, role, role]),
+        (
+            "node 7",
+            Permissions::node(NodeId(7)),
+            [role, role, None, None],
+        ),
+        (
+            "node 8",
+            Permissions::node(NodeId(8)),
+            [role, role, role, role],
+        ),
         ("nothing", none, [role, role, role, role]),
     ];
-    for (name, rights, refusals) in table {
+    for (name, permissions, refusals) in table {
         for (by, request) in requests() {
             let expect = refusals[by as usize];
             let names_nobody = matches!(request, Request::GetEnd(_) | Request::Revoke { .. });
             let expect = expect.filter(|code| Some(*code) != other || !names_nobody);
-            let reply = world().ask_with(rights.clone(), request.clone());
+            let reply = world().ask_with(permissions.clone(), request.clone());
             let refused = match reply {
                 Reply::Failed(
                     code @ (ErrorCode::RoleNotPermitted | ErrorCode::TenantNotPermitted),
@@ -232,8 +244,8 @@ fn a_refused_request_does_nothing_and_says_nothing() {
     assert!(matches!(started[0], PutStarted::Granted { .. }));
     let before = world.master.books();
     for (_, request) in requests() {
-        let first = world.ask_with(Rights::client([tenant("b")]), request.clone());
-        let absent = self::world().ask_with(Rights::client([tenant("b")]), request);
+        let first = world.ask_with(Permissions::client([tenant("b")]), request.clone());
+        let absent = self::world().ask_with(Permissions::client([tenant("b")]), request);
         assert_eq!(
             first, absent,
             "the same answer whether the object is there or not"
@@ -246,10 +258,10 @@ fn a_refused_request_does_nothing_and_says_nothing() {
 fn what_was_refused_is_executed_when_the_right_is_given() {
     let mut world = world();
     let operation = OperationId(1 << 20);
-    let of = |rights: Rights| slackwater_meta::Input::Request {
+    let of = |permissions: Permissions| slackwater_meta::Input::Request {
         client: ME,
         host: None,
-        rights,
+        permissions,
         operation,
         request: Request::SetQuota {
             tenant: tenant("a"),
@@ -257,9 +269,9 @@ fn what_was_refused_is_executed_when_the_right_is_given() {
             disk_bytes: 1,
         },
     };
-    world.input(of(Rights::client([tenant("a")])));
+    world.input(of(Permissions::client([tenant("a")])));
     let refused = Reply::Failed(ErrorCode::RoleNotPermitted);
     assert_eq!(world.reply(operation), Some(refused));
-    world.input(of(Rights::admin()));
+    world.input(of(Permissions::admin()));
     assert_eq!(world.reply(operation), Some(Reply::Done));
 }

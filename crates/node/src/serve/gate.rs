@@ -3,15 +3,17 @@
 //! An extent has a generation for each use. [`ExtentGate::fence`] makes generations dead at once: nothing begins under
 //! them, and what is under way does not count. The agent's report that an extent is fenced is kept back
 //! ([`ExtentGate::keep_back`]) until the last access of another process has ended too, so that bytes are never given out
-//! again while one may still arrive. [`ExtentGate::seal`] ends the right to write before an object is published.
+//! again while one may still arrive. [`ExtentGate::seal`] ends the right to write before an object is published, and
+//! [`ExtentGate::await_writers`] waits for the writes that began before.
 //!
 //! The gate has a lock of its own, which is held for a few look-ups and under which nothing else is taken: event loops
 //! call it.
 
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use slackwater_base::Map;
+use slackwater_base::{Instant, Map};
 use slackwater_transfer::{Extent, Gate, GateAccess, Refusal, Rights};
+use slackwater_wait::{Event, Park, Site, Waiting};
 use slackwater_wire::ExtentRef;
 
 /// See the module.
@@ -21,6 +23,8 @@ pub(crate) struct ExtentGate {
     state: Mutex<GateState>,
     /// Called when there is something to be taken by [`ExtentGate::take_drained`].
     drained: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    /// The last write to a sealed extent has ended.
+    written: Event,
 }
 
 struct GateState {
@@ -30,7 +34,7 @@ struct GateState {
     sealed_below: Vec<u64>,
     next_access: u64,
     accesses: Map<GateAccess, Admitted>,
-    users: Map<Use, u32>,
+    users: Map<Use, Users>,
     /// Extents that the agent has fenced, and that other processes still access.
     kept_back: Map<Use, ExtentRef>,
     drained: Vec<ExtentRef>,
@@ -43,11 +47,23 @@ struct Use {
     generation: u64,
 }
 
+/// The accesses to one use.
+#[derive(Default)]
+struct Users {
+    all: u32,
+    /// Those that may write.
+    writers: u32,
+    /// When the right to write was ended under them.
+    sealed: Option<Instant>,
+}
+
 #[derive(Clone, Copy)]
 struct Admitted {
     of: Use,
     writes: bool,
 }
+
+static WRITTEN: Site = Site::new("store, ends of writes");
 
 impl ExtentGate {
     /// A gate of `bytes` bytes of memory whose extents begin at multiples of `granule`.
@@ -66,6 +82,7 @@ impl ExtentGate {
                 drained: Vec::new(),
             }),
             drained: OnceLock::new(),
+            written: Event::new(),
         }
     }
 
@@ -88,11 +105,38 @@ impl ExtentGate {
 
     /// Ends the right to write to an extent that is about to be published. It is added to `released` if transfers are under
     /// way at it.
-    pub(crate) fn seal(&self, extent: &ExtentRef, released: &mut Vec<Extent>) {
+    pub(crate) fn seal(&self, now: Instant, extent: &ExtentRef, released: &mut Vec<Extent>) {
         let mut state = self.state();
         let at = self.index(extent.offset);
         state.sealed_below[at] = state.sealed_below[at].max(extent.generation.saturating_add(1));
+        if let Some(users) = state.users.get_mut(&Use::of(extent)) {
+            users.sealed.get_or_insert(now);
+        }
         state.release(extent, released);
+    }
+
+    /// Waits for the writes that began before these extents were sealed, no longer than `until`. When one is still under
+    /// way then, its bytes may land at any time: says since when its extent is sealed.
+    pub(crate) fn await_writers(&self, extents: &[ExtentRef], until: Instant) -> Option<Instant> {
+        loop {
+            // Taken before the look, so that a write which ends from here on ends the wait.
+            let seen = self.written.seen();
+            self.written_since(extents)?;
+            let waiting = Waiting::at(&WRITTEN).by(&Park).until(until);
+            if self.written.wait(seen, &waiting).is_err() {
+                return self.written_since(extents);
+            }
+        }
+    }
+
+    /// When the first of the sealed extents that are still written was sealed.
+    fn written_since(&self, extents: &[ExtentRef]) -> Option<Instant> {
+        let state = self.state();
+        let users = extents
+            .iter()
+            .filter_map(|extent| state.users.get(&Use::of(extent)));
+        let written = users.filter(|users| users.writers > 0);
+        written.filter_map(|users| users.sealed).min()
     }
 
     /// Keeps those of the fenced `extents` back that other processes still access.
@@ -161,7 +205,9 @@ impl Gate for ExtentGate {
         let access = GateAccess(state.next_access);
         state.next_access += 1;
         state.accesses.insert(access, admitted);
-        *state.users.entry(admitted.of).or_default() += 1;
+        let users = state.users.entry(admitted.of).or_default();
+        users.all += 1;
+        users.writers += u32::from(admitted.writes);
         Ok(access)
     }
 
@@ -173,26 +219,29 @@ impl Gate for ExtentGate {
 
     fn end(&self, access: GateAccess) {
         let mut state = self.state();
-        let of = state
+        let Admitted { of, writes } = state
             .accesses
             .remove(&access)
-            .expect("an access that began ends once")
-            .of;
+            .expect("an access that began ends once");
         let users = state
             .users
             .get_mut(&of)
             .expect("an access under way is counted at its extent");
-        *users -= 1;
-        if *users > 0 {
-            return;
+        users.all -= 1;
+        users.writers -= u32::from(writes);
+        let written = writes && users.writers == 0 && users.sealed.is_some();
+        let drained = users.all == 0 && {
+            state.users.remove(&of);
+            let kept_back = state.kept_back.remove(&of);
+            state.drained.extend(kept_back);
+            kept_back.is_some()
+        };
+        drop(state);
+        if written {
+            self.written.notify_all();
         }
-        state.users.remove(&of);
-        if let Some(extent) = state.kept_back.remove(&of) {
-            state.drained.push(extent);
-            drop(state);
-            if let Some(drained) = self.drained.get() {
-                drained();
-            }
+        if let Some(drained) = self.drained.get().filter(|_| drained) {
+            drained();
         }
     }
 }
@@ -239,7 +288,9 @@ impl std::fmt::Debug for ExtentGate {
 mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
 
+    use slackwater_wait::now;
     use slackwater_wire::{Incarnation, SegmentId};
 
     use super::*;
@@ -309,7 +360,7 @@ mod tests {
         let of = extent(2 * GRANULE, 9);
         let write = gate.begin(named(&of), Rights::WRITE).unwrap();
         let mut released = Vec::new();
-        gate.seal(&of, &mut released);
+        gate.seal(Instant::ZERO, &of, &mut released);
         assert_eq!(released, [named(&of)]);
         assert!(!gate.is_live(write), "its end is not acknowledged");
         for rights in [Rights::WRITE, Rights::BOTH] {
@@ -323,6 +374,31 @@ mod tests {
         let write = gate.begin(named(&next), Rights::WRITE).unwrap();
         assert!(gate.is_live(write), "the next use may be written");
         gate.end(write);
+    }
+
+    #[test]
+    fn the_end_of_the_last_write_to_what_is_sealed_ends_the_wait() {
+        let (gate, _) = gate();
+        let (of, other) = (extent(0, 9), extent(GRANULE, 9));
+        let writes = [(); 2].map(|()| gate.begin(named(&of), Rights::WRITE).unwrap());
+        let read = gate.begin(named(&of), Rights::READ).unwrap();
+        let both = gate.begin(named(&other), Rights::BOTH).unwrap();
+        assert_eq!(gate.await_writers(&[of], now()), None, "nothing is sealed");
+        let (first, second) = (Instant::ZERO, Instant::ZERO + Duration::from_secs(1));
+        for (at, extent) in [(first, of), (second, other), (second, of)] {
+            gate.seal(at, &extent, &mut Vec::new());
+        }
+        gate.end(writes[0]);
+        assert_eq!(gate.await_writers(&[other, of], now()), Some(first));
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| gate.await_writers(&[of], Instant::NEVER));
+            gate.end(writes[1]);
+            assert_eq!(waiting.join().unwrap(), None, "a read does not matter");
+        });
+        assert_eq!(gate.await_writers(&[other, of], now()), Some(second));
+        gate.end(both);
+        gate.end(read);
+        assert!(gate.state().users.is_empty());
     }
 
     #[test]

@@ -134,14 +134,14 @@ impl Core {
 
     /// Ends the right of a client of another process to write what it says is complete: the bytes may be published from
     /// then on, and must not change any more. Each extent comes with the length and the checksum of its value.
-    pub(super) fn seal(&mut self, client: ClientId, end: &PutEnd) -> Vec<Sealed> {
+    pub(super) fn seal(&mut self, now: Instant, client: ClientId, end: &PutEnd) -> Vec<Sealed> {
         let Some(gate) = &self.gate else {
             return Vec::new();
         };
         let mut sealed = Vec::new();
         for done in &end.puts {
             for (extent, bytes) in self.master.extents_being_written(client, &end.tenant, done) {
-                gate.seal(&extent, &mut self.outbound.released);
+                gate.seal(now, &extent, &mut self.outbound.released);
                 sealed.push(Sealed {
                     extent,
                     bytes,
@@ -166,6 +166,25 @@ impl Core {
             permissions,
             operation,
             request,
+        };
+        self.master.handle(now, input, &mut self.from_master);
+        self.settle(now);
+    }
+
+    /// Ends puts of another process without values; nobody waits for the answer.
+    pub(super) fn abandon(&mut self, now: Instant, remote: &RemoteRequest, end: &PutEnd) {
+        let puts = end.puts.iter().map(|put| (put.key.clone(), put.version));
+        let operation = OperationId::unrepeated(self.next_operation);
+        self.next_operation += 1;
+        let input = Input::Request {
+            client: remote.client,
+            host: None,
+            permissions: remote.permissions.clone(),
+            operation,
+            request: Request::PutRevoke {
+                tenant: end.tenant.clone(),
+                puts: puts.collect(),
+            },
         };
         self.master.handle(now, input, &mut self.from_master);
         self.settle(now);

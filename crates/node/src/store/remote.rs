@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use slackwater_base::Checksum;
 use slackwater_transfer::Extent;
+use slackwater_wait::now;
 use slackwater_wire::{
-    ClientId, Epoch, ErrorCode, ExtentRef, Lookup, Object, OperationId, Permissions, ReadRecord,
-    Reply, Request,
+    ClientId, Epoch, ErrorCode, ExtentRef, Lookup, Object, OperationId, Permissions, PutEnd,
+    ReadRecord, Reply, Request,
 };
 
 use super::get::Reader;
@@ -60,6 +61,11 @@ impl Outbound {
     }
 }
 
+/// How long the end of a put waits for the ends of its writes.
+const WRITES_WAIT: Duration = Duration::from_millis(10);
+/// How long after its seal an extent may still be written before its put is given up.
+const WRITES_TIME: Duration = Duration::from_secs(1);
+
 /// Takes what leaves a store, on any thread, outside its lock.
 pub(crate) trait Deliver: Send + Sync {
     fn deliver(&self, outbound: Outbound);
@@ -75,14 +81,48 @@ impl Store {
         let shared = self.shared();
         shared.check_open().map_err(|error| error.code())?;
         if let Request::PutEnd(end) = &remote.request {
-            let sealed = shared.with(|core, _| core.seal(remote.client, end));
+            let sealed = shared.with(|core, now| core.seal(now, remote.client, end));
             let sealed = sealed.map_err(|error| error.code())?;
+            self.await_writes(&remote, end, &sealed)?;
             if !sealed.iter().all(|sealed| self.holds(sealed)) {
                 return Err(ErrorCode::ChecksumMismatch);
             }
         }
         let asked = shared.with(|core, now| core.ask_for(now, remote));
         asked.map_err(|error| error.code())
+    }
+
+    /// Waits until nothing writes to what was sealed: bytes that land after the check would be published unseen.
+    ///
+    /// A write ends within microseconds of the seal, unless its process was stopped in the middle of a copy to memory that
+    /// it shares with this one. A worker does not wait for that: the client is told to ask again, and in the end that its
+    /// put is over.
+    fn await_writes(
+        &self,
+        remote: &RemoteRequest,
+        end: &PutEnd,
+        sealed: &[Sealed],
+    ) -> Result<(), ErrorCode> {
+        let Some(served) = self.served() else {
+            return Ok(());
+        };
+        let extents: Vec<_> = sealed.iter().map(|sealed| sealed.extent).collect();
+        let until = now() + WRITES_WAIT;
+        let Some(since) = served.gate.await_writers(&extents, until) else {
+            return Ok(());
+        };
+        let shared = self.shared();
+        let over = shared.with(|core, now| {
+            let over = since.until(now) >= WRITES_TIME;
+            if over {
+                core.abandon(now, remote, end);
+            }
+            over
+        });
+        match over.map_err(|error| error.code())? {
+            true => Err(ErrorCode::InvalidWrite),
+            false => Err(ErrorCode::ReplicaIsNotReady),
+        }
     }
 
     /// Whether memory holds what a client says that it has written. Without this, the end of a put that was never written
@@ -174,5 +214,160 @@ impl Store {
         };
         let outcome = outcomes.into_iter().next().unwrap_or(Ok(None));
         outcome.map(|got| got.map(|_| value))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use slackwater_base::ByteSize;
+    use slackwater_transfer::{Gate, Rights as Reach};
+    use slackwater_wire::{
+        Chain, Key, PutConfig, PutDone, PutEntry, PutStart, PutStarted, Tenant, Version,
+    };
+
+    use super::*;
+    use crate::{Config, GetOptions, store::Sharing};
+
+    const CLIENT: ClientId = ClientId(1 << 40);
+    const BYTES: usize = 8192;
+
+    #[derive(Default)]
+    struct Replies(Mutex<Vec<Reply>>);
+
+    impl Deliver for Replies {
+        fn deliver(&self, outbound: Outbound) {
+            let replies = outbound.replies.into_iter().map(|(.., reply)| reply);
+            self.0.lock().unwrap().extend(replies);
+        }
+    }
+
+    /// A put of another process that was granted room.
+    struct Put {
+        store: Store,
+        replies: Arc<Replies>,
+        version: Version,
+        extent: ExtentRef,
+    }
+
+    impl Put {
+        fn start() -> Self {
+            let config = Config {
+                memory: ByteSize::mib(16),
+                ssd: ByteSize(0),
+                ..Config::default()
+            };
+            let beside = ByteSize::mib(1);
+            let store = Store::open_for(config, Some(Sharing { beside })).unwrap();
+            let replies = Arc::new(Replies::default());
+            store.deliver_to(Arc::clone(&replies) as _);
+            let entry = PutEntry {
+                key: Key::new(b"k").unwrap(),
+                bytes: BYTES as u64,
+            };
+            let start = Request::PutStart(PutStart {
+                tenant: Tenant::DEFAULT,
+                entries: vec![entry],
+                chain: Chain::default(),
+                config: PutConfig::default(),
+            });
+            ask(&store, 1, start).unwrap();
+            let reply = replies.0.lock().unwrap().pop();
+            let Some(Reply::PutStart(mut started)) = reply else {
+                panic!("{reply:?}");
+            };
+            let Some(PutStarted::Granted { version, extents }) = started.pop() else {
+                panic!("{started:?}");
+            };
+            Self {
+                store,
+                replies,
+                version,
+                extent: extents[0],
+            }
+        }
+
+        fn named(&self) -> Extent {
+            Extent {
+                offset: self.extent.offset,
+                bytes: self.extent.bytes,
+                generation: self.extent.generation,
+            }
+        }
+
+        fn gate(&self) -> &ExtentGate {
+            &self.store.served().unwrap().gate
+        }
+
+        /// What a write that a peer has in the air does to memory.
+        fn land(&self, byte: u8) {
+            let region = &self.store.segment().region;
+            // SAFETY: nobody else touches the extent: the test's put is the only one.
+            let grant =
+                unsafe { Grant::new(region, self.extent.offset, BYTES as u64, Access::Write) };
+            let _ = grant.unwrap().copy_in(&[byte; BYTES]);
+        }
+
+        /// Ends the put as one of this byte.
+        fn end(&self, byte: u8) -> Result<(), ErrorCode> {
+            let done = PutDone {
+                key: Key::new(b"k").unwrap(),
+                version: self.version,
+                checksum: slackwater_pool::copy::checksum(&[byte; BYTES]),
+            };
+            let end = Request::PutEnd(PutEnd {
+                tenant: Tenant::DEFAULT,
+                puts: vec![done],
+            });
+            ask(&self.store, 2, end)
+        }
+    }
+
+    fn ask(store: &Store, operation: u64, request: Request) -> Result<(), ErrorCode> {
+        store.ask_for(RemoteRequest {
+            client: CLIENT,
+            operation: OperationId(operation),
+            permissions: Permissions::admin(),
+            request,
+        })
+    }
+
+    /// A writer ended its put while a write of it was in the air. It landed after the bytes had been compared, and what
+    /// was published changed.
+    #[test]
+    fn nothing_is_published_while_it_may_still_be_written() {
+        let put = Put::start();
+        let write = put.gate().begin(put.named(), Reach::WRITE).unwrap();
+        put.land(1);
+        assert_eq!(put.end(1), Err(ErrorCode::ReplicaIsNotReady));
+        put.land(2);
+        put.gate().end(write);
+        assert_eq!(put.end(1), Err(ErrorCode::ChecksumMismatch));
+        assert!(put.gate().begin(put.named(), Reach::WRITE).is_err());
+        assert_eq!(put.end(2), Ok(()));
+        let got = put.store.get(b"k", &GetOptions::default()).unwrap();
+        assert!(got.is_some_and(|got| *got == [2; BYTES]));
+        assert_eq!(put.replies.0.lock().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_write_that_does_not_end_ends_its_put() {
+        let put = Put::start();
+        let write = put.gate().begin(put.named(), Reach::WRITE).unwrap();
+        put.land(1);
+        let ended = std::iter::repeat_with(|| put.end(1));
+        let mut ended = ended.skip_while(|end| *end == Err(ErrorCode::ReplicaIsNotReady));
+        assert_eq!(ended.next(), Some(Err(ErrorCode::InvalidWrite)));
+        let key = put.store.describe(b"k", &Tenant::DEFAULT);
+        assert!(key.unwrap().is_none(), "its room is not its any more");
+        assert!(put.gate().begin(put.named(), Reach::READ).is_err());
+        put.gate().end(write);
+        put.end(1).unwrap();
+        let reply = put.replies.0.lock().unwrap().pop();
+        assert_eq!(
+            reply,
+            Some(Reply::Each(vec![Err(ErrorCode::ObjectNotFound)]))
+        );
     }
 }

@@ -237,7 +237,7 @@ impl<'s, 'b> Reader<'s, 'b> {
                             key,
                             version,
                         };
-                        match self.open(core, now, (index, bytes), &entry, &from) {
+                        match self.open(core, now, (index, bytes, checksum), &entry, &from) {
                             Ok(source) => {
                                 let bytes = bytes as usize;
                                 let reading = Reading {
@@ -288,7 +288,7 @@ impl<'s, 'b> Reader<'s, 'b> {
         &mut self,
         core: &mut Core,
         now: Instant,
-        (index, bytes): (usize, u64),
+        (index, bytes, checksum): (usize, u64, Checksum),
         entry: &DiskEntry,
         from: &ReplicaAt,
     ) -> Result<Source, ReadFailure> {
@@ -321,10 +321,15 @@ impl<'s, 'b> Reader<'s, 'b> {
                     }
                 }
             }
-            ReplicaAt::Disk { .. } => core
-                .begin_read(now, entry)
-                .map(Source::Disk)
-                .ok_or(ReadFailure::Stale),
+            ReplicaAt::Disk { .. } => {
+                let record = core.begin_read(now, entry).ok_or(ReadFailure::Stale)?;
+                // What a client in another process says of a record may be wrong, and nothing is wrong with the record.
+                if (record.length, record.checksum) != (bytes, checksum) {
+                    core.end_read(now, record, (ReadEnd::Failed(UNREAD), Duration::ZERO));
+                    return Err(ReadFailure::Stale);
+                }
+                Ok(Source::Disk(record))
+            }
         }
     }
 

@@ -181,8 +181,8 @@ impl Store {
         self.shared().disk.is_some()
     }
 
-    /// Reads a record that the master has named, verified; `None` when it is gone. Promotions that wait for its bytes
-    /// get them.
+    /// Reads a record as a client says that the master has named it, verified; `None` when it is gone, or there is none of
+    /// that length and checksum. Promotions that wait for its bytes get them.
     ///
     /// # Errors
     /// When the store is closed or broken.
@@ -224,7 +224,7 @@ mod tests {
     use slackwater_base::ByteSize;
     use slackwater_transfer::{Gate, Rights as Reach};
     use slackwater_wire::{
-        Chain, Key, PutConfig, PutDone, PutEntry, PutStart, PutStarted, Tenant, Version,
+        Chain, DiskEntry, Key, PutConfig, PutDone, PutEntry, PutStart, PutStarted, Tenant, Version,
     };
 
     use super::*;
@@ -331,6 +331,46 @@ mod tests {
             permissions: Permissions::admin(),
             request,
         })
+    }
+
+    /// A client asked for a record with a wrong length. The bytes that were read for it had another checksum than the
+    /// record's, which therefore counted as rotten and was dropped.
+    #[test]
+    fn a_wrong_word_about_a_record_does_not_harm_it() {
+        let root = tempfile::tempdir().unwrap();
+        let config = Config {
+            memory: ByteSize::mib(16),
+            ssd: ByteSize::mib(16),
+            dir: Some(root.path().to_owned()),
+            ..Config::default()
+        };
+        let store = Store::open(config).unwrap();
+        let value = vec![7; BYTES];
+        store.put(b"k", &value, &Default::default()).unwrap();
+        store.flush(Duration::from_secs(60)).unwrap();
+        let found = store.describe(b"k", &Tenant::DEFAULT).unwrap().unwrap();
+        let check = |bytes: usize, byte: u8, expected: Option<&Vec<u8>>| {
+            let record = ReadRecord {
+                epoch: Epoch(0),
+                client: CLIENT,
+                entry: DiskEntry {
+                    tenant: Tenant::DEFAULT,
+                    key: Key::new(b"k").unwrap(),
+                    version: found.version,
+                },
+                bytes: bytes as u64,
+                checksum: slackwater_pool::copy::checksum(&[byte; BYTES]),
+            };
+            let read = store.read_record(&record).unwrap();
+            assert_eq!(read.as_ref(), expected, "{bytes} bytes of {byte}");
+            assert_eq!(store.stats().corrupt, 0);
+        };
+        check(BYTES / 2, 7, None);
+        check(BYTES * 2, 7, None);
+        check(BYTES, 8, None);
+        check(BYTES, 7, Some(&value));
+        let there = store.describe(b"k", &Tenant::DEFAULT).unwrap().unwrap();
+        assert_eq!(there.replicas.len(), found.replicas.len());
     }
 
     /// A writer ended its put while a write of it was in the air. It landed after the bytes had been compared, and what

@@ -5,13 +5,13 @@ use slackwater_mq::{AllowList, Call, Level, LinkEvent};
 use slackwater_transfer::{Rights, Segment as Contact};
 use slackwater_wait::now;
 use slackwater_wire::{
-    Asked, Durability, Epoch, ErrorCode, Hello, Hold, Permissions, ReadRecord, RecordStaged,
-    Release, Request, StagedRecord, Tenant, Welcome, body,
+    Asked, ClientId, Durability, Epoch, ErrorCode, Hello, Hold, Permissions, ReadRecord,
+    RecordStaged, Release, Request, StagedRecord, Tenant, Welcome, body,
 };
 use slackwater_zmtp::PublicKey;
 
 use super::outgoing::{Outgoing, refused};
-use super::staging::Staging;
+use super::staging::{Borrower, Staging};
 use crate::region::{Access, Grant};
 use crate::store::remote::RemoteRequest;
 use crate::{Store, StoreError};
@@ -162,9 +162,10 @@ impl Handlers {
             return Err(ErrorCode::ValueTooLong);
         }
         let (client, mut released) = (record.client, Vec::new());
+        let borrower = Borrower { client, key };
         let room = self
             .staging
-            .take(now(), client, record.bytes, &mut released);
+            .take(now(), borrower, record.bytes, &mut released);
         self.outgoing.release(&released);
         let room = room.ok_or(ErrorCode::TaskPendingLimitExceeded)?;
         let filled = self.store.read_record(record).map_err(code);
@@ -203,14 +204,9 @@ impl Handlers {
         &self,
         call: &Call<'_>,
         epoch: Epoch,
-        client: slackwater_wire::ClientId,
+        client: ClientId,
     ) -> Result<Permissions, ErrorCode> {
-        if epoch > self.outgoing.epoch {
-            return Err(ErrorCode::StaleEpoch);
-        }
-        let permissions = self
-            .permissions(call.key())
-            .ok_or(ErrorCode::RoleNotPermitted)?;
+        let permissions = self.permitted(call, epoch)?;
         if self.outgoing.clients().is(call.from(), client) {
             Ok(permissions)
         } else {
@@ -218,23 +214,26 @@ impl Handlers {
         }
     }
 
-    /// What the client of a message may do.
+    /// What the client of a message may do, which may be the first of its link.
     fn admit(
         &self,
         call: &Call<'_>,
         epoch: Epoch,
-        client: slackwater_wire::ClientId,
+        client: ClientId,
     ) -> Result<Permissions, ErrorCode> {
+        let permissions = self.permitted(call, epoch)?;
+        let mut clients = self.outgoing.clients();
+        clients.arrive(call.from(), client, call.key())?;
+        Ok(permissions)
+    }
+
+    /// What a message may ask for by its key, unless its sender knows a later master than this one.
+    fn permitted(&self, call: &Call<'_>, epoch: Epoch) -> Result<Permissions, ErrorCode> {
         if epoch > self.outgoing.epoch {
             return Err(ErrorCode::StaleEpoch);
         }
-        let permissions = self
-            .permissions(call.key())
-            .ok_or(ErrorCode::RoleNotPermitted)?;
-        self.outgoing
-            .clients()
-            .arrive(call.from(), client, call.key())?;
-        Ok(permissions)
+        let permissions = self.permissions(call.key());
+        permissions.ok_or(ErrorCode::RoleNotPermitted)
     }
 
     /// The permissions of a key; none for one that is not in the list, or not any more.

@@ -1,18 +1,26 @@
 //! Memory for records of the SSD log that other processes read: bounded, lent for the time of a lease, and fenced before
 //! it is used again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use slackwater_base::{ByteSize, Extent as Piece, ExtentAllocator, Instant};
 use slackwater_transfer::Extent;
 use slackwater_wire::ClientId;
+use slackwater_zmtp::PublicKey;
 
 use super::ExtentGate;
 
-/// Part of the memory that one client may hold.
+/// Part of the memory that the clients of one key may hold, or one client where there are no keys.
 const SHARE: u64 = 2;
+
+/// Who borrows. A process may have any number of names, but only the keys that it was given.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Borrower {
+    pub(super) client: ClientId,
+    pub(super) key: Option<PublicKey>,
+}
 
 /// See the module. Offsets are from the start of the region that it is a part of.
 pub(super) struct Staging {
@@ -25,15 +33,32 @@ pub(super) struct Staging {
 struct StagingState {
     allocator: ExtentAllocator,
     lent: BTreeMap<u64, Lent>,
+    /// What is lent for a time, by when that is over.
+    due: BTreeSet<(Instant, u64)>,
+    /// Bytes that are lent, by who counts as one.
+    held: BTreeMap<Holder, u64>,
     /// Not lent any more, but other processes may still read them.
     retired: Vec<Piece>,
 }
 
+/// Whose bytes are counted together.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Holder {
+    Key(PublicKey),
+    Client(ClientId),
+}
+
 struct Lent {
     piece: Piece,
-    client: ClientId,
+    borrower: Borrower,
     /// None while it is being filled.
     until: Option<Instant>,
+}
+
+impl Borrower {
+    fn holder(&self) -> Holder {
+        self.key.map_or(Holder::Client(self.client), Holder::Key)
+    }
 }
 
 impl Staging {
@@ -46,6 +71,8 @@ impl Staging {
             state: Mutex::new(StagingState {
                 allocator: ExtentAllocator::new(bytes.0, granule, 1),
                 lent: BTreeMap::new(),
+                due: BTreeSet::new(),
+                held: BTreeMap::new(),
                 retired: Vec::new(),
             }),
         }
@@ -61,52 +88,44 @@ impl Staging {
     pub(super) fn take(
         &self,
         now: Instant,
-        client: ClientId,
+        borrower: Borrower,
         bytes: u64,
         released: &mut Vec<Extent>,
     ) -> Option<Extent> {
         let mut state = self.state();
-        let over = |lent: &Lent| lent.until.is_some_and(|until| until <= now);
-        let late: Vec<u64> = state
-            .lent
-            .iter()
-            .filter(|(_, lent)| over(lent))
-            .map(|(generation, _)| *generation)
-            .collect();
-        for generation in late {
+        while let Some((_, generation)) = state.due.first().copied().filter(|(at, _)| *at <= now) {
             self.retire(&mut state, generation, released);
         }
         self.reclaim(&mut state);
-        let held: u64 = state
-            .lent
-            .values()
-            .filter(|lent| lent.client == client)
-            .map(|lent| lent.piece.bytes)
-            .sum();
-        if held + bytes > self.bytes_max() {
+        let holder = borrower.holder();
+        let held = state.held.get(&holder).copied().unwrap_or_default();
+        if held.saturating_add(bytes) > self.bytes_max() {
             return None;
         }
         let piece = state.allocator.allocate(bytes).ok()?;
         let lent = Lent {
             piece,
-            client,
+            borrower,
             until: None,
         };
         state.lent.insert(piece.generation, lent);
+        *state.held.entry(holder).or_default() += piece.bytes;
         Some(self.extent(&piece))
     }
 
     /// Lends filled room for a time.
     pub(super) fn lend(&self, now: Instant, generation: u64, time: Duration) {
-        if let Some(lent) = self.state().lent.get_mut(&generation) {
+        let state = &mut *self.state();
+        if let Some(lent) = state.lent.get_mut(&generation) {
             lent.until = Some(now + time);
+            state.due.insert((now + time, generation));
         }
     }
 
     /// Takes room back from a client, before its time or unfilled. What it does not hold is none of its business.
     pub(super) fn give_back(&self, client: ClientId, generation: u64, released: &mut Vec<Extent>) {
         let mut state = self.state();
-        let own = |lent: &Lent| lent.client == client;
+        let own = |lent: &Lent| lent.borrower.client == client;
         if state.lent.get(&generation).is_some_and(own) {
             self.retire(&mut state, generation, released);
             self.reclaim(&mut state);
@@ -114,14 +133,30 @@ impl Staging {
     }
 
     fn retire(&self, state: &mut StagingState, generation: u64, released: &mut Vec<Extent>) {
-        if let Some(Lent { piece, .. }) = state.lent.remove(&generation) {
-            let extent = self.extent(&piece);
-            if self.gate.retire(extent) {
-                released.push(extent);
-            }
-            state.allocator.retire(piece);
-            state.retired.push(piece);
+        let Some(lent) = state.lent.remove(&generation) else {
+            return;
+        };
+        let Lent {
+            piece,
+            borrower,
+            until,
+        } = lent;
+        if let Some(until) = until {
+            state.due.remove(&(until, generation));
         }
+        let holder = borrower.holder();
+        if let Some(held) = state.held.get_mut(&holder) {
+            *held -= piece.bytes;
+            if *held == 0 {
+                state.held.remove(&holder);
+            }
+        }
+        let extent = self.extent(&piece);
+        if self.gate.retire(extent) {
+            released.push(extent);
+        }
+        state.allocator.retire(piece);
+        state.retired.push(piece);
     }
 
     fn reclaim(&self, state: &mut StagingState) {
@@ -168,7 +203,14 @@ mod tests {
 
     fn take(staging: &Staging, now: Instant, client: u64, granules: u64) -> Option<Extent> {
         let mut released = Vec::new();
-        staging.take(now, ClientId(client), granules * GRANULE, &mut released)
+        staging.take(now, named(client), granules * GRANULE, &mut released)
+    }
+
+    fn named(client: u64) -> Borrower {
+        Borrower {
+            client: ClientId(client),
+            key: None,
+        }
     }
 
     #[test]
@@ -192,6 +234,36 @@ mod tests {
         assert!(take(&staging, now, 4, 4).is_some() && released.is_empty());
     }
 
+    /// Each client had a share of its own: a process that took several names with one key had everything.
+    #[test]
+    fn the_clients_of_a_key_have_one_share_together() {
+        let (_, staging) = staging();
+        let take = |client, key: Option<u8>, granules: u64| {
+            let borrower = Borrower {
+                client: ClientId(client),
+                key: key.map(|byte| PublicKey::from_bytes([byte; 32])),
+            };
+            let bytes = granules * GRANULE;
+            staging.take(Instant::ZERO, borrower, bytes, &mut Vec::new())
+        };
+        let first = take(1, Some(1), 3).unwrap();
+        assert!(
+            take(2, Some(1), 2).is_none(),
+            "more than the share of the key"
+        );
+        assert!(take(2, Some(1), 1).is_some());
+        assert!(take(3, Some(2), 4).is_some(), "another key has another one");
+        staging.give_back(ClientId(1), first.generation, &mut Vec::new());
+        assert!(take(2, Some(1), 3).is_some());
+        assert!(
+            staging
+                .state()
+                .held
+                .values()
+                .all(|held| *held == 4 * GRANULE)
+        );
+    }
+
     /// A client that was stopped in the middle of a read went on after its lease: the room had another record by then.
     #[test]
     fn room_that_is_still_read_is_not_given_to_another() {
@@ -204,7 +276,7 @@ mod tests {
         let read = gate.begin(one, Rights::READ).unwrap();
         let mut released = Vec::new();
         let late = now + LEASE;
-        let taken = staging.take(late, ClientId(3), 4 * GRANULE, &mut released);
+        let taken = staging.take(late, named(3), 4 * GRANULE, &mut released);
         assert_eq!(taken.map(|extent| extent.offset), Some(two.offset));
         assert_eq!(released, [one]);
         assert!(!gate.is_live(read) && gate.begin(one, Rights::READ).is_err());

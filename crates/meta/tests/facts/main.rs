@@ -11,6 +11,7 @@ mod offload;
 mod permissions;
 mod promote;
 mod put;
+mod put_waits;
 mod remove;
 mod stories;
 mod suspect;

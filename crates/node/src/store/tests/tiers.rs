@@ -1,0 +1,308 @@
+//! A store with an SSD: what goes there, comes back, and is there after a restart.
+
+use super::*;
+
+/// Waits for a fact about the store, without a period that a slow machine could miss: looks, flushes, looks again.
+fn until(store: &Store, what: &str, fact: impl Fn(&Stats) -> bool) -> Stats {
+    let begun = std::time::Instant::now();
+    loop {
+        let stats = store.stats();
+        if fact(&stats) {
+            return stats;
+        }
+        assert!(
+            begun.elapsed() < Duration::from_secs(20),
+            "{what}: {stats:#?}"
+        );
+        store.flush(Duration::from_secs(20)).unwrap();
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn what_memory_has_no_room_for_is_read_from_ssd_on_both_devices() {
+    for io in [
+        crate::config::IoBackend::Uring,
+        crate::config::IoBackend::Pread,
+    ] {
+        let root = tempfile::tempdir().unwrap();
+        let config = Config {
+            io,
+            promotion_enabled: false,
+            ..tiered(root.path())
+        };
+        let store = Store::open(config).unwrap();
+        let (keys, bytes) = (names(300), 70_001);
+        put_all(&store, &keys, bytes);
+        until(&store, "every value is on SSD", |stats| {
+            stats.offloads.completed == 300
+        });
+        let o = store.stats().offloads;
+        assert_eq!(
+            o.started,
+            o.completed + o.failed + o.expired + o.cancelled + o.in_flight,
+            "{o:?}"
+        );
+        assert!(
+            store
+                .metrics_text()
+                .contains("slackwater_offloads_total{status=\"completed\"} 300\n")
+        );
+        let tiers: Vec<Option<Tier>> = keys.iter().map(|key| read(&store, key, bytes)).collect();
+        assert!(tiers.iter().all(Option::is_some));
+        let from_ssd = tiers
+            .iter()
+            .filter(|tier| **tier == Some(Tier::Disk))
+            .count() as u64;
+        assert!(from_ssd > 150, "{from_ssd}");
+        assert_eq!(store.stats().ssd_reads, from_ssd);
+        assert_eq!(store.stats().reads.ssd_hits, from_ssd);
+
+        let named: Vec<&[u8]> = keys[..40].iter().map(String::as_bytes).collect();
+        let batch = store.get_batch(&named, &GetOptions::default());
+        for (key, got) in keys.iter().zip(batch) {
+            assert!(got.unwrap().unwrap() == value(key, bytes), "{key}");
+        }
+        assert_eq!(store.stats().corrupt, 0);
+        store.close().unwrap();
+    }
+}
+
+#[test]
+fn a_reopened_store_is_warm() {
+    let root = tempfile::tempdir().unwrap();
+    let (keys, bytes) = (names(100), 30_000);
+    let store = Store::open(tiered(root.path())).unwrap();
+    put_all(&store, &keys, bytes);
+    store.close().unwrap();
+    let store = Store::open(tiered(root.path())).unwrap();
+    assert_eq!(store.stats().ssd.unwrap().recovered, 100);
+    for key in &keys {
+        assert_eq!(read(&store, key, bytes), Some(Tier::Disk), "{key}");
+    }
+    let removed = store.remove(
+        &[keys[3].as_bytes()],
+        &RemoveOptions {
+            force: true,
+            ..RemoveOptions::default()
+        },
+    );
+    assert_eq!(removed, [Ok(())]);
+    assert_eq!(read(&store, &keys[3], bytes), None);
+    let upsert = PutOptions {
+        mode: slackwater_wire::PutMode::Upsert,
+        ..PutOptions::default()
+    };
+    assert_eq!(
+        store.put(keys[4].as_bytes(), b"new", &upsert),
+        Ok(Stored::New)
+    );
+    store.close().unwrap();
+    let store = Store::open(tiered(root.path())).unwrap();
+    assert_eq!(
+        read(&store, &keys[3], bytes),
+        None,
+        "what was removed stays removed"
+    );
+    assert_eq!(
+        store.get(keys[4].as_bytes(), &GetOptions::default()),
+        Ok(Some(b"new".to_vec()))
+    );
+    assert_eq!(store.stats().ssd.unwrap().recovered, 99);
+}
+
+/// With its SSD lowered below what the log holds, a store dropped nothing, took nothing and in the end refused puts.
+#[test]
+fn a_store_whose_ssd_was_lowered_brings_its_log_down_and_takes_every_put() {
+    let root = tempfile::tempdir().unwrap();
+    let (keys, bytes) = (names(1200), 64 << 10);
+    let store = Store::open(Config {
+        ssd: ByteSize::mib(96),
+        ..tiered(root.path())
+    })
+    .unwrap();
+    put_all(&store, &keys[..900], bytes);
+    store.close().unwrap();
+    let lowered = || Config {
+        ssd: ByteSize::mib(24),
+        ..tiered(root.path())
+    };
+    let store = Store::open(lowered()).unwrap();
+    put_all(&store, &keys[900..], bytes);
+    let length = || {
+        let files = std::fs::read_dir(root.path()).unwrap().flatten();
+        files
+            .filter_map(|entry| entry.metadata().ok())
+            .map(|metadata| metadata.len())
+            .sum::<u64>()
+    };
+    until(&store, "the log comes down", |stats| {
+        stats.ssd.unwrap().accepting && length() < 25 << 20
+    });
+    let kept = keys
+        .iter()
+        .filter(|key| read(&store, key, bytes).is_some())
+        .count();
+    assert!(kept > 100, "{kept} of 1200 in 8 MiB and 24 MiB");
+    store.close().unwrap();
+    let store = Store::open(lowered()).unwrap();
+    assert!(store.stats().ssd.unwrap().recovered > 0);
+}
+
+#[test]
+fn a_value_that_is_read_often_comes_back_into_memory() {
+    let root = tempfile::tempdir().unwrap();
+    let (keys, bytes) = (names(40), 50_000);
+    let store = Store::open(tiered(root.path())).unwrap();
+    put_all(&store, &keys, bytes);
+    store.close().unwrap();
+    let store = Store::open(tiered(root.path())).unwrap();
+    assert_eq!(read(&store, &keys[0], bytes), Some(Tier::Disk));
+    assert_eq!(read(&store, &keys[0], bytes), Some(Tier::Disk));
+    let stats = until(&store, "the promotion", |stats| {
+        stats.promotions.completed == 1
+    });
+    assert_eq!(stats.promotions.completed_bytes, bytes as u64);
+    let before = store.stats().ssd_reads;
+    assert_eq!(read(&store, &keys[0], bytes), Some(Tier::Memory));
+    assert_eq!(store.stats().ssd_reads, before);
+    let stats = store.stats();
+    let p = stats.promotions;
+    assert_eq!(
+        p.admitted,
+        p.completed + p.failed + p.expired + p.cancelled + p.in_flight
+    );
+}
+
+#[test]
+fn every_mode_of_offload_keeps_what_it_promises() {
+    for (offload, policy) in [
+        (OffloadMode::Eager, PolicyKind::Lru),
+        (OffloadMode::OnEvict, PolicyKind::WTinyLfu),
+        (OffloadMode::OnEvictForced, PolicyKind::S3Fifo),
+    ] {
+        let root = tempfile::tempdir().unwrap();
+        let store = Store::open(Config {
+            offload,
+            policy,
+            ..tiered(root.path())
+        })
+        .unwrap();
+        let (keys, bytes) = (names(400), 64 << 10);
+        put_all(&store, &keys, bytes);
+        let kept = keys
+            .iter()
+            .filter(|key| read(&store, key, bytes).is_some())
+            .count();
+        let least = if offload == OffloadMode::OnEvictForced {
+            100
+        } else {
+            400
+        };
+        assert!(
+            kept >= least,
+            "{offload:?}: {kept} of 400, {:#?}",
+            store.stats()
+        );
+        store.close().unwrap();
+    }
+}
+
+#[test]
+fn a_durable_put_is_on_ssd_when_it_returns() {
+    let root = tempfile::tempdir().unwrap();
+    let store = Store::open(Config {
+        offload: OffloadMode::Off,
+        ..tiered(root.path())
+    })
+    .unwrap();
+    let durable = PutOptions {
+        durability: slackwater_wire::Durability::Disk,
+        ..PutOptions::default()
+    };
+    assert_eq!(store.put(b"kept", b"value", &durable), Ok(Stored::New));
+    assert_eq!(
+        store.put(b"lost", b"value", &PutOptions::default()),
+        Ok(Stored::New)
+    );
+    assert_eq!(store.stats().offloads.completed, 1);
+    store.close().unwrap();
+    let store = Store::open(tiered(root.path())).unwrap();
+    assert_eq!(
+        store.exists(&[b"kept", b"lost"], &Tenant::DEFAULT),
+        Ok(vec![true, false])
+    );
+}
+
+/// A store whose SSD was full while offloads waited could not be closed without an error.
+#[test]
+fn a_store_with_a_full_ssd_closes_and_opens_warm() {
+    let root = tempfile::tempdir().unwrap();
+    let config = || Config {
+        memory: ByteSize::mib(8),
+        ssd: ByteSize::mib(5),
+        file_bytes: ByteSize::mib(1),
+        offload: OffloadMode::Eager,
+        ..tiered(root.path())
+    };
+    for round in 0..3 {
+        let store = Store::open(config()).unwrap();
+        let warm = store.stats().ssd.unwrap().recovered;
+        assert_eq!(warm > 0, round > 0, "{warm}");
+        for key in names(300) {
+            let name = format!("{round}/{key}");
+            store
+                .put(name.as_bytes(), &vec![7; 60_000], &PutOptions::default())
+                .unwrap();
+        }
+        assert_eq!(store.close(), Ok(()), "{round}");
+    }
+}
+
+#[test]
+fn rotten_bytes_on_ssd_are_a_miss_and_never_returned() {
+    let root = tempfile::tempdir().unwrap();
+    let (keys, bytes) = (names(20), 20_000);
+    let config = || Config {
+        promotion_enabled: false,
+        ..tiered(root.path())
+    };
+    let store = Store::open(config()).unwrap();
+    put_all(&store, &keys, bytes);
+    store.close().unwrap();
+    let store = Store::open(config()).unwrap();
+    // Flip one bit in the middle of every value: they are unlike anything else in the files.
+    for entry in std::fs::read_dir(root.path()).unwrap() {
+        let path = entry.unwrap().path();
+        if path
+            .extension()
+            .is_none_or(|extension| extension != "slack")
+        {
+            continue;
+        }
+        let mut content = std::fs::read(&path).unwrap();
+        for key in &keys[..10] {
+            let needle = &value(key, bytes)[..64];
+            if let Some(at) = content.windows(64).position(|window| window == needle) {
+                content[at + bytes / 2] ^= 4;
+            }
+        }
+        std::fs::write(&path, content).unwrap();
+    }
+    let found: Vec<bool> = keys
+        .iter()
+        .map(|key| read(&store, key, bytes).is_some())
+        .collect();
+    assert_eq!(found, (0..20).map(|index| index >= 10).collect::<Vec<_>>());
+    assert_eq!(store.stats().corrupt, 10, "each is counted once");
+    assert_eq!(read(&store, &keys[0], bytes), None);
+    assert_eq!(
+        store.put(
+            keys[0].as_bytes(),
+            &value(&keys[0], bytes),
+            &PutOptions::default()
+        ),
+        Ok(Stored::New)
+    );
+    assert!(read(&store, &keys[0], bytes).is_some());
+}

@@ -7,6 +7,7 @@ mod clock;
 pub mod config;
 pub mod disk;
 mod fork;
+mod host;
 pub mod logging;
 pub mod region;
 mod selection;

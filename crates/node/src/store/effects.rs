@@ -252,7 +252,7 @@ const EFFECTS: &[Effect] = &[
             let mut core = recovered(config);
             read_all(&mut core, 2);
             core.on_deadline(Instant::ZERO + Duration::from_secs(60));
-            format!("{} expired", core.master.metrics().promotion.expired)
+            format!("{} expired", core.master().metrics().promotion.expired)
         },
     ),
     effect(
@@ -274,7 +274,7 @@ const EFFECTS: &[Effect] = &[
             let store = open(config);
             put(&store, "k", 100);
             let due = store.shared().with(|core, now| {
-                let at = core.agent.next_deadline().unwrap();
+                let at = core.node.agent.next_deadline().unwrap();
                 now.until(at).as_secs_f64()
             });
             format!("{:.0}s", due.unwrap())
@@ -556,7 +556,7 @@ fn promoted(config: &Config, reads: usize) -> String {
             }
         )
     };
-    format!("{} read", core.ops.iter().filter(into_memory).count())
+    format!("{} read", core.node.ops.iter().filter(into_memory).count())
 }
 
 fn read_all(core: &mut Core, reads: usize) {
@@ -603,15 +603,15 @@ fn recovered(config: &Config) -> Core {
         .collect();
     let disk = ReadOnlyDisk::new(directory);
     core.open(Instant::ZERO, AgentInput::Open { files, fresh: 0 });
-    while core.is_opening() {
-        let ops = std::mem::take(&mut core.ops);
+    while core.node.is_opening() {
+        let ops = core.take_ops();
         let done = |(op, request): &(_, DiskOp)| DiskDone {
             op: *op,
             result: disk.perform(request),
         };
         core.disk_done(Instant::ZERO, &mut ops.iter().map(done).collect());
     }
-    core.ops.clear();
+    core.node.ops.clear();
     core
 }
 

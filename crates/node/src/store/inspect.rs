@@ -111,8 +111,9 @@ fn read(
         .collect();
     let disk = ReadOnlyDisk::new(directory);
     let opening = core.open(now, AgentInput::Open { files, fresh: 0 });
-    while core.is_opening() {
-        let mut done: Vec<DiskDone> = std::mem::take(&mut core.ops)
+    while core.node.is_opening() {
+        let mut done: Vec<DiskDone> = core
+            .take_ops()
             .iter()
             .map(|(op, request)| DiskDone {
                 op: *op,
@@ -149,9 +150,9 @@ fn read(
         }
     }
     learned::restore(&learned::path_in(directory), |segment, bytes| {
-        core.master.restore_learned(segment, bytes)
+        core.master_mut().restore_learned(segment, bytes)
     });
-    let opinions = core.master.explain(now, tenant, key);
+    let opinions = core.master().explain(now, tenant, key);
     Ok(opinions.map(|opinions| opinions.into_iter().map(Reason::from).collect()))
 }
 

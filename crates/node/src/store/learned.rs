@@ -64,7 +64,7 @@ impl Shared {
             return;
         };
         restore(&path, |segment, bytes| {
-            let restored = self.with(|core, _| core.master.restore_learned(segment, bytes));
+            let restored = self.with(|core, _| core.master_mut().restore_learned(segment, bytes));
             restored.unwrap_or(Ok(()))
         });
     }
@@ -84,7 +84,7 @@ impl Shared {
         let Some(path) = self.tables_path() else {
             return;
         };
-        let Ok(tables) = self.with(|core, _| core.master.learned()) else {
+        let Ok(tables) = self.with(|core, _| core.master().learned()) else {
             return;
         };
         if tables.is_empty() {

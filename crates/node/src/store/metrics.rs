@@ -23,13 +23,13 @@ impl Shared {
     pub(super) fn stats(&self) -> Stats {
         // The cores of a broken store are not looked at; what the shell counted is still given.
         let taken = self.with(|core, _| Books {
-            metrics: core.master.metrics().clone(),
-            objects: core.master.objects(),
-            segments: core.master.segments(),
-            agent: core.agent.stats(),
-            accepting: core.accepting,
+            metrics: core.master().metrics().clone(),
+            objects: core.master().objects(),
+            segments: core.master().segments(),
+            agent: core.node.agent.stats(),
+            accepting: core.node.accepting,
             views: core.views.stats(),
-            leaders: core.master.eviction_leaders(),
+            leaders: core.master().eviction_leaders(),
         });
         let Books {
             metrics,

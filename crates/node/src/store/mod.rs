@@ -6,7 +6,7 @@
 
 mod apart;
 mod copier;
-pub(crate) mod core;
+mod core;
 mod error;
 mod explain;
 mod get;
@@ -21,7 +21,7 @@ mod put;
 pub(crate) mod remote;
 mod shared;
 mod sink;
-mod slot;
+pub(crate) mod slot;
 mod socket;
 mod stats;
 mod view;
@@ -47,12 +47,12 @@ pub use stats::{
 };
 pub use view::View;
 
-use self::core::Stopped;
 pub(crate) use self::open::{GRANULE, Sharing};
 use self::shared::Shared;
 use self::sink::Sink;
 use self::socket::AnswerSocket;
 use crate::config::Config;
+use crate::host::Stopped;
 
 /// The name of the one memory segment.
 const MEMORY_NAME: &str = "memory";

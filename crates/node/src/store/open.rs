@@ -93,7 +93,7 @@ pub(super) fn open(
     if let Some(served) = &served {
         core = core.gated_by(Arc::clone(&served.gate));
     }
-    for warning in core.master.warnings() {
+    for warning in core.master().warnings() {
         // Both are said by `Config::warnings` in the words of its options.
         let known = matches!(
             warning,

@@ -128,7 +128,7 @@ impl Shared {
                 return Err(self.break_down(why));
             }
         };
-        let mut ops = std::mem::take(&mut core.ops);
+        let mut ops = core.take_ops();
         let outbound = std::mem::take(&mut core.outbound);
         let next = core.next_deadline();
         let ring = next < core.steward_wakes;

@@ -4,14 +4,14 @@ use slackwater_wait::{Choice, Completer, Completion, Site, Stopped, Wait, Waitin
 use super::StoreError;
 
 /// Something that is answered later than asked.
-pub(super) struct Later<T>(Completion<Result<T, StoreError>>);
+pub(crate) struct Later<T>(Completion<Result<T, StoreError>>);
 
 /// The end that answers.
-pub(super) type Owed<T> = Completer<Result<T, StoreError>>;
+pub(crate) type Owed<T> = Completer<Result<T, StoreError>>;
 
 impl<T> Later<T> {
     /// Both ends of one answer.
-    pub(super) fn new() -> (Owed<T>, Self) {
+    pub(crate) fn new() -> (Owed<T>, Self) {
         let (owed, completion) = Completion::new();
         (owed, Self(completion))
     }

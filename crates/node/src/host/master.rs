@@ -1,0 +1,192 @@
+use slackwater_base::{Instant, Map};
+use slackwater_meta::{Input, Master, Output};
+use slackwater_wire::{
+    ClientId, NodeId, OperationId, Order, Permissions, PutEnd, Reply, Report, Request,
+};
+
+use crate::StoreError;
+use crate::store::remote::{RemoteRequest, Sealed};
+use crate::store::slot::{Later, Owed};
+
+/// The client that is the process itself.
+const CLIENT: ClientId = ClientId(1);
+
+/// How a request went.
+pub(crate) enum Asked {
+    /// It is answered.
+    Now(Reply),
+    /// It will be.
+    Later(Later<Reply>),
+}
+
+/// A master, and the callers that wait for its answers.
+pub(crate) struct MasterHost {
+    pub(crate) core: Master,
+    out: Vec<Output>,
+    /// The operation that is being asked now, and its answer if it comes at once.
+    current: Option<(OperationId, Option<Reply>)>,
+    next_operation: u64,
+    unanswered: Map<OperationId, Owed<Reply>>,
+    /// What nodes are to do, in order. The owner takes it.
+    pub(crate) orders: Vec<(NodeId, Order)>,
+    /// Answers to clients of other processes. The owner takes them.
+    pub(crate) replies: Vec<(ClientId, OperationId, Reply)>,
+}
+
+impl MasterHost {
+    pub(crate) fn new(core: Master) -> Self {
+        Self {
+            core,
+            out: Vec::new(),
+            current: None,
+            next_operation: 1,
+            unanswered: Map::default(),
+            orders: Vec::new(),
+            replies: Vec::new(),
+        }
+    }
+
+    /// Makes a request of the process itself. Nothing between the two can lose or repeat the request, so the master
+    /// keeps no answer for it. What follows is carried by the owner before it takes the answer.
+    pub(crate) fn begin(&mut self, now: Instant, request: Request) {
+        let operation = OperationId::unrepeated(self.next_operation);
+        self.next_operation += 1;
+        self.current = Some((operation, None));
+        self.take(
+            now,
+            Input::Request {
+                client: CLIENT,
+                host: None,
+                permissions: Permissions::FULL,
+                operation,
+                request,
+            },
+        );
+    }
+
+    /// The answer to the request that was begun last.
+    pub(crate) fn end(&mut self) -> Asked {
+        let (operation, reply) = self.current.take().expect("a request was begun");
+        if let Some(reply) = reply {
+            return Asked::Now(reply);
+        }
+        let (owed, later) = Later::new();
+        self.unanswered.insert(operation, owed);
+        Asked::Later(later)
+    }
+
+    /// Makes a request of another process.
+    pub(crate) fn ask_for(&mut self, now: Instant, remote: RemoteRequest) {
+        let RemoteRequest {
+            client,
+            operation,
+            permissions,
+            request,
+        } = remote;
+        let input = Input::Request {
+            client,
+            host: None,
+            permissions,
+            operation,
+            request,
+        };
+        self.take(now, input);
+    }
+
+    /// What a client says that it has written, as the master granted it: its extents, with the length and the checksum
+    /// of the value.
+    pub(crate) fn written(&self, client: ClientId, end: &PutEnd) -> Vec<Sealed> {
+        let each = end.puts.iter().flat_map(|done| {
+            let extents = self.core.extents_being_written(client, &end.tenant, done);
+            extents.into_iter().map(|(extent, bytes)| Sealed {
+                extent,
+                bytes,
+                checksum: done.checksum,
+            })
+        });
+        each.collect()
+    }
+
+    /// Ends puts of another process without values; nobody waits for the answer.
+    pub(crate) fn abandon(&mut self, now: Instant, remote: &RemoteRequest, end: &PutEnd) {
+        let puts = end.puts.iter().map(|put| (put.key.clone(), put.version));
+        let operation = OperationId::unrepeated(self.next_operation);
+        self.next_operation += 1;
+        self.ask_for(
+            now,
+            RemoteRequest {
+                client: remote.client,
+                operation,
+                permissions: remote.permissions.clone(),
+                request: Request::PutRevoke {
+                    tenant: end.tenant.clone(),
+                    puts: puts.collect(),
+                },
+            },
+        );
+    }
+
+    /// The last link to a client of another process is gone.
+    pub(crate) fn lose_client(&mut self, now: Instant, client: ClientId) {
+        self.take(now, Input::ClientLost(client));
+    }
+
+    /// Takes the report of a node in.
+    pub(crate) fn report(&mut self, now: Instant, node: NodeId, report: Report) {
+        self.take(now, Input::Report { node, report });
+    }
+
+    /// Does what has fallen due.
+    pub(crate) fn on_deadline(&mut self, now: Instant) {
+        if self.core.next_deadline().is_some_and(|at| at <= now) {
+            self.core.on_deadline(now, &mut self.out);
+            self.sort();
+        }
+    }
+
+    /// Whether an offload or a promotion is under way.
+    pub(crate) fn is_moving(&self) -> bool {
+        let metrics = self.core.metrics();
+        metrics.offload.in_flight + metrics.promotion.in_flight > 0
+    }
+
+    /// Tells every waiter that there will be no answer.
+    pub(crate) fn fail_waiters(&mut self, error: &StoreError) {
+        self.unanswered
+            .drain()
+            .for_each(|(_, owed)| owed.complete(Err(error.clone())));
+    }
+
+    /// Takes an event in.
+    pub(crate) fn take(&mut self, now: Instant, input: Input) {
+        self.core.handle(now, input, &mut self.out);
+        self.sort();
+    }
+
+    fn sort(&mut self) {
+        for output in std::mem::take(&mut self.out) {
+            match output {
+                Output::Reply {
+                    client,
+                    operation,
+                    reply,
+                } if client != CLIENT => self.replies.push((client, operation, reply)),
+                Output::Reply {
+                    operation, reply, ..
+                } => self.reply(operation, reply),
+                Output::Order { node, order } => self.orders.push((node, order)),
+            }
+        }
+    }
+
+    fn reply(&mut self, operation: OperationId, reply: Reply) {
+        match &mut self.current {
+            Some((current, answer)) if *current == operation => *answer = Some(reply),
+            _ => {
+                if let Some(owed) = self.unanswered.remove(&operation) {
+                    owed.complete(Ok(reply));
+                }
+            }
+        }
+    }
+}

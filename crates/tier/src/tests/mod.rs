@@ -91,6 +91,8 @@ struct World {
     flushed: BTreeSet<u64>,
     stopped: Option<usize>,
     state: Option<DiskState>,
+    /// How often the state was reported.
+    states: usize,
     /// Bytes that the log's last report asked to have dropped, less what was dropped since: a
     /// master acts on each report once.
     asked: u64,
@@ -179,6 +181,7 @@ impl World {
             flushed: BTreeSet::new(),
             stopped: None,
             state: None,
+            states: 0,
             asked: 0,
             queue: Vec::new(),
         };
@@ -343,6 +346,7 @@ impl World {
             Report::Disk(state) => {
                 self.asked = state.pressure;
                 self.state = Some(state);
+                self.states += 1;
             }
         }
     }

@@ -481,6 +481,42 @@ fn promotions_are_begun_in_order_and_no_more_than_allowed() {
     );
 }
 
+/// A promotion that was refused its extent kept its bytes counted: after some of them no other was begun while one was
+/// under way.
+#[test]
+fn a_promotion_without_a_fit_extent_gives_its_bytes_back() {
+    let mut config = agent_config();
+    config.promotion_bytes_in_flight_max = 200;
+    let mut world = World::with(small_log(2 << 20), config, 0);
+    world.rest();
+    for key in 0..5u8 {
+        world.put(&[key], 1, 100);
+    }
+    world.rest();
+    for key in 0..3u8 {
+        let ticket = world.promote(&[key], 1, 100);
+        let dead = *world.free.last().unwrap();
+        world.fence(dead);
+        world.stage(ticket);
+        assert_eq!(world.promotions_failed[&ticket], PromotionFailure::Stale);
+    }
+    world.promote(&[3], 1, 100);
+    world.promote(&[4], 1, 100);
+    assert_eq!(world.stages.len(), 2, "both fit the bytes in flight");
+}
+
+/// The state went out after every input, though nothing in it had changed.
+#[test]
+fn a_state_that_stays_alike_is_reported_once() {
+    let mut world = world();
+    assert_eq!(world.states, 1);
+    for key in 0..20u8 {
+        world.put(&[key], 1, 100);
+        world.rest();
+    }
+    assert_eq!(world.states, 1);
+}
+
 #[test]
 fn a_file_stays_while_it_is_read() {
     let mut world = world_with(b"a", 100);

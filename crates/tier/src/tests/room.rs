@@ -48,6 +48,31 @@ fn a_log_that_is_full_of_live_records_says_so_and_goes_on_when_some_are_dropped(
     world.check_opened("with room again");
 }
 
+/// Records that were taken while there was room, and found none when their turn came, kept their sources pinned in memory
+/// until something else was dropped.
+#[test]
+fn a_queue_that_the_log_has_no_room_for_is_given_back() {
+    let mut world = World::new(small_log(1 << 20), 0);
+    world.rest();
+    let mut keys = 0u64..;
+    loop {
+        let tickets: Vec<_> = (keys.by_ref().take(40))
+            .map(|key| world.put(&key.to_le_bytes(), key + 1, 4096))
+            .collect();
+        world.rest();
+        let answer = |ticket| world.results.get(ticket).copied();
+        let answers: Vec<_> = tickets.iter().filter_map(answer).collect();
+        assert_eq!(
+            answers.len(),
+            tickets.len(),
+            "each is written or given back"
+        );
+        if answers.contains(&Err(TaskFailure::NoRoom)) {
+            break;
+        }
+    }
+}
+
 /// A log that was longer than its lowered capacity had no room for the tombstones that would have
 /// brought it down, so nothing was dropped, nothing was deleted and no record was accepted any
 /// more. A crash while reclaim had begun the one file that it may have beyond the capacity had the

@@ -66,6 +66,8 @@ pub struct PutPolicy {
     pub wait_max: Duration,
     /// Most calls that wait for space at once; zero means that none ever waits.
     pub queue_limit: usize,
+    /// Most bytes that calls take in this process, mostly of their keys, while they wait for space.
+    pub queue_bytes: usize,
 }
 
 /// Which replicas are evicted, and when.
@@ -277,6 +279,7 @@ impl PutPolicy {
         wait: Duration::from_secs(2),
         wait_max: Duration::from_secs(60),
         queue_limit: 4096,
+        queue_bytes: 64 << 20,
     };
 }
 

@@ -418,6 +418,7 @@ fn master(rng: &mut Rng, log: bool, tenancy: Tenancy) -> MasterConfig {
             wait: Duration::from_millis(100),
             wait_max: Duration::from_millis(400),
             queue_limit: pick(rng, &[0, 2, 64]),
+            ..PutPolicy::DEFAULT
         },
         eviction: Eviction {
             policy: pick(rng, &PolicyKind::ALL),

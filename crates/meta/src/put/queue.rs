@@ -3,8 +3,8 @@
 //! Within a tenant calls are served in the order of their arrival. Tenants take turns: room is made for the call whose
 //! turn it is, and while it waits, calls of other tenants may pass it until they were given as many bytes as its next
 //! entry needs. So no tenant waits for another's whole queue, and no large call waits for ever while small ones pass
-//! (the idea of deficit round robin: Shreedhar and Varghese, 1995). When the queue is full, the newest call of the
-//! tenant with most calls is refused.
+//! (the idea of deficit round robin: Shreedhar and Varghese, 1995). The queue is bounded by calls and by the bytes that
+//! they take here. When it is full, the newest call of the tenant whose calls take most is refused.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -29,12 +29,17 @@ pub(crate) struct Queue {
     turns: VecDeque<TenantIndex>,
     /// Bytes that other tenants were given since the tenant whose turn it is was given any.
     passed: u64,
+    /// Bytes that the calls of each tenant take in this process, and all of them together.
+    held: BTreeMap<TenantIndex, usize>,
+    held_bytes: usize,
 }
 
 /// A call with entries that have no room yet.
 struct Waiting {
     call: PutCall,
     short: Shortage,
+    /// Bytes that the call took in this process when it came.
+    held: usize,
 }
 
 impl Queue {
@@ -71,8 +76,23 @@ impl Queue {
         let number = self.next;
         self.next += 1;
         self.list(number, call.tenant, short);
-        self.waiting.insert(number, Waiting { call, short });
+        let held = call.held_bytes();
+        self.held_bytes += held;
+        *self.held.entry(call.tenant).or_default() += held;
+        let waiting = Waiting { call, short, held };
+        self.waiting.insert(number, waiting);
         number
+    }
+
+    /// Counts a call no longer.
+    fn release(&mut self, tenant: TenantIndex, held: usize) {
+        self.held_bytes -= held;
+        if let Some(of_tenant) = self.held.get_mut(&tenant) {
+            *of_tenant -= held;
+            if *of_tenant == 0 {
+                self.held.remove(&tenant);
+            }
+        }
     }
 
     fn list(&mut self, number: u64, tenant: TenantIndex, short: Shortage) {
@@ -118,6 +138,7 @@ impl Queue {
     fn dequeue(&mut self, number: u64) -> Option<Waiting> {
         let waiting = self.waiting.remove(&number)?;
         self.unlist(number, waiting.call.tenant);
+        self.release(waiting.call.tenant, waiting.held);
         Some(waiting)
     }
 
@@ -142,21 +163,16 @@ impl Queue {
         self.for_space.get(&tenant)?.first().copied()
     }
 
-    /// The newest call of the tenant with most waiting calls, if these are more than `tenant` would have.
-    fn displaced_by(&self, tenant: TenantIndex) -> Option<u64> {
-        let count = |of: TenantIndex| {
-            let calls = |lists: &BTreeMap<TenantIndex, BTreeSet<u64>>| {
-                lists.get(&of).map_or(0, BTreeSet::len)
-            };
-            calls(&self.for_space) + calls(&self.for_quota)
-        };
-        let tenants = self.for_space.keys().chain(self.for_quota.keys());
-        let largest = tenants.copied().max_by_key(|of| count(*of))?;
-        if count(largest) <= count(tenant) + 1 {
+    /// The newest call of the tenant whose calls take most, if these take more than those of `tenant` would with one of
+    /// this size.
+    fn displaced_by(&self, tenant: TenantIndex, bytes: usize) -> Option<u64> {
+        let (largest, held) = self.held.iter().max_by_key(|(_, held)| **held)?;
+        let own = self.held.get(&tenant).copied().unwrap_or_default();
+        if *held <= own.saturating_add(bytes) {
             return None;
         }
         let newest = |lists: &BTreeMap<TenantIndex, BTreeSet<u64>>| {
-            lists.get(&largest).and_then(BTreeSet::last).copied()
+            lists.get(largest).and_then(BTreeSet::last).copied()
         };
         newest(&self.for_space).max(newest(&self.for_quota))
     }
@@ -182,6 +198,9 @@ impl Queue {
 /// Calls and entries that are counted to estimate how much room is wanted.
 const WANTED_CALLS: usize = 64;
 
+/// Calls that are refused at most for one that comes.
+const DISPLACED_MAX: usize = 16;
+
 /// Tenants whose calls are tried without success in a row while another has its turn.
 const PASSING_TENANTS_MAX: usize = 16;
 
@@ -190,9 +209,13 @@ impl Master {
     pub(crate) fn wait_or_refuse(&mut self, now: Instant, call: PutCall, short: Shortage) {
         let limits = &self.config.put;
         let wait = call.config.wait.unwrap_or(limits.wait).min(limits.wait_max);
-        let full = self.queue.len() >= limits.queue_limit;
-        let displaced = full.then(|| self.queue.displaced_by(call.tenant)).flatten();
-        if wait == Duration::ZERO || full && displaced.is_none() {
+        let (limit, bytes_limit) = (limits.queue_limit, limits.queue_bytes);
+        if wait > Duration::ZERO {
+            self.displace(&call, limit, bytes_limit);
+        }
+        let full = self.queue.len() >= limit
+            || self.queue.held_bytes.saturating_add(call.held_bytes()) > bytes_limit;
+        if wait == Duration::ZERO || full {
             self.metrics.puts_refused += call.entries.len() as u64;
             if short == Shortage::Space {
                 // The call does not wait, but room is made all the same: otherwise the next one would find none either.
@@ -202,15 +225,28 @@ impl Master {
             }
             return self.give_up(call, short);
         }
-        if let Some(Waiting { call, short }) = displaced.and_then(|number| self.stop_wait(number)) {
-            self.metrics.puts_refused += call.entries.len() as u64;
-            self.give_up(call, short);
-        }
         self.metrics.puts_waited += 1;
         let number = self.queue.enqueue(call, short);
         self.due.set(Due::Wait(number), now + wait);
         if short == Shortage::Space {
             self.make_room(now, self.queue.bytes_wanted(), self.queue.first_bytes());
+        }
+    }
+
+    /// Refuses calls of tenants whose calls take more than their part of a full queue, so that this one may wait.
+    fn displace(&mut self, call: &PutCall, limit: usize, bytes_limit: usize) {
+        let bytes = call.held_bytes();
+        for _ in 0..DISPLACED_MAX {
+            let full = self.queue.len() >= limit
+                || self.queue.held_bytes.saturating_add(bytes) > bytes_limit;
+            let displaced = full.then(|| self.queue.displaced_by(call.tenant, bytes));
+            let Some(number) = displaced.flatten() else {
+                return;
+            };
+            if let Some(Waiting { call, short, .. }) = self.stop_wait(number) {
+                self.metrics.puts_refused += call.entries.len() as u64;
+                self.give_up(call, short);
+            }
         }
     }
 
@@ -249,7 +285,11 @@ impl Master {
 
     /// Serves one call; returns whether it was answered or now waits for something else.
     fn serve_one(&mut self, now: Instant, number: u64) -> bool {
-        let Waiting { mut call, short } = self
+        let Waiting {
+            mut call,
+            short,
+            held,
+        } = self
             .queue
             .waiting
             .remove(&number)
@@ -257,6 +297,7 @@ impl Master {
         let tenant = call.tenant;
         let Some(left) = self.grant_all(now, &mut call) else {
             self.queue.unlist(number, tenant);
+            self.queue.release(tenant, held);
             self.due.cancel(Due::Wait(number));
             self.answer_put(call);
             return true;
@@ -265,9 +306,12 @@ impl Master {
             self.queue.unlist(number, tenant);
             self.queue.list(number, tenant, left);
         }
-        self.queue
-            .waiting
-            .insert(number, Waiting { call, short: left });
+        let waiting = Waiting {
+            call,
+            short: left,
+            held,
+        };
+        self.queue.waiting.insert(number, waiting);
         if self.queue.first_number() == Some(number) {
             self.make_room(now, self.queue.bytes_wanted(), self.queue.first_bytes());
         }
@@ -302,7 +346,7 @@ impl Master {
     }
 
     pub(crate) fn wait_expired(&mut self, number: u64) {
-        let Some(Waiting { call, short }) = self.queue.dequeue(number) else {
+        let Some(Waiting { call, short, .. }) = self.queue.dequeue(number) else {
             return;
         };
         self.metrics.puts_timed_out += 1;

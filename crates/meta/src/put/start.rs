@@ -23,6 +23,15 @@ pub(crate) struct PutCall {
     pub(crate) results: Vec<PutStarted>,
 }
 
+impl PutCall {
+    /// Bytes that it takes in this process, about.
+    pub(crate) fn held_bytes(&self) -> usize {
+        let entry = |wanted: &Wanted| size_of::<Wanted>() + wanted.key.as_bytes().len();
+        let entries: usize = self.entries.iter().map(entry).sum();
+        entries + self.results.len() * size_of::<PutStarted>() + size_of::<Self>()
+    }
+}
+
 /// One entry of a put before it has room.
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted {

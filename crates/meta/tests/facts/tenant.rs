@@ -289,6 +289,35 @@ fn the_waiting_puts_of_one_tenant_do_not_hold_up_anothers() {
     assert!(is_granted(world.reply(many[1])));
 }
 
+#[test]
+fn a_full_queue_refuses_the_tenant_whose_calls_take_most() {
+    let put = PutPolicy {
+        queue_bytes: 4096,
+        ..PutPolicy::DEFAULT
+    };
+    let config = MasterConfig {
+        tenancy: Tenancy::On,
+        put,
+        ..plain()
+    };
+    let mut world = World::memory(config, 16 * BLOCK);
+    for name in ["large", "small"] {
+        quota(&mut world, name, 1000);
+    }
+    world.start("held", 16 * BLOCK, wait(seconds(0)));
+    let call = |world: &mut World, tenant, n: u32, bytes| {
+        let key = format!("{n}").repeat(bytes);
+        world.send(ME, start_of(tenant, &key, 1))
+    };
+    let large = [1, 2].map(|n| call(&mut world, "large", n, 1000));
+    let small = [3, 4, 5].map(|n| call(&mut world, "small", n, 500));
+    let waits = |call| world.reply(call).is_none();
+    assert_eq!(large.map(waits), [true, false], "its newest went");
+    assert_eq!(small.map(|call| world.reply(call).is_none()), [true; 3]);
+    let next = call(&mut world, "large", 6, 1000);
+    assert!(world.reply(next).is_some(), "it takes most already");
+}
+
 /// The first call that waited was for more than could be freed, and all later ones waited for its end.
 #[test]
 fn a_large_put_is_passed_by_as_much_as_it_waits_for_and_no_more() {

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use regex::bytes::Regex;
 use slackwater_base::{Planted, planted};
 use slackwater_wire::{DiskEntry, ErrorCode, Key, NodeId, Tenant, Version};
 
@@ -14,6 +13,14 @@ use crate::outbox::Waiter;
 #[derive(Default)]
 pub(crate) struct Drops {
     pending: BTreeMap<(u64, Version, SegmentIndex), PendingDrop>,
+}
+
+/// A place in the order of the drops under way.
+#[derive(Clone, Copy)]
+pub(crate) struct DropMark((u64, Version, SegmentIndex));
+
+impl DropMark {
+    pub(crate) const FIRST: Self = Self((0, Version(0), SegmentIndex(0)));
 }
 
 struct PendingDrop {
@@ -135,20 +142,21 @@ impl Master {
 }
 
 impl Master {
-    /// Makes the waiter wait for every drop under way that a removal of many keys covers.
-    pub(crate) fn await_all_drops(
+    /// Makes the waiter wait for those of the next `count` drops under way that a removal of many keys covers. Says where
+    /// to go on, if anywhere.
+    pub(crate) fn await_drops_from(
         &mut self,
-        tenant: Option<&Tenant>,
-        pattern: Option<&Regex>,
+        next: DropMark,
+        count: usize,
         waiter: Waiter,
-    ) {
-        for drop in self.drops.pending.values_mut() {
-            let entry = &drop.entry;
-            let covered = tenant.is_none_or(|tenant| *tenant == entry.tenant)
-                && pattern.is_none_or(|pattern| pattern.is_match(entry.key.as_bytes()));
-            if covered {
+        covers: impl Fn(&DiskEntry) -> bool,
+    ) -> Option<DropMark> {
+        let mut drops = self.drops.pending.range_mut(next.0..);
+        for (_, drop) in drops.by_ref().take(count) {
+            if covers(&drop.entry) {
                 drop.waiters.push(self.acks.wait(waiter));
             }
         }
+        drops.next().map(|(key, _)| DropMark(*key))
     }
 }

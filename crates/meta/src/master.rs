@@ -128,6 +128,8 @@ pub(crate) enum Due {
     Wake(GroupKey),
     /// The next step of a scan.
     Scan(u64),
+    /// The next step of ending the puts of a client whose link is gone.
+    Lost(ClientId),
     /// An offload was not reported in time.
     Offload(TicketId),
     /// A promotion was not staged, or not finished, in time.
@@ -143,7 +145,7 @@ impl Due {
     fn is_step(self) -> bool {
         matches!(
             self,
-            Self::Relieve(_) | Self::Group(..) | Self::Wake(_) | Self::Scan(_)
+            Self::Relieve(_) | Self::Group(..) | Self::Wake(_) | Self::Scan(_) | Self::Lost(_)
         )
     }
 }
@@ -258,6 +260,7 @@ impl Master {
                 Due::Group(group, ledger) => self.go_on_evicting(now, group, ledger),
                 Due::Wake(group) => self.wake(now, group),
                 Due::Scan(number) => self.scan_step(now, number),
+                Due::Lost(client) => self.lost_step(now, client),
                 Due::Offload(ticket) => self.offload_expired(now, ticket),
                 Due::Promotion(ticket) => self.promotion_expired(now, ticket),
                 Due::Candidate(object) => self.candidate_due(now, object),

@@ -8,6 +8,7 @@ use slackwater_base::Instant;
 use slackwater_wire::{ErrorCode, Key, List, Listed, RemoveAll, RemoveMatching, Reply, Tenant};
 
 use crate::catalog::{Object, ObjectId, TenantIndex};
+use crate::drops::DropMark;
 use crate::master::{Caller, Due, Master};
 use crate::outbox::{AckId, Answer, Waiter};
 use crate::remove::Leases;
@@ -30,6 +31,8 @@ enum Job {
     Remove {
         ack: AckId,
         leases: Leases,
+        /// The drops under way that have not been looked at: the removal waits for those that it covers.
+        drops: Option<DropMark>,
     },
     List {
         caller: Caller,
@@ -115,14 +118,17 @@ impl Master {
         let ack = self
             .acks
             .open(caller.client, caller.operation, Answer::Count(0));
-        self.await_all_drops(effective.as_ref(), pattern.as_ref(), Waiter { ack, at: 0 });
         self.begin_scan(
             now,
             Scan {
                 from: 0,
                 tenant: of,
                 pattern,
-                job: Job::Remove { ack, leases },
+                job: Job::Remove {
+                    ack,
+                    leases,
+                    drops: Some(DropMark::FIRST),
+                },
             },
         );
     }
@@ -203,13 +209,22 @@ impl Master {
             .open
             .remove(&number)
             .expect("deadlines name open scans");
+        if let Job::Remove { ack, drops, .. } = &mut scan.job
+            && let Some(mark) = drops.take()
+        {
+            *drops = self.await_some_drops(mark, *ack, scan.tenant, scan.pattern.as_ref());
+            if drops.is_some() {
+                self.scans.open.insert(number, scan);
+                return self.due.set(Due::Scan(number), now);
+            }
+        }
         let (objects, next) = self.catalog.scan(scan.from, self.config.limits.scan_step);
         let found: Vec<ObjectId> = objects
             .filter(|(_, object)| scan.wants(object))
             .map(|(id, _)| id)
             .collect();
         match &mut scan.job {
-            Job::Remove { ack, leases } => {
+            Job::Remove { ack, leases, .. } => {
                 for id in found {
                     self.remove_found(now, id, *leases, *ack);
                 }
@@ -241,6 +256,22 @@ impl Master {
             None => self.end_scan(scan.job),
         }
         self.unsettled.room();
+    }
+
+    /// One step over the drops under way.
+    fn await_some_drops(
+        &mut self,
+        mark: DropMark,
+        ack: AckId,
+        tenant: Option<TenantIndex>,
+        pattern: Option<&Regex>,
+    ) -> Option<DropMark> {
+        let tenant = tenant.map(|tenant| self.tenants.at(tenant).tenant.clone());
+        let count = self.config.limits.scan_step;
+        self.await_drops_from(mark, count, Waiter { ack, at: 0 }, |entry| {
+            tenant.as_ref().is_none_or(|tenant| *tenant == entry.tenant)
+                && pattern.is_none_or(|pattern| pattern.is_match(entry.key.as_bytes()))
+        })
     }
 
     fn remove_found(&mut self, now: Instant, id: ObjectId, leases: Leases, ack: AckId) {

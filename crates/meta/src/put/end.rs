@@ -2,15 +2,19 @@
 
 use slackwater_base::{Checksum, Instant};
 use slackwater_wire::{
-    ClientId, Durability, ErrorCode, ExtentRef, Key, Pin, PutDone, PutEnd, Reply, Tenant, Version,
+    ClientId, Durability, ErrorCode, ExtentRef, Key, OperationId, Pin, PutDone, PutEnd, Reply,
+    Tenant, Version,
 };
 
 use crate::catalog::{Mark, ObjectId, PinKind, Replica, SegmentIndex, TenantIndex};
 use crate::master::{Caller, Due, Master};
 use crate::outbox::{Answer, Waiter};
 use crate::publish::{self, Fresh};
-use crate::put::OpenPut;
+use crate::put::{Losing, OpenPut};
 use crate::tenant::Ledger;
+
+/// Puts of a lost client that are ended in one step.
+const LOST_STEP: usize = 256;
 
 impl Master {
     /// The extents that a client is writing under this version of a key, and the length of the value; none when the put
@@ -250,12 +254,35 @@ impl Master {
         Ok(())
     }
 
-    /// The writer's link is gone: ends its puts without a value.
+    /// The writer's link is gone: its puts end without values, and it waits for nothing any more.
     pub(crate) fn puts_lost(&mut self, now: Instant, client: ClientId) {
-        for object in self.puts.of_client(client) {
-            self.reclaim(now, object);
-        }
+        let losing = Losing {
+            next: (OperationId(0), ObjectId(0)),
+            newest: self.numbers.newest_version(),
+        };
+        self.puts.lost.insert(client, losing);
         self.stop_waiting(client, None);
+        self.lost_step(now, client);
+    }
+
+    /// Ends some of the puts of a client whose link is gone.
+    pub(crate) fn lost_step(&mut self, now: Instant, client: ClientId) {
+        let Some(losing) = self.puts.lost.remove(&client) else {
+            return;
+        };
+        let mut puts = self.puts.of_client(client, losing.next, LOST_STEP + 1);
+        if puts.len() > LOST_STEP
+            && let Some(next) = puts.pop()
+        {
+            self.puts.lost.insert(client, Losing { next, ..losing });
+            self.due.set(Due::Lost(client), now);
+        }
+        for (_, object) in puts {
+            if self.puts.open[&object].version <= losing.newest {
+                self.reclaim(now, object);
+            }
+        }
+        self.unsettled.room();
     }
 
     pub(crate) fn put_expired(&mut self, now: Instant, object: ObjectId) {

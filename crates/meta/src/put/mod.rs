@@ -1,7 +1,6 @@
 //! Puts: they start with room for their bytes or wait for it, and are ended by their writer or by the master.
 
-use std::collections::BTreeSet;
-use std::ops::RangeInclusive;
+use std::collections::{BTreeMap, BTreeSet};
 
 use slackwater_base::{Instant, Map};
 use slackwater_wire::{ClientId, Durability, OperationId, Pin, Version};
@@ -20,6 +19,17 @@ pub(crate) struct Puts {
     pub(crate) open: Map<ObjectId, OpenPut>,
     /// The puts in flight, by client and by the operation that was granted the room.
     of: BTreeSet<(ClientId, OperationId, ObjectId)>,
+    /// Clients whose links are gone and whose puts are being ended, step by step.
+    pub(crate) lost: BTreeMap<ClientId, Losing>,
+}
+
+/// How far the ends of a lost client's puts are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Losing {
+    /// The put to be looked at next.
+    pub(crate) next: (OperationId, ObjectId),
+    /// Versions up to this one were granted before the client was lost. It may be back since, and put again.
+    pub(crate) newest: Version,
 }
 
 /// A put that has its room and whose bytes are being written. Readers do not see it.
@@ -71,25 +81,24 @@ impl Puts {
         put
     }
 
-    /// The objects with a put in flight by a client.
-    pub(crate) fn of_client(&self, client: ClientId) -> Vec<ObjectId> {
-        self.of_operations(client, OperationId(0)..=OperationId(u64::MAX))
+    /// The first of the puts in flight of a client from `next` on.
+    pub(crate) fn of_client(
+        &self,
+        client: ClientId,
+        next: (OperationId, ObjectId),
+        count: usize,
+    ) -> Vec<(OperationId, ObjectId)> {
+        let range = (client, next.0, next.1)..=(client, OperationId(u64::MAX), ObjectId(u32::MAX));
+        let puts = self.of.range(range).take(count);
+        puts.map(|(_, operation, object)| (*operation, *object))
+            .collect()
     }
 
     /// The objects with a put in flight that was granted to one operation of a client.
     pub(crate) fn of_operation(&self, client: ClientId, operation: OperationId) -> Vec<ObjectId> {
-        self.of_operations(client, operation..=operation)
-    }
-
-    fn of_operations(
-        &self,
-        client: ClientId,
-        operations: RangeInclusive<OperationId>,
-    ) -> Vec<ObjectId> {
-        let first = (client, *operations.start(), ObjectId(0));
-        let last = (client, *operations.end(), ObjectId(u32::MAX));
-        let range = self.of.range(first..=last);
-        range.map(|(.., object)| *object).collect()
+        let range = (client, operation, ObjectId(0))..=(client, operation, ObjectId(u32::MAX));
+        let puts = self.of.range(range);
+        puts.map(|(.., object)| *object).collect()
     }
 
     /// The objects with a put in flight on this segment, in the order of their numbers.

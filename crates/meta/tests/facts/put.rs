@@ -176,6 +176,23 @@ fn the_room_of_a_lost_client_is_freed_at_once() {
     assert_eq!((world.used(MEMORY), world.get("a")), (0, Lookup::Missing));
 }
 
+/// The puts of a client whose link was gone were all ended in one step, under the lock that all others wait for.
+#[test]
+fn the_puts_of_a_lost_client_end_in_steps_and_its_next_life_keeps_its_own() {
+    let mut world = World::memory(plain(), 1024 * BLOCK);
+    for n in 0..600 {
+        world.start(&format!("k{n}"), BLOCK, PutConfig::default());
+    }
+    world.input(Input::ClientLost(ME));
+    let ended = world.master.metrics().puts_reclaimed;
+    assert_eq!(ended, 256, "one step");
+    let (version, _) = granted(world.start("again", BLOCK, PutConfig::default()));
+    world.pass(seconds(0));
+    assert_eq!(world.master.metrics().puts_reclaimed, 600);
+    assert_eq!(world.end(ME, "again", version), Reply::Each(vec![Ok(())]));
+    assert_eq!(world.used(MEMORY), BLOCK);
+}
+
 #[test]
 fn a_stale_put_is_replaced_and_its_late_end_is_refused() {
     let mut world = world();

@@ -109,6 +109,33 @@ fn the_queue_of_waiting_puts_is_bounded() {
     assert_eq!(world.reply(first), None);
 }
 
+/// Calls that wait were bounded by their number alone: 4,096 of them, each of thousands of long keys, took gigabytes.
+#[test]
+fn the_queue_of_waiting_puts_is_bounded_in_bytes_too() {
+    let put = PutPolicy {
+        queue_bytes: 4096,
+        ..PutPolicy::default()
+    };
+    let mut world = World::memory(MasterConfig { put, ..plain() }, 16 * BLOCK);
+    world.start("big", 16 * BLOCK, PutConfig::default());
+    let first = world.send(ME, start("a", BLOCK, wait(seconds(5))));
+    let mut check = |name: String, waits: bool| {
+        let call = world.send(ME, start(&name, BLOCK, wait(seconds(1))));
+        assert_eq!(world.reply(call).is_none(), waits, "{} bytes", name.len());
+        world.pass(seconds(1));
+        assert!(world.reply(call).is_some());
+    };
+    check("b".repeat(1000), true);
+    check("c".repeat(1000), true);
+    assert_eq!(world.reply(first), None);
+    let long = |n| start(&format!("{n}").repeat(1000), BLOCK, wait(seconds(1)));
+    let waits = [1, 2, 3, 4].map(|n| {
+        let call = world.send(ME, long(n));
+        world.reply(call).is_none()
+    });
+    assert_eq!(waits, [true, true, false, false]);
+}
+
 #[test]
 fn a_batch_answers_when_its_last_entry_is_decided() {
     let mut world = world();

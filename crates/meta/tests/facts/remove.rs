@@ -195,6 +195,40 @@ fn removal_of_many_waits_for_all_their_records() {
     }
 }
 
+/// A removal of many looked at every drop under way in one step, under the lock that all others wait for.
+#[test]
+fn removal_of_many_waits_for_drops_that_are_under_way_however_many_steps_that_takes() {
+    let limits = Limits {
+        scan_step: 2,
+        ..Limits::default()
+    };
+    let config = MasterConfig { limits, ..plain() };
+    let mut world = World::tiers(config, 1024 * BLOCK, 1024 * BLOCK);
+    let entries = (0..7)
+        .map(|n| reported(&format!("k{n}"), 1, BLOCK))
+        .collect();
+    let segment = DISK;
+    world.report(NODE, Report::Announce { segment, entries });
+    world.obedient = false;
+    let removals: Vec<_> = (0..7)
+        .map(|n| world.send(ME, remove(&format!("k{n}"), false)))
+        .collect();
+    let others = world.send(OTHER, matching("k[1-6]", false));
+    world.pass(seconds(0));
+    assert_eq!((world.reply(others), world.master.books().drops), (None, 7));
+    let last = world.orders.pop_back();
+    world.obey();
+    let Some((node, Order::Drop(entries))) = last else {
+        panic!("{last:?}");
+    };
+    assert_eq!(world.reply(others), None);
+    world.report(node, Report::Dropped(entries));
+    assert_eq!(world.reply(others), Some(Reply::Count(0)));
+    for removal in removals {
+        assert_eq!(world.reply(removal), Some(Reply::Each(vec![Ok(())])));
+    }
+}
+
 #[test]
 fn an_overwrite_is_acknowledged_when_the_old_record_is_gone() {
     let mut world = world();

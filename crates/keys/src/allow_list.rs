@@ -92,6 +92,28 @@ pub enum AllowListError {
         /// Counted from one.
         line: usize,
     },
+    /// A line names tenants where its owner's name stands, so that they would not count.
+    #[error(
+        "{path}, line {line}: `{word}` does not stand behind the level: write `KEY LEVEL tenants=TENANT,… NAME`"
+    )]
+    TenantsMisplaced {
+        /// The file of the list.
+        path: PathBuf,
+        /// Counted from one.
+        line: usize,
+        /// The word.
+        word: String,
+    },
+    /// A line limits a level that reaches the objects of all tenants.
+    #[error(
+        "{path}, line {line}: an `admin` key reaches all tenants: leave `tenants=` out, or write `basic`"
+    )]
+    TenantsOfAdmin {
+        /// The file of the list.
+        path: PathBuf,
+        /// Counted from one.
+        line: usize,
+    },
     /// A line's level is unknown.
     #[error("{path}, line {line}: `{word}` is no level (none, basic, admin)")]
     Level {
@@ -220,6 +242,9 @@ fn read(path: &Path) -> Result<BTreeMap<PublicKey, Allowed>, AllowListError> {
     parse(path, &text)
 }
 
+/// How a word begins that names tenants.
+const TENANTS: &str = "tenants=";
+
 fn parse(path: &Path, text: &str) -> Result<BTreeMap<PublicKey, Allowed>, AllowListError> {
     let mut keys = BTreeMap::new();
     for KeyLine {
@@ -233,14 +258,29 @@ fn parse(path: &Path, text: &str) -> Result<BTreeMap<PublicKey, Allowed>, AllowL
             line,
             error,
         })?;
+        let is_tenants = |word: &&&str| word.starts_with(TENANTS);
+        let named = about.get(1).and_then(|word| word.strip_prefix(TENANTS));
+        let elsewhere = about.iter().enumerate().filter(|(at, _)| *at != 1);
+        if let Some(word) = elsewhere.map(|(_, word)| word).find(is_tenants) {
+            return Err(AllowListError::TenantsMisplaced {
+                path: path.to_owned(),
+                line,
+                word: (*word).to_owned(),
+            });
+        }
         let word = about.first().copied().unwrap_or("basic");
         let level = Level::parse(word).ok_or_else(|| AllowListError::Level {
             path: path.to_owned(),
             line,
             word: word.to_owned(),
         })?;
+        if level == Level::Admin && named.is_some() {
+            return Err(AllowListError::TenantsOfAdmin {
+                path: path.to_owned(),
+                line,
+            });
+        }
         let mut rest = about.get(1..).unwrap_or_default();
-        let named = rest.first().and_then(|word| word.strip_prefix("tenants="));
         let mut tenants = Vec::new();
         if let Some(named) = named {
             rest = &rest[1..];
@@ -298,6 +338,20 @@ mod tests {
             parse(&format!("\n{KEY} root")).unwrap_err().to_string(),
             "list, line 2: `root` is no level (none, basic, admin)"
         );
+        // Such a word was taken for a part of the owner's name, and the key reached the default tenant's objects.
+        let check = |about: &str, expected: &str| {
+            let told = parse(&format!("{KEY} {about}")).unwrap_err().to_string();
+            assert!(told.contains(expected), "{about}: {told}");
+        };
+        for misplaced in [
+            "basic anna tenants=acme",
+            "tenants=acme",
+            "none a b tenants=",
+        ] {
+            check(misplaced, "does not stand behind the level");
+        }
+        check("basic tenants=acme tenants=globex", "`tenants=globex`");
+        check("admin tenants=acme", "an `admin` key reaches all tenants");
         assert!(
             parse("nokey basic")
                 .unwrap_err()

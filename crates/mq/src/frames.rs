@@ -9,8 +9,10 @@ pub(crate) const HI: &[u8] = b"HI";
 pub(crate) const HELLO: &[u8] = b"HELLO";
 pub(crate) const BYE: &[u8] = b"BYE";
 pub(crate) const REPLY: &[u8] = b"REPLY";
-/// Bytes of a tag as we and upstream make it; receivers take any.
+/// Bytes of a tag as we and upstream make it; receivers take any up to [`TAG_BYTES_MAX`].
 pub(crate) const TAG_BYTES: usize = 15;
+/// Longest tag that is taken: it is kept until its request is answered, however long that takes.
+pub(crate) const TAG_BYTES_MAX: usize = 64;
 
 /// Why a command was not carried out, as the peer is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -23,7 +25,7 @@ pub enum Refusal {
     NotAServiceNode,
     /// The category needs a caller that is an active node.
     ForbiddenNode,
-    /// A request without a tag.
+    /// A request without a tag, or with one of more than 64 bytes.
     NoReplyTag,
     /// The category's queue is full. Extension.
     Busy,

@@ -481,3 +481,24 @@ fn clients_return_after_their_server_was_killed_without_leaking() {
     let _ = child.kill();
     let _ = child.wait();
 }
+
+/// A peer chose how long the tags of its requests were. Each is kept until its request is answered, which may take minutes:
+/// a few thousand of them filled the server's memory.
+#[test]
+fn a_longer_tag_than_any_peer_needs_is_refused() {
+    let server = server_builder(options(1)).start().unwrap();
+    let client = client(2);
+    let to = connect(&client, &listen(&server, &everybody(true)));
+    // A plain command's first part stands where the tag of a request does.
+    let request = |tag_bytes: usize| client.send(to, "test.echo", [vec![b't'; tag_bytes], vec![1]]);
+    request(64);
+    until(&client, "it is answered", |client| {
+        client.metrics().late_replies.get() == 1
+    });
+    request(65);
+    request(1 << 20);
+    until(&client, "both are refused", |client| {
+        client.metrics().caused("refused_by_peer", "NO_REPLY_TAG") == 2
+    });
+    assert_eq!(client.metrics().late_replies.get(), 1);
+}

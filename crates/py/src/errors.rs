@@ -39,9 +39,11 @@ pub(crate) fn refused(py: Python<'_>, error: &impl Coded) -> PyErr {
 /// The exception of a client that finds no server.
 pub(crate) fn not_connected(py: Python<'_>, error: &ConnectError) -> PyErr {
     let code = match error {
-        ConnectError::NoServer { .. } => ErrorCode::RpcFail,
+        ConnectError::NoServer { .. } | ConnectError::NoLink { .. } => ErrorCode::RpcFail,
         ConnectError::Refused { code, .. } => *code,
-        ConnectError::KeyFile(_) | ConnectError::NeedsKey { .. } => ErrorCode::InvalidParams,
+        ConnectError::KeyFile(_)
+        | ConnectError::NeedsKey { .. }
+        | ConnectError::NeedsServerKey { .. } => ErrorCode::InvalidParams,
         ConnectError::Foreign { .. } => ErrorCode::NotSupported,
         _ => ErrorCode::UnavailableInCurrentMode,
     };

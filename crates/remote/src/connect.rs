@@ -26,7 +26,7 @@ pub struct ConnectOptions {
     /// Where its requests come in; with its public key (`curve://HOST:PORT/KEY`) everything between it and this client is
     /// encrypted.
     pub address: Address,
-    /// The file of our secret key, for a server that proves one.
+    /// The file of our secret key, for a server that proves one; refused with an address that names no key.
     pub key_file: Option<PathBuf>,
     /// How long connecting may take: a server that is just being started is waited for.
     pub connect_timeout: Duration,
@@ -53,14 +53,19 @@ const MESSAGE_BYTES: u64 = 2 * limits::REQUEST_BYTES_MAX as u64;
 /// Makes the link and the engine of a client.
 pub(crate) fn connect(options: &ConnectOptions) -> Result<Connected, ConnectError> {
     let address = &options.address;
-    let keys = options.key_file.as_deref().map(load_key).transpose()?;
-    if address.key.is_some() && keys.is_none() {
-        return Err(ConnectError::NeedsKey {
-            address: address.clone(),
-        });
+    match (&address.key, &options.key_file) {
+        (Some(_), None) => {
+            let address = address.clone();
+            return Err(ConnectError::NeedsKey { address });
+        }
+        // A caller that names a key means to be encrypted.
+        (None, Some(_)) => {
+            let address = address.clone();
+            return Err(ConnectError::NeedsServerKey { address });
+        }
+        _ => {}
     }
-    // Without the key of the server nothing is sealed, whatever keys there are.
-    let keys = keys.filter(|_| address.key.is_some());
+    let keys = options.key_file.as_deref().map(load_key).transpose()?;
     let [name, seed] = random()?;
     let running = Builder::new(Options {
         keys: keys.clone(),
@@ -121,9 +126,13 @@ fn no_server(address: &Address, error: LinkError) -> ConnectError {
         LinkError::Failed { failure, .. } => failure.to_string(),
         other @ LinkError::InsideLoop => other.to_string(),
     };
-    ConnectError::NoServer {
-        address: address.clone(),
-        reason,
+    not_there(address.clone(), reason)
+}
+
+fn not_there(address: Address, reason: String) -> ConnectError {
+    match address.key {
+        Some(_) => ConnectError::NoLink { address, reason },
+        None => ConnectError::NoServer { address, reason },
     }
 }
 
@@ -132,10 +141,9 @@ fn not_welcome(address: &Address, unanswered: Unanswered, link: &Link) -> Connec
     match unanswered {
         Unanswered::Refused(code) => ConnectError::Refused { address, code },
         Unanswered::Foreign(reason) => ConnectError::Foreign { address, reason },
-        Unanswered::Late | Unanswered::Lost | Unanswered::Cancelled => ConnectError::NoServer {
-            address,
-            reason: link.last_heard(),
-        },
+        Unanswered::Late | Unanswered::Lost | Unanswered::Cancelled => {
+            not_there(address, link.last_heard())
+        }
     }
 }
 

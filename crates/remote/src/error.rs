@@ -18,8 +18,31 @@ pub enum ConnectError {
         /// The address of the server.
         address: Address,
     },
-    /// Nobody answers, or the answer is a refusal.
-    #[error("no server at {address}: {reason}; `slackwater serve` starts one")]
+    /// A key of ours was named, and nothing would be encrypted with it.
+    #[error(
+        "{address} has no key of the server, so nothing would be encrypted: name the curve:// address that \
+         `slackwater serve` prints, or leave the key file out"
+    )]
+    NeedsServerKey {
+        /// The address of the server.
+        address: Address,
+    },
+    /// There is no link to a server that proves a key.
+    #[error(
+        "no link to {address}: {reason}; a server must run there, the key in the address must be its own, and ours \
+         in its allow-list"
+    )]
+    NoLink {
+        /// The address of the server.
+        address: Address,
+        /// What was found instead.
+        reason: String,
+    },
+    /// Nobody answers as a server without keys does.
+    #[error(
+        "no server at {address}: {reason}; `slackwater serve` starts one, and one with keys is reached by the \
+         curve:// address that it prints"
+    )]
     NoServer {
         /// Where it was looked for.
         address: Address,

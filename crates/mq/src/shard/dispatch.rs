@@ -11,7 +11,7 @@ use super::{LoopCommand, Shard};
 use crate::call::refusal_for;
 use crate::context::Context;
 use crate::deliver::Sending;
-use crate::frames::{self, HELLO, Inbound, TAG_BYTES};
+use crate::frames::{self, HELLO, Inbound, TAG_BYTES, TAG_BYTES_MAX};
 use crate::registry::{Entry, Handler};
 use crate::{Access, Answer, Call, ConnectionId, Refusal, RequestError, Route, Run};
 
@@ -237,7 +237,7 @@ impl Shard {
             .map(|entry| entry.is_request);
         let second = message.part(1);
         let tag = match is_request {
-            Some(true) => second,
+            Some(true) => second.filter(|part| part.len() <= TAG_BYTES_MAX),
             Some(false) => None,
             None => second.filter(|part| part.len() == TAG_BYTES),
         };
@@ -269,7 +269,8 @@ fn check<'a>(
     if remote_node && !context.is_node(peer.origin.key.as_ref()) {
         return Err(Refusal::ForbiddenNode);
     }
-    if entry.is_request && message.len() < 2 {
+    let tag = message.part(1);
+    if entry.is_request && tag.is_none_or(|tag| tag.len() > TAG_BYTES_MAX) {
         return Err(Refusal::NoReplyTag);
     }
     Ok(entry)

@@ -114,7 +114,7 @@ fn a_key_reaches_the_objects_of_its_tenants_and_no_others() {
     check(
         "mallory",
         &["get", "k", "--tenant", "acme"],
-        "no server at curve://",
+        "and ours in its allow-list",
     );
 }
 
@@ -132,10 +132,29 @@ fn a_wrong_or_missing_key_is_refused() {
     let (place_of, _) = served.address.rsplit_once('/').unwrap();
     let other = format!("{place_of}/{}", "5".repeat(64));
     let wrong = told(&["get", "k", "--connect", &other, "--key-file", "anna"]);
-    assert!(wrong.contains("no server at curve://"), "{wrong}");
+    assert!(
+        wrong.contains("the key in the address must be its own"),
+        "{wrong}"
+    );
     let plain = place_of.replace("curve://", "tcp://");
-    let plain = told(&["get", "k", "--connect", &plain, "--key-file", "anna"]);
-    assert!(plain.contains("no server at tcp://"), "{plain}");
+    let told = told(&["get", "k", "--connect", &plain]);
+    assert!(
+        told.contains("one with keys is reached by the curve:// address"),
+        "{told}"
+    );
+}
+
+/// A client that named its key, and an address without the server's, was connected without any encryption.
+#[test]
+fn a_key_file_is_not_left_aside() {
+    let place = Place::new();
+    make_key(&place, "anna", "");
+    let served = Served::start(&place, &["--memory", "64MiB"]);
+    let get = ["get", "k", "--key-file", "anna"];
+    let output = served.run(&place, &get, b"");
+    let told = stderr(&output);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(told.contains("nothing would be encrypted"), "{told}");
 }
 
 /// A store that does not tell tenants apart took every name for the default tenant's: a key of one tenant would have

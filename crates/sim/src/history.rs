@@ -27,6 +27,8 @@ pub struct History {
     may_resurrect: bool,
     /// When removals were last voided: a read that began before may still return a removed value.
     voided: Instant,
+    /// When a master last ended: what a read that began before returns proves nothing about its successor.
+    master_ended: Instant,
 }
 
 #[derive(Debug)]
@@ -164,7 +166,8 @@ impl History {
     }
 
     /// The master has ended: what it published and did not acknowledge may be gone.
-    pub fn master_ended(&mut self) {
+    pub fn master_ended(&mut self, now: Instant) {
+        self.master_ended = now;
         for fate in self
             .timelines
             .values_mut()
@@ -234,7 +237,7 @@ impl History {
             owner => return Err(wrong(format!("that version belongs to {owner:?}"))),
         }
         self.judge_age(read.name, read.version, read.began)?;
-        let standing = read.began >= self.voided;
+        let standing = read.began >= self.voided && read.began >= self.master_ended;
         let fate = self
             .fate(read.name, read.version)
             .expect("its owner was found");
@@ -385,8 +388,21 @@ mod tests {
         let mut history = history();
         history.published(&name(), Version(5), at(12));
         assert_eq!(read(&mut history, 1, 6, 30), Ok(PutId(1)));
-        history.master_ended();
+        history.master_ended(at(36));
         assert_eq!(read(&mut history, 0, 5, 40), Ok(PutId(0)));
+    }
+
+    /// The look-up was answered by the master, and its bytes came from a node after the master had ended. They were taken as
+    /// proof that the overwrite, which nobody had acknowledged, outlived it (seed 757573).
+    #[test]
+    fn a_read_that_began_before_its_master_ended_proves_nothing() {
+        let mut history = history();
+        history.published(&name(), Version(5), at(12));
+        history.master_ended(at(31));
+        assert_eq!(read(&mut history, 1, 6, 30), Ok(PutId(1)));
+        assert_eq!(read(&mut history, 0, 5, 40), Ok(PutId(0)));
+        assert_eq!(read(&mut history, 1, 6, 41), Ok(PutId(1)));
+        assert_eq!(read(&mut history, 0, 5, 60), Err(Invariant::NoResurrection));
     }
 
     /// A node came back with an old value whose removal no master remembered. A read that had begun before ended after

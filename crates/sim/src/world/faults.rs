@@ -305,7 +305,7 @@ impl World {
             Process::Master => {
                 self.void_undelivered_drops();
                 self.master.core = None;
-                self.history.master_ended();
+                self.history.master_ended(now);
             }
             Process::Node(node) => {
                 self.stop_node(node, end.how);

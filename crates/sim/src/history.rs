@@ -58,6 +58,9 @@ struct Fate {
     /// As `seen`, while the master that published it lives: a value that was not acknowledged may be lost with that
     /// master.
     standing: Option<Instant>,
+    /// Only a master that has ended knew that it replaced older values, some of which may lie on a node that was away: when
+    /// this one is evicted, they may come back with that node.
+    voided: bool,
     /// When the master revoked the put.
     refused: Option<Instant>,
 }
@@ -104,6 +107,7 @@ impl History {
             published: None,
             seen: None,
             standing: None,
+            voided: false,
             refused: None,
         };
         match timeline.versions.insert(version, fate) {
@@ -159,6 +163,8 @@ impl History {
                 .removals
                 .retain(|removal| removal.acknowledged < since);
             for fate in timeline.versions.values_mut() {
+                let there = fate.published.into_iter().chain(fate.standing).min();
+                fate.voided |= there.is_none_or(|at| at >= since);
                 fate.published = fate.published.filter(|at| *at < since);
                 fate.standing = fate.standing.filter(|at| *at < since);
             }
@@ -242,7 +248,7 @@ impl History {
             .fate(read.name, read.version)
             .expect("its owner was found");
         fate.seen.get_or_insert(read.ended);
-        if standing {
+        if standing && !fate.voided {
             fate.standing.get_or_insert(read.ended);
         }
         Ok(put)
@@ -414,6 +420,18 @@ mod tests {
         history.removed(&name(), at(31), at(33));
         history.void_since(at(10), at(32));
         assert_eq!(read(&mut history, 1, 6, 30), Ok(PutId(1)));
+        assert_eq!(read(&mut history, 0, 5, 40), Ok(PutId(0)));
+    }
+
+    /// An overwrite was acknowledged while a node was away, and known to a master that ended. Its successor served the new
+    /// value and evicted it; then the node came back with the old one (seed 753585).
+    #[test]
+    fn a_read_of_an_overwrite_that_was_voided_proves_nothing() {
+        let mut history = history();
+        history.published(&name(), Version(5), at(8));
+        history.published(&name(), Version(6), at(22));
+        history.void_since(at(10), at(32));
+        assert_eq!(read(&mut history, 1, 6, 34), Ok(PutId(1)));
         assert_eq!(read(&mut history, 0, 5, 40), Ok(PutId(0)));
     }
 

@@ -28,7 +28,8 @@ def command() -> Path:
 @pytest.fixture
 def address(command: Path) -> Iterator[str]:
     """Where a server of little memory is, for one test."""
-    arguments = ["serve", "--listen", "127.0.0.1:0", "--memory", "16MiB", "--log", "warn", "--lease-ttl", "300ms"]
+    arguments = ["serve", "--listen", "127.0.0.1:0", "--admin", "none", "--memory", "16MiB", "--log", "warn"]
+    arguments += ["--lease-ttl", "300ms"]
     with subprocess.Popen([command, *arguments], stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None

@@ -55,6 +55,7 @@ const LAYERS: &[(&str, Kind, &[&str])] = &[
         &["base", "wire", "zmtp", "meta", "tier", "client"],
     ),
     ("report", Kind::Shell, &[]),
+    ("admin", Kind::Shell, &["base", "wire"]),
     ("replay", Kind::Shell, &["base", "wire", "meta", "node"]),
     (
         "bench",
@@ -69,7 +70,7 @@ const LAYERS: &[(&str, Kind, &[&str])] = &[
         Kind::Face,
         &[
             "base", "wire", "meta", "wait", "pool", "node", "remote", "mq", "zmtp", "net", "bench",
-            "replay", "report",
+            "replay", "report", "admin",
         ],
     ),
     ("py", Kind::Face, &["base", "wire", "node", "mq", "remote"]),

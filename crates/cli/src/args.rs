@@ -391,6 +391,32 @@ mod tests {
         command().debug_assert();
     }
 
+    /// With `SLACKWATER_LISTEN` or `SLACKWATER_CONNECT` in its environment, no command opened a store any more: the variable
+    /// was taken for an option of the store that does not exist.
+    #[test]
+    fn every_variable_of_a_command_may_be_set_where_a_store_is_opened() {
+        fn variables(command: &clap::Command) -> Vec<OsString> {
+            let own = command
+                .get_arguments()
+                .filter_map(|argument| argument.get_env());
+            let below = command.get_subcommands().flat_map(variables);
+            own.map(ToOwned::to_owned).chain(below).collect()
+        }
+        let command = command();
+        let all = variables(&command);
+        assert!(all.iter().any(|name| name == "SLACKWATER_CONNECT"));
+        for name in all {
+            let value = OsString::from("x");
+            let loaded =
+                slackwater_node::Config::load(None, [(name.clone(), value)].into_iter(), &[]);
+            let told = loaded.err().unwrap_or_default();
+            let unknown = |problem: &slackwater_node::config::ConfigProblem| {
+                problem.message.contains("there is no option")
+            };
+            assert!(!told.iter().any(unknown), "{}: {told:?}", name.display());
+        }
+    }
+
     #[test]
     fn store_options_become_flags_of_their_layer() {
         let line = [

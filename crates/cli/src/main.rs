@@ -1,5 +1,6 @@
 //! The `slackwater` command.
 
+mod admin;
 mod args;
 mod bench;
 mod config;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use slackwater_admin::{described, pin_name, shown, state_name, tier_name};
 use slackwater_base::{ByteSize, format_duration};
 use slackwater_mq::Address;
 use slackwater_remote::{
@@ -223,7 +224,7 @@ pub(crate) fn ls(arguments: &Ls) -> Result<u8> {
         after = page.keys.last().cloned();
         count += page.keys.len();
         if arguments.connection.json {
-            keys.extend(page.keys.iter().map(text));
+            keys.extend(page.keys.iter().map(shown));
         } else {
             lines(&page.keys)?;
         }
@@ -287,30 +288,10 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     Ok(value)
 }
 
-fn described(found: &Description) -> serde_json::Value {
-    let replicas: Vec<_> = found
-        .replicas
-        .iter()
-        .map(|(at, state, readers)| {
-            serde_json::json!({ "tier": tier(at), "state": state_name(*state), "readers": readers })
-        })
-        .collect();
-    serde_json::json!({
-        "key": text(&found.key),
-        "tenant": found.tenant.name(),
-        "bytes": found.bytes,
-        "version": found.version.0,
-        "checksum": format!("{:016x}", found.checksum.0),
-        "pin": pin_name(&found.pin),
-        "lease_ms": found.lease.as_millis() as u64,
-        "replicas": replicas,
-    })
-}
-
 fn sentence(found: &Description) -> String {
     let replica = |(at, state, _): &(ReplicaAt, ReplicaState, u32)| match state {
-        ReplicaState::Complete => tier(at).to_owned(),
-        other => format!("{} ({})", tier(at), state_name(*other)),
+        ReplicaState::Complete => tier_name(at).to_owned(),
+        other => format!("{} ({})", tier_name(at), state_name(*other)),
     };
     let replicas: Vec<String> = found.replicas.iter().map(replica).collect();
     let mut text = format!(
@@ -330,34 +311,6 @@ fn sentence(found: &Description) -> String {
         );
     }
     text
-}
-
-fn tier(at: &ReplicaAt) -> &'static str {
-    match at {
-        ReplicaAt::Memory(_) => "memory",
-        ReplicaAt::Disk { .. } => "ssd",
-    }
-}
-
-fn state_name(state: ReplicaState) -> &'static str {
-    match state {
-        ReplicaState::Processing => "being written",
-        ReplicaState::Complete => "complete",
-        ReplicaState::Removed => "being removed",
-    }
-}
-
-fn pin_name(pin: &Pin) -> &'static str {
-    match pin {
-        Pin::None => "none",
-        Pin::Soft(_) => "soft",
-        Pin::Hard => "hard",
-    }
-}
-
-/// A key as text; bytes that are none are replaced.
-fn text(key: &Key) -> String {
-    String::from_utf8_lossy(key.as_bytes()).into_owned()
 }
 
 fn lines(keys: &[Key]) -> Result<()> {

@@ -1,3 +1,4 @@
+use serde::Serialize;
 use slackwater_wire::{QuotaState, ReplicaState, SegmentId, SegmentKind};
 use thiserror::Error;
 
@@ -10,7 +11,7 @@ use crate::segment::{Medium, record_bytes};
 use crate::tenant::Ledger;
 
 /// What a master holds, to be compared with nodes and metrics.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Books {
     /// Objects, including those being put for the first time.
     pub objects: u64,
@@ -42,7 +43,7 @@ pub struct Books {
 
 /// Bytes of one segment: `capacity = free + live + quarantined` in memory; an SSD log has no quarantine, and `free`
 /// is what its records leave.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct SegmentBooks {
     /// Its id.
     pub segment: SegmentId,
@@ -136,8 +137,8 @@ impl Master {
         }
     }
 
-    /// Counts everything again from the catalog and compares. Takes time linear in the number of objects; for tests and
-    /// the simulator.
+    /// Counts everything again from the catalog and compares. Takes time linear in the number of objects: for tests,
+    /// the simulator, and operators who ask for it.
     ///
     /// # Errors
     /// Says which sum is wrong.

@@ -35,14 +35,16 @@ impl Place {
         self.path("tmp")
     }
 
-    /// The command with these arguments, in this place and without anything from outside.
+    /// The command with these arguments, in this place and without anything from outside. A server has no admin address
+    /// unless it is given one: tests that run side by side would have the same.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_slackwater"));
         command
             .args(arguments)
             .current_dir(self.root.path())
             .env_clear()
-            .env("TMPDIR", self.temporary());
+            .env("TMPDIR", self.temporary())
+            .env("SLACKWATER_ADMIN", "none");
         command
     }
 

@@ -6,8 +6,21 @@ use toml::de::{DeTable, DeValue};
 
 use super::{Config, ConfigProblem, ENV_PREFIX, OptionSpec, Source, suggest};
 
-/// Environment names under our prefix that are no options of a store: the binary's own.
-const OTHER_ENV: &[&str] = &["SLACKWATER_CONFIG", "SLACKWATER_PYTHON"];
+/// Environment names under our prefix that are no options of a store: those of commands, and of other parts, which read
+/// them themselves.
+const OTHER_ENV: &[&str] = &[
+    "SLACKWATER_ADMIN",
+    "SLACKWATER_ADMIN_TOKEN_FILE",
+    "SLACKWATER_ALLOW",
+    "SLACKWATER_CONFIG",
+    "SLACKWATER_CONNECT",
+    "SLACKWATER_DATA",
+    "SLACKWATER_FORCE_TCP",
+    "SLACKWATER_ISA",
+    "SLACKWATER_KEY_FILE",
+    "SLACKWATER_LISTEN",
+    "SLACKWATER_PYTHON",
+];
 /// Names that begin so are options of the transfer engine, which reads them itself.
 const TRANSFER_ENV: &str = "SLACKWATER_TCP_";
 
@@ -317,6 +330,8 @@ mod tests {
         let others = [
             ("SLACKWATER_CONFIG", "x"),
             ("SLACKWATER_PYTHON", "x"),
+            ("SLACKWATER_ISA", "portable"),
+            ("SLACKWATER_FORCE_TCP", "1"),
             ("SLACKWATER_TCP_IO_THREADS", "2"),
         ];
         assert_eq!(problems("", &others, &[]), Vec::<String>::new());

@@ -25,7 +25,7 @@ use slackwater_net::{Endpoint, UnixAccess};
 use slackwater_transfer::{
     Engine, EngineConfig, Memory, RegionSpec, Rights, SealConfig, TcpConfig,
 };
-use slackwater_wire::limits;
+use slackwater_wire::{Epoch, limits};
 use slackwater_zmtp::{KeyPair, Limits, PublicKey};
 
 pub use error::ServeError;
@@ -167,6 +167,18 @@ impl Server {
     #[must_use]
     pub fn public_key(&self) -> Option<PublicKey> {
         self.public_key
+    }
+
+    /// The epoch of the master.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        self.outgoing.epoch
+    }
+
+    /// Where bytes come in and leave.
+    #[must_use]
+    pub fn data_addresses(&self) -> &[SocketAddr] {
+        &self.engine.segment().addresses
     }
 
     /// The store, for callers in this process.

@@ -31,10 +31,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use slackwater_meta::{Books, Imbalance};
 use slackwater_wait::now;
 use slackwater_wire::{
     Description, ErrorCode, Exists, Key, QuotaState, Remove, RemoveAll, RemoveMatching, Reply,
-    Request, Tenant, limits,
+    Request, SegmentState, Tenant, limits,
 };
 
 pub use error::{OpenError, StoreError};
@@ -295,6 +296,15 @@ impl Store {
         count(&self.ask("a removal", Request::RemoveAll(RemoveAll { tenant, force }))?)
     }
 
+    /// Removes every object of every tenant, those too that readers hold leases on if `force`; says how many.
+    ///
+    /// # Errors
+    /// When the deadline passes.
+    pub fn remove_all_of_all(&self, force: bool) -> Result<u64, StoreError> {
+        let tenant = None;
+        count(&self.ask("a removal", Request::RemoveAll(RemoveAll { tenant, force }))?)
+    }
+
     /// Everything known about one object; neither a read nor a lease.
     ///
     /// # Errors
@@ -358,6 +368,37 @@ impl Store {
             Reply::Quotas(quotas) => Ok(quotas),
             reply => Err(refusal(&reply)),
         }
+    }
+
+    /// The segments and how full they are.
+    ///
+    /// # Errors
+    /// When the store is closed or broken.
+    pub fn segments(&self) -> Result<Vec<SegmentState>, StoreError> {
+        let shared = self.shared();
+        shared.check_open()?;
+        shared.with(|core, _| core.master().segments())
+    }
+
+    /// Counts everything again that the master holds and compares it with its totals. All other calls wait meanwhile, for a
+    /// time linear in the number of objects.
+    ///
+    /// # Errors
+    /// When the store is closed or broken; the inner error says which total is wrong.
+    pub fn check_books(&self) -> Result<Result<Books, Imbalance>, StoreError> {
+        let shared = self.shared();
+        shared.check_open()?;
+        shared.with(|core, _| core.master().check_books())
+    }
+
+    /// Whether calls are served.
+    ///
+    /// # Errors
+    /// Why they are not: the store is closed or broken.
+    pub fn check_serving(&self) -> Result<(), StoreError> {
+        let shared = self.shared();
+        shared.check_open()?;
+        shared.with(|_, _| ())
     }
 
     /// What the store counts. Of a closed store, what it counted last.

@@ -1,5 +1,6 @@
 //! A store that other processes use: servers and clients are processes of their own.
 
+mod admin;
 mod faults;
 mod keys;
 mod verbs;

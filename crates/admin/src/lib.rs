@@ -1,0 +1,23 @@
+//! HTTP for operators and their tools, beside the links that clients use: health, metrics, keys, segments, quotas.
+//!
+//! It is the only part of the workspace that runs on tokio: a runtime on one thread of its own, which sleeps until somebody
+//! asks. What it tells comes from a [`Source`], so that a store, a master and a test are asked alike.
+//!
+//! Nobody is asked for a token at a loopback address unless one is configured; any other address needs one. Bounds hold
+//! before anything is proven: connections, the time that a request may take to arrive, and its length.
+#![forbid(unsafe_code)]
+
+mod arguments;
+mod described;
+mod drop_in;
+mod failure;
+mod guard;
+mod paths;
+mod server;
+mod source;
+
+pub use described::{described, pin_name, shown, state_name, tier_name};
+pub use failure::Failure;
+pub use guard::{Token, TokenError};
+pub use server::{Admin, AdminError, AdminOptions};
+pub use source::{Segment, Source};

@@ -1,0 +1,271 @@
+//! The paths, and what each answers.
+
+use std::sync::Arc;
+
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, RawQuery, Request, State};
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderName, StatusCode};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use slackwater_wire::{ErrorCode, List, QuotaState, Tenant};
+
+use crate::arguments::Arguments;
+use crate::described::{described, shown};
+use crate::guard::{Token, judge};
+use crate::{Failure, Segment, Source, drop_in};
+
+/// Longest body of a request, in bytes.
+const BODY_BYTES_MAX: usize = 64 << 10;
+/// Keys in a page when none are asked for, and at most.
+const PAGE_KEYS: (u32, u32) = (1_000, 65_536);
+
+pub(crate) type Shared = State<Arc<dyn Source>>;
+
+/// Every path. Those without a check tell that the process is there and whether it serves, which probes ask for that hold
+/// no secrets.
+pub(crate) fn router(source: Arc<dyn Source>, token: Option<Token>) -> Router {
+    let open = Router::new()
+        .route("/healthz", get(healthz))
+        .route("/readyz", get(readyz));
+    let guarded = Router::new()
+        .route("/metrics", get(metrics))
+        .route("/debug/books", get(books))
+        .route("/api/v1/stats", get(stats))
+        .route("/api/v1/keys", get(keys))
+        .route("/api/v1/object", get(object))
+        .route("/api/v1/explain", get(explain))
+        .route("/api/v1/segments", get(segments))
+        .route(
+            "/api/v1/tenant_quotas",
+            get(quotas).put(set_quota).delete(delete_quota),
+        )
+        .route("/api/v1/remove_all", post(remove_all))
+        .merge(drop_in::router())
+        .fallback(unknown)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .layer(from_fn_with_state(token, guard));
+    open.merge(guarded).with_state(source)
+}
+
+async fn guard(State(token): State<Option<Token>>, request: Request, next: Next) -> Response {
+    match judge(token.as_ref(), request.headers()) {
+        Ok(()) => next.run(request).await,
+        Err(refusal) => refusal.into_response(),
+    }
+}
+
+/// Calls the source on a thread that may wait.
+pub(crate) async fn call<T: Send + 'static>(
+    source: Arc<dyn Source>,
+    call: impl FnOnce(&dyn Source) -> T + Send + 'static,
+) -> Result<T, Failure> {
+    let called = tokio::task::spawn_blocking(move || call(&*source)).await;
+    called.map_err(|_| {
+        Failure::new(
+            ErrorCode::InternalError,
+            "the request failed; the log says why",
+        )
+    })
+}
+
+async fn healthz() -> &'static str {
+    "ok\n"
+}
+
+async fn readyz(State(source): Shared) -> Response {
+    match call(source, |source| source.ready()).await {
+        Ok(Ok(())) => "ok\n".into_response(),
+        Ok(Err(why)) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response(),
+        Err(failure) => failure.into_response(),
+    }
+}
+
+pub(crate) async fn metrics(State(source): Shared) -> Result<Response, Failure> {
+    let text = call(source, |source| source.metrics()).await?;
+    Ok(plain(text, "text/plain; version=0.0.4; charset=utf-8"))
+}
+
+pub(crate) fn plain(text: String, kind: &'static str) -> Response {
+    const NO_SNIFF: (HeaderName, &str) =
+        (HeaderName::from_static("x-content-type-options"), "nosniff");
+    ([(CONTENT_TYPE, kind)], [NO_SNIFF], text).into_response()
+}
+
+async fn books(State(source): Shared) -> Result<Json<Value>, Failure> {
+    call(source, |source| source.books()).await?.map(Json)
+}
+
+async fn stats(State(source): Shared) -> Result<Json<Value>, Failure> {
+    call(source, |source| source.stats()).await?.map(Json)
+}
+
+async fn keys(State(source): Shared, RawQuery(query): RawQuery) -> Result<Json<Value>, Failure> {
+    let names = ["tenant", "pattern", "after", "limit"];
+    let arguments = Arguments::of(query.as_deref(), &names)?;
+    let limit = arguments.number("limit")?.unwrap_or(PAGE_KEYS.0);
+    if limit == 0 || limit > PAGE_KEYS.1 {
+        let most = PAGE_KEYS.1;
+        return Err(Failure::argument(format!(
+            "`limit` is 1 to {most}, not {limit}"
+        )));
+    }
+    let list = List {
+        tenant: arguments.tenant()?,
+        pattern: arguments.text("pattern")?.map(str::to_owned),
+        after: match arguments.bytes("after") {
+            Some(_) => Some(arguments.key("after")?),
+            None => None,
+        },
+        limit,
+    };
+    let listed = call(source, |source| source.list(list)).await??;
+    let keys: Vec<String> = listed.keys.iter().map(shown).collect();
+    Ok(Json(json!({ "keys": keys, "more": listed.more })))
+}
+
+async fn object(State(source): Shared, RawQuery(query): RawQuery) -> Result<Json<Value>, Failure> {
+    let arguments = Arguments::of(query.as_deref(), &["tenant", "key"])?;
+    let (tenant, key) = (arguments.tenant()?, arguments.key("key")?);
+    let found = call(source, move |source| source.describe(&tenant, &key)).await??;
+    let found = found.ok_or(ErrorCode::ObjectNotFound)?;
+    Ok(Json(described(&found)))
+}
+
+async fn explain(State(source): Shared, RawQuery(query): RawQuery) -> Result<Json<Value>, Failure> {
+    let arguments = Arguments::of(query.as_deref(), &["tenant", "key"])?;
+    let (tenant, key) = (arguments.tenant()?, arguments.key("key")?);
+    let found = call(source, move |source| source.explain(&tenant, &key)).await??;
+    Ok(Json(found.ok_or(ErrorCode::ObjectNotFound)?))
+}
+
+async fn segments(
+    State(source): Shared,
+    RawQuery(query): RawQuery,
+) -> Result<Json<Value>, Failure> {
+    Arguments::of(query.as_deref(), &[])?;
+    let segments = call(source, |source| source.segments()).await??;
+    let segments: Vec<Value> = segments.iter().map(segment).collect();
+    Ok(Json(json!({ "segments": segments })))
+}
+
+fn segment(segment: &Segment) -> Value {
+    let state = &segment.state;
+    json!({
+        "id": state.segment.0,
+        "name": state.name,
+        "tier": drop_in::tier_of(state.kind),
+        "capacity_bytes": state.bytes,
+        "used_bytes": state.used_bytes,
+        "endpoint": segment.endpoint,
+        "protocol": segment.protocol,
+    })
+}
+
+async fn quotas(State(source): Shared, RawQuery(query): RawQuery) -> Result<Json<Value>, Failure> {
+    let arguments = Arguments::of(query.as_deref(), &["tenant_id"])?;
+    let named = arguments.named_tenant("tenant_id")?;
+    let quotas = call(source, |source| source.quotas()).await??;
+    Ok(Json(match named {
+        Some(named) => {
+            let found = quotas.iter().find(|quota| quota.tenant == named);
+            quota(found.ok_or(ErrorCode::TenantNotRegistered)?)
+        }
+        None => json!({ "quotas": quotas.iter().map(quota).collect::<Vec<_>>() }),
+    }))
+}
+
+fn quota(state: &QuotaState) -> Value {
+    json!({
+        "tenant_id": state.tenant.name(),
+        "memory_quota_bytes": state.memory_quota,
+        "ssd_quota_bytes": state.disk_quota,
+        "memory_bytes": state.memory_bytes,
+        "ssd_bytes": state.disk_bytes,
+        "objects": state.objects,
+    })
+}
+
+/// The body of a request for a quota.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NewQuota {
+    memory_quota_bytes: u64,
+    ssd_quota_bytes: u64,
+}
+
+async fn set_quota(
+    State(source): Shared,
+    RawQuery(query): RawQuery,
+    body: Bytes,
+) -> Result<Json<Value>, Failure> {
+    let tenant = whose(query.as_deref())?;
+    let quota: NewQuota = serde_json::from_slice(&body)
+        .map_err(|error| Failure::argument(format!("the body is not what it must be: {error}")))?;
+    call(source, move |source| {
+        source.set_quota(&tenant, quota.memory_quota_bytes, quota.ssd_quota_bytes)
+    })
+    .await??;
+    Ok(done())
+}
+
+async fn delete_quota(
+    State(source): Shared,
+    RawQuery(query): RawQuery,
+) -> Result<Json<Value>, Failure> {
+    let tenant = whose(query.as_deref())?;
+    call(source, move |source| source.delete_quota(&tenant)).await??;
+    Ok(done())
+}
+
+/// The tenant that a change is about, which must be named.
+fn whose(query: Option<&str>) -> Result<Tenant, Failure> {
+    let arguments = Arguments::of(query, &["tenant_id"])?;
+    let named = arguments.named_tenant("tenant_id")?;
+    named.ok_or_else(|| Failure::argument("the parameter `tenant_id` is missing"))
+}
+
+fn done() -> Json<Value> {
+    Json(json!({ "success": true }))
+}
+
+async fn remove_all(
+    State(source): Shared,
+    RawQuery(query): RawQuery,
+) -> Result<Json<Value>, Failure> {
+    let arguments = Arguments::of(query.as_deref(), &["tenant", "force"])?;
+    let tenant = arguments.named_tenant("tenant")?;
+    let force = match arguments.text("force")? {
+        None | Some("false") => false,
+        Some("true") => true,
+        Some(other) => {
+            let other = other.escape_default();
+            return Err(Failure::argument(format!(
+                "`force` is true or false, not {other}"
+            )));
+        }
+    };
+    let removed = call(source, move |source| {
+        source.remove_all(tenant.as_ref(), force)
+    })
+    .await??;
+    Ok(Json(json!({ "success": true, "removed": removed })))
+}
+
+async fn unknown(request: Request) -> Response {
+    let message = format!("there is no path {}", request.uri().path());
+    let body = json!({ "success": false, "error_message": message });
+    (StatusCode::NOT_FOUND, Json(body)).into_response()
+}
+
+async fn wrong_method(request: Request) -> Response {
+    let (method, path) = (request.method(), request.uri().path());
+    let message = format!("{path} does not take {method}");
+    let body = json!({ "success": false, "error_message": message });
+    (StatusCode::METHOD_NOT_ALLOWED, Json(body)).into_response()
+}

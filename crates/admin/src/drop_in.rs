@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{RawQuery, State};
@@ -19,6 +18,7 @@ use slackwater_wire::{
 
 use crate::arguments::{self, Arguments};
 use crate::described::shown;
+use crate::json::Json;
 use crate::paths::{Shared, call, metrics, plain};
 use crate::{Failure, Segment, Source};
 
@@ -57,7 +57,7 @@ pub(crate) fn tier_of(kind: SegmentKind) -> &'static str {
 }
 
 /// One master without standbys leads as long as it runs; its view is the epoch.
-async fn health(State(source): Shared) -> Result<Json<Value>, Failure> {
+async fn health(State(source): Shared) -> Result<Json, Failure> {
     let (ready, address, epoch) = call(source, |source| {
         (source.ready(), source.address(), source.epoch())
     })
@@ -72,7 +72,7 @@ async fn health(State(source): Shared) -> Result<Json<Value>, Failure> {
     })))
 }
 
-async fn leader(State(source): Shared) -> Result<Json<Value>, Failure> {
+async fn leader(State(source): Shared) -> Result<Json, Failure> {
     let (address, epoch) = call(source, |source| (source.address(), source.epoch())).await?;
     Ok(Json(json!({
         "present": true,
@@ -118,7 +118,7 @@ async fn all_segments(State(source): Shared) -> Result<Response, Failure> {
 }
 
 /// Addresses of memory are told to nobody: a range is named by its capability, so the base is always 0.
-async fn segments_detail(State(source): Shared) -> Result<Json<Value>, Failure> {
+async fn segments_detail(State(source): Shared) -> Result<Json, Failure> {
     let segments = call(source, |source| source.segments()).await??;
     let detail = |segment: &Segment| {
         let state = &segment.state;
@@ -182,10 +182,7 @@ async fn query_segment(
     ))
 }
 
-async fn segment_status(
-    State(source): Shared,
-    RawQuery(query): RawQuery,
-) -> Result<Json<Value>, Failure> {
+async fn segment_status(State(source): Shared, RawQuery(query): RawQuery) -> Result<Json, Failure> {
     let (name, found) = named(source, query.as_deref()).await?;
     found.ok_or(ErrorCode::SegmentNotFound)?;
     Ok(Json(
@@ -193,10 +190,7 @@ async fn segment_status(
     ))
 }
 
-async fn query_key(
-    State(source): Shared,
-    RawQuery(query): RawQuery,
-) -> Result<Json<Value>, Failure> {
+async fn query_key(State(source): Shared, RawQuery(query): RawQuery) -> Result<Json, Failure> {
     let arguments = Arguments::of(query.as_deref(), &["key", "tenant"])?;
     let (tenant, key) = (arguments.tenant()?, arguments.key("key")?);
     let (found, ends) = call(source, move |source| {
@@ -232,10 +226,7 @@ fn memory(found: &Description, ends: &[Segment]) -> Vec<Value> {
         .collect()
 }
 
-async fn query_keys(
-    State(source): Shared,
-    RawQuery(query): RawQuery,
-) -> Result<Json<Value>, Failure> {
+async fn query_keys(State(source): Shared, RawQuery(query): RawQuery) -> Result<Json, Failure> {
     let arguments = Arguments::of(query.as_deref(), &["keys", "tenant"])?;
     let tenant = arguments.tenant()?;
     let names = arguments.needed("keys")?.split(|byte| *byte == b',');
@@ -293,7 +284,7 @@ fn replicas_of(
 }
 
 /// Events of keys are not published, so nothing was.
-async fn kv_events() -> Json<Value> {
+async fn kv_events() -> Json {
     Json(json!({
         "enabled": false,
         "published_batches": 0,

@@ -1,8 +1,9 @@
-use axum::Json;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 use slackwater_wire::{Class, ErrorCode};
+
+use crate::json::Json;
 
 /// Why a request was not done.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,4 +1,5 @@
-//! Who may ask: whoever knows the token; without one, whoever is on this machine and is not a page of some web site.
+//! Which requests are answered: those with the token; without one, those of processes of this machine that are no browser's
+//! for a page from elsewhere.
 
 use std::fmt;
 use std::fs;
@@ -6,7 +7,6 @@ use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use axum::Json;
 use axum::http::header::{AUTHORIZATION, HOST, ORIGIN, WWW_AUTHENTICATE};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -15,6 +15,8 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 use thiserror::Error;
 use zeroize::Zeroizing;
+
+use crate::json::Json;
 
 /// Fewest characters of a token.
 const TOKEN_CHARACTERS_MIN: usize = 16;

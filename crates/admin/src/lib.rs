@@ -12,6 +12,7 @@ mod described;
 mod drop_in;
 mod failure;
 mod guard;
+mod json;
 mod paths;
 mod server;
 mod source;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, RawQuery, Request, State};
 use axum::http::header::CONTENT_TYPE;
@@ -9,7 +10,6 @@ use axum::http::{HeaderName, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::{Json, Router};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use slackwater_wire::{ErrorCode, List, QuotaState, Tenant};
@@ -17,6 +17,7 @@ use slackwater_wire::{ErrorCode, List, QuotaState, Tenant};
 use crate::arguments::Arguments;
 use crate::described::{described, shown};
 use crate::guard::{Token, judge};
+use crate::json::Json;
 use crate::{Failure, Segment, Source, drop_in};
 
 /// Longest body of a request, in bytes.
@@ -97,15 +98,15 @@ pub(crate) fn plain(text: String, kind: &'static str) -> Response {
     ([(CONTENT_TYPE, kind)], [NO_SNIFF], text).into_response()
 }
 
-async fn books(State(source): Shared) -> Result<Json<Value>, Failure> {
+async fn books(State(source): Shared) -> Result<Json, Failure> {
     call(source, |source| source.books()).await?.map(Json)
 }
 
-async fn stats(State(source): Shared) -> Result<Json<Value>, Failure> {
+async fn stats(State(source): Shared) -> Result<Json, Failure> {
     call(source, |source| source.stats()).await?.map(Json)
 }
 
-async fn keys(State(source): Shared, RawQuery(query): RawQuery) -> Result<Json<Value>, Failure> {
+async fn keys(State(source): Shared, RawQuery(query): RawQuery) -> Result<Json, Failure> {
     let names = ["tenant", "pattern", "after", "limit"];
     let arguments = Arguments::of(query.as_deref(), &names)?;
     let limit = arguments.number("limit")?.unwrap_or(PAGE_KEYS.0);
@@ -129,7 +130,7 @@ async fn keys(State(source): Shared, RawQuery(query): RawQuery) -> Result<Json<V
     Ok(Json(json!({ "keys": keys, "more": listed.more })))
 }
 
-async fn object(State(source): Shared, RawQuery(query): RawQuery) -> Result<Json<Value>, Failure> {
+async fn object(State(source): Shared, RawQuery(query): RawQuery) -> Result<Json, Failure> {
     let arguments = Arguments::of(query.as_deref(), &["tenant", "key"])?;
     let (tenant, key) = (arguments.tenant()?, arguments.key("key")?);
     let found = call(source, move |source| source.describe(&tenant, &key)).await??;
@@ -137,17 +138,14 @@ async fn object(State(source): Shared, RawQuery(query): RawQuery) -> Result<Json
     Ok(Json(described(&found)))
 }
 
-async fn explain(State(source): Shared, RawQuery(query): RawQuery) -> Result<Json<Value>, Failure> {
+async fn explain(State(source): Shared, RawQuery(query): RawQuery) -> Result<Json, Failure> {
     let arguments = Arguments::of(query.as_deref(), &["tenant", "key"])?;
     let (tenant, key) = (arguments.tenant()?, arguments.key("key")?);
     let found = call(source, move |source| source.explain(&tenant, &key)).await??;
     Ok(Json(found.ok_or(ErrorCode::ObjectNotFound)?))
 }
 
-async fn segments(
-    State(source): Shared,
-    RawQuery(query): RawQuery,
-) -> Result<Json<Value>, Failure> {
+async fn segments(State(source): Shared, RawQuery(query): RawQuery) -> Result<Json, Failure> {
     Arguments::of(query.as_deref(), &[])?;
     let segments = call(source, |source| source.segments()).await??;
     let segments: Vec<Value> = segments.iter().map(segment).collect();
@@ -167,7 +165,7 @@ fn segment(segment: &Segment) -> Value {
     })
 }
 
-async fn quotas(State(source): Shared, RawQuery(query): RawQuery) -> Result<Json<Value>, Failure> {
+async fn quotas(State(source): Shared, RawQuery(query): RawQuery) -> Result<Json, Failure> {
     let arguments = Arguments::of(query.as_deref(), &["tenant_id"])?;
     let named = arguments.named_tenant("tenant_id")?;
     let quotas = call(source, |source| source.quotas()).await??;
@@ -203,7 +201,7 @@ async fn set_quota(
     State(source): Shared,
     RawQuery(query): RawQuery,
     body: Bytes,
-) -> Result<Json<Value>, Failure> {
+) -> Result<Json, Failure> {
     let tenant = whose(query.as_deref())?;
     let quota: NewQuota = serde_json::from_slice(&body)
         .map_err(|error| Failure::argument(format!("the body is not what it must be: {error}")))?;
@@ -214,10 +212,7 @@ async fn set_quota(
     Ok(done())
 }
 
-async fn delete_quota(
-    State(source): Shared,
-    RawQuery(query): RawQuery,
-) -> Result<Json<Value>, Failure> {
+async fn delete_quota(State(source): Shared, RawQuery(query): RawQuery) -> Result<Json, Failure> {
     let tenant = whose(query.as_deref())?;
     call(source, move |source| source.delete_quota(&tenant)).await??;
     Ok(done())
@@ -230,14 +225,11 @@ fn whose(query: Option<&str>) -> Result<Tenant, Failure> {
     named.ok_or_else(|| Failure::argument("the parameter `tenant_id` is missing"))
 }
 
-fn done() -> Json<Value> {
+fn done() -> Json {
     Json(json!({ "success": true }))
 }
 
-async fn remove_all(
-    State(source): Shared,
-    RawQuery(query): RawQuery,
-) -> Result<Json<Value>, Failure> {
+async fn remove_all(State(source): Shared, RawQuery(query): RawQuery) -> Result<Json, Failure> {
     let arguments = Arguments::of(query.as_deref(), &["tenant", "force"])?;
     let tenant = arguments.named_tenant("tenant")?;
     let force = match arguments.text("force")? {

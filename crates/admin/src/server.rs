@@ -41,7 +41,7 @@ impl AdminOptions {
     pub const PORT: u16 = 9003;
 }
 
-/// Why nothing listens.
+/// Why the admin address cannot be served; the message says what to change.
 #[derive(Debug, Error)]
 pub enum AdminError {
     /// Everybody who reaches the address could remove everything.
@@ -112,7 +112,7 @@ impl Admin {
         })
     }
 
-    /// Where it listens.
+    /// The address that it listens on, with the port that it was given.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address

@@ -10,10 +10,10 @@ pub trait Source: Send + Sync + 'static {
     /// The reason in words.
     fn ready(&self) -> Result<(), String>;
 
-    /// The epoch of the master.
+    /// The epoch of the master, which grows with each start.
     fn epoch(&self) -> u64;
 
-    /// Where clients connect.
+    /// The address that clients connect to, with the key of the server where links are encrypted.
     fn address(&self) -> String;
 
     /// Every metric, in the text form of Prometheus.

@@ -396,7 +396,7 @@ fn a_store_that_does_not_serve_is_alive_and_not_ready() {
 }
 
 #[test]
-fn whoever_lacks_the_token_learns_that_the_process_is_there_and_no_more() {
+fn a_caller_without_the_token_learns_that_the_process_is_there_and_no_more() {
     let directory = std::env::temp_dir().join(format!("admin-{}", std::process::id()));
     std::fs::create_dir_all(&directory).unwrap();
     let file = directory.join("token");

@@ -169,7 +169,7 @@ impl Server {
         self.public_key
     }
 
-    /// The epoch of the master.
+    /// The epoch of the master, which grows with each start.
     #[must_use]
     pub fn epoch(&self) -> Epoch {
         self.outgoing.epoch

@@ -1,3 +1,4 @@
+use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -155,8 +156,13 @@ impl Directory {
 
     /// Removes the file's name; its bytes go with its last user. Durable after a sync of the directory.
     pub(super) fn unlink(&self, file: FileId) -> Result<(), Errno> {
+        unlinkat(&self.handle, self.forget(file), AtFlags::empty())
+    }
+
+    /// Closes the file, as far as nobody uses it, and gives the name that is to be removed.
+    pub(super) fn forget(&self, file: FileId) -> CString {
         self.handles().forget(file);
-        unlinkat(&self.handle, file_name(file), AtFlags::empty())
+        CString::new(file_name(file)).expect("a file's name is letters and digits")
     }
 
     /// Makes creations and removals durable.

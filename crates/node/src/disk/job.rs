@@ -1,7 +1,8 @@
+use std::ffi::{CString, c_char};
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 
-use rustix::fs::{FallocateFlags, fallocate, fdatasync, fsync, ftruncate};
+use rustix::fs::{AtFlags, FallocateFlags, fallocate, fdatasync, fsync, ftruncate, unlinkat};
 use rustix::io::Errno;
 use slackwater_base::{Planted, planted};
 use slackwater_tier::io::{DiskError, DiskOp, DiskOutcome, FileId};
@@ -26,7 +27,20 @@ pub(super) enum Job {
         bytes: u64,
         step: Step,
     },
-    Delete(Arc<Directory>),
+    Delete {
+        directory: Arc<Directory>,
+        name: CString,
+        step: Removal,
+    },
+}
+
+/// Where a removal is.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Removal {
+    /// The call that removes the name gives back the file's blocks too, which takes as long as the device takes to write
+    /// megabytes: it is a call like a write, and not made where operations are begun.
+    Unlink,
+    SyncDirectory,
 }
 
 /// Where a creation is.
@@ -44,10 +58,12 @@ pub(super) enum Call {
     Allocate { file: i32, bytes: u64 },
     SyncData { file: i32 },
     SyncAll { file: i32 },
+    /// The name lives in the job.
+    Unlink { directory: i32, name: *const c_char },
 }
 
 impl Job {
-    /// The job that does `op`. Names are made and removed here: that neither waits for the device nor is durable yet.
+    /// The job that does `op`. Names are made here: that neither waits for the device nor is durable yet.
     ///
     /// # Safety
     /// Until the job is dropped, nobody writes the extents that `op` writes out, and nobody else touches the one that
@@ -98,13 +114,11 @@ impl Job {
                 // SAFETY: the caller's promise about the extent read into.
                 unsafe { Transfer::read(open(file)?, place, &into, segment) }.map(Job::Move)
             }
-            DiskOp::Delete { file } => {
-                match directory.unlink(file) {
-                    // An earlier try may have removed the name without making that durable: the sync is to be done.
-                    Ok(()) | Err(Errno::NOENT) => Ok(Job::Delete(Arc::clone(directory))),
-                    Err(error) => Err(errno_error(error)),
-                }
-            }
+            DiskOp::Delete { file } => Ok(Job::Delete {
+                name: directory.forget(file),
+                directory: Arc::clone(directory),
+                step: Removal::Unlink,
+            }),
         }
     }
 
@@ -132,8 +146,20 @@ impl Job {
                 step: Step::SyncDirectory,
                 ..
             }
-            | Job::Delete(directory) => Call::SyncAll {
+            | Job::Delete {
+                directory,
+                step: Removal::SyncDirectory,
+                ..
+            } => Call::SyncAll {
                 file: directory.handle().as_raw_fd(),
+            },
+            Job::Delete {
+                directory,
+                name,
+                step: Removal::Unlink,
+            } => Call::Unlink {
+                directory: directory.handle().as_raw_fd(),
+                name: name.as_ptr(),
             },
         }
     }
@@ -160,7 +186,20 @@ impl Job {
                 step: Step::SyncDirectory,
                 ..
             }
-            | Job::Delete(directory) => told(directory.sync()),
+            | Job::Delete {
+                directory,
+                step: Removal::SyncDirectory,
+                ..
+            } => told(directory.sync()),
+            Job::Delete {
+                directory,
+                name,
+                step: Removal::Unlink,
+            } => told(unlinkat(
+                directory.handle(),
+                name.as_c_str(),
+                AtFlags::empty(),
+            )),
         };
         self.after(result)
     }
@@ -173,7 +212,24 @@ impl Job {
                 Progress::Done
             }
             (_, Err(libc::EINTR | libc::EAGAIN)) => Progress::Again,
-            (Job::Delete(_), Err(_)) if planted(Planted::UnlinkWithoutSync) => Progress::Done,
+            // An earlier try may have removed the name without making that durable: the sync is to be done.
+            (
+                Job::Delete {
+                    step: step @ Removal::Unlink,
+                    ..
+                },
+                Ok(_) | Err(libc::ENOENT),
+            ) => {
+                *step = Removal::SyncDirectory;
+                Progress::Again
+            }
+            (
+                Job::Delete {
+                    step: Removal::SyncDirectory,
+                    ..
+                },
+                Err(_),
+            ) if planted(Planted::UnlinkWithoutSync) => Progress::Done,
             (
                 Job::Create {
                     handle,
@@ -220,7 +276,7 @@ impl Job {
                 handle.end_sync(*covers);
                 Progress::Done
             }
-            (Job::Delete(_), Ok(_)) => Progress::Done,
+            (Job::Delete { .. }, Ok(_)) => Progress::Done,
         }
     }
 
@@ -228,7 +284,7 @@ impl Job {
     pub(super) fn outcome(&mut self) -> DiskOutcome {
         match self {
             Job::Move(transfer) => transfer.outcome(),
-            Job::Sync { .. } | Job::Create { .. } | Job::Delete(_) => DiskOutcome::Done,
+            Job::Sync { .. } | Job::Create { .. } | Job::Delete { .. } => DiskOutcome::Done,
         }
     }
 

@@ -1,6 +1,7 @@
 //! Jobs on a kernel that the test plays: each system call is answered by seed, and what is durable is kept in a model.
 
 use std::collections::BTreeSet;
+use std::ffi::CStr;
 
 use slackwater_base::{BLOCK_BYTES, Rng, plant};
 use slackwater_tier::io::Part;
@@ -75,6 +76,14 @@ impl Kernel {
             Call::SyncAll { file } | Call::SyncData { file } => {
                 self.synced.insert(*file);
                 Ok(0)
+            }
+            Call::Unlink { directory, name } => {
+                assert_eq!(*directory, self.directory.handle().as_raw_fd());
+                // SAFETY: the name lives in the job, which outlives this call.
+                let name = unsafe { CStr::from_ptr(*name) };
+                unlinkat(self.directory.handle(), name, AtFlags::empty())
+                    .map(|()| 0)
+                    .map_err(Errno::raw_os_error)
             }
             Call::Allocate { .. } if self.is_full => Err(libc::ENOSPC),
             Call::Allocate { .. } => Ok(0),
@@ -174,15 +183,37 @@ fn a_deletion_that_failed_half_way_ends_with_a_sync_of_the_directory() {
         // SAFETY: the operation names no extent.
         unsafe { Job::begin(DiskOp::Delete { file: FileId(7) }, directory, segment) }
     };
-    let failed = delete().unwrap().after(Err(libc::EIO));
-    assert_eq!(
-        failed,
-        Progress::Failed(DiskError::Device { errno: libc::EIO })
-    );
-    let mut again = delete().expect("what is left of it is to be done");
     let directory_handle = directory.handle().as_raw_fd();
-    assert!(matches!(again.call(), Call::SyncAll { file } if file == directory_handle));
+    let device = Progress::Failed(DiskError::Device { errno: libc::EIO });
+    let is_sync = |call: Call| matches!(call, Call::SyncAll { file } if file == directory_handle);
+    let mut first = delete().unwrap();
+    assert_eq!(first.once(), Progress::Again);
+    assert_eq!(kernel.names(), BTreeSet::new(), "the name is gone");
+    assert!(is_sync(first.call()));
+    assert_eq!(first.after(Err(libc::EIO)), device);
+    let mut again = delete().unwrap();
+    assert!(!is_sync(again.call()), "the name is looked for once more");
+    assert_eq!(again.once(), Progress::Again, "there is none");
+    assert!(is_sync(again.call()), "what is left of it is done");
     assert_eq!(again.after(Ok(0)), Progress::Done);
+}
+
+/// Files were removed where operations are begun, on the thread that drives the ring: for as long as the file system took
+/// to give back 64 MiB, some 13 ms, no write was begun and none that had ended was reported.
+#[test]
+fn beginning_a_deletion_removes_nothing() {
+    let kernel = Kernel::new(0);
+    let (directory, segment) = (&kernel.directory, &kernel.segment);
+    directory.create(FileId(7)).unwrap();
+    // SAFETY: the operation names no extent.
+    let job = unsafe { Job::begin(DiskOp::Delete { file: FileId(7) }, directory, segment) };
+    let mut job = job.unwrap();
+    assert_eq!(kernel.names(), BTreeSet::from([FileId(7)]));
+    assert!(matches!(job.call(), Call::Unlink { .. }));
+    assert_eq!(job.after(Err(libc::EINTR)), Progress::Again);
+    assert!(matches!(job.call(), Call::Unlink { .. }), "it is made again");
+    let failed = job.after(Err(libc::EROFS));
+    assert_eq!(failed, Progress::Failed(DiskError::ReadOnly));
 }
 
 /// The test of this asked the file system of the machine for more than it has, which for a moment took all room of it

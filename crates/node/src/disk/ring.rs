@@ -56,12 +56,13 @@ pub(super) struct Landed {
 /// The name of the poll that a waker ends; no flight has it.
 const WAKE: u64 = u64::MAX;
 
-const NEEDED: [u8; 5] = [
+const NEEDED: [u8; 6] = [
     opcode::Readv::CODE,
     opcode::Writev::CODE,
     opcode::Fsync::CODE,
     opcode::Fallocate::CODE,
     opcode::PollAdd::CODE,
+    opcode::UnlinkAt::CODE,
 ];
 
 impl Ring {
@@ -315,5 +316,8 @@ fn entry(call: &Call) -> squeue::Entry {
             .flags(types::FsyncFlags::DATASYNC)
             .build(),
         Call::SyncAll { file } => opcode::Fsync::new(types::Fd(file)).build(),
+        Call::Unlink { directory, name } => {
+            opcode::UnlinkAt::new(types::Fd(directory), name).build()
+        }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rustix::fs::{AtFlags, FallocateFlags, fallocate, fdatasync, fsync, ftruncate, unlinkat};
 use rustix::io::Errno;
-use slackwater_base::{Planted, planted};
+use slackwater_base::{Checksum, Planted, planted};
 use slackwater_tier::io::{DiskError, DiskOp, DiskOutcome, FileId};
 
 use super::directory::Directory;
@@ -288,12 +288,20 @@ impl Job {
         }
     }
 
+    /// The checksums of the values that a read for callers gave, once it is done.
+    pub(super) fn settle(&self) -> Vec<Checksum> {
+        match self {
+            Job::Move(transfer) => transfer.settle(),
+            Job::Sync { .. } | Job::Create { .. } | Job::Delete { .. } => Vec::new(),
+        }
+    }
+
     /// Runs to the end on this thread.
-    pub(super) fn finish(&mut self) -> Result<DiskOutcome, DiskError> {
+    pub(super) fn finish(&mut self) -> Result<(), DiskError> {
         loop {
             match self.once() {
                 Progress::Again => {}
-                Progress::Done => return Ok(self.outcome()),
+                Progress::Done => return Ok(()),
                 Progress::Failed(error) => return Err(error),
             }
         }

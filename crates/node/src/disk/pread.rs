@@ -154,7 +154,7 @@ impl Shared {
             };
             // SAFETY: the agent that made the operation keeps its extents from others until the completion.
             let job = unsafe { Job::begin(what, &self.directory, &self.segment) };
-            let result = job.and_then(|mut job| job.finish());
+            let result = job.and_then(|mut job| job.finish().map(|()| job.outcome()));
             self.lock().done.push(DiskDone { op, result });
             self.news.notify_all();
         }

@@ -3,18 +3,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use slackwater_base::{BLOCK_BYTES, Checksum};
-use slackwater_tier::io::{DiskError, DiskOutcome, FileId};
+use slackwater_tier::io::{DiskError, FileId};
 use slackwater_wait::Site;
 
 use super::directory::Directory;
 use super::job::Job;
 use super::ring::{Landed, Ring};
 use super::scratch::{Buffers, Scratch};
-use super::transfer::{Place, Transfer, errno_error, straight_bytes};
+use super::transfer::{Room, Transfer, errno_error, straight_bytes};
 
 /// A lone record from this length on is read in two halves: below, what the overlap saves is less than what the ring
 /// costs.
 const HALVED_BYTES_MIN: usize = 1 << 20;
+
+/// Most bytes of a run: longer reads are no cheaper by the byte, and several at once let the checksums of one be taken while
+/// the next is under way.
+const RUN_BYTES_MAX: u64 = 512 << 10;
 
 /// Rings kept for later batches; further ones at the same time are made and dropped.
 const RINGS_KEPT: usize = 8;
@@ -77,7 +81,8 @@ impl Readers {
         self.buffers.limit()
     }
 
-    /// Reads all of them; each gets its result.
+    /// Reads all of them; each gets its result. Records that lie one after another, as those of a chain often do, are read
+    /// together: the device and the kernel take about as long for a long read as for a short one.
     pub fn read(&self, records: &mut [RecordRead<'_>]) {
         self.reads
             .fetch_add(records.len() as u64, Ordering::Relaxed);
@@ -85,14 +90,21 @@ impl Readers {
             records.iter().map(|record| record.bytes).sum(),
             Ordering::Relaxed,
         );
-        match records {
-            [record] if self.rings.is_some() && record.into.len() >= HALVED_BYTES_MIN => {
-                self.read_in_halves(record)
-            }
-            [] | [_] => self.read_alone(records),
-            _ if self.rings.is_some() => self.read_through_ring(records),
-            _ => self.read_alone(records),
+        if let [record] = records
+            && self.rings.is_some()
+            && record.into.len() >= HALVED_BYTES_MIN
+        {
+            return self.read_in_halves(record);
         }
+        let runs = runs(records);
+        let again = match runs.as_slice() {
+            [] | [_] => self.read_by_calls(records, &runs),
+            _ if self.rings.is_some() => self.read_through_ring(records, &runs),
+            _ => self.read_by_calls(records, &runs),
+        };
+        // Of a run that failed nobody knows which record cannot be read.
+        let alone: Vec<Run> = again.into_iter().map(|at| vec![at]).collect();
+        self.read_by_calls(records, &alone);
     }
 
     /// Records read since the start.
@@ -110,16 +122,21 @@ impl Readers {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    fn read_alone(&self, records: &mut [RecordRead<'_>]) {
-        for record in records {
+    /// Reads runs one after the other; gives the records of those that failed and are longer than one.
+    fn read_by_calls(&self, records: &mut [RecordRead<'_>], runs: &[Run]) -> Vec<usize> {
+        let mut again = Vec::new();
+        for run in runs {
             let begun = Instant::now();
-            let scratch = self.buffers.take(scratch_bytes(record));
-            // SAFETY: `record.into` is borrowed for longer than this loop turn, in which the job ends.
-            let transfer = unsafe { self.transfer(record, scratch) };
-            let result = transfer.and_then(|transfer| Job::Move(transfer).finish());
-            record.result = Some(result.map(checksum));
-            record.took = begun.elapsed();
+            let scratch = self.buffers.take(scratch_bytes(records, run));
+            // SAFETY: what the records borrow is borrowed for longer than this loop turn, in which the job ends.
+            let transfer = unsafe { self.transfer(records, run, scratch) };
+            let sums = transfer.and_then(|transfer| {
+                let mut job = Job::Move(transfer);
+                job.finish().map(|()| job.settle())
+            });
+            give(records, run, sums, begun.elapsed(), &mut again);
         }
+        again
     }
 
     /// The first half is checksummed while the second is under way.
@@ -146,22 +163,23 @@ impl Readers {
             half(offset, first, head),
             half(offset + first, bytes.saturating_sub(first), tail),
         ];
-        self.read_through_ring(&mut halves);
+        self.read_through_ring(&mut halves, &[vec![0], vec![1]]);
         let [head, tail] = halves.map(|half| half.result.expect("every record gets its result"));
         record.result = Some(head.and_then(|head| Ok(head.followed_by(tail?, tail_bytes))));
         record.took = begun.elapsed();
     }
 
-    fn read_through_ring(&self, records: &mut [RecordRead<'_>]) {
+    /// As [`Readers::read_by_calls`], with many under way at once.
+    fn read_through_ring(&self, records: &mut [RecordRead<'_>], runs: &[Run]) -> Vec<usize> {
         let Some(mut ring) = self.take_ring() else {
-            return self.read_alone(records);
+            return self.read_by_calls(records, runs);
         };
-        let (mut next, mut landed) = (0, Vec::new());
-        let mut begun = vec![Instant::now(); records.len()];
-        while next < records.len() || !ring.is_empty() {
-            while next < records.len() && ring.room() > 0 {
-                let record = &mut records[next];
-                let want = scratch_bytes(record);
+        let (mut next, mut landed, mut again) = (0, Vec::new(), Vec::new());
+        let mut begun = vec![Instant::now(); runs.len()];
+        while next < runs.len() || !ring.is_empty() {
+            while next < runs.len() && ring.room() > 0 {
+                let run = &runs[next];
+                let want = scratch_bytes(records, run);
                 // Waiting for another thread's buffer while holding some could be waiting for each other.
                 let scratch = if ring.is_empty() {
                     Some(self.buffers.take(want))
@@ -170,11 +188,11 @@ impl Readers {
                 };
                 let Some(scratch) = scratch else { break };
                 begun[next] = Instant::now();
-                // SAFETY: `record.into` is borrowed for longer than this call, in which every started job ends: by
-                // landing, or when the ring is dropped, which waits for it.
-                match unsafe { self.transfer(record, scratch) } {
+                // SAFETY: what the records borrow is borrowed for longer than this call, in which every started job ends:
+                // by landing, or when the ring is dropped, which waits for it.
+                match unsafe { self.transfer(records, run, scratch) } {
                     Ok(transfer) => ring.start(next as u64, Job::Move(transfer)),
-                    Err(error) => record.result = Some(Err(error)),
+                    Err(error) => give(records, run, Err(error), Duration::ZERO, &mut again),
                 }
                 next += 1;
             }
@@ -185,36 +203,43 @@ impl Readers {
                 tracing::warn!(%error, "io_uring failed; the batch is read again by blocking calls");
                 // What is in flight writes to the same buffers: it has landed when this returns.
                 drop(ring);
-                return self.read_alone(records);
+                return self.read_by_calls(records, runs);
             }
-            for Landed { tag, result } in landed.drain(..) {
-                let record = &mut records[tag as usize];
-                record.result = Some(result.map(checksum));
-                record.took = begun[tag as usize].elapsed();
+            for Landed { tag, job, result } in landed.drain(..) {
+                let run = tag as usize;
+                let sums = result.map(|()| job.settle());
+                let took = begun[run].elapsed();
+                give(records, &runs[run], sums, took, &mut again);
             }
         }
         self.give_ring_back(ring);
+        again
     }
 
     /// # Safety
-    /// `record.into` stays borrowed until the transfer is dropped.
+    /// What the records of the run borrow stays borrowed until the transfer is dropped.
     unsafe fn transfer(
         &self,
-        record: &mut RecordRead<'_>,
+        records: &mut [RecordRead<'_>],
+        run: &Run,
         scratch: Scratch,
     ) -> Result<Transfer, DiskError> {
-        let file = self.directory.open(record.file).map_err(errno_error)?;
-        let length = record.into.len() as u64;
-        if length > record.bytes {
-            return Err(DiskError::Missing);
+        let RecordRead { file, offset, .. } = records[run[0]];
+        let file = self.directory.open(file).map_err(errno_error)?;
+        let mut rooms = Vec::with_capacity(run.len());
+        for at in run {
+            let RecordRead { into, bytes, .. } = &mut records[*at];
+            if into.len() as u64 > *bytes {
+                return Err(DiskError::Missing);
+            }
+            rooms.push(Room {
+                start: into.as_mut_ptr(),
+                length: into.len(),
+                bytes: *bytes as usize,
+            });
         }
-        let place = Place {
-            offset: record.offset,
-            bytes: record.bytes,
-            length,
-        };
-        // SAFETY: the buffer is valid for its own length, and borrowed alone by the caller's promise.
-        Ok(unsafe { Transfer::read_to(file, place, record.into.as_mut_ptr(), scratch) })
+        // SAFETY: each buffer is valid for its own length, and borrowed alone by the caller's promise.
+        Ok(unsafe { Transfer::read_to(file, offset, rooms, scratch) })
     }
 
     /// Has the next batch go through a ring that fails; false when no ring is used.
@@ -259,15 +284,68 @@ impl Readers {
     }
 }
 
-fn checksum(outcome: DiskOutcome) -> Checksum {
-    match outcome {
-        DiskOutcome::Read { checksum, .. } => checksum,
-        DiskOutcome::Done => unreachable!("the outcome of a read carries a checksum"),
+/// Records that lie one after another, by their places in the batch.
+type Run = Vec<usize>;
+
+/// The records in the order of the device, in runs that are read as one.
+fn runs(records: &[RecordRead<'_>]) -> Vec<Run> {
+    let mut order: Vec<usize> = (0..records.len()).collect();
+    order.sort_by_key(|at| (records[*at].file, records[*at].offset));
+    let mut runs: Vec<Run> = Vec::new();
+    let mut bytes = 0;
+    for at in order {
+        let record = &records[at];
+        let follows = runs.last().and_then(|run| run.last()).is_some_and(|last| {
+            let last = &records[*last];
+            last.file == record.file && last.offset + last.bytes == record.offset
+        });
+        match runs.last_mut() {
+            Some(run) if follows && bytes + record.bytes <= RUN_BYTES_MAX => {
+                bytes += record.bytes;
+                run.push(at);
+            }
+            _ => {
+                bytes = record.bytes;
+                runs.push(vec![at]);
+            }
+        }
+    }
+    runs
+}
+
+/// Gives the records of a run what became of it. Where it failed, and is longer than one, they are to be read again.
+fn give(
+    records: &mut [RecordRead<'_>],
+    run: &Run,
+    sums: Result<Vec<Checksum>, DiskError>,
+    took: Duration,
+    again: &mut Vec<usize>,
+) {
+    match sums {
+        Ok(sums) => {
+            for (at, sum) in run.iter().zip(sums) {
+                (records[*at].result, records[*at].took) = (Some(Ok(sum)), took);
+            }
+        }
+        Err(_) if run.len() > 1 => again.extend(run),
+        Err(error) => {
+            for at in run {
+                (records[*at].result, records[*at].took) = (Some(Err(error)), took);
+            }
+        }
     }
 }
 
-/// Scratch memory that the read of this record needs beside the caller's buffer.
-fn scratch_bytes(record: &RecordRead<'_>) -> usize {
-    record.bytes as usize
-        - straight_bytes(record.into.as_ptr(), record.into.len()).min(record.bytes as usize)
+/// Scratch memory that the read of a run needs beside the callers' buffers.
+fn scratch_bytes(records: &[RecordRead<'_>], run: &Run) -> usize {
+    let one = |at: &usize| {
+        let record = &records[*at];
+        let bytes = record.bytes as usize;
+        bytes - straight_bytes(record.into.as_ptr(), record.into.len()).min(bytes)
+    };
+    run.iter().map(one).sum()
 }
+
+#[cfg(test)]
+#[path = "reader_tests.rs"]
+mod tests;

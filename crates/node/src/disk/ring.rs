@@ -7,7 +7,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::thread::Timespec;
 use slab::Slab;
 use slackwater_base::{Planted, planted};
-use slackwater_tier::io::{DiskError, DiskOutcome};
+use slackwater_tier::io::DiskError;
 
 use super::job::{Call, Job};
 use super::transfer::Progress;
@@ -46,11 +46,12 @@ struct Flight {
     entry: u64,
 }
 
-/// A job that came to its end.
+/// A job that came to its end; what it gave is asked of it.
 #[derive(Debug)]
 pub(super) struct Landed {
     pub(super) tag: u64,
-    pub(super) result: Result<DiskOutcome, DiskError>,
+    pub(super) job: Job,
+    pub(super) result: Result<(), DiskError>,
 }
 
 /// The name of the poll that a waker ends; no flight has it.
@@ -241,12 +242,12 @@ impl Ring {
         {
             Progress::Again => self.push(index),
             done => {
-                let Flight { mut job, tag, .. } = self.flights.remove(index);
+                let Flight { job, tag, .. } = self.flights.remove(index);
                 let result = match done {
                     Progress::Failed(error) => Err(error),
-                    _ => Ok(job.outcome()),
+                    _ => Ok(()),
                 };
-                landed.push(Landed { tag, result });
+                landed.push(Landed { tag, job, result });
             }
         }
     }

@@ -50,12 +50,24 @@ pub(super) struct Transfer {
     next: usize,
     scratch: Scratch,
     grants: Vec<Grant>,
+    /// Where a read for callers ends up, in the order of the device.
+    callers: Vec<Room>,
     /// Bytes of a read that are its value.
     length: usize,
 }
 
-// SAFETY: the pieces point into `scratch`, into the grants, or into a buffer that outlives the transfer by the promise
-// of `Transfer::read_into`; none of them belongs to a thread.
+/// A caller's buffer, for one record.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    pub(super) start: *mut u8,
+    /// Length of the value.
+    pub(super) length: usize,
+    /// Its length on the device, whole blocks.
+    pub(super) bytes: usize,
+}
+
+// SAFETY: the pieces point into `scratch`, into the grants, or into buffers that outlive the transfer by the promise
+// of `Transfer::read_to`; none of them belongs to a thread.
 unsafe impl Send for Transfer {}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,8 +87,9 @@ pub(super) enum Arrival {
     Extent,
     /// In `scratch`, because the extent is not aligned; copied at the end.
     ThroughScratch,
-    /// In a caller's buffer: its first bytes are there when the last piece has arrived, the rest are in `scratch`.
-    Caller { start: *mut u8, there: usize },
+    /// In callers' buffers: what can be read straight to them is there when the last piece has arrived, the rest are in
+    /// `scratch`.
+    Callers,
 }
 
 /// How far a transfer is after a system call.
@@ -158,6 +171,7 @@ impl Transfer {
             next: 0,
             scratch,
             grants,
+            callers: Vec::new(),
             length: 0,
         })
     }
@@ -215,46 +229,49 @@ impl Transfer {
             next: 0,
             scratch,
             grants,
+            callers: Vec::new(),
             length,
         })
     }
 
-    /// A read of `place` whose value ends up at `start`; what cannot go there straight goes through `scratch`.
+    /// A read of records that lie one after another from `offset`, whose values end up in the callers' buffers; what
+    /// cannot go there straight goes through `scratch`.
     ///
     /// # Safety
-    /// - `start` is valid for writes of `place.length` bytes until the transfer is dropped.
+    /// - The `start` of each room is valid for writes of `length` bytes until the transfer is dropped.
     /// - Nobody else touches those bytes until then.
     pub(super) unsafe fn read_to(
         file: Arc<OpenFile>,
-        place: Place,
-        start: *mut u8,
+        offset: u64,
+        callers: Vec<Room>,
         mut scratch: Scratch,
     ) -> Self {
-        let Place {
-            offset,
-            bytes,
+        let (base, room) = (scratch.address(), scratch.len());
+        let (mut pieces, mut used) = (Pieces::default(), 0);
+        for Room {
+            start,
             length,
-        } = place;
-        let (bytes, length) = (bytes as usize, length as usize);
-        let there = straight_bytes(start, length);
-        assert!(
-            scratch.len() >= bytes - there,
-            "{} for {bytes} less {there}",
-            scratch.len()
-        );
-        let mut pieces = Pieces::default();
-        pieces.push(start, there);
-        pieces.push(scratch.address(), bytes - there);
-        let way = Way::Read(Arrival::Caller { start, there });
+            bytes,
+        } in callers.iter().copied()
+        {
+            let there = straight_bytes(start, length);
+            assert!(length <= bytes, "{length} of {bytes}");
+            assert!(used + bytes - there <= room, "{room} is too little");
+            pieces.push(start, there);
+            // SAFETY: the assertion above: the address stays inside.
+            pieces.push(unsafe { base.add(used) }, bytes - there);
+            used += bytes - there;
+        }
         Self {
             file,
-            way,
+            way: Way::Read(Arrival::Callers),
             offset,
             pieces: pieces.0,
             next: 0,
             scratch,
             grants: Vec::new(),
-            length,
+            callers,
+            length: 0,
         }
     }
 
@@ -346,26 +363,37 @@ impl Transfer {
             Arrival::Nowhere => (Vec::new(), Checksum::of(value)),
             Arrival::Extent => (Vec::new(), self.grants[0].checksum(self.length)),
             Arrival::ThroughScratch => (Vec::new(), self.grants[0].copy_in(value)),
-            Arrival::Caller { start, there } => (Vec::new(), self.settle(start, there)),
+            // Each record has its own: [`Transfer::settle`].
+            Arrival::Callers => return DiskOutcome::Done,
         };
         DiskOutcome::Read { bytes, checksum }
     }
-}
 
-impl Transfer {
-    /// Brings what is left in `scratch` to the caller's buffer; the checksum of the whole value there.
-    fn settle(&self, start: *mut u8, there: usize) -> Checksum {
-        let rest = self.length - there;
-        // SAFETY: `start` is valid for `length` bytes that nobody else touches (`read_to`), `rest` of them follow the
-        // `there` that have arrived, and `scratch`, an allocation of its own, has at least as many.
+    /// Brings what callers read, once it is done, to their buffers; the checksum of each value there.
+    pub(super) fn settle(&self) -> Vec<Checksum> {
+        let mut used = 0;
+        let one = |room: &Room| {
+            let there = straight_bytes(room.start, room.length);
+            let rest = &self.scratch[used..used + room.bytes - there];
+            used += rest.len();
+            Self::settle_one(room, there, rest)
+        };
+        self.callers.iter().map(one).collect()
+    }
+
+    /// Brings what is in scratch of one value to the caller's buffer; the checksum of the whole value there.
+    fn settle_one(room: &Room, there: usize, scratch: &[u8]) -> Checksum {
+        let Room { start, length, .. } = *room;
+        // SAFETY: `start` is valid for `length` bytes that nobody else touches (`read_to`), those after the `there` that
+        // have arrived fit into `scratch`, which was as long as the record and is an allocation of its own.
         let tail = unsafe {
-            slackwater_pool::copy::copy_checksum(start.add(there), self.scratch.as_ptr(), rest)
+            slackwater_pool::copy::copy_checksum(start.add(there), scratch.as_ptr(), length - there)
         };
         if there == 0 {
             return tail;
         }
         // SAFETY: all `length` bytes are initialised now: the device wrote the first, the copy above the others.
-        Checksum::of(unsafe { std::slice::from_raw_parts(start, self.length) })
+        Checksum::of(unsafe { std::slice::from_raw_parts(start, length) })
     }
 }
 

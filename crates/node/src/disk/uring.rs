@@ -117,10 +117,18 @@ impl Device for UringDevice {
                 *watching = true;
             }
             let woken = ring.turn(landed)?;
-            done.extend(landed.drain(..).map(|Landed { tag, result }| DiskDone {
-                op: OpId(tag),
-                result,
-            }));
+            let ended = landed.drain(..).map(|landed| {
+                let Landed {
+                    tag,
+                    mut job,
+                    result,
+                } = landed;
+                DiskDone {
+                    op: OpId(tag),
+                    result: result.map(|()| job.outcome()),
+                }
+            });
+            done.extend(ended);
             if woken {
                 *watching = false;
                 let mut count = [0; 8];

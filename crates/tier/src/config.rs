@@ -88,7 +88,7 @@ impl LogConfig {
             batch_bytes: ByteSize::mib(4).0,
             batch_delay: Duration::from_millis(100),
             batches_in_flight_max: 2,
-            sync_bytes: ByteSize::mib(16).0,
+            sync_bytes: ByteSize::mib(64).0,
             sync_delay: Duration::from_millis(100),
             pace: PaceConfig::default(),
             records_queued_max: 50_000,

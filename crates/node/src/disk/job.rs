@@ -55,11 +55,21 @@ pub(super) enum Step {
 #[derive(Debug)]
 pub(super) enum Call {
     Move(super::transfer::Window),
-    Allocate { file: i32, bytes: u64 },
-    SyncData { file: i32 },
-    SyncAll { file: i32 },
+    Allocate {
+        file: i32,
+        bytes: u64,
+    },
+    SyncData {
+        file: i32,
+    },
+    SyncAll {
+        file: i32,
+    },
     /// The name lives in the job.
-    Unlink { directory: i32, name: *const c_char },
+    Unlink {
+        directory: i32,
+        name: *const c_char,
+    },
 }
 
 impl Job {

@@ -211,7 +211,10 @@ fn beginning_a_deletion_removes_nothing() {
     assert_eq!(kernel.names(), BTreeSet::from([FileId(7)]));
     assert!(matches!(job.call(), Call::Unlink { .. }));
     assert_eq!(job.after(Err(libc::EINTR)), Progress::Again);
-    assert!(matches!(job.call(), Call::Unlink { .. }), "it is made again");
+    assert!(
+        matches!(job.call(), Call::Unlink { .. }),
+        "it is made again"
+    );
     let failed = job.after(Err(libc::EROFS));
     assert_eq!(failed, Progress::Failed(DiskError::ReadOnly));
 }

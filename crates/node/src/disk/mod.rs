@@ -2,7 +2,7 @@
 //!
 //! There are two devices, io_uring and blocking calls on a few threads; which one runs is decided at start and
 //! reported with its reason. Both make the same system calls in the same order: a `Job` knows the next one, a
-//! device only makes it. All `unsafe` of this module is in `buffer`, `transfer`, `ring` and the calls into them.
+//! device only makes it. All `unsafe` of this module is in `buffer`, `scratch`, `transfer`, `ring` and the calls into them.
 
 mod buffer;
 mod directory;

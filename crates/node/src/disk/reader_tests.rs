@@ -86,7 +86,10 @@ fn records_in_a_row_are_read_as_one_up_to_a_length() {
     check(&[(2, 0, 1), (1, 0, 1), (2, 1, 1)], &[&[1], &[0, 2]]);
     // The same record twice is two reads.
     check(&[(1, 0, 2), (1, 0, 2)], &[&[0], &[1]]);
-    check(&[(1, 0, most - 1), (1, most - 1, 1), (1, most, 1)], &[&[0, 1], &[2]]);
+    check(
+        &[(1, 0, most - 1), (1, most - 1, 1), (1, most, 1)],
+        &[&[0, 1], &[2]],
+    );
     check(&[(1, 0, most + 1), (1, most + 1, 1)], &[&[0], &[1]]);
 }
 
@@ -170,9 +173,16 @@ fn a_record_that_cannot_be_read_costs_those_beside_it_nothing() {
         }
         let mut long = vec![0; 3 * BLOCK];
         let mut right = vec![0; BLOCK];
-        let mut records = [record(FILE, 0, 2, &mut long), record(FILE, 2, 1, &mut right)];
+        let mut records = [
+            record(FILE, 0, 2, &mut long),
+            record(FILE, 2, 1, &mut right),
+        ];
         disk.readers.read(&mut records);
-        assert_eq!(records[0].result, Some(Err(DiskError::Missing)), "no such length");
+        assert_eq!(
+            records[0].result,
+            Some(Err(DiskError::Missing)),
+            "no such length"
+        );
         assert!(matches!(records[1].result, Some(Ok(_))));
     });
 }

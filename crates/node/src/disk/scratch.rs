@@ -1,44 +1,65 @@
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use slackwater_base::{AllocError, BLOCK_BYTES, Extent, ExtentAllocator};
+use slackwater_memory::Mapping;
 use slackwater_wait::{Event, Park, Site, Waiting};
 
 use super::buffer::AlignedBuffer;
+use crate::config::HugePages;
+use crate::region;
 
 /// Aligned memory for reads, bounded in all: a reader that finds none waits for another to give its buffer back.
+///
+/// The memory is of huge pages where the kernel has some: a device is told of each physical page of a transfer, and one
+/// whose queue has 256 places, as that of a virtual machine, takes two reads of 512 KiB on ordinary pages at a time.
 #[derive(Debug)]
 pub(crate) struct Buffers {
-    limit: usize,
+    memory: Mapping,
     state: Mutex<BufferState>,
     given_back: Event,
     pub(super) site: Site,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct BufferState {
-    free: Vec<AlignedBuffer>,
-    /// Bytes of buffers given out and free.
-    bytes: usize,
+    room: ExtentAllocator,
     given_out: usize,
+    /// One that is longer than all the memory has been given out, by itself.
+    alone: bool,
 }
 
 /// Memory for one transfer. What was taken from [`Buffers`] goes back when it is dropped, however the transfer ends.
 #[derive(Debug)]
 pub(crate) struct Scratch {
-    buffer: AlignedBuffer,
+    memory: Memory,
     home: Option<Arc<Buffers>>,
+}
+
+#[derive(Debug)]
+enum Memory {
+    Own(AlignedBuffer),
+    /// A piece of the memory of `home`.
+    Lent(Extent),
 }
 
 impl Scratch {
     /// First address; see [`AlignedBuffer::address`].
     pub(super) fn address(&mut self) -> *mut u8 {
-        self.buffer.address()
+        match (&mut self.memory, &self.home) {
+            (Memory::Lent(extent), Some(home)) => home.address(*extent),
+            (Memory::Own(buffer), _) => buffer.address(),
+            (Memory::Lent(_), None) => unreachable!("what is lent has a home until it is dropped"),
+        }
     }
 }
 
 impl From<AlignedBuffer> for Scratch {
     fn from(buffer: AlignedBuffer) -> Self {
-        Self { buffer, home: None }
+        Self {
+            memory: Memory::Own(buffer),
+            home: None,
+        }
     }
 }
 
@@ -46,32 +67,48 @@ impl Deref for Scratch {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.buffer
+        match (&self.memory, &self.home) {
+            (Memory::Lent(extent), Some(home)) => {
+                // SAFETY: the extent is a range of the mapping, whose bytes are initialised, and until this is dropped it
+                // is given to nobody else.
+                unsafe { std::slice::from_raw_parts(home.address(*extent), extent.bytes as usize) }
+            }
+            (Memory::Own(buffer), _) => buffer,
+            (Memory::Lent(_), None) => unreachable!("what is lent has a home until it is dropped"),
+        }
     }
 }
 
 impl DerefMut for Scratch {
     fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.buffer
+        let (start, bytes) = (self.address(), self.len());
+        // SAFETY: as in `deref`, and `self` is borrowed alone.
+        unsafe { std::slice::from_raw_parts_mut(start, bytes) }
     }
 }
 
 impl Drop for Scratch {
     fn drop(&mut self) {
         if let Some(home) = self.home.take() {
-            home.give_back(std::mem::replace(
-                &mut self.buffer,
-                AlignedBuffer::zeroed(0),
-            ));
+            home.give_back(&self.memory);
         }
     }
 }
 
 impl Buffers {
+    /// # Panics
+    /// When the operating system gives no address space for `limit` bytes.
     pub(crate) fn new(limit: usize) -> Arc<Self> {
+        let (memory, _) = region::map(limit, HugePages::Transparent)
+            .expect("there is address space for the buffers of reads");
+        let room = ExtentAllocator::new(memory.bytes().min(limit) as u64, BLOCK_BYTES, 1);
         Arc::new(Self {
-            limit,
-            state: Mutex::default(),
+            memory,
+            state: Mutex::new(BufferState {
+                room,
+                given_out: 0,
+                alone: false,
+            }),
             given_back: Event::new(),
             site: Site::new("read, buffer"),
         })
@@ -79,7 +116,7 @@ impl Buffers {
 
     #[cfg(test)]
     pub(super) fn limit(&self) -> usize {
-        self.limit
+        self.lock().room.books().capacity as usize
     }
 
     /// A buffer of at least `bytes` bytes. One above the limit is given out alone.
@@ -98,22 +135,33 @@ impl Buffers {
 
     /// The same if there is one at once.
     pub(crate) fn try_take(self: &Arc<Self>, bytes: usize) -> Option<Scratch> {
-        let buffer = self.lock().take(bytes, self.limit)?;
-        Some(self.lend(buffer))
+        if bytes == 0 {
+            return Some(AlignedBuffer::zeroed(0).into());
+        }
+        let memory = match self.lock().take(bytes)? {
+            Some(extent) => Memory::Lent(extent),
+            None => Memory::Own(AlignedBuffer::zeroed(bytes)),
+        };
+        let home = Some(Arc::clone(self));
+        Some(Scratch { memory, home })
     }
 
-    fn lend(self: &Arc<Self>, buffer: AlignedBuffer) -> Scratch {
-        let home = (!buffer.is_empty()).then(|| Arc::clone(self));
-        Scratch { buffer, home }
+    fn address(&self, extent: Extent) -> *mut u8 {
+        self.memory
+            .start()
+            .as_ptr()
+            .wrapping_add(extent.offset as usize)
     }
 
-    fn give_back(&self, buffer: AlignedBuffer) {
+    fn give_back(&self, memory: &Memory) {
         let mut state = self.lock();
         state.given_out -= 1;
-        if state.bytes > self.limit {
-            state.bytes -= buffer.len();
-        } else {
-            state.free.push(buffer);
+        match memory {
+            Memory::Own(_) => state.alone = false,
+            Memory::Lent(extent) => {
+                state.room.retire(*extent);
+                state.room.release(*extent);
+            }
         }
         drop(state);
         self.given_back.notify_all();
@@ -130,28 +178,21 @@ impl Buffers {
 }
 
 impl BufferState {
-    fn take(&mut self, bytes: usize, limit: usize) -> Option<AlignedBuffer> {
-        if bytes == 0 {
-            return Some(AlignedBuffer::zeroed(0));
+    /// A piece of the memory, or the right to one beside it, where all of it is too little.
+    fn take(&mut self, bytes: usize) -> Option<Option<Extent>> {
+        if self.alone {
+            return None;
         }
-        let fits = |buffer: &AlignedBuffer| buffer.len() >= bytes && buffer.len() / 2 <= bytes;
-        let found = self.free.iter().position(fits);
-        if found.is_none() {
-            while self.bytes + bytes > limit
-                && let Some(other) = self.free.pop()
-            {
-                self.bytes -= other.len();
+        let taken = match self.room.allocate(bytes as u64) {
+            Ok(extent) => Some(extent),
+            Err(AllocError::TooLarge { .. }) if self.given_out == 0 => {
+                self.alone = true;
+                None
             }
-            if self.bytes + bytes > limit && self.given_out > 0 {
-                return None;
-            }
-            self.bytes += bytes;
-        }
+            Err(_) => return None,
+        };
         self.given_out += 1;
-        Some(match found {
-            Some(index) => self.free.swap_remove(index),
-            None => AlignedBuffer::zeroed(bytes),
-        })
+        Some(taken)
     }
 }
 
@@ -165,14 +206,36 @@ mod tests {
         let (a, b) = (buffers.take(4096), buffers.take(8192));
         let place = a.as_ptr();
         assert!(buffers.try_take(4096).is_none());
+        assert!(buffers.try_take(1 << 20).is_none(), "others are out");
         drop(a);
         let again = buffers.try_take(4096).unwrap();
         assert_eq!(again.as_ptr(), place);
         drop((again, b));
         let large = buffers.try_take(1 << 20).unwrap();
+        assert_eq!(large.len(), 1 << 20);
         assert!(buffers.try_take(4096).is_none());
         drop(large);
-        assert_eq!(buffers.state.lock().unwrap().bytes, 0);
+        assert_eq!(buffers.state.lock().unwrap().room.books().live, 0);
         assert!(buffers.try_take(4096).is_some());
+    }
+
+    #[test]
+    fn what_is_lent_to_one_is_not_lent_to_another() {
+        let buffers = Buffers::new(1 << 20);
+        let mut lent: Vec<Scratch> = Vec::new();
+        for turn in 0..200usize {
+            if let Some(mut scratch) = buffers.try_take(1 + turn * 977 % 100_000) {
+                assert!(scratch.len().is_multiple_of(4096));
+                assert!(scratch.address().addr().is_multiple_of(4096));
+                scratch.fill(turn as u8);
+                lent.push(scratch);
+            }
+            if turn % 3 == 2 && !lent.is_empty() {
+                let scratch = lent.swap_remove(turn % lent.len());
+                assert!(scratch.iter().all(|byte| *byte == scratch[0]));
+            }
+        }
+        let whole = |scratch: &Scratch| scratch.iter().all(|byte| *byte == scratch[0]);
+        assert!(lent.iter().all(whole) && lent.len() > 5);
     }
 }

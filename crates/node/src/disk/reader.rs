@@ -313,7 +313,7 @@ fn runs(records: &[RecordRead<'_>]) -> Vec<Run> {
     runs
 }
 
-/// Gives the records of a run what became of it. Where it failed, and is longer than one, they are to be read again.
+/// Gives the records of a run their outcome. Where it failed, and is longer than one, they are to be read again.
 fn give(
     records: &mut [RecordRead<'_>],
     run: &Run,

@@ -505,6 +505,15 @@ fn a_promotion_without_a_fit_extent_gives_its_bytes_back() {
     assert_eq!(world.stages.len(), 2, "both fit the bytes in flight");
 }
 
+#[test]
+fn a_segment_that_was_taken_back_is_not_accessed_any_more() {
+    let mut world = world();
+    let extent = *world.free.last().unwrap();
+    assert!(world.agent.begin_access(extent, Access::Read).is_ok());
+    world.agent.remove_segment(extent.segment);
+    assert!(world.agent.begin_access(extent, Access::Read).is_err());
+}
+
 /// The state went out after every input, though nothing in it had changed.
 #[test]
 fn a_state_that_stays_alike_is_reported_once() {

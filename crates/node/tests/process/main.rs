@@ -171,12 +171,21 @@ fn config(directory: &Path) -> Config {
     }
 }
 
+/// What a child of `fork` says once it runs.
+const FORKED: &str = "forked\n";
+
 /// The lock of a directory belongs to the open file, which a child of `fork` shares: a worker that an engine had forked
 /// kept the directory of a killed store locked for as long as it lived, and nobody could open it.
 fn fork_outlives_its_store() {
     let root = tempfile::tempdir().unwrap();
     let mut parent = Process::again("--forking", &[root.path().to_str().unwrap()]);
-    let child: i32 = parent.line().unwrap().parse().unwrap();
+    // The child gives the directory up as its first act, which may come long after the parent goes on.
+    let said = [(); 2].map(|()| parent.line().unwrap());
+    assert!(
+        said.iter().any(|line| line == FORKED.trim_end()),
+        "{said:?}"
+    );
+    let child: i32 = said.iter().find_map(|line| line.parse().ok()).unwrap();
     let held = Store::open(config(root.path())).err().unwrap();
     assert!(held.to_string().contains("held by"), "{held}");
     parent.child.kill().unwrap();
@@ -201,11 +210,14 @@ fn forking(directory: &Path) {
         ..PutOptions::default()
     };
     store.put(b"k", b"v", &durable).unwrap();
-    // SAFETY: the child only calls `pause`, which is allowed after `fork` of a process with threads.
+    // SAFETY: the child only calls `write` and `pause`, which are allowed after `fork` of a process with threads.
     match unsafe { libc::fork() } {
         0 => loop {
-            // SAFETY: waits for a signal.
-            unsafe { libc::pause() };
+            // SAFETY: writes bytes that live as long as the program, and waits for a signal.
+            unsafe {
+                libc::write(1, FORKED.as_ptr().cast(), FORKED.len());
+                libc::pause();
+            }
         },
         child => {
             let mut out = std::io::stdout();

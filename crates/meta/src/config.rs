@@ -29,8 +29,19 @@ pub struct MasterConfig {
     pub offload: Offload,
     /// Which objects are promoted to memory, and when.
     pub promotion: Promotion,
+    /// How long nodes without a link are waited for.
+    pub absence: Absence,
     /// Limits of tables and queues.
     pub limits: Limits,
+}
+
+/// How long nodes without a link are waited for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Absence {
+    /// Time without a link after which a node's replicas are hidden. They are shown again when it comes back.
+    pub hidden_after: Duration,
+    /// Time after that in which it may come back with what its memory holds.
+    pub given_up_after: Duration,
 }
 
 /// Whether tenants are separate.
@@ -267,6 +278,7 @@ impl MasterConfig {
         eviction: Eviction::DEFAULT,
         offload: Offload::DEFAULT,
         promotion: Promotion::DEFAULT,
+        absence: Absence::DEFAULT,
         limits: Limits::DEFAULT,
     };
 }
@@ -328,6 +340,14 @@ impl Promotion {
         candidate_ttl: Duration::from_secs(60),
         candidate_retries: 8,
         backoff: Backoff::doubling(Duration::from_millis(10), Duration::from_secs(1)),
+    };
+}
+
+impl Absence {
+    /// See [`MasterConfig::DEFAULT`].
+    pub const DEFAULT: Self = Self {
+        hidden_after: Duration::from_secs(10),
+        given_up_after: Duration::from_secs(600),
     };
 }
 

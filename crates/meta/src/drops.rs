@@ -8,6 +8,7 @@ use slackwater_wire::{DiskEntry, ErrorCode, Key, NodeId, Tenant, Version};
 use crate::catalog::{Mark, SegmentIndex};
 use crate::master::Master;
 use crate::outbox::Waiter;
+use crate::segment::Presence;
 
 /// Records that nodes were told to drop and have not yet reported as dropped.
 #[derive(Default)]
@@ -48,7 +49,13 @@ impl Master {
         waiter: Option<Waiter>,
     ) {
         let waiter = waiter.filter(|_| !planted(Planted::RemoveBeforeDropped));
+        let hidden = self.segments.at(segment).presence == Presence::Hidden;
+        if let Some(waiter) = waiter.filter(|_| hidden) {
+            self.acks
+                .fail(waiter, ErrorCode::UnavailableInCurrentStatus);
+        }
         let waiters: Vec<Waiter> = waiter
+            .filter(|_| !hidden)
             .into_iter()
             .map(|waiter| self.acks.wait(waiter))
             .collect();
@@ -83,11 +90,12 @@ impl Master {
         }
         let range =
             (hash, Version(0), SegmentIndex(0))..=(hash, Version(u64::MAX), SegmentIndex(u16::MAX));
-        for (_, drop) in self.drops.pending.range_mut(range) {
-            if drop.entry.key == *key
-                && drop.entry.tenant == *tenant
-                && !drop.waiters.contains(&waiter)
-            {
+        for ((.., segment), drop) in self.drops.pending.range_mut(range) {
+            let same = drop.entry.key == *key && drop.entry.tenant == *tenant;
+            if same && self.segments.at(*segment).presence == Presence::Hidden {
+                self.acks
+                    .fail(waiter, ErrorCode::UnavailableInCurrentStatus);
+            } else if same && !drop.waiters.contains(&waiter) {
                 drop.waiters.push(self.acks.wait(waiter));
             }
         }
@@ -131,6 +139,18 @@ impl Master {
         }
     }
 
+    /// The node that was to drop records is hidden: it may be long before it can be told. Waiting requests fail; it is
+    /// told as soon as it comes back.
+    pub(crate) fn hide_drops(&mut self, segment: SegmentIndex) {
+        let of_segment = self.drops.pending.iter_mut();
+        let of_segment = of_segment.filter(|((.., at), _)| *at == segment);
+        for waiter in of_segment.flat_map(|(_, drop)| std::mem::take(&mut drop.waiters)) {
+            self.acks
+                .fail(waiter, ErrorCode::UnavailableInCurrentStatus);
+            self.acks.done(waiter.ack, &mut self.outbox);
+        }
+    }
+
     /// Also keeps the removals under way for a node that mounts: it was not told of them, and may hold copies.
     pub(crate) fn owe_pending_drops(&mut self) {
         for ((hash, version, _), drop) in &self.drops.pending {
@@ -152,8 +172,12 @@ impl Master {
         covers: impl Fn(&DiskEntry) -> bool,
     ) -> Option<DropMark> {
         let mut drops = self.drops.pending.range_mut(next.0..);
-        for (_, drop) in drops.by_ref().take(count) {
-            if covers(&drop.entry) {
+        for ((.., segment), drop) in drops.by_ref().take(count) {
+            let covered = covers(&drop.entry);
+            if covered && self.segments.at(*segment).presence == Presence::Hidden {
+                self.acks
+                    .fail(waiter, ErrorCode::UnavailableInCurrentStatus);
+            } else if covered {
                 drop.waiters.push(self.acks.wait(waiter));
             }
         }

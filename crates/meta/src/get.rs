@@ -10,7 +10,7 @@ use crate::evict::{Link, Slot, Walk};
 use crate::lease::{after_probe, after_read};
 use crate::master::{Caller, Master};
 use crate::put::ChainPosition;
-use crate::segment::{Medium, Segment};
+use crate::segment::{Medium, Presence, Segment};
 
 /// With up to this many segments, every policy is told of every read; with more, only those that hold a part of it.
 const SEGMENTS_TOLD: usize = 8;
@@ -102,6 +102,9 @@ impl Master {
         if !object.has_replicas() {
             return Lookup::NotReady;
         }
+        if !self.segments.is_readable(&self.catalog, id) {
+            return Lookup::Missing;
+        }
         link.bytes = object.bytes;
         let answer = self.read(now, caller, id, hold, at as u32, &mut reading.resident);
         if matches!(&answer, Lookup::Found(object) if matches!(object.replicas[0], ReplicaAt::Disk { .. }))
@@ -145,7 +148,8 @@ impl Master {
         }
     }
 
-    /// Holds a readable object for the caller and returns where it is, memory before SSD.
+    /// Holds a readable object for the caller and returns where it is, memory before SSD, and both before what is on a
+    /// node without a link.
     fn read(
         &mut self,
         now: Instant,
@@ -157,29 +161,39 @@ impl Master {
     ) -> Lookup {
         let mut replicas = Vec::with_capacity(1);
         let mut first: Option<ReplicaId> = None;
-        let mut in_memory = 0;
+        let (mut in_memory, mut here) = (0, 0);
         for (replica, facts) in self.catalog.replicas(id) {
             let segment = self.segments.at(facts.segment);
+            if segment.presence == Presence::Hidden {
+                continue;
+            }
             resident.extend(known_to(segment, facts, position));
-            match &segment.medium {
-                Medium::Memory(_) => {
-                    if in_memory == 0 {
-                        first = Some(replica);
-                    }
-                    replicas.insert(
-                        in_memory,
-                        ReplicaAt::Memory(segment.reference(segment.extent(facts.piece))),
-                    );
-                    in_memory += 1;
-                }
-                Medium::Disk(_) => {
-                    first = first.or(Some(replica));
-                    replicas.push(ReplicaAt::Disk {
+            let (is_memory, at) = match &segment.medium {
+                Medium::Memory(_) => (
+                    true,
+                    ReplicaAt::Memory(segment.reference(segment.extent(facts.piece))),
+                ),
+                Medium::Disk(_) => (
+                    false,
+                    ReplicaAt::Disk {
                         node: segment.node,
                         segment: segment.id,
-                    });
-                }
+                    },
+                ),
+            };
+            let place = match segment.presence {
+                Presence::Here if is_memory => in_memory,
+                Presence::Here => here,
+                Presence::Away | Presence::Hidden => replicas.len(),
+            };
+            if segment.presence == Presence::Here {
+                here += 1;
+                in_memory += usize::from(is_memory);
             }
+            if place == 0 {
+                first = Some(replica);
+            }
+            replicas.insert(place, at);
         }
         let first = first.expect("a readable object has a replica");
         let guard = match hold {
@@ -308,10 +322,10 @@ impl Master {
             return false;
         };
         let ttl = self.config.lease_ttl;
-        let object = self.catalog.object_mut(id);
-        if !object.has_replicas() {
+        if !self.segments.is_readable(&self.catalog, id) {
             return false;
         }
+        let object = self.catalog.object_mut(id);
         object.lease = after_probe(object.lease, now, ttl);
         if object.is(Mark::Group) {
             let own = object.lease;

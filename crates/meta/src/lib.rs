@@ -47,7 +47,7 @@ mod tenant;
 
 pub use books::{Books, Imbalance, SegmentBooks};
 pub use config::{
-    ConfigWarning, Eviction, Limits, MasterConfig, Offload, OffloadMode, OnHit, Placement,
+    Absence, ConfigWarning, Eviction, Limits, MasterConfig, Offload, OffloadMode, OnHit, Placement,
     Promotion, PromotionAdmission, PutPolicy, SoftPinned, Tenancy,
 };
 pub use explain::{Held, Opinion};

@@ -55,6 +55,11 @@ pub enum Input {
     ClientLost(ClientId),
     /// A node is gone with its memory; its SSD may come back.
     NodeLost(NodeId),
+    /// The link to a node is gone. The node may live on, with its memory: its replicas are hidden after a while, and it is
+    /// given up, as lost, after a long one.
+    NodeAway(NodeId),
+    /// A node has a link again, in the life that it had before.
+    NodeBack(NodeId),
 }
 
 /// What a master wants done.
@@ -138,6 +143,8 @@ pub(crate) enum Due {
     Candidate(ObjectId),
     /// The byte budget allows further promotions.
     Promotions,
+    /// A node has been without a link for as long as is waited for it.
+    Absence(NodeId),
 }
 
 impl Due {
@@ -229,6 +236,8 @@ impl Master {
             Input::Report { node, report } => self.report(now, node, report),
             Input::ClientLost(client) => self.client_lost(now, client),
             Input::NodeLost(node) => self.node_lost(now, node),
+            Input::NodeAway(node) => self.node_away(now, node),
+            Input::NodeBack(node) => self.node_back(node),
         }
         self.settle(now);
         self.flush(out);
@@ -265,6 +274,7 @@ impl Master {
                 Due::Promotion(ticket) => self.promotion_expired(now, ticket),
                 Due::Candidate(object) => self.candidate_due(now, object),
                 Due::Promotions => self.deliver_all(now),
+                Due::Absence(node) => self.absence_due(now, node),
             }
         }
         for (_, segment) in self.segments.iter_mut() {

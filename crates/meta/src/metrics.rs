@@ -45,6 +45,8 @@ pub struct Metrics {
     pub replicas_suspected: u64,
     pub extents_fenced: u64,
     pub operations_repeated: u64,
+    pub nodes_hidden: u64,
+    pub nodes_given_up: u64,
 }
 
 /// The funnel of offload: `started` is the sum of the four ends and `in_flight`.

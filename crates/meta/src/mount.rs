@@ -1,19 +1,19 @@
 //! Mounting and unmounting of segments, and the loss of nodes.
 
 use slackwater_base::Instant;
-use slackwater_wire::{ErrorCode, Mount, NodeId, Reply, SegmentId, SegmentKind};
+use slackwater_wire::{DiskEntry, ErrorCode, Mount, NodeId, Reply, SegmentId, SegmentKind};
 
 use crate::catalog::{ReplicaId, SegmentIndex};
 use crate::master::{Due, Master};
 use crate::prospect;
 use crate::release::Reason;
-use crate::segment::{SEGMENT_BYTES_MAX, Segment};
+use crate::segment::{Presence, SEGMENT_BYTES_MAX, Segment};
 
 impl Master {
     pub(crate) fn mount(&mut self, now: Instant, mount: &Mount) -> Reply {
         if let Some(index) = self.segments.find(mount.segment) {
             let mounted = self.segments.at(index);
-            if mounted.node != mount.node || mounted.incarnation >= mount.incarnation {
+            if mounted.node != mount.node || mounted.incarnation == mount.incarnation {
                 return Reply::Failed(ErrorCode::SegmentAlreadyExists);
             }
             // The node restarted before its loss was noticed.
@@ -37,6 +37,7 @@ impl Master {
             self.owed.begin(mount.node, self.numbers.newest_version());
             self.owe_pending_drops();
         }
+        self.node_back(mount.node);
         self.segments.add(Segment::new(mount, granule, policy));
         self.capacity_changed();
         self.unsettled.room();
@@ -57,10 +58,63 @@ impl Master {
     }
 
     pub(crate) fn node_lost(&mut self, now: Instant, node: NodeId) {
+        self.due.cancel(Due::Absence(node));
         for index in self.segments.of_node(node) {
             self.lose_segment(now, index);
         }
         self.outbox.forget_node(node);
+    }
+
+    /// The node has no link. Nothing new is placed there; after a while its replicas are hidden, and much later it is
+    /// given up.
+    pub(crate) fn node_away(&mut self, now: Instant, node: NodeId) {
+        if !self.has_node(node) || self.due.at(&Due::Absence(node)).is_some() {
+            return;
+        }
+        self.segments.set_presence(node, Presence::Away);
+        self.due
+            .set(Due::Absence(node), now + self.config.absence.hidden_after);
+    }
+
+    /// The node has a link again, in the same life.
+    pub(crate) fn node_back(&mut self, node: NodeId) {
+        self.due.cancel(Due::Absence(node));
+        self.segments.set_presence(node, Presence::Here);
+        self.unsettled.room();
+    }
+
+    /// A node has had no link for as long as is waited for it.
+    pub(crate) fn absence_due(&mut self, now: Instant, node: NodeId) {
+        let segments = self.segments.of_node(node);
+        let hidden = |index: &SegmentIndex| self.segments.at(*index).presence == Presence::Hidden;
+        if segments.iter().any(hidden) {
+            self.metrics.nodes_given_up += 1;
+            return self.node_lost(now, node);
+        }
+        self.metrics.nodes_hidden += 1;
+        self.segments.set_presence(node, Presence::Hidden);
+        segments
+            .into_iter()
+            .for_each(|index| self.hide_drops(index));
+        self.due
+            .set(Due::Absence(node), now + self.config.absence.given_up_after);
+    }
+
+    /// Whether a node lends anything. Of one that was given up nothing is known any more.
+    #[must_use]
+    pub fn has_node(&self, node: NodeId) -> bool {
+        self.segments.iter().any(|(_, it)| it.node == node)
+    }
+
+    /// The nodes that have the record of an object on SSD.
+    #[must_use]
+    pub fn nodes_with_record(&self, entry: &DiskEntry) -> Vec<NodeId> {
+        let found = self.find(&entry.tenant, &entry.key);
+        let found = found.filter(|id| self.catalog.object(*id).version == entry.version);
+        let replicas = found.into_iter().flat_map(|id| self.catalog.replicas(id));
+        let segments = replicas.map(|(_, replica)| self.segments.at(replica.segment));
+        let disks = segments.filter(|segment| segment.disk().is_some());
+        disks.map(|segment| segment.node).collect()
     }
 
     /// Removes a segment that is gone, with everything on it.

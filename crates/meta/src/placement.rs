@@ -4,7 +4,7 @@ use slackwater_base::Rng;
 
 use crate::catalog::SegmentIndex;
 use crate::config::Placement;
-use crate::segment::Segments;
+use crate::segment::{Presence, Segments};
 
 mod free_ratio_first;
 mod local_first;
@@ -42,6 +42,7 @@ pub(crate) fn rank(
 ) -> Vec<SegmentIndex> {
     let mut rooms: Vec<SegmentRoom<'_>> = segments
         .iter()
+        .filter(|(_, segment)| segment.presence == Presence::Here)
         .filter_map(|(index, segment)| {
             let books = segment.memory()?.extents.books();
             Some(SegmentRoom {

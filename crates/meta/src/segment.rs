@@ -8,7 +8,7 @@ use slackwater_wire::{
     ExtentRef, Incarnation, Mount, NodeId, SegmentId, SegmentKind, SegmentState,
 };
 
-use crate::catalog::{Catalog, Replica, ReplicaId, SegmentIndex};
+use crate::catalog::{Catalog, ObjectId, Replica, ReplicaId, SegmentIndex};
 use crate::due::Deadlines;
 use crate::evict::{Evict, Slot};
 use crate::tenant::Ledger;
@@ -21,6 +21,7 @@ pub(crate) struct Segment {
     pub(crate) node: NodeId,
     pub(crate) incarnation: Incarnation,
     pub(crate) medium: Medium,
+    pub(crate) presence: Presence,
     pub(crate) policy: Box<dyn Evict>,
     /// The SSD to which evicted objects may be written.
     pub(crate) below: Option<SegmentIndex>,
@@ -32,6 +33,17 @@ pub(crate) struct Segment {
     pub(crate) relieving: bool,
     slots: Vec<u32>,
     spare: Vec<u32>,
+}
+
+/// Whether the node of a segment has a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Presence {
+    /// It has one.
+    Here,
+    /// It lost its link a moment ago: nothing new is placed there.
+    Away,
+    /// It has been without a link for so long that its replicas are as good as gone, until it comes back.
+    Hidden,
 }
 
 /// Memory or SSD, with the allocations in it.
@@ -88,6 +100,7 @@ impl Segment {
             node: mount.node,
             incarnation: mount.incarnation,
             medium,
+            presence: Presence::Here,
             policy,
             below: None,
             soft: Deadlines::new(),
@@ -291,6 +304,8 @@ pub(crate) fn record_bytes(bytes: u64) -> u64 {
 pub(crate) struct Segments {
     list: Vec<Option<Segment>>,
     by_id: BTreeMap<SegmentId, SegmentIndex>,
+    /// Segments that are hidden.
+    hidden: usize,
 }
 
 impl Segments {
@@ -338,7 +353,24 @@ impl Segments {
             .take()
             .expect("segment numbers are held by mounted segments");
         self.by_id.remove(&segment.id);
+        self.hidden -= usize::from(segment.presence == Presence::Hidden);
         segment
+    }
+
+    /// Says of every segment of a node how present it is.
+    pub(crate) fn set_presence(&mut self, node: NodeId, presence: Presence) {
+        for index in self.of_node(node) {
+            let before = std::mem::replace(&mut self.at_mut(index).presence, presence);
+            self.hidden += usize::from(presence == Presence::Hidden);
+            self.hidden -= usize::from(before == Presence::Hidden);
+        }
+    }
+
+    /// Whether one of an object's replicas can be read.
+    pub(crate) fn is_readable(&self, catalog: &Catalog, id: ObjectId) -> bool {
+        let shown = |index| self.at(index).presence != Presence::Hidden;
+        catalog.object(id).has_replicas()
+            && (self.hidden == 0 || catalog.replicas(id).any(|(_, it)| shown(it.segment)))
     }
 
     pub(crate) fn at(&self, index: SegmentIndex) -> &Segment {

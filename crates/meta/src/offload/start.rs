@@ -10,7 +10,7 @@ use crate::evict::{Link, Slot};
 use crate::master::{Due, Master};
 use crate::outbox::Waiter;
 use crate::pressure::Pass;
-use crate::segment::record_bytes;
+use crate::segment::{Presence, record_bytes};
 use crate::tenant::Ledger;
 
 /// Members of a group that are examined for whether the group is worth writing; a group of one block has fewer.
@@ -181,7 +181,8 @@ impl Master {
         if record > disk.capacity {
             return Err(OffloadStart::TooLong);
         }
-        if !disk.accepting || now < disk.refusing_until {
+        let here = self.segments.at(index).presence == Presence::Here;
+        if !here || !disk.accepting || now < disk.refusing_until {
             return Err(OffloadStart::NoDisk);
         }
         Ok(index)

@@ -12,6 +12,7 @@ use crate::evict::{Link, Slot};
 use crate::master::{Due, Master};
 use crate::pressure::Pass;
 use crate::put::ChainPosition;
+use crate::segment::Presence;
 
 /// Most members of a group that are requested together with one of them. A group of one block has fewer; a larger group
 /// is promoted as its members are read.
@@ -200,6 +201,7 @@ impl Master {
                 })
             };
             if segment.kind() == SegmentKind::Disk
+                && segment.presence == Presence::Here
                 && self.segments.of_node(segment.node).into_iter().any(fits)
             {
                 sources.push((self.promotions.load(segment.node), replica, segment.node));

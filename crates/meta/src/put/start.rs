@@ -242,7 +242,8 @@ impl Master {
     /// Whether the key is free for this put, and the put in flight that has to be ended for it.
     fn may_put(&self, now: Instant, id: ObjectId, config: &PutConfig) -> Result<Older, PutStarted> {
         let object = self.catalog.object(id);
-        let complete = object.has_replicas();
+        // What nobody can read may be put again; the put replaces it.
+        let complete = self.segments.is_readable(&self.catalog, id);
         if config.mode == PutMode::Create && complete {
             return Err(PutStarted::Exists);
         }

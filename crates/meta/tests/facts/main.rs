@@ -1,5 +1,6 @@
 //! Facts about a master, each a test named for it.
 
+mod absence;
 mod answers;
 mod disk;
 mod evict;

@@ -59,6 +59,17 @@ pub(crate) enum Command {
     /// transfers of their own. Without keys only this machine can connect, and every process of it may. SIGHUP reads the
     /// allow-list again. The exit code is 0 after SIGTERM, and 130 after Ctrl-C.
     Serve(crate::serve::Serve),
+    /// Be the master of a pool whose nodes are other processes
+    ///
+    /// Requests of clients and nodes come in at --listen; bytes go between clients and nodes. Has no memory of its own:
+    /// `slackwater node` lends it. SIGHUP reads the allow-list again. The exit code is 0 after SIGTERM, and 130 after
+    /// Ctrl-C.
+    Master(crate::pool::Master),
+    /// Lend memory and an SSD to the master of a pool
+    ///
+    /// Waits for a master that is not there yet or was lost. SIGHUP reads the allow-list again. The exit code is 0 after
+    /// SIGTERM, and 130 after Ctrl-C.
+    Node(crate::pool::Node),
     /// Put one value into a served store
     Put(crate::remote::Put),
     /// Write one value of a served store to standard output
@@ -255,15 +266,49 @@ where
 
 /// The whole command line, with a flag for every option of the store where a store is opened or described.
 pub(crate) fn command() -> clap::Command {
-    ["replay", "serve", "explain", "config", "doctor"]
-        .into_iter()
-        .fold(Cli::command(), |command, name| {
+    let all = ["replay", "serve", "explain", "config", "doctor"].map(|name| (name, Part::Whole));
+    all.into_iter()
+        .chain([("master", Part::Master), ("node", Part::Node)])
+        .fold(Cli::command(), |command, (name, part)| {
             command.mut_subcommand(name, |subcommand| {
                 subcommand
                     .next_help_heading("Store")
-                    .args(store_arguments())
+                    .args(store_arguments(part))
             })
         })
+}
+
+/// The part of a store that a process is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Whole,
+    Master,
+    Node,
+}
+
+impl Part {
+    /// Whether an option has an effect in a process that is this part.
+    fn has(self, key: &str) -> bool {
+        let decides = key.starts_with("evict.")
+            || key.starts_with("promotion.")
+            || [
+                "policy",
+                "offload",
+                "tenants",
+                "lease_ttl",
+                "soft_pin_ttl",
+                "put_wait",
+            ]
+            .contains(&key);
+        let both = ["log", "log_format", "deadline"].contains(&key);
+        match self {
+            Self::Whole => true,
+            _ if both => true,
+            Self::Master => decides,
+            // Views are of callers in the process, and a node has none. Shared memory is of ordinary pages.
+            Self::Node => !decides && !key.starts_with("views.") && key != "huge_pages",
+        }
+    }
 }
 
 /// Options that `-h` shows; `--help` shows all.
@@ -277,20 +322,23 @@ const COMMON: &[&str] = &[
     "io",
 ];
 
-fn store_arguments() -> impl Iterator<Item = Arg> {
-    Config::OPTIONS.iter().map(|option| {
-        Arg::new(option.key)
-            .long(option.flag())
-            .value_name(value_name(option.kind))
-            .help(option.doc)
-            .long_help(format!(
-                "{} ({}; default: {})",
-                option.doc,
-                option.kind,
-                shown_default(option)
-            ))
-            .hide_short_help(!COMMON.contains(&option.key))
-    })
+fn store_arguments(part: Part) -> impl Iterator<Item = Arg> {
+    let options = Config::OPTIONS.iter();
+    options
+        .filter(move |option| part.has(option.key))
+        .map(|option| {
+            Arg::new(option.key)
+                .long(option.flag())
+                .value_name(value_name(option.kind))
+                .help(option.doc)
+                .long_help(format!(
+                    "{} ({}; default: {})",
+                    option.doc,
+                    option.kind,
+                    shown_default(option)
+                ))
+                .hide_short_help(!COMMON.contains(&option.key))
+        })
 }
 
 /// `size` as `SIZE`, `one of a, b` as `a|b`.

@@ -8,9 +8,11 @@ mod doctor;
 mod explain;
 mod interrupt;
 mod policy;
+mod pool;
 mod remote;
 mod replay;
 mod serve;
+mod service;
 mod source;
 mod tools;
 mod usage;
@@ -41,6 +43,8 @@ fn main() -> ExitCode {
         Command::Policy(arguments) => policy::run(&arguments),
         Command::Explain(arguments) => explain::run(&arguments, &layers),
         Command::Serve(arguments) => serve::run(&arguments, &layers),
+        Command::Master(arguments) => pool::master(&arguments, &layers),
+        Command::Node(arguments) => pool::node(&arguments, &layers),
         Command::Put(arguments) => remote::put(&arguments),
         Command::Get(arguments) => remote::get(&arguments),
         Command::Ls(arguments) => remote::ls(&arguments),

@@ -5,21 +5,19 @@ use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
 use slackwater_admin::{Admin, AdminOptions, Token};
 use slackwater_base::ByteSize;
-use slackwater_mq::{Address, AllowListError};
-use slackwater_node::logging;
-use slackwater_node::serve::{ServeKeys, ServeOptions, Server};
+use slackwater_mq::Address;
+use slackwater_node::serve::{ServeOptions, Server};
 
 use crate::admin::ServedStore;
 use crate::config::Layers;
-use crate::interrupt::Interrupt;
-use crate::{DONE, INTERRUPTED};
+use crate::service::{KeyFiles, code, prepare};
 
 /// How a store is served.
 #[derive(Clone, Debug, Args)]
@@ -38,26 +36,8 @@ pub(crate) struct Serve {
     )]
     data: Option<SocketAddr>,
 
-    /// Our secret key, as `slackwater keys new` makes it; with one, everything is encrypted. Needed for any address that
-    /// is not loopback
-    #[arg(
-        long,
-        env = "SLACKWATER_KEY_FILE",
-        hide_env_values = true,
-        value_name = "FILE",
-        requires = "allow"
-    )]
-    key_file: Option<PathBuf>,
-
-    /// The keys that may connect, as `slackwater keys allow` enters them
-    #[arg(
-        long,
-        env = "SLACKWATER_ALLOW",
-        hide_env_values = true,
-        value_name = "FILE",
-        requires = "key_file"
-    )]
-    allow: Option<PathBuf>,
+    #[command(flatten)]
+    keys: KeyFiles,
 
     /// Where operators and their tools ask by HTTP for health, metrics, keys, segments and quotas, or `none`
     #[arg(long, env = "SLACKWATER_ADMIN", hide_env_values = true, value_name = "HOST:PORT",
@@ -114,33 +94,15 @@ impl FromStr for AdminAddress {
     }
 }
 
-/// Reads the allow-list again.
-type Reload = Box<dyn Fn() -> Result<(), AllowListError> + Send + Sync>;
-
 /// How long the end may take: requests that have come are answered within it.
-const DRAIN: Duration = Duration::from_secs(5);
+pub(crate) const DRAIN: Duration = Duration::from_secs(5);
 
 pub(crate) fn run(arguments: &Serve, layers: &Layers) -> Result<u8> {
-    let mut config = layers.load()?;
-    config
-        .default_to("log", "info")
-        .map_err(anyhow::Error::msg)?;
-    logging::init(&config).map_err(anyhow::Error::msg)?;
-    let reloader: Arc<OnceLock<Reload>> = Arc::default();
-    let at_hangup = Arc::clone(&reloader);
-    let interrupt = Interrupt::install_for_service(move || {
-        match at_hangup.get().map(|reload| reload()) {
-            // There is no list yet.
-            None => {}
-            Some(Ok(())) => tracing::info!("the allow-list was read again"),
-            Some(Err(error)) => tracing::error!(%error, "the old allow-list stays in force"),
-        }
-    })?;
-    let keys = arguments.key_file.clone().zip(arguments.allow.clone());
+    let (config, reloader, interrupt) = prepare(layers)?;
     let options = ServeOptions {
         listen: arguments.listen,
         data: arguments.data,
-        keys: keys.map(|(key_file, allowed)| ServeKeys { key_file, allowed }),
+        keys: arguments.keys.files(),
         staging: arguments.staging,
     };
     let token = arguments.admin_token_file.as_deref().map(Token::load);
@@ -170,9 +132,5 @@ pub(crate) fn run(arguments: &Serve, layers: &Layers) -> Result<u8> {
     server
         .close(DRAIN)
         .context("the store was not closed cleanly")?;
-    if interrupt.is_termination() {
-        Ok(DONE)
-    } else {
-        Ok(INTERRUPTED)
-    }
+    Ok(code(&interrupt))
 }

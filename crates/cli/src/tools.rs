@@ -201,5 +201,6 @@ fn bytes(texts: &[String]) -> Vec<Vec<u8>> {
 }
 
 fn level(text: &str) -> Result<Level, String> {
-    Level::parse(text).ok_or_else(|| format!("`{text}` is no level (known: none, basic, admin)"))
+    Level::parse(text)
+        .ok_or_else(|| format!("`{text}` is no level (known: none, node, basic, admin)"))
 }

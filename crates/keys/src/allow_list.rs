@@ -13,6 +13,8 @@ pub enum Level {
     /// Connected, nothing more.
     #[default]
     None,
+    /// A node of a pool: it lends memory, and asks for nothing itself.
+    Node,
     /// An ordinary client.
     Basic,
     /// An operator.
@@ -25,6 +27,7 @@ impl Level {
     pub const fn name(self) -> &'static str {
         match self {
             Level::None => "none",
+            Level::Node => "node",
             Level::Basic => "basic",
             Level::Admin => "admin",
         }
@@ -33,7 +36,7 @@ impl Level {
     /// Reads the word.
     #[must_use]
     pub fn parse(word: &str) -> Option<Self> {
-        [Level::None, Level::Basic, Level::Admin]
+        [Level::None, Level::Node, Level::Basic, Level::Admin]
             .into_iter()
             .find(|level| level.name() == word)
     }
@@ -115,7 +118,7 @@ pub enum AllowListError {
         line: usize,
     },
     /// A line's level is unknown.
-    #[error("{path}, line {line}: `{word}` is no level (none, basic, admin)")]
+    #[error("{path}, line {line}: `{word}` is no level (none, node, basic, admin)")]
     Level {
         /// The file of the list.
         path: PathBuf,
@@ -322,6 +325,8 @@ mod tests {
             parse(KEY).unwrap().values().next().unwrap().level,
             Level::Basic
         );
+        let of_node = parse(&format!("{KEY} node rack 7")).unwrap();
+        assert_eq!(of_node.values().next().unwrap().level, Level::Node);
         let of_tenants = parse(&format!("{KEY} basic tenants=acme,globex the gateway")).unwrap();
         let allowed = of_tenants.values().next().unwrap();
         assert_eq!(
@@ -336,7 +341,7 @@ mod tests {
         );
         assert_eq!(
             parse(&format!("\n{KEY} root")).unwrap_err().to_string(),
-            "list, line 2: `root` is no level (none, basic, admin)"
+            "list, line 2: `root` is no level (none, node, basic, admin)"
         );
         // Such a word was taken for a part of the owner's name, and the key reached the default tenant's objects.
         let check = |about: &str, expected: &str| {

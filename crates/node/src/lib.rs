@@ -9,6 +9,7 @@ pub mod disk;
 mod fork;
 mod host;
 pub mod logging;
+pub mod pool;
 pub mod region;
 mod selection;
 pub mod serve;

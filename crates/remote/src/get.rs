@@ -196,7 +196,7 @@ impl Reading<'_, '_> {
             _ => ReadFailure::Transfer,
         })?;
         let copied = self.copy(index, bytes as usize, staged.capability, staged.offset);
-        self.carrier.link.release(staged.generation);
+        self.carrier.link.release(&staged);
         copied
     }
 

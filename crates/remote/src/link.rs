@@ -160,10 +160,11 @@ impl Link {
     }
 
     /// Gives the memory of a record back; the end of its lease does so too.
-    pub(crate) fn release(&self, generation: u64) {
+    pub(crate) fn release(&self, staged: &StagedRecord) {
         let release = Release {
             client: self.client,
-            generation,
+            generation: staged.generation,
+            node: staged.node,
         };
         self.mq
             .send(self.to, "records.release", [encoded(&release)]);

@@ -16,8 +16,8 @@ use thiserror::Error;
 
 use crate::limits::{BATCH_KEYS_MAX, BODY_BYTES_MAX, REQUEST_BYTES_MAX, SMALL_BYTES_MAX};
 use crate::{
-    Answered, Asked, Hello, Order, ReadRecord, RecordStaged, Release, Reply, Report, Request,
-    Welcome,
+    Answered, Asked, CheckWritten, Hello, NodeHello, NodeWelcome, Order, Orders, ReadRecord,
+    RecordStaged, Release, Reply, Report, Reports, Request, StageRecord, Welcome, WrittenChecked,
 };
 
 /// The format that this release writes, and the only one that it reads.
@@ -108,8 +108,43 @@ impl Message for Release {
     const BYTES_MAX: usize = SMALL_BYTES_MAX;
 }
 
+impl Message for NodeHello {
+    const BYTES_MAX: usize = SMALL_BYTES_MAX;
+}
+
+impl Message for NodeWelcome {
+    const BYTES_MAX: usize = SMALL_BYTES_MAX;
+}
+
+impl Message for Orders {
+    const BYTES_MAX: usize = BODY_BYTES_MAX;
+}
+
+impl Message for Reports {
+    const BYTES_MAX: usize = BODY_BYTES_MAX;
+}
+
+impl Message for CheckWritten {
+    const BYTES_MAX: usize = REQUEST_BYTES_MAX;
+}
+
+impl Message for WrittenChecked {
+    const BYTES_MAX: usize = SMALL_BYTES_MAX;
+}
+
+impl Message for StageRecord {
+    const BYTES_MAX: usize = SMALL_BYTES_MAX;
+}
+
 mod sealed {
     pub trait Sealed {}
+    impl Sealed for crate::NodeHello {}
+    impl Sealed for crate::NodeWelcome {}
+    impl Sealed for crate::Orders {}
+    impl Sealed for crate::Reports {}
+    impl Sealed for crate::CheckWritten {}
+    impl Sealed for crate::WrittenChecked {}
+    impl Sealed for crate::StageRecord {}
     impl Sealed for crate::Request {}
     impl Sealed for crate::Reply {}
     impl Sealed for crate::Order {}

@@ -58,7 +58,7 @@ impl OperationId {
 const UNREPEATED: u64 = 1 << 63;
 
 id! {
-    /// One life of a node's process; orders processes where generations order extents.
+    /// One life of a segment's memory, compared for equality only: extents of another one are gone.
     Incarnation(u64)
 }
 id! {

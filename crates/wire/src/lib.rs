@@ -4,22 +4,29 @@
 //! struct copies it. Bodies travel as MessagePack with named fields; unknown fields are skipped, new ones default.
 #![forbid(unsafe_code)]
 
+mod attach;
 pub mod body;
 pub mod data;
 mod error;
 mod id;
 mod key;
+mod numbered;
 mod order;
 mod permissions;
 mod pool;
 mod reply;
 mod request;
 
+pub use attach::{
+    Attached, CheckWritten, MemoryAccess, NodeHello, NodeLife, NodeWelcome, Orders, Reports,
+    Secret, StageRecord, Written, WrittenChecked,
+};
 pub use error::{Class, ErrorCode};
 pub use id::{
     ClientId, Epoch, GuardId, Incarnation, NodeId, OperationId, SegmentId, TicketId, Version,
 };
 pub use key::{Key, KeyError, Tenant, TenantError};
+pub use numbered::{NumberedReceiver, NumberedSender, OutOfStep};
 pub use order::{
     DiskEntry, DiskState, OffloadTask, Order, PromoteTask, PromotionFailure, Report, ReportedEntry,
     TaskFailure,

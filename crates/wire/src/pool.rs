@@ -8,8 +8,8 @@ use slackwater_base::Checksum;
 
 use crate::data::{Capability, Rights, Segment};
 use crate::{
-    ClientId, DiskEntry, Epoch, ErrorCode, ExtentRef, Lookup, OperationId, PutStarted, ReplicaAt,
-    Reply, Request, checksum_serde,
+    ClientId, DiskEntry, Epoch, ErrorCode, ExtentRef, Lookup, NodeId, OperationId, PutStarted,
+    ReplicaAt, Reply, Request, checksum_serde,
 };
 
 /// The first message of a client on a link. Answered by [`Welcome`].
@@ -88,6 +88,9 @@ pub struct RecordStaged {
 pub struct StagedRecord {
     /// Names the place, to be released.
     pub generation: u64,
+    /// The node whose memory it is; zero for that of the master's own process.
+    #[serde(default)]
+    pub node: NodeId,
     /// First byte, from the start of the region that the capability names.
     pub offset: u64,
     /// The right to read it.
@@ -102,6 +105,9 @@ pub struct Release {
     pub client: ClientId,
     /// The name of the place, as staged.
     pub generation: u64,
+    /// The node, as staged.
+    #[serde(default)]
+    pub node: NodeId,
 }
 
 /// An extent that a reply names, and what the receiver may do there.

@@ -1,11 +1,11 @@
 use slackwater_base::{Instant, Map};
 use slackwater_meta::{Input, Master, Output};
 use slackwater_wire::{
-    ClientId, NodeId, OperationId, Order, Permissions, PutEnd, Reply, Report, Request,
+    ClientId, NodeId, OperationId, Order, Permissions, PutEnd, Reply, Report, Request, Written,
 };
 
 use crate::StoreError;
-use crate::store::remote::{RemoteRequest, Sealed};
+use crate::store::remote::RemoteRequest;
 use crate::store::slot::{Later, Owed};
 
 /// The client that is the process itself.
@@ -95,10 +95,10 @@ impl MasterHost {
 
     /// What a client says that it has written, as the master granted it: its extents, with the length and the checksum
     /// of the value.
-    pub(crate) fn written(&self, client: ClientId, end: &PutEnd) -> Vec<Sealed> {
+    pub(crate) fn written(&self, client: ClientId, end: &PutEnd) -> Vec<Written> {
         let each = end.puts.iter().flat_map(|done| {
             let extents = self.core.extents_being_written(client, &end.tenant, done);
-            extents.into_iter().map(|(extent, bytes)| Sealed {
+            extents.into_iter().map(|(extent, bytes)| Written {
                 extent,
                 bytes,
                 checksum: done.checksum,

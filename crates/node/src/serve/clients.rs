@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use slackwater_wire::{ClientId, ErrorCode, OperationId};
 
 /// See the module. `L` names links, `K` keys, and `A` is the right to answer a request.
-pub(super) struct Clients<L, K, A> {
+pub(crate) struct Clients<L, K, A> {
     by_id: BTreeMap<ClientId, Client<L, K>>,
     by_link: BTreeMap<L, ClientId>,
     waiting: BTreeMap<(ClientId, OperationId), Vec<A>>,
@@ -28,7 +28,7 @@ const REPEATED_MAX: usize = 4;
 const OWN_NAMES: ClientId = ClientId(u32::MAX as u64);
 
 impl<L: Copy + Ord, K: Copy + Eq, A> Clients<L, K, A> {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             by_id: BTreeMap::new(),
             by_link: BTreeMap::new(),
@@ -41,7 +41,7 @@ impl<L: Copy + Ord, K: Copy + Eq, A> Clients<L, K, A> {
     /// # Errors
     /// [`ErrorCode::IllegalClient`] for the name of another client, and [`ErrorCode::TaskPendingLimitExceeded`] for one
     /// with too many links.
-    pub(super) fn arrive(
+    pub(crate) fn arrive(
         &mut self,
         link: L,
         client: ClientId,
@@ -69,7 +69,7 @@ impl<L: Copy + Ord, K: Copy + Eq, A> Clients<L, K, A> {
     }
 
     /// A link is gone: the client whose last one it was.
-    pub(super) fn leave(&mut self, link: L) -> Option<ClientId> {
+    pub(crate) fn leave(&mut self, link: L) -> Option<ClientId> {
         let client = self.by_link.remove(&link)?;
         let known = self.by_id.get_mut(&client)?;
         known.links.retain(|other| *other != link);
@@ -86,12 +86,12 @@ impl<L: Copy + Ord, K: Copy + Eq, A> Clients<L, K, A> {
     }
 
     /// Whether the link is one of this client.
-    pub(super) fn is(&self, link: L, client: ClientId) -> bool {
+    pub(crate) fn is(&self, link: L, client: ClientId) -> bool {
         self.by_link.get(&link) == Some(&client)
     }
 
     /// An operation, or a repetition of it, waits for its answer, unless its link is gone: then nobody would get it.
-    pub(super) fn wait(&mut self, link: L, client: ClientId, operation: OperationId, answer: A) {
+    pub(crate) fn wait(&mut self, link: L, client: ClientId, operation: OperationId, answer: A) {
         if !self.is(link, client) {
             return;
         }
@@ -103,7 +103,7 @@ impl<L: Copy + Ord, K: Copy + Eq, A> Clients<L, K, A> {
     }
 
     /// Everything that waits for the answer to an operation, and the key of its client.
-    pub(super) fn answer(
+    pub(crate) fn answer(
         &mut self,
         client: ClientId,
         operation: OperationId,
@@ -114,7 +114,7 @@ impl<L: Copy + Ord, K: Copy + Eq, A> Clients<L, K, A> {
     }
 
     /// Clients with a link.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.by_id.len()
     }
 }

@@ -2,53 +2,48 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use slackwater_mq::{AllowList, Call, Level, LinkEvent};
-use slackwater_transfer::{Rights, Segment as Contact};
-use slackwater_wait::now;
+use slackwater_transfer::holder_of;
 use slackwater_wire::{
-    Asked, ClientId, Durability, Epoch, ErrorCode, Hello, Hold, Permissions, ReadRecord,
+    Asked, ClientId, Durability, Epoch, ErrorCode, Hello, Hold, NodeId, Permissions, ReadRecord,
     RecordStaged, Release, Request, StagedRecord, Tenant, Welcome, body,
 };
 use slackwater_zmtp::PublicKey;
 
+use super::backend::Backend;
 use super::outgoing::{Outgoing, refused};
-use super::staging::{Borrower, Staging};
-use crate::region::{Access, Grant};
 use crate::store::remote::RemoteRequest;
-use crate::{Store, StoreError};
 
 /// Most keys in one page of a list, so that a page fits into a message.
 const PAGE_KEYS_MAX: u32 = 4096;
 
-/// What a served store does about each message.
-pub(super) struct Handlers {
-    pub(super) store: Store,
-    pub(super) outgoing: Arc<Outgoing>,
-    pub(super) staging: Staging,
-    pub(super) contact: Contact,
+/// What a master does about each message of a client.
+pub(crate) struct Handlers {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) outgoing: Arc<Outgoing>,
     /// The keys that may connect; none on a loopback without keys.
-    pub(super) allowed: Option<AllowList>,
-    pub(super) value_bytes_max: u64,
+    pub(crate) allowed: Option<AllowList>,
 }
 
 impl Handlers {
     /// `pool.hello`.
-    pub(super) fn hello(&self, call: &Call<'_>) {
+    pub(crate) fn hello(&self, call: &Call<'_>) {
         let Some(hello) = self.read::<Hello>(call) else {
             return;
         };
         if let Err(code) = self.admit(call, hello.epoch, hello.client) {
             return self.refuse(call, code);
         }
+        let (nodes, value_bytes_max) = self.backend.nodes();
         let welcome = Welcome {
             epoch: self.outgoing.epoch,
-            nodes: vec![self.contact.clone()],
-            value_bytes_max: self.value_bytes_max,
+            nodes,
+            value_bytes_max,
         };
         reply(call, &body::encode(&welcome).expect("a welcome is short"));
     }
 
     /// `pool.request`: the answer leaves when the store delivers it.
-    pub(super) fn request(&self, call: &Call<'_>) {
+    pub(crate) fn request(&self, call: &Call<'_>) {
         let Some(asked) = self.read::<Asked>(call) else {
             return;
         };
@@ -60,7 +55,7 @@ impl Handlers {
     }
 
     /// `records.put_end`: runs on a worker, as it reads the bytes that were written.
-    pub(super) fn put_end(&self, call: &Call<'_>) {
+    pub(crate) fn put_end(&self, call: &Call<'_>) {
         let Some(asked) = self.read::<Asked>(call) else {
             return;
         };
@@ -101,101 +96,52 @@ impl Handlers {
             permissions,
             request,
         };
-        if let Err(code) = self.store.ask_for(remote) {
+        if let Err(code) = self.backend.ask_for(remote) {
             let reply = slackwater_wire::Reply::Failed(code);
             self.outgoing.answer(client, operation, reply);
         }
     }
 
     /// `records.read`: runs on a worker, as it waits for the SSD.
-    pub(super) fn read_record(&self, call: &Call<'_>) {
+    pub(crate) fn read_record(&self, call: &Call<'_>) {
         let Some(record) = self.read::<ReadRecord>(call) else {
             return;
         };
-        let result = self
-            .recognise(call, record.epoch, record.client)
-            .and_then(|permissions| self.stage(call.key(), &permissions, &record));
-        let staged = RecordStaged {
-            epoch: self.outgoing.epoch,
-            result,
+        let epoch = self.outgoing.epoch;
+        let staged = move |result: Result<StagedRecord, ErrorCode>| {
+            body::encode(&RecordStaged { epoch, result }).expect("a place is short")
         };
-        reply(call, &body::encode(&staged).expect("a place is short"));
+        let permitted = self.recognise(call, record.epoch, record.client);
+        let permitted = permitted.and_then(|permissions| may_read(&permissions, &record));
+        if let Err(code) = permitted {
+            return reply(call, &staged(Err(code)));
+        }
+        if let Ok(deferred) = call.defer() {
+            let answer = Box::new(move |result| deferred.reply([staged(result)]));
+            self.backend.stage(call.key(), record, answer);
+        }
     }
 
     /// `records.release`, which is not answered.
-    pub(super) fn release(&self, call: &Call<'_>) {
+    pub(crate) fn release(&self, call: &Call<'_>) {
         let release: Release = match call.part(0).map(body::decode) {
             Some(Ok(release)) => release,
             _ => return,
         };
         if self.recognise(call, Epoch(0), release.client).is_ok() {
-            let mut released = Vec::new();
-            self.staging
-                .give_back(release.client, release.generation, &mut released);
-            self.outgoing.release(&released);
+            self.backend.release(&release);
         }
     }
 
     /// A link came or went.
-    pub(super) fn link(&self, event: &LinkEvent) {
+    pub(crate) fn link(&self, event: &LinkEvent) {
         if let LinkEvent::Down { connection, .. } = event {
             let gone = self.outgoing.clients().leave(*connection);
             if let Some(client) = gone {
-                self.store.lose_client(client);
+                self.backend.lose_client(client);
             }
+            self.backend.lose_link(*connection);
         }
-    }
-
-    fn stage(
-        &self,
-        key: Option<PublicKey>,
-        permissions: &Permissions,
-        record: &ReadRecord,
-    ) -> Result<StagedRecord, ErrorCode> {
-        if !permissions.client {
-            return Err(ErrorCode::RoleNotPermitted);
-        }
-        if !permissions.tenants.covers(&record.entry.tenant) {
-            return Err(ErrorCode::TenantNotPermitted);
-        }
-        if record.bytes == 0 || record.bytes > self.staging.bytes_max() {
-            return Err(ErrorCode::ValueTooLong);
-        }
-        let (client, mut released) = (record.client, Vec::new());
-        let borrower = Borrower { client, key };
-        let room = self
-            .staging
-            .take(now(), borrower, record.bytes, &mut released);
-        self.outgoing.release(&released);
-        let room = room.ok_or(ErrorCode::TaskPendingLimitExceeded)?;
-        let filled = self.store.read_record(record).map_err(code);
-        let value = filled.and_then(|value| value.ok_or(ErrorCode::ReplicaIsGone));
-        let value = match value {
-            Ok(value) => value,
-            Err(code) => {
-                self.staging
-                    .give_back(client, room.generation, &mut Vec::new());
-                return Err(code);
-            }
-        };
-        let mapping = &self.store.segment().region;
-        // SAFETY: the room was taken for this record alone, and nobody has a right to it before it is lent below.
-        let grant = unsafe { Grant::new(mapping, room.offset, room.bytes, Access::Write) };
-        let mut grant = grant.ok_or(ErrorCode::InternalError)?;
-        // The store has compared the checksum of what it read; the reader compares that of what it gets.
-        let _ = grant.copy_in(&value);
-        drop(grant);
-        let lease = self.store.config().lease_ttl;
-        self.staging.lend(now(), room.generation, lease);
-        let extent = slackwater_transfer::Extent {
-            bytes: record.bytes,
-            ..room
-        };
-        Ok(StagedRecord {
-            generation: room.generation,
-            offset: room.offset,
-            capability: self.outgoing.mint(extent, Rights::READ, lease, key),
-        })
     }
 
     /// What the client of a message may do, of which something came on the same link before. A worker asks this: the link
@@ -228,7 +174,11 @@ impl Handlers {
     }
 
     /// What a message may ask for by its key, unless its sender knows a later master than this one.
-    fn permitted(&self, call: &Call<'_>, epoch: Epoch) -> Result<Permissions, ErrorCode> {
+    pub(crate) fn permitted(
+        &self,
+        call: &Call<'_>,
+        epoch: Epoch,
+    ) -> Result<Permissions, ErrorCode> {
         if epoch > self.outgoing.epoch {
             return Err(ErrorCode::StaleEpoch);
         }
@@ -239,12 +189,12 @@ impl Handlers {
     /// The permissions of a key; none for one that is not in the list, or not any more.
     fn permissions(&self, key: Option<PublicKey>) -> Option<Permissions> {
         let Some(list) = &self.allowed else {
-            // Segments are lent by nodes, and the only one is in this process.
-            return Some(Permissions::admin());
+            return Some(Permissions::FULL);
         };
         let allowed = list.find(&key?)?;
         match allowed.level {
             Level::None => None,
+            Level::Node => Some(Permissions::node(node_of(&key?))),
             Level::Basic => Some(Permissions::client(self.tenants(&allowed.tenants))),
             Level::Admin => Some(Permissions::admin()),
         }
@@ -256,7 +206,7 @@ impl Handlers {
         if names.is_empty() {
             return BTreeSet::from([Tenant::DEFAULT]);
         }
-        let told_apart = self.store.config().tenants;
+        let told_apart = self.backend.tells_tenants_apart();
         let named = names.iter().filter_map(|name| Tenant::new(name).ok());
         named
             .filter(|tenant| told_apart || tenant.is_default())
@@ -268,10 +218,10 @@ impl Handlers {
         match request {
             // A guard has no end in time: a client that is stopped would hold its replicas for ever.
             Request::Get(get) if get.hold == Hold::Guard => Err(ErrorCode::NotSupported),
-            // The segments of this process come and go with it.
+            // Nodes say what they lend on their own links.
             Request::Mount(_) | Request::Unmount { .. } => Err(ErrorCode::RoleNotPermitted),
             Request::PutStart(start)
-                if start.config.durability == Durability::Disk && !self.store.has_ssd() =>
+                if start.config.durability == Durability::Disk && !self.backend.has_ssd() =>
             {
                 Err(ErrorCode::UnavailableInCurrentMode)
             }
@@ -284,7 +234,7 @@ impl Handlers {
     }
 
     /// The message of a call; what is none is refused.
-    fn read<M: body::Message>(&self, call: &Call<'_>) -> Option<M> {
+    pub(crate) fn read<M: body::Message>(&self, call: &Call<'_>) -> Option<M> {
         let bytes = call.part(0).unwrap_or_default();
         body::decode(bytes)
             .inspect_err(|error| {
@@ -299,11 +249,26 @@ impl Handlers {
     }
 }
 
-fn reply(call: &Call<'_>, body: &[u8]) {
+pub(crate) fn reply(call: &Call<'_>, body: &[u8]) {
     // Every command that replies is registered as a request.
     let _ = call.reply([body]);
 }
 
-fn code(error: StoreError) -> ErrorCode {
-    error.code()
+fn may_read(permissions: &Permissions, record: &ReadRecord) -> Result<(), ErrorCode> {
+    if !permissions.client {
+        return Err(ErrorCode::RoleNotPermitted);
+    }
+    if !permissions.tenants.covers(&record.entry.tenant) {
+        return Err(ErrorCode::TenantNotPermitted);
+    }
+    Ok(())
 }
+
+/// The node whose links prove this key.
+pub(crate) fn node_of(key: &PublicKey) -> NodeId {
+    NodeId(NODES_FROM + (holder_of(key).0 % u64::from(NODES)) as u32)
+}
+
+/// Numbers of nodes: below are those of nodes in the process of their master. Each has two segments.
+pub(crate) const NODES_FROM: u32 = 1 << 8;
+pub(crate) const NODES: u32 = (1 << 31) - NODES_FROM;

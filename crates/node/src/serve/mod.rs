@@ -3,12 +3,15 @@
 //!
 //! It is the embedded store with one more entrance: the same `Core` under the same lock, driven by the same steward.
 
+pub(crate) mod backend;
 mod clients;
 pub(crate) mod epoch;
 mod error;
 mod gate;
-mod handlers;
-mod outgoing;
+pub(crate) mod handlers;
+pub(crate) mod memory;
+pub(crate) mod minter;
+pub(crate) mod outgoing;
 mod staging;
 
 use std::net::SocketAddr;
@@ -22,9 +25,7 @@ use slackwater_mq::{
     ListenOptions, Options, Queueing, Run, Running, load_key,
 };
 use slackwater_net::{Endpoint, UnixAccess};
-use slackwater_transfer::{
-    Engine, EngineConfig, Memory, RegionSpec, Rights, SealConfig, TcpConfig,
-};
+use slackwater_transfer::{Engine, EngineConfig, SealConfig, TcpConfig};
 use slackwater_wire::{Epoch, limits};
 use slackwater_zmtp::{KeyPair, Limits, PublicKey};
 
@@ -32,8 +33,8 @@ pub use error::ServeError;
 pub(crate) use gate::ExtentGate;
 
 use self::handlers::Handlers;
-use self::outgoing::Outgoing;
-use self::staging::Staging;
+use self::memory::ServedMemory;
+use self::outgoing::{Leaving, Outgoing};
 use crate::store::{GRANULE, Sharing};
 use crate::{Config, Store, StoreError};
 
@@ -89,7 +90,7 @@ pub struct Server {
 /// Messages of up to this many bytes are taken: the longest request, and the longest answer to it.
 const MESSAGE_BYTES: u64 = 2 * limits::REQUEST_BYTES_MAX as u64;
 /// Reads of records that wait for a worker.
-const RECORDS_QUEUED: usize = 4_096;
+pub(crate) const RECORDS_QUEUED: usize = 4_096;
 
 impl Server {
     /// Opens the store of `config` and serves it.
@@ -100,60 +101,32 @@ impl Server {
     pub fn start(config: Config, options: &ServeOptions) -> Result<Self, ServeError> {
         let address = options.listen;
         let data = options.data.unwrap_or((address.ip(), 0).into());
-        for address in [address, data] {
-            if options.keys.is_none() && !address.ip().is_loopback() {
-                return Err(ServeError::NeedsKeys { address });
+        let links = Links::read(options.keys.as_ref())?;
+        links.check(address)?;
+        let beside = check_data(&links, data, options.staging)?;
+        let sharing = Sharing {
+            beside,
+            identity: None,
+        };
+        let store = Store::open_for(config, Some(sharing))?;
+        let engine = engine(data, &links)?;
+        let memory = ServedMemory::new(store.clone(), engine.clone(), beside).map_err(|why| {
+            ServeError::Data {
+                address: data,
+                why: why.into(),
             }
-        }
-        if data.ip().is_unspecified() {
-            return Err(ServeError::Unspecified { address: data });
-        }
-        let (keys, allowed) = match &options.keys {
-            Some(files) => {
-                let keys = load_key(&files.key_file)?;
-                (Some(keys), Some(AllowList::load(&files.allowed)?))
-            }
-            None => (None, None),
-        };
-        if !(STAGING_MIN..=STAGING_MAX).contains(&options.staging.0) {
-            return Err(ServeError::Staging {
-                bytes: options.staging,
-            });
-        }
-        let beside = ByteSize(options.staging.0.next_multiple_of(GRANULE));
-        let store = Store::open_for(config, Some(Sharing { beside }))?;
-        let engine = engine(data, keys.as_ref().zip(allowed.as_ref()))
-            .map_err(|why| ServeError::Data { address: data, why })?;
-        let handlers = Arc::new(
-            handlers(&store, &engine, allowed.clone(), beside)
-                .map_err(|why| ServeError::Data { address: data, why })?,
-        );
-        let messages = messages(&handlers, keys.clone())?;
-        let admission = match &allowed {
-            Some(list) => Admission::Listed(list.clone()),
-            None => Admission::Everybody(Level::Admin),
-        };
-        let listening = ListenOptions {
-            admission,
-            encrypted: keys.is_some(),
-            access: UnixAccess::default(),
-        };
-        let refused = |why: ListenError| ServeError::Listen { address, why };
-        let listens = messages.listen(&Endpoint::Tcp(address), &listening);
-        let Endpoint::Tcp(address) = listens.map_err(refused)? else {
-            unreachable!("a TCP address is listened on as one")
-        };
-        if keys.is_none() {
-            tracing::info!(%address, "without keys, every process of this machine may use the store");
-        }
+        })?;
+        let handlers = Arc::new(handlers(&store, memory, links.allowed.clone()));
+        let messages = builder(&handlers, links.keys.clone())?.start()?;
+        let address = links.listen(&messages, address)?;
         Ok(Self {
             messages,
             engine,
             store,
             outgoing: Arc::clone(&handlers.outgoing),
-            allowed,
+            public_key: links.public_key(),
+            allowed: links.allowed,
             address,
-            public_key: keys.map(|keys| keys.public()),
         })
     }
 
@@ -226,10 +199,83 @@ impl Drop for Server {
     }
 }
 
-fn engine(
+/// Who a process is on its links, and who may connect.
+pub(crate) struct Links {
+    pub(crate) keys: Option<KeyPair>,
+    pub(crate) allowed: Option<AllowList>,
+}
+
+impl Links {
+    /// Reads the files; without any, every process of the machine may connect.
+    pub(crate) fn read(files: Option<&ServeKeys>) -> Result<Self, ServeError> {
+        let Some(files) = files else {
+            let (keys, allowed) = (None, None);
+            return Ok(Self { keys, allowed });
+        };
+        Ok(Self {
+            keys: Some(load_key(&files.key_file)?),
+            allowed: Some(AllowList::load(&files.allowed)?),
+        })
+    }
+
+    /// Refuses an address that other machines reach, unless peers are authenticated.
+    pub(crate) fn check(&self, address: SocketAddr) -> Result<(), ServeError> {
+        if self.keys.is_none() && !address.ip().is_loopback() {
+            return Err(ServeError::NeedsKeys { address });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn public_key(&self) -> Option<PublicKey> {
+        self.keys.as_ref().map(KeyPair::public)
+    }
+
+    /// Listens for messages; says where.
+    pub(crate) fn listen(
+        &self,
+        messages: &Running,
+        address: SocketAddr,
+    ) -> Result<SocketAddr, ServeError> {
+        let admission = match &self.allowed {
+            Some(list) => Admission::Listed(list.clone()),
+            None => Admission::Everybody(Level::Admin),
+        };
+        let listening = ListenOptions {
+            admission,
+            encrypted: self.keys.is_some(),
+            access: UnixAccess::default(),
+        };
+        let refused = |why: ListenError| ServeError::Listen { address, why };
+        let listens = messages.listen(&Endpoint::Tcp(address), &listening);
+        let Endpoint::Tcp(address) = listens.map_err(refused)? else {
+            unreachable!("a TCP address is listened on as one")
+        };
+        if self.keys.is_none() {
+            tracing::info!(%address, "without keys, every process of this machine may use the store");
+        }
+        Ok(address)
+    }
+}
+
+/// Checks where bytes come in and how much memory there is for records; says how much is mapped for them.
+pub(crate) fn check_data(
+    links: &Links,
     data: SocketAddr,
-    sealed: Option<(&KeyPair, &AllowList)>,
-) -> Result<Engine, slackwater_transfer::EngineError> {
+    staging: ByteSize,
+) -> Result<ByteSize, ServeError> {
+    links.check(data)?;
+    if data.ip().is_unspecified() {
+        return Err(ServeError::Unspecified { address: data });
+    }
+    if !(STAGING_MIN..=STAGING_MAX).contains(&staging.0) {
+        return Err(ServeError::Staging { bytes: staging });
+    }
+    Ok(ByteSize(staging.0.next_multiple_of(GRANULE)))
+}
+
+/// The transfer engine of a process whose memory others reach.
+pub(crate) fn engine(data: SocketAddr, links: &Links) -> Result<Engine, ServeError> {
+    let sealed = links.keys.as_ref().zip(links.allowed.as_ref());
     let seal = sealed.map(|(keys, clients)| SealConfig {
         keys: keys.clone(),
         clients: clients.clone(),
@@ -240,45 +286,33 @@ fn engine(
         seal,
         ..TcpConfig::default()
     };
-    Engine::start(config)
+    Engine::start(config).map_err(|why| ServeError::Data { address: data, why })
 }
 
-fn handlers(
-    store: &Store,
-    engine: &Engine,
-    allowed: Option<AllowList>,
-    staging: ByteSize,
-) -> Result<Handlers, slackwater_transfer::EngineError> {
+fn handlers(store: &Store, memory: ServedMemory, allowed: Option<AllowList>) -> Handlers {
     let served = store.served().expect("it was opened to be served");
-    let region = engine.register(RegionSpec {
-        memory: Memory::mapped(Arc::clone(&store.segment().region)),
-        rights: Rights::BOTH,
-        gate: Some(Arc::clone(&served.gate) as Arc<dyn slackwater_transfer::Gate>),
-    })?;
-    let outgoing = Arc::new(Outgoing::new(
-        served.epoch,
-        engine.clone(),
-        region.id(),
-        store.write_time(),
-    ));
-    store.deliver_to(Arc::clone(&outgoing) as _);
-    let memory = store.config().memory.0;
-    Ok(Handlers {
-        store: store.clone(),
+    let outgoing = Arc::new(Outgoing::new(served.epoch, store.write_time()));
+    outgoing
+        .minters
+        .add(store.segment().id, Arc::clone(&memory.minter));
+    store.deliver_to(Arc::new(Leaving {
+        outgoing: Arc::clone(&outgoing),
+        transfers: memory.transfers.clone(),
+    }));
+    Handlers {
+        backend: Arc::new(memory),
         outgoing,
-        staging: Staging::new(Arc::clone(&served.gate), memory, staging, GRANULE),
-        contact: engine.segment().clone(),
         allowed,
-        value_bytes_max: memory,
-    })
+    }
 }
 
 /// Least and most memory for records of the SSD that other processes read: two of the smallest, and a tebibyte.
 const STAGING_MIN: u64 = 2 * GRANULE;
 const STAGING_MAX: u64 = 1 << 40;
 
-fn messages(handlers: &Arc<Handlers>, keys: Option<KeyPair>) -> Result<Running, ServeError> {
-    let mut builder = Builder::new(Options {
+/// The message layer of a pool's processes.
+pub(crate) fn message_options(keys: Option<KeyPair>) -> Options {
+    Options {
         keys,
         limits: Limits {
             frame_bytes: MESSAGE_BYTES,
@@ -287,7 +321,15 @@ fn messages(handlers: &Arc<Handlers>, keys: Option<KeyPair>) -> Result<Running, 
         },
         queue_bytes: 2 * MESSAGE_BYTES as usize,
         ..Options::default()
-    });
+    }
+}
+
+/// A message layer that takes what clients ask of a master.
+pub(crate) fn builder(
+    handlers: &Arc<Handlers>,
+    keys: Option<KeyPair>,
+) -> Result<Builder, ServeError> {
+    let mut builder = Builder::new(message_options(keys));
     let access = Access {
         level: Level::Basic,
         ..Access::default()
@@ -319,7 +361,7 @@ fn messages(handlers: &Arc<Handlers>, keys: Option<KeyPair>) -> Result<Running, 
     builder.command("records.release", with(Handlers::release))?;
     let linked = Arc::clone(handlers);
     builder.on_link(move |event| linked.link(&event));
-    Ok(builder.start()?)
+    Ok(builder)
 }
 
 #[cfg(test)]

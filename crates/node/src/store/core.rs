@@ -6,10 +6,13 @@ use slackwater_meta::Master;
 use slackwater_tier::arena::{Access, AccessId};
 use slackwater_tier::io::{DiskDone, DiskOp, OpId};
 use slackwater_tier::{Agent, AgentInput, FormatError, Opened, ReadEnd, RecordRead};
-use slackwater_wire::{ClientId, DiskEntry, ExtentRef, GetEnd, NodeId, PutEnd, Request, TicketId};
+use slackwater_wire::{
+    ClientId, DiskEntry, ErrorCode, ExtentRef, GetEnd, NodeId, Order, PutEnd, Reply, Report,
+    Request, TicketId, Written,
+};
 
 use super::StoreError;
-use super::remote::{Outbound, RemoteRequest, Sealed};
+use super::remote::{Outbound, RemoteRequest};
 use super::slot::{Later, Owed};
 use super::views::{Hold, ViewId, Views};
 pub(super) use crate::host::Asked;
@@ -19,10 +22,10 @@ use crate::serve::ExtentGate;
 /// The only node of an embedded store.
 pub(super) const NODE: NodeId = NodeId(1);
 
-/// The master, the node, and the views that callers have open. Everything here happens under one lock and none of it
-/// waits.
+/// A node with the views that callers have open and, unless it is in another process, the master. Everything here
+/// happens under one lock and none of it waits.
 pub(super) struct Core {
-    master: MasterHost,
+    master: Option<MasterHost>,
     pub(super) node: NodeHost,
     pub(super) views: Views,
     /// For other processes, as soon as the lock is free.
@@ -36,9 +39,9 @@ pub(super) struct Core {
 }
 
 impl Core {
-    pub(super) fn new(master: Master, agent: Agent, views: Views) -> Self {
+    pub(super) fn new(master: Option<Master>, agent: Agent, views: Views) -> Self {
         Self {
-            master: MasterHost::new(master),
+            master: master.map(MasterHost::new),
             node: NodeHost::new(agent),
             views,
             outbound: Outbound::default(),
@@ -56,46 +59,107 @@ impl Core {
         }
     }
 
-    pub(super) fn master(&self) -> &Master {
-        &self.master.core
+    /// The master; none when it is in another process.
+    pub(super) fn master(&self) -> Option<&Master> {
+        self.master.as_ref().map(|host| &host.core)
     }
 
-    pub(super) fn master_mut(&mut self) -> &mut Master {
-        &mut self.master.core
+    pub(super) fn master_mut(&mut self) -> Option<&mut Master> {
+        self.master.as_mut().map(|host| &mut host.core)
     }
 
     /// Makes a request of the master and does whatever follows from it.
     pub(super) fn ask(&mut self, now: Instant, request: Request) -> Asked {
-        self.master.begin(now, request);
+        if let Some(master) = &mut self.master {
+            master.begin(now, request);
+        }
         self.settle(now);
-        self.master.end()
+        match &mut self.master {
+            Some(master) => master.end(),
+            None => Asked::Now(Reply::Failed(ErrorCode::UnavailableInCurrentMode)),
+        }
     }
 
     /// Ends the right of a client of another process to write what it says is complete: the bytes may be published from
     /// then on, and must not change any more. Each extent comes with the length and the checksum of its value.
-    pub(super) fn seal(&mut self, now: Instant, client: ClientId, end: &PutEnd) -> Vec<Sealed> {
-        let sealed = self.master.written(client, end);
+    pub(super) fn seal(&mut self, now: Instant, client: ClientId, end: &PutEnd) -> Vec<Written> {
+        let written = self.master.as_ref().map(|host| host.written(client, end));
+        let written = written.unwrap_or_default();
+        self.seal_all(now, &written);
+        written
+    }
+
+    fn seal_all(&mut self, now: Instant, written: &[Written]) {
         self.node
-            .seal(now, sealed.iter().map(|sealed| &sealed.extent));
+            .seal(now, written.iter().map(|written| &written.extent));
         self.outbound.released.append(&mut self.node.released);
-        sealed
+    }
+
+    /// Does the same for a master in another process, and keeps the extents from being used for anything else until the
+    /// accesses are ended. `None` when one of them is dead.
+    pub(super) fn hold_written(
+        &mut self,
+        now: Instant,
+        written: &[Written],
+    ) -> Option<Vec<AccessId>> {
+        let mut held = Vec::with_capacity(written.len());
+        for one in written {
+            match self.begin_access(&one.extent, Access::Read) {
+                Some(access) => held.push(access),
+                None => {
+                    self.let_go(now, held);
+                    return None;
+                }
+            }
+        }
+        self.seal_all(now, written);
+        Some(held)
+    }
+
+    /// Ends accesses.
+    pub(super) fn let_go(&mut self, now: Instant, accesses: Vec<AccessId>) {
+        for access in accesses {
+            self.end_access(now, access);
+        }
+    }
+
+    /// Carries out orders of a master in another process.
+    pub(super) fn obey(&mut self, now: Instant, orders: Vec<Order>) {
+        for order in orders {
+            self.node.order(now, order);
+        }
+        self.settle(now);
+    }
+
+    /// Takes what a master in another process is to be told, in order.
+    pub(super) fn take_reports(&mut self) -> Vec<Report> {
+        match self.master {
+            Some(_) => Vec::new(),
+            None => std::mem::take(&mut self.node.reports),
+        }
     }
 
     /// Makes a request of another process of the master. Its answer, now or later, is outbound.
     pub(super) fn ask_for(&mut self, now: Instant, remote: RemoteRequest) {
-        self.master.ask_for(now, remote);
+        if let Some(master) = &mut self.master {
+            master.ask_for(now, remote);
+        }
         self.settle(now);
     }
 
     /// Ends puts of another process without values; nobody waits for the answer.
     pub(super) fn abandon(&mut self, now: Instant, remote: &RemoteRequest, end: &PutEnd) {
-        self.master.abandon(now, remote, end);
+        if let Some(master) = &mut self.master {
+            master.abandon(now, remote, end);
+        }
         self.settle(now);
     }
 
     /// The last link to a client of another process is gone.
     pub(super) fn lose_client(&mut self, now: Instant, client: ClientId) {
-        self.master.lose_client(now, client);
+        if let Some(master) = &mut self.master {
+            master.lose_client(now, client);
+        }
         self.settle(now);
     }
 
@@ -200,7 +264,9 @@ impl Core {
 
     /// Does what has fallen due.
     pub(super) fn on_deadline(&mut self, now: Instant) {
-        self.master.on_deadline(now);
+        if let Some(master) = &mut self.master {
+            master.on_deadline(now);
+        }
         self.node.on_deadline(now);
         self.views.on_deadline(now);
         self.settle(now);
@@ -209,7 +275,7 @@ impl Core {
     pub(super) fn next_deadline(&self) -> Instant {
         let deadlines = self
             .master()
-            .next_deadline()
+            .and_then(Master::next_deadline)
             .into_iter()
             .chain(self.node.agent.next_deadline())
             .chain(self.views.next_deadline());
@@ -219,14 +285,16 @@ impl Core {
     /// Tells every waiter that there will be no answer.
     pub(super) fn fail_waiters(&mut self, error: &StoreError) {
         self.over.get_or_insert_with(|| error.clone());
-        self.master.fail_waiters(error);
+        if let Some(master) = &mut self.master {
+            master.fail_waiters(error);
+        }
         self.node.fail_waiters(error);
         self.resting
             .drain(..)
             .for_each(|owed| owed.complete(Err(error.clone())));
     }
 
-    /// Carries messages between master and node until neither has anything more to say.
+    /// Carries messages between master and node until neither has anything more to say, where both are here.
     fn settle(&mut self, now: Instant) {
         let Self {
             master,
@@ -234,6 +302,10 @@ impl Core {
             outbound,
             ..
         } = self;
+        let Some(master) = master else {
+            outbound.released.append(&mut node.released);
+            return;
+        };
         while !(master.orders.is_empty() && node.reports.is_empty()) {
             for (_, order) in std::mem::take(&mut master.orders) {
                 node.order(now, order);
@@ -244,7 +316,7 @@ impl Core {
         }
         outbound.replies.append(&mut master.replies);
         outbound.released.append(&mut node.released);
-        if !self.resting.is_empty() && !self.master.is_moving() {
+        if !self.resting.is_empty() && !master.is_moving() {
             self.resting
                 .drain(..)
                 .for_each(|owed| owed.complete(Ok(())));

@@ -9,6 +9,7 @@ use slackwater_tier::io::{DiskDone, DiskOp, LogFile, Target};
 use slackwater_wire::{Durability, Get, Incarnation, Pin, PutConfig, PutEntry, PutStart};
 
 use super::core::{Asked, Core};
+use super::open::Identity;
 use super::*;
 use crate::disk::{ReadOnlyDisk, log_files};
 use crate::logging;
@@ -252,7 +253,10 @@ const EFFECTS: &[Effect] = &[
             let mut core = recovered(config);
             read_all(&mut core, 2);
             core.on_deadline(Instant::ZERO + Duration::from_secs(60));
-            format!("{} expired", core.master().metrics().promotion.expired)
+            format!(
+                "{} expired",
+                core.master().unwrap().metrics().promotion.expired
+            )
         },
     ),
     effect(
@@ -286,7 +290,7 @@ const EFFECTS: &[Effect] = &[
         TIERED,
         |config| {
             // What it does depends on a device's times: the log is asked what it was told.
-            let pace = super::open::log(config).pace;
+            let pace = super::open::log(config, &Identity::OWN).pace;
             format!("{:.1}", pace.slowdown_max)
         },
     ),
@@ -295,7 +299,7 @@ const EFFECTS: &[Effect] = &[
         [("10%", "0.1"), ("50%", "0.5")],
         TIERED,
         |config| {
-            let pace = super::open::log(config).pace;
+            let pace = super::open::log(config, &Identity::OWN).pace;
             pace.share_min.to_string()
         },
     ),
@@ -579,12 +583,15 @@ fn read_all(core: &mut Core, reads: usize) {
 fn cores(config: &Config) -> Core {
     let incarnation = Incarnation(1);
     let mut core = Core::new(
-        slackwater_meta::Master::new(super::open::master_config(config), 1),
-        super::open::agent(config, incarnation),
+        Some(slackwater_meta::Master::new(
+            super::open::master_config(config),
+            1,
+        )),
+        super::open::agent(config, &Identity::OWN, incarnation),
         super::open::views(config),
     );
-    for mount in super::open::mounts(config, incarnation) {
-        core.ask(Instant::ZERO, mount);
+    for mount in super::open::mounts(config, &Identity::OWN, incarnation) {
+        core.ask(Instant::ZERO, Request::Mount(mount));
     }
     core
 }

@@ -79,7 +79,9 @@ impl Shared {
         self.check_open()?;
         let key = Key::new(key)?;
         let (opinions, views) = self.with(|core, now| {
-            let opinions = core.master().explain(now, tenant, &key);
+            let opinions = core
+                .master()
+                .and_then(|master| master.explain(now, tenant, &key));
             (opinions, core.views.of(now, tenant, &key))
         })?;
         let mut reasons: Option<Vec<Reason>> =

@@ -8,12 +8,13 @@ use slackwater_meta::Master;
 use slackwater_tier::AgentInput;
 use slackwater_tier::io::{DiskDone, LogFile};
 use slackwater_wait::Choice;
-use slackwater_wire::{Incarnation, Key, Tenant};
+use slackwater_wire::{Incarnation, Key, Request, Tenant};
 
 use super::core::{Asked, Core};
+use super::open::{self, Identity};
 use super::slot::Waits;
 use super::socket::{self, Answer, Question};
-use super::{OpenError, Reason, StoreError, learned, open};
+use super::{OpenError, Reason, StoreError, learned};
 use crate::config::Config;
 use crate::disk::{DirectoryError, ReadOnlyDisk};
 
@@ -89,12 +90,12 @@ fn read(
     let incarnation = Incarnation(1);
     let now = Instant::ZERO;
     let mut core = Core::new(
-        Master::new(open::master_config(config), 1),
-        open::agent(config, incarnation),
+        Some(Master::new(open::master_config(config), 1)),
+        open::agent(config, &Identity::OWN, incarnation),
         open::views(config),
     );
-    for mount in open::mounts(config, incarnation) {
-        match core.ask(now, mount) {
+    for mount in open::mounts(config, &Identity::OWN, incarnation) {
+        match core.ask(now, Request::Mount(mount)) {
             Asked::Now(slackwater_wire::Reply::Failed(code)) => {
                 return Err(log(StoreError::RefusedCall(code)));
             }
@@ -149,10 +150,12 @@ fn read(
             )));
         }
     }
-    learned::restore(&learned::path_in(directory), |segment, bytes| {
-        core.master_mut().restore_learned(segment, bytes)
+    let opinions = core.master_mut().and_then(|master| {
+        learned::restore(&learned::path_in(directory), |segment, bytes| {
+            master.restore_learned(segment, bytes)
+        });
+        master.explain(now, tenant, key)
     });
-    let opinions = core.master().explain(now, tenant, key);
     Ok(opinions.map(|opinions| opinions.into_iter().map(Reason::from).collect()))
 }
 

@@ -64,7 +64,10 @@ impl Shared {
             return;
         };
         restore(&path, |segment, bytes| {
-            let restored = self.with(|core, _| core.master_mut().restore_learned(segment, bytes));
+            let restored = self.with(|core, _| match core.master_mut() {
+                Some(master) => master.restore_learned(segment, bytes),
+                None => Ok(()),
+            });
             restored.unwrap_or(Ok(()))
         });
     }
@@ -84,12 +87,12 @@ impl Shared {
         let Some(path) = self.tables_path() else {
             return;
         };
-        let Ok(tables) = self.with(|core, _| core.master().learned()) else {
+        let Ok(tables) = self.with(|core, _| core.master().map(|master| master.learned())) else {
             return;
         };
-        if tables.is_empty() {
+        let Some(tables) = tables.filter(|tables| !tables.is_empty()) else {
             return;
-        }
+        };
         if let Err(error) = write(&path, &tables) {
             tracing::warn!(file = %path.display(), %error, "learned eviction tables could not be saved");
         }

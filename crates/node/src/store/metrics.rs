@@ -22,14 +22,23 @@ const BOUNDS: [f64; 16] = [
 impl Shared {
     pub(super) fn stats(&self) -> Stats {
         // The cores of a broken store are not looked at; what the shell counted is still given.
-        let taken = self.with(|core, _| Books {
-            metrics: core.master().metrics().clone(),
-            objects: core.master().objects(),
-            segments: core.master().segments(),
-            agent: core.node.agent.stats(),
-            accepting: core.node.accepting,
-            views: core.views.stats(),
-            leaders: core.master().eviction_leaders(),
+        let taken = self.with(|core, _| {
+            let books = Books {
+                agent: core.node.agent.stats(),
+                accepting: core.node.accepting,
+                views: core.views.stats(),
+                ..Books::default()
+            };
+            match core.master() {
+                None => books,
+                Some(master) => Books {
+                    metrics: master.metrics().clone(),
+                    objects: master.objects(),
+                    segments: master.segments(),
+                    leaders: master.eviction_leaders(),
+                    ..books
+                },
+            }
         });
         let Books {
             metrics,

@@ -48,7 +48,7 @@ pub use stats::{
 };
 pub use view::View;
 
-pub(crate) use self::open::{GRANULE, Sharing};
+pub(crate) use self::open::{GRANULE, Identity, Sharing, pool_config, random};
 use self::shared::Shared;
 use self::sink::Sink;
 use self::socket::AnswerSocket;
@@ -377,7 +377,11 @@ impl Store {
     pub fn segments(&self) -> Result<Vec<SegmentState>, StoreError> {
         let shared = self.shared();
         shared.check_open()?;
-        shared.with(|core, _| core.master().segments())
+        shared.with(|core, _| {
+            core.master()
+                .map(slackwater_meta::Master::segments)
+                .unwrap_or_default()
+        })
     }
 
     /// Counts everything again that the master holds and compares it with its totals. All other calls wait meanwhile, for a
@@ -388,7 +392,9 @@ impl Store {
     pub fn check_books(&self) -> Result<Result<Books, Imbalance>, StoreError> {
         let shared = self.shared();
         shared.check_open()?;
-        shared.with(|core, _| core.master().check_books())
+        let checked =
+            shared.with(|core, _| core.master().map(slackwater_meta::Master::check_books))?;
+        checked.ok_or(StoreError::RefusedCall(ErrorCode::UnavailableInCurrentMode))
     }
 
     /// Whether calls are served.

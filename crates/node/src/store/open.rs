@@ -10,7 +10,7 @@ use slackwater_tier::arena::MemorySegment;
 use slackwater_tier::io::LogFile;
 use slackwater_tier::{Agent, AgentConfig, AgentInput, LogConfig};
 use slackwater_wire::{
-    Incarnation, Mount, ReplicaAt, Reply, Request, SegmentId, SegmentKind, Tenant,
+    Epoch, Incarnation, Mount, NodeId, ReplicaAt, Reply, Request, SegmentId, SegmentKind, Tenant,
 };
 
 use super::core::{Core, NODE};
@@ -24,20 +24,38 @@ use crate::disk::{self, Directory, Segment, Use};
 use crate::region;
 use crate::serve::{ExtentGate, epoch};
 
-const MEMORY: SegmentId = SegmentId(1);
-const DISK: SegmentId = SegmentId(2);
-
-/// The replica of whatever is in the log.
-pub(super) const DISK_REPLICA: ReplicaAt = ReplicaAt::Disk {
-    node: NODE,
-    segment: DISK,
-};
-
 /// How a store is opened whose memory other processes reach too.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sharing {
     /// More memory, behind that of the store in the same mapping.
     pub(crate) beside: ByteSize,
+    /// The node that it is to a master in another process; none when its master is in this one.
+    pub(crate) identity: Option<Identity>,
+}
+
+/// The numbers of a node and of its segments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    pub(crate) node: NodeId,
+    pub(crate) memory: SegmentId,
+    pub(crate) disk: SegmentId,
+}
+
+impl Identity {
+    /// That of the only node of a store.
+    pub(crate) const OWN: Self = Self {
+        node: NODE,
+        memory: SegmentId(1),
+        disk: SegmentId(2),
+    };
+
+    /// The replica of whatever is in the log.
+    pub(super) fn disk_replica(&self) -> ReplicaAt {
+        ReplicaAt::Disk {
+            node: self.node,
+            segment: self.disk,
+        }
+    }
 }
 
 /// What extents are multiples of: a block, so that the device reads and writes them where they are.
@@ -66,17 +84,28 @@ pub(super) fn open(
         bytes: config.memory,
         why,
     })?;
-    let [seed, life, fresh_high, fresh_low] = random()?;
+    let [seed, life] = random()?;
     let incarnation = Incarnation(life);
+    let elsewhere = sharing.and_then(|sharing| sharing.identity);
+    let identity = elsewhere.unwrap_or(Identity::OWN);
     let segment = Segment {
-        id: MEMORY,
+        id: identity.memory,
         incarnation,
         region: Arc::new(region),
     };
     let disk = open_disk(&config, &segment)?;
-    let mut master = Master::new(master_config(&config), seed);
+    let mut master = match elsewhere {
+        None => Some(Master::new(master_config(&config), seed)),
+        Some(_) => None,
+    };
     let served = sharing
         .map(|sharing| -> Result<Served, OpenError> {
+            let bytes = config.memory.0 + sharing.beside.0;
+            let gate = Arc::new(ExtentGate::new(bytes, GRANULE));
+            let Some(master) = &mut master else {
+                let epoch = Epoch(0);
+                return Ok(Served { gate, epoch });
+            };
             // Under the lock of the directory, so that no two masters begin the same epoch.
             let directory = disk.as_ref().map(|ssd| ssd.directory.path());
             let epoch = epoch::begin(directory).map_err(|why| OpenError::System {
@@ -84,16 +113,18 @@ pub(super) fn open(
                 why,
             })?;
             master.start_above(epoch::versions_above(epoch));
-            let bytes = config.memory.0 + sharing.beside.0;
-            let gate = Arc::new(ExtentGate::new(bytes, GRANULE));
             Ok(Served { gate, epoch })
         })
         .transpose()?;
-    let mut core = Core::new(master, agent(&config, incarnation), views(&config));
+    let mut core = Core::new(
+        master,
+        agent(&config, &identity, incarnation),
+        views(&config),
+    );
     if let Some(served) = &served {
         core = core.gated_by(Arc::clone(&served.gate));
     }
-    for warning in core.master().warnings() {
+    for warning in core.master().into_iter().flat_map(Master::warnings) {
         // Both are said by `Config::warnings` in the words of its options.
         let known = matches!(
             warning,
@@ -114,6 +145,7 @@ pub(super) fn open(
         pages,
         warnings,
         served,
+        identity,
     }));
     let threads = shared.start().map_err(|why| OpenError::System {
         what: "a thread",
@@ -124,8 +156,12 @@ pub(super) fn open(
         threads: Mutex::new(threads),
         socket: Mutex::new(None),
     };
-    let fresh = u128::from(fresh_high) << 64 | u128::from(fresh_low);
-    mount_and_recover(&handle.shared, incarnation, fresh)?;
+    if elsewhere.is_some() {
+        // Its log is opened when there is something that takes what it announces.
+        return Ok(handle);
+    }
+    mount(&handle.shared)?;
+    recover(&handle.shared)?;
     let socket = answer_socket(&handle.shared);
     *handle.socket.lock().unwrap_or_else(PoisonError::into_inner) = socket;
     Ok(handle)
@@ -154,23 +190,30 @@ fn open_disk(config: &Config, segment: &Segment) -> Result<Option<Ssd>, OpenErro
     }))
 }
 
-fn mount_and_recover(
-    shared: &Shared,
-    incarnation: Incarnation,
-    fresh: u128,
-) -> Result<(), OpenError> {
-    let log = |why: StoreError| OpenError::Log {
+fn log_error(shared: &Shared, why: &StoreError) -> OpenError {
+    OpenError::Log {
         directory: shared.config.dir.clone().unwrap_or_default(),
         why: why.to_string(),
-    };
+    }
+}
+
+fn mount(shared: &Shared) -> Result<(), OpenError> {
+    let log = |why: StoreError| log_error(shared, &why);
     let ask = |request| match shared.ask("a mount", request) {
         Ok(Reply::Failed(code)) => Err(log(StoreError::RefusedCall(code))),
         Ok(_) => Ok(()),
         Err(error) => Err(log(error)),
     };
-    mounts(&shared.config, incarnation)
-        .into_iter()
-        .try_for_each(ask)?;
+    let incarnation = shared.segment.incarnation;
+    let mounts = mounts(&shared.config, &shared.identity, incarnation);
+    mounts.into_iter().map(Request::Mount).try_for_each(ask)
+}
+
+/// Opens the log, if there is one: what it holds is announced to the master.
+pub(super) fn recover(shared: &Shared) -> Result<(), OpenError> {
+    let log = |why: StoreError| log_error(shared, &why);
+    let [fresh_high, fresh_low] = random()?;
+    let fresh = u128::from(fresh_high) << 64 | u128::from(fresh_low);
     let Some(ssd) = &shared.disk else {
         return Ok(());
     };
@@ -222,32 +265,51 @@ fn answer_socket(shared: &Arc<Shared>) -> Option<AnswerSocket> {
 }
 
 /// The segments of a store: its memory, and the log if there is one.
-pub(super) fn mounts(config: &Config, incarnation: Incarnation) -> Vec<Request> {
-    let mount = |segment, name: &str, kind, bytes| {
-        Request::Mount(Mount {
-            segment,
-            name: name.to_owned(),
-            node: NODE,
-            incarnation,
-            kind,
-            bytes,
-            host: String::new(),
-        })
+pub(super) fn mounts(config: &Config, identity: &Identity, incarnation: Incarnation) -> Vec<Mount> {
+    let mount = |segment, name: &str, kind, bytes| Mount {
+        segment,
+        name: name.to_owned(),
+        node: identity.node,
+        incarnation,
+        kind,
+        bytes,
+        host: String::new(),
     };
     let mut mounts = vec![mount(
-        MEMORY,
+        identity.memory,
         MEMORY_NAME,
         SegmentKind::Memory,
         config.memory.0,
     )];
     if config.ssd.0 > 0 {
-        mounts.push(mount(DISK, DISK_NAME, SegmentKind::Disk, config.ssd.0));
+        mounts.push(mount(
+            identity.disk,
+            DISK_NAME,
+            SegmentKind::Disk,
+            config.ssd.0,
+        ));
     }
     mounts
 }
 
 /// The name of the segment that stands for the log.
 const DISK_NAME: &str = "ssd";
+
+/// The configuration of a master whose nodes are in other processes, and may have an SSD or not.
+pub(crate) fn pool_config(config: &Config) -> MasterConfig {
+    let with_ssd = Config {
+        ssd: config.ssd.max(ByteSize(1)),
+        ..config.clone()
+    };
+    let own = master_config(&with_ssd);
+    MasterConfig {
+        limits: Limits {
+            nodes: Limits::DEFAULT.nodes,
+            ..own.limits
+        },
+        ..own
+    }
+}
 
 pub(super) fn master_config(config: &Config) -> MasterConfig {
     let defaults = MasterConfig::default();
@@ -308,15 +370,15 @@ pub(super) fn master_config(config: &Config) -> MasterConfig {
     }
 }
 
-pub(super) fn agent(config: &Config, incarnation: Incarnation) -> Agent {
-    let mut settings = AgentConfig::new(NODE);
+pub(super) fn agent(config: &Config, identity: &Identity, incarnation: Incarnation) -> Agent {
+    let mut settings = AgentConfig::new(identity.node);
     if config.ssd.0 > 0 {
-        settings.log = Some(log(config));
+        settings.log = Some(log(config, identity));
     }
     let mut agent = Agent::new(settings);
     let bytes = config.memory.0;
     agent.add_segment(MemorySegment {
-        segment: MEMORY,
+        segment: identity.memory,
         incarnation,
         bytes,
         granule: GRANULE,
@@ -329,8 +391,8 @@ pub(super) fn views(config: &Config) -> Views {
 }
 
 /// The SSD log as `config` wants it.
-pub(super) fn log(config: &Config) -> LogConfig {
-    let mut log = LogConfig::new(DISK, config.ssd);
+pub(super) fn log(config: &Config, identity: &Identity) -> LogConfig {
+    let mut log = LogConfig::new(identity.disk, config.ssd);
     log.file_bytes = config.file_bytes.0;
     log.batch_delay = config.flush_delay;
     log.pace.slowdown_max = f64::from(config.pace_read_percent) / 100.0;
@@ -338,8 +400,9 @@ pub(super) fn log(config: &Config) -> LogConfig {
     log
 }
 
-fn random() -> Result<[u64; 4], OpenError> {
-    let mut bytes = [0; 32];
+/// Two random numbers.
+pub(crate) fn random() -> Result<[u64; 2], OpenError> {
+    let mut bytes = [0; 16];
     let filled = getrandom::fill(&mut bytes);
     filled.map_err(|error| {
         let why = std::io::Error::other(error.to_string());

@@ -4,18 +4,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use slackwater_base::Checksum;
+use slackwater_base::Instant;
 use slackwater_transfer::Extent;
 use slackwater_wait::now;
 use slackwater_wire::{
-    ClientId, Epoch, ErrorCode, ExtentRef, Lookup, Object, OperationId, Permissions, PutEnd,
-    ReadRecord, Reply, Request,
+    ClientId, Epoch, ErrorCode, Lookup, Mount, NodeId, Object, OperationId, Order, Permissions,
+    PutEnd, ReadRecord, Reply, Report, Request, Written,
 };
 
 use super::get::Reader;
-use super::open::DISK_REPLICA;
 use super::sink::Sink;
-use super::{GetOptions, Store, StoreError};
+use super::{GetOptions, OpenError, Store, StoreError};
 use crate::disk::Segment;
 use crate::region::{Access, Grant};
 use crate::serve::ExtentGate;
@@ -24,7 +23,7 @@ use crate::serve::ExtentGate;
 pub(crate) struct Served {
     /// Admits and fences their accesses.
     pub(crate) gate: Arc<ExtentGate>,
-    /// The life of its master.
+    /// The life of its master; zero when that is in another process.
     pub(crate) epoch: Epoch,
 }
 
@@ -35,15 +34,6 @@ pub(crate) struct RemoteRequest {
     /// What the key of its link permits.
     pub(crate) permissions: Permissions,
     pub(crate) request: Request,
-}
-
-/// An extent of a put that is being ended.
-pub(crate) struct Sealed {
-    pub(crate) extent: ExtentRef,
-    /// Length of the value.
-    pub(crate) bytes: u64,
-    /// What the client says of the value.
-    pub(crate) checksum: Checksum,
 }
 
 /// What leaves a store.
@@ -68,6 +58,12 @@ const WRITES_TIME: Duration = Duration::from_secs(1);
 
 /// Takes what leaves a store, on any thread, outside its lock.
 pub(crate) trait Deliver: Send + Sync {
+    /// Queues what a master in another process is to be told, in order: under the store's lock.
+    fn queue(&self, reports: Vec<Report>) {
+        drop(reports);
+    }
+
+    /// Has what was queued sent, and takes what else leaves.
     fn deliver(&self, outbound: Outbound);
 }
 
@@ -92,6 +88,40 @@ impl Store {
         asked.map_err(|error| error.code())
     }
 
+    /// Takes no more writes to extents of puts that a master in another process is about to publish, and says whether they
+    /// hold what their writers say.
+    ///
+    /// # Errors
+    /// [`ErrorCode::ReplicaIsNotReady`] when writes are still under way, [`ErrorCode::InvalidWrite`] when they are for so
+    /// long that the put is to be given up or its extent is dead, and [`ErrorCode::ChecksumMismatch`].
+    pub(crate) fn check_written(&self, written: &[Written]) -> Result<(), ErrorCode> {
+        let shared = self.shared();
+        let failed = |error: StoreError| error.code();
+        let held = shared.with(|core, now| core.hold_written(now, written));
+        let held = held.map_err(failed)?.ok_or(ErrorCode::InvalidWrite)?;
+        let result = match self.writers_since(written) {
+            None if written.iter().all(|written| self.holds(written)) => Ok(()),
+            None => Err(ErrorCode::ChecksumMismatch),
+            Some(since) if since.until(now()) >= WRITES_TIME => Err(ErrorCode::InvalidWrite),
+            Some(_) => Err(ErrorCode::ReplicaIsNotReady),
+        };
+        let ended = shared.with(|core, now| core.let_go(now, held));
+        ended.map_err(failed).and(result)
+    }
+
+    /// Carries out orders of a master in another process.
+    ///
+    /// # Errors
+    /// When the store is closed or broken.
+    pub(crate) fn obey(&self, orders: Vec<Order>) -> Result<(), StoreError> {
+        self.shared().with(|core, now| core.obey(now, orders))
+    }
+
+    /// The number of the node that it is.
+    pub(crate) fn node(&self) -> NodeId {
+        self.shared().identity.node
+    }
+
     /// Waits until nothing writes to what was sealed: bytes that land after the check would be published unseen.
     ///
     /// A write ends within microseconds of the seal, unless its process was stopped in the middle of a copy to memory that
@@ -101,14 +131,9 @@ impl Store {
         &self,
         remote: &RemoteRequest,
         end: &PutEnd,
-        sealed: &[Sealed],
+        sealed: &[Written],
     ) -> Result<(), ErrorCode> {
-        let Some(served) = self.served() else {
-            return Ok(());
-        };
-        let extents: Vec<_> = sealed.iter().map(|sealed| sealed.extent).collect();
-        let until = now() + WRITES_WAIT;
-        let Some(since) = served.gate.await_writers(&extents, until) else {
+        let Some(since) = self.writers_since(sealed) else {
             return Ok(());
         };
         let shared = self.shared();
@@ -125,9 +150,17 @@ impl Store {
         }
     }
 
+    /// Waits a moment for the ends of writes to what was sealed; since when they should have ended, if they have not.
+    fn writers_since(&self, sealed: &[Written]) -> Option<Instant> {
+        let extents: Vec<_> = sealed.iter().map(|sealed| sealed.extent).collect();
+        let until = now() + WRITES_WAIT;
+        let served = self.served()?;
+        served.gate.await_writers(&extents, until)
+    }
+
     /// Whether memory holds what a client says that it has written. Without this, the end of a put that was never written
     /// would give its client what the last owner of the memory left there.
-    fn holds(&self, sealed: &Sealed) -> bool {
+    fn holds(&self, sealed: &Written) -> bool {
         let region = &self.segment().region;
         // SAFETY: the extent takes no writes any more, and is not freed before the client's put is over. Where a hostile
         // client ends its put meanwhile, the checksum is that of some bytes, and the end of the put is refused.
@@ -157,6 +190,20 @@ impl Store {
                 shared.ring();
             }
         });
+    }
+
+    /// Opens the log of a store whose master is in another process.
+    ///
+    /// # Errors
+    /// When the log cannot be opened.
+    pub(crate) fn recover(&self) -> Result<(), OpenError> {
+        super::open::recover(self.shared())
+    }
+
+    /// What it lends to a master in another process.
+    pub(crate) fn mounts(&self) -> Vec<Mount> {
+        let shared = self.shared();
+        super::open::mounts(&shared.config, &shared.identity, shared.segment.incarnation)
     }
 
     /// What it has that other processes reach too; `None` unless it was opened for that.
@@ -197,7 +244,7 @@ impl Store {
             version: entry.version,
             bytes: *bytes,
             checksum: *checksum,
-            replicas: vec![DISK_REPLICA],
+            replicas: vec![self.shared().identity.disk_replica()],
             lease: Duration::ZERO,
             guard: None,
         });
@@ -224,7 +271,8 @@ mod tests {
     use slackwater_base::ByteSize;
     use slackwater_transfer::{Gate, Rights as Reach};
     use slackwater_wire::{
-        Chain, DiskEntry, Key, PutConfig, PutDone, PutEntry, PutStart, PutStarted, Tenant, Version,
+        Chain, DiskEntry, ExtentRef, Key, PutConfig, PutDone, PutEntry, PutStart, PutStarted,
+        Tenant, Version,
     };
 
     use super::*;
@@ -259,7 +307,14 @@ mod tests {
                 ..Config::default()
             };
             let beside = ByteSize::mib(1);
-            let store = Store::open_for(config, Some(Sharing { beside })).unwrap();
+            let store = Store::open_for(
+                config,
+                Some(Sharing {
+                    beside,
+                    identity: None,
+                }),
+            )
+            .unwrap();
             let replies = Arc::new(Replies::default());
             store.deliver_to(Arc::clone(&replies) as _);
             let entry = PutEntry {

@@ -12,6 +12,7 @@ use super::copier::Copier;
 use super::core::{Asked, Core};
 use super::learned::Saver;
 use super::meters::Meters;
+use super::open::Identity;
 use super::remote::{Deliver, Served};
 use super::slot::{Later, Waits};
 use super::views::NewlyLate;
@@ -30,6 +31,7 @@ pub(super) struct Shared {
     pub(super) warnings: Vec<String>,
     /// What a store has that other processes reach too.
     pub(super) served: Option<Served>,
+    pub(super) identity: Identity,
     pub(super) meters: Meters,
     pub(super) waits: Waits,
     pub(super) saver: Saver,
@@ -66,6 +68,7 @@ pub(super) struct Parts {
     pub(super) pages: Selection,
     pub(super) warnings: Vec<String>,
     pub(super) served: Option<Served>,
+    pub(super) identity: Identity,
 }
 
 impl Shared {
@@ -78,6 +81,7 @@ impl Shared {
             pages,
             warnings,
             served,
+            identity,
         } = parts;
         let clock = SkippingClock::start();
         Self {
@@ -90,6 +94,7 @@ impl Shared {
             pages,
             warnings,
             served,
+            identity,
             meters: Meters::default(),
             saver: Saver::new(clock.now()),
             clock,
@@ -130,6 +135,11 @@ impl Shared {
         };
         let mut ops = core.take_ops();
         let outbound = std::mem::take(&mut core.outbound);
+        let reports = core.take_reports();
+        let told = !reports.is_empty();
+        if let Some(deliver) = self.deliver.get().filter(|_| told) {
+            deliver.queue(reports);
+        }
         let next = core.next_deadline();
         let ring = next < core.steward_wakes;
         if ring {
@@ -140,7 +150,7 @@ impl Shared {
             ssd.disk.device.submit(&mut ops);
         }
         if let Some(deliver) = self.deliver.get()
-            && !outbound.is_empty()
+            && (told || !outbound.is_empty())
         {
             deliver.deliver(outbound);
         }

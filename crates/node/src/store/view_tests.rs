@@ -133,12 +133,12 @@ fn a_batch_shows_both_tiers_and_stops_at_the_first_gap_of_a_prefix() {
     // Asked once for each look-up: a second would count as another read of the policies and of promotion.
     let gets = store
         .shared()
-        .with(|core, _| core.master().metrics().gets)
+        .with(|core, _| core.master().unwrap().metrics().gets)
         .unwrap();
     view(&store, "a");
     let again = store
         .shared()
-        .with(|core, _| core.master().metrics().gets)
+        .with(|core, _| core.master().unwrap().metrics().gets)
         .unwrap();
     assert_eq!(again - gets, 1);
     assert_eq!(store.stats().views.open, 0);
@@ -345,8 +345,11 @@ fn a_refused_batch_leaves_nothing_held() {
     assert_eq!(given as u64, store.stats().views.open);
     drop(views);
     let books = store.shared().with(|core, _| {
-        core.master().check_books().unwrap();
-        (core.master().books().guards, core.views.stats().open)
+        core.master().unwrap().check_books().unwrap();
+        (
+            core.master().unwrap().books().guards,
+            core.views.stats().open,
+        )
     });
     assert_eq!(books.unwrap(), (0, 0));
     for key in [&b"a"[..], b"b", b"c"] {
@@ -507,8 +510,8 @@ fn no_view_ever_changes_while_its_memory_is_fought_over() {
     });
     assert!(shown > 100, "{shown}");
     let books = store.shared().with(|core, _| {
-        core.master().check_books().unwrap();
-        (core.master().books().guards, core.views.stats())
+        core.master().unwrap().check_books().unwrap();
+        (core.master().unwrap().books().guards, core.views.stats())
     });
     let (guards, views) = books.unwrap();
     assert_eq!(

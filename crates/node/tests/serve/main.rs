@@ -4,14 +4,16 @@
     reason = "a test that cannot go on says so by panicking"
 )]
 
-use std::net::Ipv4Addr;
-use std::time::Duration;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
 
 use slackwater_base::{ByteSize, Checksum};
 use slackwater_mq::{
     Address, Builder, ConnectOptions, ConnectionId, Options, RequestOptions, Running,
 };
 use slackwater_node::Config;
+use slackwater_node::pool::{MasterOptions, MasterServer, NodeOptions, NodeServer};
 use slackwater_node::serve::{ServeOptions, Server};
 use slackwater_transfer::{
     Capability, Cause, Engine, EngineConfig, PeerId, Refusal, Target, TcpConfig,
@@ -40,6 +42,78 @@ fn serve() -> Server {
     Server::start(config, &options).unwrap()
 }
 
+/// What answers on links.
+trait Reached {
+    fn address(&self) -> SocketAddr;
+}
+
+impl Reached for Server {
+    fn address(&self) -> SocketAddr {
+        Server::address(self)
+    }
+}
+
+/// A store whose master and node are in one process and one host, or apart with a link between them.
+enum Pool {
+    Together(Server),
+    Apart {
+        master: MasterServer,
+        _node: NodeServer,
+    },
+}
+
+impl Reached for Pool {
+    fn address(&self) -> SocketAddr {
+        match self {
+            Self::Together(server) => server.address(),
+            Self::Apart { master, .. } => master.address(),
+        }
+    }
+}
+
+/// What holds for the one holds for the other.
+fn both(check: impl Fn(&Pool)) {
+    check(&Pool::Together(serve()));
+    check(&apart());
+}
+
+fn apart() -> Pool {
+    let config = Config {
+        memory: ByteSize(MEMORY),
+        ssd: ByteSize(0),
+        ..Config::default()
+    };
+    let options = MasterOptions {
+        listen: (Ipv4Addr::LOCALHOST, 0).into(),
+        ..MasterOptions::default()
+    };
+    let master = MasterServer::start(&config, &options).unwrap();
+    let options = NodeOptions {
+        master: Address::tcp(master.address()),
+        ..NodeOptions::default()
+    };
+    let (joined, waits) = channel();
+    let joined = move |node| joined.send(node).unwrap();
+    let node = NodeServer::start(config, options, joined).unwrap();
+    assert_eq!(waits.recv_timeout(LONG), Ok(node.node()));
+    assert_eq!(master.nodes(), 1);
+    Pool::Apart {
+        master,
+        _node: node,
+    }
+}
+
+/// A capability comes to nothing: at once, or where its node is another process, as soon as the node was told.
+fn gone(mut attempt: impl FnMut() -> Result<(), Cause>) {
+    let begun = Instant::now();
+    loop {
+        match attempt() {
+            Ok(()) => assert!(begun.elapsed() < LONG, "it still works"),
+            Err(cause) => return assert_eq!(cause, refused(Refusal::Generation)),
+        }
+    }
+}
+
 /// A peer that says whatever a test wants.
 struct Peer {
     mq: Running,
@@ -51,7 +125,7 @@ struct Peer {
 }
 
 impl Peer {
-    fn of(server: &Server, client: u64) -> Self {
+    fn of(server: &impl Reached, client: u64) -> Self {
         let mq = Builder::new(Options::default()).start().unwrap();
         let address = Address::tcp(server.address());
         let to = mq
@@ -217,158 +291,162 @@ fn refused(refusal: Refusal) -> Cause {
 /// The holder of a capability to write could change an object after it was published, for as long as it lay there.
 #[test]
 fn an_object_does_not_change_after_it_is_published() {
-    let server = serve();
-    let peer = Peer::of(&server, 1 << 40);
-    let value = vec![7; 10_000];
-    let (extent, right) = peer.put(1, "k", &value);
-    let late = peer.write(extent, right, &[9; 10_000]);
-    assert_eq!(late, Err(refused(Refusal::Generation)));
-    let (extent, right) = peer.find(3, "k").unwrap();
-    assert_eq!(peer.read(extent.offset, right, 10_000), Ok(value));
-    assert_eq!(
-        peer.write(extent, right, b"x"),
-        Err(refused(Refusal::Rights))
-    );
+    both(|server| {
+        let peer = Peer::of(server, 1 << 40);
+        let value = vec![7; 10_000];
+        let (extent, right) = peer.put(1, "k", &value);
+        let late = peer.write(extent, right, &[9; 10_000]);
+        assert_eq!(late, Err(refused(Refusal::Generation)));
+        let (extent, right) = peer.find(3, "k").unwrap();
+        assert_eq!(peer.read(extent.offset, right, 10_000), Ok(value));
+        assert_eq!(
+            peer.write(extent, right, b"x"),
+            Err(refused(Refusal::Rights))
+        );
+    });
 }
 
 /// The end of a put was believed: a client that had written nothing was granted to read what the last owner of the memory,
 /// perhaps another tenant, had left there.
 #[test]
 fn a_put_whose_bytes_are_not_there_is_not_published() {
-    let server = serve();
-    let (peer, other) = (Peer::of(&server, 1 << 40), Peer::of(&server, 2 << 40));
-    let value = vec![7; 10_000];
-    let mismatch = Reply::Failed(ErrorCode::ChecksumMismatch);
-    for (number, written) in [(10, &[][..]), (20, &value[..9_999])] {
-        let (version, extent, right) = other.start(number, "unwritten", 10_000);
-        if !written.is_empty() {
-            assert_eq!(other.write(extent, right, written), Ok(()));
+    both(|server| {
+        let (peer, other) = (Peer::of(server, 1 << 40), Peer::of(server, 2 << 40));
+        let value = vec![7; 10_000];
+        let mismatch = Reply::Failed(ErrorCode::ChecksumMismatch);
+        for (number, written) in [(10, &[][..]), (20, &value[..9_999])] {
+            let (version, extent, right) = other.start(number, "unwritten", 10_000);
+            if !written.is_empty() {
+                assert_eq!(other.write(extent, right, written), Ok(()));
+            }
+            let ended = other.end(number + 1, "unwritten", version, &value);
+            assert_eq!(ended, mismatch);
+            assert_eq!(other.find(number + 2, "unwritten"), None);
+            let late = other.write(extent, right, &value);
+            assert_eq!(
+                late,
+                Err(refused(Refusal::Generation)),
+                "it was said to be complete"
+            );
+            let revoke = Request::Revoke {
+                operation: OperationId(number),
+            };
+            assert_eq!(other.ask(number + 3, revoke).0, Reply::Done);
         }
-        let ended = other.end(number + 1, "unwritten", version, &value);
-        assert_eq!(ended, mismatch);
-        assert_eq!(other.find(number + 2, "unwritten"), None);
-        let late = other.write(extent, right, &value);
-        assert_eq!(
-            late,
-            Err(refused(Refusal::Generation)),
-            "it was said to be complete"
-        );
-        let revoke = Request::Revoke {
-            operation: OperationId(number),
-        };
-        assert_eq!(other.ask(number + 3, revoke).0, Reply::Done);
-    }
-    peer.put(1, "k", &value);
-    assert!(peer.find(3, "k").is_some());
+        peer.put(1, "k", &value);
+        assert!(peer.find(3, "k").is_some());
+    });
 }
 
 /// The right to answer a put that waited for room stayed with the server after the put was revoked, for as long as the link.
 #[test]
 fn a_waiting_put_that_is_revoked_is_answered() {
-    let server = serve();
-    let peer = Peer::of(&server, 1 << 40);
-    let memory = server.store().config().memory.0;
-    peer.start(1, "all", memory);
-    let waits = PutConfig {
-        wait: Some(LONG),
-        ..PutConfig::default()
-    };
-    let asked = Asked {
-        epoch: peer.epoch,
-        client: peer.client,
-        operation: OperationId(2),
-        request: put_start("k", 1, waits),
-    };
-    std::thread::scope(|scope| {
-        let waiting =
-            scope.spawn(|| -> Answered { ask(&peer.mq, peer.to, "pool.request", &asked) });
-        // A revocation that comes first has the put refused when it comes.
-        let operation = OperationId(2);
-        assert_eq!(peer.ask(3, Request::Revoke { operation }).0, Reply::Done);
-        assert!(matches!(waiting.join().unwrap().reply, Reply::Failed(_)));
+    both(|server| {
+        let peer = Peer::of(server, 1 << 40);
+        peer.start(1, "all", MEMORY);
+        let waits = PutConfig {
+            wait: Some(LONG),
+            ..PutConfig::default()
+        };
+        let asked = Asked {
+            epoch: peer.epoch,
+            client: peer.client,
+            operation: OperationId(2),
+            request: put_start("k", 1, waits),
+        };
+        std::thread::scope(|scope| {
+            let waiting =
+                scope.spawn(|| -> Answered { ask(&peer.mq, peer.to, "pool.request", &asked) });
+            // A revocation that comes first has the put refused when it comes.
+            let operation = OperationId(2);
+            assert_eq!(peer.ask(3, Request::Revoke { operation }).0, Reply::Done);
+            assert!(matches!(waiting.join().unwrap().reply, Reply::Failed(_)));
+        });
     });
 }
 
 #[test]
 fn a_capability_reaches_its_object_and_nothing_beside_it() {
-    let server = serve();
-    let peer = Peer::of(&server, 1 << 40);
-    peer.put(1, "a", &[1; 5_000]);
-    peer.put(3, "b", &[2; 5_000]);
-    let (extent, right) = peer.find(5, "a").unwrap();
-    let beside = |offset, bytes| peer.read(extent.offset + offset, right, bytes);
-    assert_eq!(beside(0, 5_000), Ok(vec![1; 5_000]));
-    assert_eq!(beside(0, 5_001), Err(refused(Refusal::Range)), "behind it");
-    assert_eq!(
-        beside(8_192, 1),
-        Err(refused(Refusal::Range)),
-        "another one"
-    );
-    let mut forged = right.to_bytes();
-    forged[70] ^= 1;
-    let forged = Capability::from_bytes(&forged);
-    let read = peer.read(extent.offset, forged, 1);
-    assert_eq!(read, Err(refused(Refusal::Forged)));
+    both(|server| {
+        let peer = Peer::of(server, 1 << 40);
+        peer.put(1, "a", &[1; 5_000]);
+        peer.put(3, "b", &[2; 5_000]);
+        let (extent, right) = peer.find(5, "a").unwrap();
+        let beside = |offset, bytes| peer.read(extent.offset + offset, right, bytes);
+        assert_eq!(beside(0, 5_000), Ok(vec![1; 5_000]));
+        assert_eq!(beside(0, 5_001), Err(refused(Refusal::Range)), "behind it");
+        assert_eq!(
+            beside(8_192, 1),
+            Err(refused(Refusal::Range)),
+            "another one"
+        );
+        let mut forged = right.to_bytes();
+        forged[70] ^= 1;
+        let forged = Capability::from_bytes(&forged);
+        let read = peer.read(extent.offset, forged, 1);
+        assert_eq!(read, Err(refused(Refusal::Forged)));
+    });
 }
 
 #[test]
 fn a_removed_object_is_not_read_under_an_old_capability_and_its_room_is_used_again() {
-    let server = serve();
-    let peer = Peer::of(&server, 1 << 40);
-    let large = vec![1; 10 << 20];
-    for round in 0..4 {
-        let number = 10 * round + 1;
-        // Two of them do not fit: each finds the room of the one before.
-        peer.put(number, "k", &large);
-        let (extent, right) = peer.find(number + 2, "k").unwrap();
-        assert_eq!(peer.read(extent.offset, right, 1), Ok(vec![1]));
-        let removed = peer.remove(number + 3, "k");
-        assert_eq!(removed, Reply::Each(vec![Ok(())]));
-        let late = peer.read(extent.offset, right, 1);
-        assert_eq!(late, Err(refused(Refusal::Generation)));
-    }
+    both(|server| {
+        let peer = Peer::of(server, 1 << 40);
+        let large = vec![1; 10 << 20];
+        for round in 0..4 {
+            let number = 10 * round + 1;
+            // Two of them do not fit: each finds the room of the one before.
+            peer.put(number, "k", &large);
+            let (extent, right) = peer.find(number + 2, "k").unwrap();
+            assert_eq!(peer.read(extent.offset, right, 1), Ok(vec![1]));
+            let removed = peer.remove(number + 3, "k");
+            assert_eq!(removed, Reply::Each(vec![Ok(())]));
+            gone(|| peer.read(extent.offset, right, 1).map(drop));
+        }
+    });
 }
 
 #[test]
 fn a_repeated_operation_gets_the_first_answer() {
-    let server = serve();
-    let peer = Peer::of(&server, 1 << 40);
-    let first = peer.start(1, "k", 100);
-    let again = peer.start(1, "k", 100);
-    assert_eq!((first.0, first.1), (again.0, again.1));
-    assert_eq!(peer.write(again.1, again.2, &[5; 100]), Ok(()));
-    let done = Reply::Each(vec![Ok(())]);
-    assert_eq!(peer.end(2, "k", first.0, &[5; 100]), done);
-    assert_eq!(peer.end(2, "k", first.0, &[5; 100]), done);
-    assert_eq!(peer.remove(3, "k"), done);
-    assert_eq!(peer.remove(3, "k"), done, "and not that there is none");
+    both(|server| {
+        let peer = Peer::of(server, 1 << 40);
+        let first = peer.start(1, "k", 100);
+        let again = peer.start(1, "k", 100);
+        assert_eq!((first.0, first.1), (again.0, again.1));
+        assert_eq!(peer.write(again.1, again.2, &[5; 100]), Ok(()));
+        let done = Reply::Each(vec![Ok(())]);
+        assert_eq!(peer.end(2, "k", first.0, &[5; 100]), done);
+        assert_eq!(peer.end(2, "k", first.0, &[5; 100]), done);
+        assert_eq!(peer.remove(3, "k"), done);
+        assert_eq!(peer.remove(3, "k"), done, "and not that there is none");
+    });
 }
 
 /// The room of puts comes back when the link of their writer is gone, however many of them there were.
 #[test]
 fn what_a_lost_client_was_writing_is_given_back() {
-    let server = serve();
-    let peer = Peer::of(&server, 1 << 40);
-    for round in 0..4 {
-        let lost = Peer::of(&server, (2 << 40) + round);
-        let (_, extent, right) = lost.start(1, "k", 10 << 20);
-        assert_eq!(lost.write(extent, right, &[3; 1000]), Ok(()));
-        lost.mq.stop();
-        // Waits for room, which there is only without the other one.
-        let number = 10 * round + 1;
-        let (reply, _) = peer.ask(number, put_start("next", 10 << 20, PutConfig::default()));
-        assert!(
-            matches!(&reply, Reply::PutStart(started) if matches!(started[..], [PutStarted::Granted { .. }])),
-            "{reply:?}"
-        );
-        let revoke = Request::Revoke {
-            operation: OperationId(number),
-        };
-        assert_eq!(peer.ask(number + 1, revoke).0, Reply::Done);
-        let late = lost.write(extent, right, &[3; 1000]);
-        assert_eq!(late, Err(refused(Refusal::Generation)));
-    }
-    assert_eq!(peer.find(100, "k"), None, "nothing is half published");
+    both(|server| {
+        let peer = Peer::of(server, 1 << 40);
+        for round in 0..4 {
+            let lost = Peer::of(server, (2 << 40) + round);
+            let (_, extent, right) = lost.start(1, "k", 10 << 20);
+            assert_eq!(lost.write(extent, right, &[3; 1000]), Ok(()));
+            lost.mq.stop();
+            // Waits for room, which there is only without the other one.
+            let number = 10 * round + 1;
+            let (reply, _) = peer.ask(number, put_start("next", 10 << 20, PutConfig::default()));
+            assert!(
+                matches!(&reply, Reply::PutStart(started) if matches!(started[..], [PutStarted::Granted { .. }])),
+                "{reply:?}"
+            );
+            let revoke = Request::Revoke {
+                operation: OperationId(number),
+            };
+            assert_eq!(peer.ask(number + 1, revoke).0, Reply::Done);
+            gone(|| lost.write(extent, right, &[3; 1000]));
+        }
+        assert_eq!(peer.find(100, "k"), None, "nothing is half published");
+    });
 }
 
 /// The end of a put that a dead master had granted published what another client was writing under the same version.
@@ -387,60 +465,62 @@ fn no_version_of_one_master_is_given_by_the_next() {
 
 #[test]
 fn what_only_others_may_ask_for_is_refused() {
-    let server = serve();
-    let peer = Peer::of(&server, 1 << 40);
-    let check = |number, request: Request, code| {
-        assert_eq!(peer.ask(number, request).0, Reply::Failed(code));
-    };
-    // A guard never ends by itself: a client that is stopped would hold its replica for ever.
-    check(1, get("k", Hold::Guard), ErrorCode::NotSupported);
-    let mount = Mount {
-        segment: SegmentId(9),
-        name: "mine".into(),
-        node: NodeId(9),
-        incarnation: Incarnation(9),
-        kind: SegmentKind::Memory,
-        bytes: 1 << 30,
-        host: String::new(),
-    };
-    check(2, Request::Mount(mount), ErrorCode::RoleNotPermitted);
-    for segment in [SegmentId(1), SegmentId(2)] {
-        let unmount = Request::Unmount { segment };
-        check(5, unmount, ErrorCode::RoleNotPermitted);
-    }
-    let durable = PutConfig {
-        durability: Durability::Disk,
-        ..PutConfig::default()
-    };
-    let no_ssd = ErrorCode::UnavailableInCurrentMode;
-    check(3, put_start("k", 1, durable), no_ssd);
+    both(|server| {
+        let peer = Peer::of(server, 1 << 40);
+        let check = |number, request: Request, code| {
+            assert_eq!(peer.ask(number, request).0, Reply::Failed(code));
+        };
+        // A guard never ends by itself: a client that is stopped would hold its replica for ever.
+        check(1, get("k", Hold::Guard), ErrorCode::NotSupported);
+        let mount = Mount {
+            segment: SegmentId(9),
+            name: "mine".into(),
+            node: NodeId(9),
+            incarnation: Incarnation(9),
+            kind: SegmentKind::Memory,
+            bytes: 1 << 30,
+            host: String::new(),
+        };
+        check(2, Request::Mount(mount), ErrorCode::RoleNotPermitted);
+        for segment in [SegmentId(1), SegmentId(2)] {
+            let unmount = Request::Unmount { segment };
+            check(5, unmount, ErrorCode::RoleNotPermitted);
+        }
+        let durable = PutConfig {
+            durability: Durability::Disk,
+            ..PutConfig::default()
+        };
+        let no_ssd = ErrorCode::UnavailableInCurrentMode;
+        check(3, put_start("k", 1, durable), no_ssd);
+    });
 }
 
 #[test]
 fn a_link_speaks_for_one_client_and_for_no_master_of_the_future() {
-    let server = serve();
-    let peer = Peer::of(&server, 1 << 40);
-    let check = |epoch, client, code| {
-        let asked = Asked {
-            epoch,
-            client: ClientId(client),
-            operation: OperationId(1),
-            request: Request::Quotas,
+    both(|server| {
+        let peer = Peer::of(server, 1 << 40);
+        let check = |epoch, client, code| {
+            let asked = Asked {
+                epoch,
+                client: ClientId(client),
+                operation: OperationId(1),
+                request: Request::Quotas,
+            };
+            let answered: Answered = ask(&peer.mq, peer.to, "pool.request", &asked);
+            assert_eq!(answered.reply, Reply::Failed(code));
+            assert_eq!(answered.epoch, peer.epoch);
         };
-        let answered: Answered = ask(&peer.mq, peer.to, "pool.request", &asked);
-        assert_eq!(answered.reply, Reply::Failed(code));
-        assert_eq!(answered.epoch, peer.epoch);
-    };
-    check(peer.epoch, 2 << 40, ErrorCode::IllegalClient);
-    check(peer.epoch, 1, ErrorCode::IllegalClient);
-    check(Epoch(peer.epoch.0 + 1), 1 << 40, ErrorCode::StaleEpoch);
-    let body = [body::FORMAT, 0xc1];
-    let answer = peer
-        .mq
-        .request_wait(peer.to, "pool.request", [body], &RequestOptions::default())
-        .unwrap();
-    let answered: Answered = body::decode(answer.part(0).unwrap()).unwrap();
-    assert_eq!(answered.reply, Reply::Failed(ErrorCode::DeserializeFail));
+        check(peer.epoch, 2 << 40, ErrorCode::IllegalClient);
+        check(peer.epoch, 1, ErrorCode::IllegalClient);
+        check(Epoch(peer.epoch.0 + 1), 1 << 40, ErrorCode::StaleEpoch);
+        let body = [body::FORMAT, 0xc1];
+        let answer = peer
+            .mq
+            .request_wait(peer.to, "pool.request", [body], &RequestOptions::default())
+            .unwrap();
+        let answered: Answered = body::decode(answer.part(0).unwrap()).unwrap();
+        assert_eq!(answered.reply, Reply::Failed(ErrorCode::DeserializeFail));
+    });
 }
 
 #[test]

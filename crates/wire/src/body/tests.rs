@@ -8,6 +8,8 @@ use slackwater_base::Checksum;
 use super::*;
 use crate::*;
 
+mod attach;
+
 fn key(text: &str) -> Key {
     Key::try_from(text).unwrap()
 }
@@ -384,6 +386,7 @@ fn stagings() -> Vec<RecordStaged> {
     let staged = StagedRecord {
         generation: 9,
         offset: 1 << 30,
+        node: NodeId(3),
         capability: capability(3),
     };
     [Ok(staged), Err(ErrorCode::TaskPendingLimitExceeded)]
@@ -398,6 +401,7 @@ fn releases() -> Vec<Release> {
     vec![Release {
         client: ClientId(7),
         generation: 9,
+        node: NodeId(3),
     }]
 }
 

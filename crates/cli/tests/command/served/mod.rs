@@ -3,6 +3,7 @@
 mod admin;
 mod faults;
 mod keys;
+mod pool;
 mod verbs;
 
 use std::io::{BufRead, BufReader, Write};

@@ -543,7 +543,7 @@ fn what_eviction_learned_outlives_the_process_and_damage_only_costs_it() {
     let learned = |store: &Store| {
         store
             .shared()
-            .with(|core, _| core.master().learned())
+            .with(|core, _| core.master().unwrap().learned())
             .unwrap()
     };
     let store = Store::open(tiered(root.path())).unwrap();

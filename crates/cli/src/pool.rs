@@ -1,0 +1,96 @@
+//! `slackwater master` and `slackwater node`: the processes of a pool on several machines.
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use slackwater_base::ByteSize;
+use slackwater_mq::Address;
+use slackwater_node::pool::{MasterOptions, MasterServer, NodeOptions, NodeServer};
+
+use crate::config::Layers;
+use crate::serve::DRAIN;
+use crate::service::{KeyFiles, code, prepare};
+
+/// How a master is served.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Master {
+    /// Where requests come in
+    #[arg(long, env = "SLACKWATER_LISTEN", hide_env_values = true, value_name = "HOST:PORT",
+          default_value_t = MasterOptions::default().listen)]
+    listen: SocketAddr,
+
+    /// Where the number of the master's life is kept [default: lives are told apart by the clock]
+    #[arg(long, value_name = "DIRECTORY")]
+    directory: Option<PathBuf>,
+
+    #[command(flatten)]
+    keys: KeyFiles,
+}
+
+/// What a node lends.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Node {
+    /// Where the master is; with its public key (curve://HOST:PORT/KEY) everything is encrypted
+    #[arg(
+        long,
+        env = "SLACKWATER_MASTER",
+        hide_env_values = true,
+        value_name = "ADDRESS",
+        default_value = "tcp://127.0.0.1:50051"
+    )]
+    master: Address,
+
+    /// Where bytes come in and leave: an address that clients reach; port 0 takes a free one
+    #[arg(long, env = "SLACKWATER_DATA", hide_env_values = true, value_name = "HOST:PORT",
+          default_value_t = NodeOptions::default().data)]
+    data: SocketAddr,
+
+    #[command(flatten)]
+    keys: KeyFiles,
+
+    /// Memory for what is read from SSD on behalf of clients; they can read values of up to half of it from there
+    #[arg(long, value_name = "SIZE", default_value_t = NodeOptions::default().staging)]
+    staging: ByteSize,
+}
+
+pub(crate) fn master(arguments: &Master, layers: &Layers) -> Result<u8> {
+    let (config, reloader, interrupt) = prepare(layers)?;
+    let options = MasterOptions {
+        listen: arguments.listen,
+        directory: arguments.directory.clone(),
+        keys: arguments.keys.files(),
+    };
+    let server = MasterServer::start(&config, &options)?;
+    // It is empty until now.
+    let _ = reloader.set(Box::new(server.reloader()));
+    let address = Address {
+        key: server.public_key(),
+        ..Address::tcp(server.address())
+    };
+    // The process that started this one may have closed its output.
+    let _ = writeln!(std::io::stdout(), "serving at {address}");
+    interrupt.wait();
+    server.close(DRAIN);
+    Ok(code(&interrupt))
+}
+
+pub(crate) fn node(arguments: &Node, layers: &Layers) -> Result<u8> {
+    let (config, reloader, interrupt) = prepare(layers)?;
+    let options = NodeOptions {
+        master: arguments.master.clone(),
+        data: arguments.data,
+        keys: arguments.keys.files(),
+        staging: arguments.staging,
+    };
+    let master = arguments.master.clone();
+    let joined = move |node| _ = writeln!(std::io::stdout(), "node {node} lends to {master}");
+    let server = NodeServer::start(config, options, joined)?;
+    // It is empty until now.
+    let _ = reloader.set(Box::new(server.reloader()));
+    interrupt.wait();
+    server.close().context("the node was not closed cleanly")?;
+    Ok(code(&interrupt))
+}

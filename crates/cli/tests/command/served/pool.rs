@@ -1,0 +1,445 @@
+//! A master and its nodes as processes of their own: what clients see of it, and what happens when one of them dies or
+//! loses its link.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::process::{Child, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use slackwater_remote::{
+    CallOptions, Client, ConnectOptions, GetOptions, PutOptions, RemoveOptions, Stored,
+};
+use slackwater_wire::{Durability, ReplicaAt};
+
+use super::{Served, until, value};
+use crate::place::{PATIENCE, Place, end, output};
+
+const BYTES: usize = 256 << 10;
+
+fn master(place: &Place, listen: &str, more: &[&str]) -> Served {
+    let arguments = ["master", "--listen", listen, "--log", "warn"];
+    Served::spawn(place.command(&[&arguments[..], more].concat()))
+}
+
+/// A node, ended with the test.
+struct Node {
+    child: Child,
+    /// What it says, a line each time that it has joined.
+    lines: BufReader<std::process::ChildStdout>,
+}
+
+impl Node {
+    /// Starts a node and returns when the master has taken it.
+    fn start(place: &Place, master: &str, more: &[&str]) -> Self {
+        let arguments = ["node", "--master", master, "--log", "warn"];
+        let mut child = place
+            .command(&[&arguments[..], more].concat())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap());
+        let mut node = Self { child, lines };
+        node.joined();
+        node
+    }
+
+    /// Waits until it has joined, once more.
+    fn joined(&mut self) -> String {
+        let mut line = String::new();
+        self.lines.read_line(&mut line).unwrap();
+        assert!(
+            line.starts_with("node ") && line.contains(" lends to "),
+            "{line:?}"
+        );
+        line
+    }
+
+    fn kill(mut self) {
+        self.child.kill().unwrap();
+        end(&mut self.child);
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // It may have ended, as the test wanted.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn put(client: &Client, name: u64) {
+    let stored = client.put(
+        format!("k{name}").as_bytes(),
+        &value(name, BYTES),
+        &PutOptions::default(),
+    );
+    assert_eq!(stored, Ok(Stored::New), "k{name}");
+}
+
+fn get(client: &Client, name: u64) -> Option<Vec<u8>> {
+    let got = client.get(format!("k{name}").as_bytes(), &GetOptions::default());
+    let got = got.unwrap();
+    assert!(
+        got.as_ref().is_none_or(|got| *got == value(name, BYTES)),
+        "wrong bytes of k{name}"
+    );
+    got
+}
+
+/// How many nodes hold a replica in memory of one of these.
+fn spread(client: &Client, names: std::ops::Range<u64>) -> usize {
+    let nodes = names.filter_map(|name| {
+        let found = client.stat(format!("k{name}").as_bytes(), &CallOptions::default());
+        found
+            .unwrap()?
+            .replicas
+            .iter()
+            .find_map(|(at, ..)| match at {
+                ReplicaAt::Memory(extent) => Some(extent.segment),
+                ReplicaAt::Disk { .. } => None,
+            })
+    });
+    nodes.collect::<std::collections::BTreeSet<_>>().len()
+}
+
+#[test]
+fn a_pool_of_several_nodes_is_used_like_a_served_store() {
+    let place = Place::new();
+    let served = master(&place, "127.0.0.1:0", &[]);
+    let run = |arguments: &[&str], input: &[u8]| served.run(&place, arguments, input);
+    let early = run(&["put", "k", "-", "--timeout", "300ms"], b"hello");
+    assert!(!early.status.success(), "nobody lends memory yet");
+    let nodes: Vec<Node> = (0..3)
+        .map(|_| Node::start(&place, &served.address, &["--memory", "8MiB"]))
+        .collect();
+    assert!(run(&["put", "k", "-"], b"hello").status.success());
+    let got = run(&["get", "k"], b"");
+    assert!(got.status.success());
+    assert_eq!(got.stdout, b"hello");
+    let stat = run(&["stat", "k"], b"");
+    assert!(String::from_utf8_lossy(&stat.stdout).contains("5 bytes"));
+    let client = served.connect();
+    // More than one node has.
+    (0..60).for_each(|name| put(&client, name));
+    assert!((0..60).all(|name| get(&client, name).is_some()));
+    assert_eq!(spread(&client, 0..60), 3);
+    let listed = run(&["ls", "^k1."], b"");
+    assert_eq!(String::from_utf8_lossy(&listed.stdout).lines().count(), 10);
+    let removed = run(&["rm", "k", "k1", "--force"], b"");
+    assert!(removed.status.success());
+    assert!(get(&client, 1).is_none() && !run(&["get", "k"], b"").status.success());
+    drop(nodes);
+}
+
+/// What is on the SSDs of nodes is read from there, also after all of them were killed.
+#[test]
+fn records_are_read_from_the_node_that_has_them() {
+    let place = Place::new();
+    let served = master(&place, "127.0.0.1:0", &["--promotion-enabled", "false"]);
+    let start = |number: u32| {
+        let directory = format!("kv{number}");
+        let sizes = [
+            "--memory",
+            "4MiB",
+            "--ssd",
+            "64MiB",
+            "--file-bytes",
+            "4MiB",
+            "--dir",
+        ];
+        Node::start(
+            &place,
+            &served.address,
+            &[&sizes[..], &[&directory]].concat(),
+        )
+    };
+    let nodes: Vec<Node> = (0..2).map(start).collect();
+    let client = served.connect();
+    let durable = PutOptions {
+        durability: Durability::Disk,
+        ..PutOptions::default()
+    };
+    for name in 0..40 {
+        let put = client.put(format!("k{name}").as_bytes(), &value(name, BYTES), &durable);
+        assert_eq!(put, Ok(Stored::New));
+    }
+    assert!((0..40).all(|name| get(&client, name).is_some()));
+    nodes.into_iter().for_each(Node::kill);
+    let _nodes: Vec<Node> = (0..2).map(start).collect();
+    until("everything is announced", || {
+        (0..40).all(|name| get(&client, name).is_some())
+    });
+    let removed = client.remove(&[b"k3"], &RemoveOptions::default());
+    assert!(
+        removed[0].is_ok()
+            || removed[0]
+                .as_ref()
+                .unwrap_err()
+                .to_string()
+                .contains("lease")
+    );
+}
+
+/// A node dies. Its values are misses, in time; no put waits for it or is lost with it, and no byte is wrong.
+#[test]
+fn puts_go_elsewhere_when_a_node_is_killed() {
+    let place = Place::new();
+    let served = master(&place, "127.0.0.1:0", &[]);
+    let one = Node::start(&place, &served.address, &["--memory", "64MiB"]);
+    let client = served.connect();
+    (0..10).for_each(|name| put(&client, name));
+    let _other = Node::start(&place, &served.address, &["--memory", "64MiB"]);
+    one.kill();
+    // The first may have been granted room at the dead node before the master noticed.
+    until("a put goes elsewhere", || {
+        client.put(b"k100", &value(100, BYTES), &PutOptions::default()) == Ok(Stored::New)
+    });
+    (101..110).for_each(|name| put(&client, name));
+    assert!((100..110).all(|name| get(&client, name).is_some()));
+    let short = GetOptions {
+        call: CallOptions {
+            deadline: Some(Duration::from_millis(500)),
+            ..CallOptions::default()
+        },
+        ..GetOptions::default()
+    };
+    until("the values of the dead node are misses", || {
+        client.get(b"k3", &short) == Ok(None)
+    });
+    (0..10).for_each(|name| put(&client, name));
+    assert!((0..10).all(|name| get(&client, name).is_some()));
+}
+
+/// Carries the bytes of TCP connections, until it cuts them.
+struct Proxy {
+    address: String,
+    open: Arc<Mutex<Vec<TcpStream>>>,
+}
+
+impl Proxy {
+    fn to(address: &str) -> Self {
+        let target = address.strip_prefix("tcp://").unwrap().to_owned();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("tcp://{}", listener.local_addr().unwrap());
+        let open: Arc<Mutex<Vec<TcpStream>>> = Arc::default();
+        let carried = Arc::clone(&open);
+        std::thread::spawn(move || {
+            for near in listener.incoming() {
+                let (Ok(near), Ok(far)) = (near, TcpStream::connect(&target)) else {
+                    continue;
+                };
+                for (from, to) in [(&near, &far), (&far, &near)] {
+                    let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                    std::thread::spawn(move || {
+                        let _ = io::copy(&mut from, &mut to);
+                        let _ = to.shutdown(Shutdown::Both);
+                    });
+                }
+                carried.lock().unwrap().extend([near, far]);
+            }
+        });
+        Self { address, open }
+    }
+
+    /// Ends every connection; says how many there were.
+    fn cut(&self) -> usize {
+        let open = std::mem::take(&mut *self.open.lock().unwrap());
+        for stream in &open {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        open.len() / 2
+    }
+}
+
+/// A node that lost its link for a moment was taken for a lost one: everything in its memory was gone.
+#[test]
+fn a_link_that_breaks_loses_nothing() {
+    let place = Place::new();
+    let served = master(&place, "127.0.0.1:0", &[]);
+    let proxy = Proxy::to(&served.address);
+    let sizes = ["--memory", "16MiB", "--ssd", "64MiB", "--dir", "kv"];
+    let _node = Node::start(&place, &proxy.address, &sizes);
+    let client = served.connect();
+    let mut cuts = 0;
+    let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let writer = {
+        let (client, stop) = (client.clone(), Arc::clone(&stop));
+        std::thread::spawn(move || {
+            let mut stored = Vec::new();
+            for name in 1000.. {
+                if stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    return stored;
+                }
+                let put = client.put(
+                    format!("k{name}").as_bytes(),
+                    &value(name, 50_000),
+                    &PutOptions::default(),
+                );
+                if put.is_ok() {
+                    stored.push(name);
+                }
+            }
+            stored
+        })
+    };
+    (0..10).for_each(|name| put(&client, name));
+    for _ in 0..6 {
+        cuts += proxy.cut();
+        assert!((0..10).all(|name| get(&client, name).is_some()));
+        std::thread::sleep(Duration::from_millis(150));
+    }
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    let stored = writer.join().unwrap();
+    assert!(
+        cuts >= 3 && stored.len() > 3,
+        "{cuts} cuts, {} puts",
+        stored.len()
+    );
+    for name in stored {
+        let got = client.get(format!("k{name}").as_bytes(), &GetOptions::default());
+        assert!(got.unwrap() == Some(value(name, 50_000)), "k{name}");
+    }
+    let removed = RemoveOptions {
+        force: true,
+        ..RemoveOptions::default()
+    };
+    // Their records are dropped, which needs orders and reports on the last of the links.
+    for name in 0..10 {
+        let key = format!("k{name}");
+        assert_eq!(client.remove(&[key.as_bytes()], &removed), [Ok(())]);
+    }
+    // All room comes back: the fences arrived too.
+    let large = value(7, 10 << 20);
+    until("there is room", || {
+        client.put(b"large", &large, &PutOptions::default()) == Ok(Stored::New)
+    });
+    assert!(client.get(b"large", &GetOptions::default()).unwrap() == Some(large));
+}
+
+/// The master is killed and started again. Its nodes come back by themselves with what is on their SSDs, and clients go
+/// on.
+#[test]
+fn nodes_and_clients_find_a_master_that_comes_back() {
+    let place = Place::new();
+    let keep = ["--directory", "master"];
+    let mut served = master(&place, "127.0.0.1:0", &keep);
+    let listen = served.address.strip_prefix("tcp://").unwrap().to_owned();
+    let mut nodes: Vec<Node> = (0..2)
+        .map(|number| {
+            let directory = format!("kv{number}");
+            let sizes = ["--memory", "32MiB", "--ssd", "128MiB", "--dir", &directory];
+            Node::start(&place, &served.address, &sizes)
+        })
+        .collect();
+    let client = served.connect();
+    let durable = PutOptions {
+        durability: Durability::Disk,
+        ..PutOptions::default()
+    };
+    for name in 0..20 {
+        let put = client.put(format!("k{name}").as_bytes(), &value(name, BYTES), &durable);
+        assert_eq!(put, Ok(Stored::New));
+    }
+    for round in 0..2 {
+        served.child.kill().unwrap();
+        end(&mut served.child);
+        served = master(&place, &listen, &keep);
+        nodes.iter_mut().for_each(|node| _ = node.joined());
+        until("everything is announced", || {
+            (0..20).all(|name| get(&client, name).is_some())
+        });
+        put(&client, 100 + round);
+        assert!(get(&client, 100 + round).is_some());
+    }
+    for mut node in nodes {
+        kill_process(Pid::from_child(&node.child), Signal::TERM).unwrap();
+        assert_eq!(end(&mut node.child).code(), Some(0));
+    }
+    served.signal(Signal::TERM);
+    assert_eq!(end(&mut served.child).code(), Some(0));
+}
+
+/// With keys only nodes lend, only clients read and write, and bytes go to the holder of a capability alone.
+#[test]
+fn with_keys_everybody_has_the_role_of_its_key() {
+    let place = Place::new();
+    let run = |arguments: &[&str]| {
+        let command = place
+            .command(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        let output = output(command.unwrap());
+        assert!(output.status.success(), "{arguments:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let key = |name: &str| {
+        let said = run(&["keys", "new", name]);
+        let mut words = said.split_whitespace();
+        words.rfind(|word| word.len() >= 52).unwrap().to_owned()
+    };
+    let (_, node, client, other) = (key("master"), key("node"), key("client"), key("other"));
+    run(&["keys", "allow", "allowed", &node, "--level", "node"]);
+    run(&["keys", "allow", "allowed", &client]);
+    run(&["keys", "allow", "clients", &client]);
+    let ours = ["--key-file", "master", "--allow", "allowed"];
+    let served = master(&place, "127.0.0.1:0", &ours);
+    assert!(served.address.starts_with("curve://"));
+    let _node = Node::start(
+        &place,
+        &served.address,
+        &[
+            "--memory",
+            "16MiB",
+            "--key-file",
+            "node",
+            "--allow",
+            "clients",
+        ],
+    );
+    let connect = |key_file: &str| {
+        Client::connect(&ConnectOptions {
+            address: served.address.parse().unwrap(),
+            key_file: Some(place.path(key_file)),
+            connect_timeout: PATIENCE,
+            deadline: PATIENCE,
+        })
+    };
+    let reader = connect("client").unwrap();
+    put(&reader, 1);
+    assert!(get(&reader, 1).is_some());
+    assert!(connect("node").is_err(), "a node reads nothing");
+    let _ = other;
+    assert!(connect("other").is_err(), "its key is in no list");
+    // A client's key lends nothing: its node is never taken.
+    let mut liar = place
+        .command(&[
+            "node",
+            "--master",
+            &served.address,
+            "--log",
+            "error",
+            "--memory",
+            "16MiB",
+        ])
+        .args(["--key-file", "client", "--allow", "clients"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(liar.stderr.take().unwrap());
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    liar.kill().unwrap();
+    end(&mut liar);
+    assert!(line.contains("with the level `node`"), "{line}");
+    let mut rest = Vec::new();
+    let _ = said.read_to_end(&mut rest);
+    let _ = io::sink().write_all(&rest);
+}

@@ -1,0 +1,485 @@
+use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use slackwater_base::Instant;
+use slackwater_meta::{Input, Master};
+use slackwater_mq::{
+    Access, AllowList, AllowListError, Call, Category, ConnectionId, Level, Run, Running,
+};
+use slackwater_wait::{Event, Park, Site, Waiting, now};
+use slackwater_wire::{
+    Attached, ErrorCode, NodeHello, NodeId, NodeWelcome, Permissions, Reply, Reports, Request,
+    SegmentKind, body,
+};
+use slackwater_zmtp::PublicKey;
+
+use super::identity;
+use super::members::{Members, Standing};
+use crate::disk::Directory;
+use crate::host::{Asked, MasterHost};
+use crate::serve::handlers::{Handlers, NODES_FROM, reply};
+use crate::serve::minter::Minter;
+use crate::serve::outgoing::Outgoing;
+use crate::serve::{Links, ServeError, ServeKeys, ServeOptions, builder, epoch};
+use crate::store::{pool_config, random};
+use crate::{Config, OpenError};
+
+/// How a master is served.
+#[derive(Clone, Debug)]
+pub struct MasterOptions {
+    /// Where requests of clients and nodes come in; a port of 0 means a free one.
+    pub listen: SocketAddr,
+    /// Where the number of its life is kept; none orders lives by the clock alone.
+    pub directory: Option<PathBuf>,
+    /// Who this side is and who may connect; none for a loopback, where every process of the machine may.
+    pub keys: Option<ServeKeys>,
+}
+
+impl Default for MasterOptions {
+    fn default() -> Self {
+        Self {
+            listen: ServeOptions::default().listen,
+            directory: None,
+            keys: None,
+        }
+    }
+}
+
+/// A master whose nodes are in other processes. It stops when this is dropped.
+pub struct MasterServer {
+    messages: Running,
+    shell: Arc<MasterShell>,
+    steward: Option<JoinHandle<()>>,
+    allowed: Option<AllowList>,
+    address: SocketAddr,
+    public_key: Option<PublicKey>,
+    #[expect(
+        dead_code,
+        reason = "no other master uses the directory until this is dropped"
+    )]
+    directory: Option<Directory>,
+}
+
+/// What the master's threads share: its host under one lock, and what is beside it.
+pub(super) struct MasterShell {
+    pub(super) this: Weak<MasterShell>,
+    state: Mutex<MasterState>,
+    pub(super) members: Members,
+    pub(super) outgoing: Arc<Outgoing>,
+    pub(super) tenants: bool,
+    pub(super) lease: Duration,
+    /// Wakes the steward when something falls due before its next deadline.
+    bell: Event,
+    /// A panic left the master in an unknown state.
+    broken: AtomicBool,
+}
+
+struct MasterState {
+    host: MasterHost,
+    /// When the steward means to wake.
+    wakes: Instant,
+}
+
+static STEWARD: Site = Site::new("master, deadline");
+
+impl MasterServer {
+    /// Starts a master with an empty catalog.
+    ///
+    /// # Errors
+    /// When an address cannot be listened on or needs keys, or a key, a list of keys or the directory cannot be used.
+    pub fn start(config: &Config, options: &MasterOptions) -> Result<Self, ServeError> {
+        let problems = config.problems();
+        if !problems.is_empty() {
+            return Err(OpenError::Config(problems).into());
+        }
+        let links = Links::read(options.keys.as_ref())?;
+        links.check(options.listen)?;
+        let held = options.directory.as_deref().map(Directory::hold);
+        let directory = held.transpose().map_err(OpenError::from)?;
+        let [seed, _] = random()?;
+        let mut master = Master::new(pool_config(config), seed);
+        let begun = epoch::begin(options.directory.as_deref());
+        let epoch = begun.map_err(|why| OpenError::System {
+            what: "the number of a new epoch",
+            why,
+        })?;
+        master.start_above(epoch::versions_above(epoch));
+        let write_time = master.config().put.release_timeout;
+        let shell = Arc::new_cyclic(|this| MasterShell {
+            this: Weak::clone(this),
+            state: Mutex::new(MasterState {
+                host: MasterHost::new(master),
+                wakes: Instant::NEVER,
+            }),
+            members: Members::new(epoch),
+            outgoing: Arc::new(Outgoing::new(epoch, write_time)),
+            tenants: config.tenants,
+            lease: config.lease_ttl,
+            bell: Event::new(),
+            broken: AtomicBool::new(false),
+        });
+        let handlers = Arc::new(Handlers {
+            backend: Arc::clone(&shell) as _,
+            outgoing: Arc::clone(&shell.outgoing),
+            allowed: links.allowed.clone(),
+        });
+        let mut builder = builder(&handlers, links.keys.clone())?;
+        builder.category(
+            "nodes",
+            Category {
+                access: Access {
+                    level: Level::Node,
+                    ..Access::default()
+                },
+                run: Run::Inline,
+                ..Category::default()
+            },
+        )?;
+        let (greeted, greeter) = (Arc::clone(&shell), Arc::clone(&handlers));
+        builder.request_command("nodes.hello", move |call: &Call<'_>| {
+            greeted.hello(&greeter, call);
+        })?;
+        let reported = Arc::clone(&shell);
+        builder.command("nodes.reports", move |call: &Call<'_>| {
+            reported.reports(call)
+        })?;
+        let messages = builder.start()?;
+        shell.members.send_by(messages.handle());
+        let stewarded = Arc::clone(&shell);
+        let steward = std::thread::Builder::new()
+            .name("slack-steward".to_owned())
+            .spawn(move || stewarded.steward())
+            .map_err(|why| OpenError::System {
+                what: "a thread",
+                why,
+            })?;
+        let mut server = Self {
+            messages,
+            shell,
+            steward: Some(steward),
+            public_key: links.public_key(),
+            allowed: links.allowed.clone(),
+            address: options.listen,
+            directory,
+        };
+        server.address = links.listen(&server.messages, options.listen)?;
+        Ok(server)
+    }
+
+    /// Where requests come in.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The key that clients and nodes must name, when links are encrypted.
+    #[must_use]
+    pub fn public_key(&self) -> Option<PublicKey> {
+        self.public_key
+    }
+
+    /// Nodes that have a link.
+    #[must_use]
+    pub fn nodes(&self) -> usize {
+        self.shell.members.linked()
+    }
+
+    /// Reads the list of keys again when it is called, on any thread, and ends the links of those that may not connect any
+    /// more. When the file cannot be read, the old list stays in force.
+    pub fn reloader(&self) -> impl Fn() -> Result<(), AllowListError> + Send + Sync + use<> {
+        let (allowed, messages) = (self.allowed.clone(), self.messages.handle());
+        move || {
+            if let Some(allowed) = &allowed {
+                allowed.reload()?;
+                messages.rights_changed();
+            }
+            Ok(())
+        }
+    }
+
+    /// Takes no more requests, and answers those that have come, for at most `limit`.
+    pub fn close(self, limit: Duration) {
+        // What is not answered within the limit is told that its link is gone.
+        let _ = self.messages.drain(limit);
+    }
+}
+
+impl Drop for MasterServer {
+    fn drop(&mut self) {
+        self.messages.stop();
+        self.shell.members.end();
+        self.shell.bell.close();
+        if let Some(steward) = self.steward.take()
+            && steward.join().is_err()
+        {
+            tracing::error!("the steward panicked outside its guard");
+        }
+    }
+}
+
+impl MasterShell {
+    /// Runs `step` under the lock, then has what follows from it sent.
+    pub(super) fn with<T>(
+        &self,
+        step: impl FnOnce(&mut MasterHost, Instant) -> T,
+    ) -> Result<T, ErrorCode> {
+        let mut state = self.state();
+        if self.broken.load(Ordering::Acquire) {
+            return Err(ErrorCode::InternalError);
+        }
+        let host = &mut state.host;
+        let result = catch_unwind(AssertUnwindSafe(|| step(host, now()))).map_err(|_| {
+            tracing::error!("the master is broken: it must be started again");
+            self.broken.store(true, Ordering::Release);
+            ErrorCode::InternalError
+        })?;
+        let replies = std::mem::take(&mut state.host.replies);
+        let told = self.members.queue(std::mem::take(&mut state.host.orders));
+        let next = state.host.core.next_deadline().unwrap_or(Instant::NEVER);
+        let ring = next < state.wakes;
+        if ring {
+            state.wakes = next;
+        }
+        drop(state);
+        // Orders before the answers that follow from them: what is removed is mostly fenced when its client hears of it.
+        told.into_iter().for_each(|node| self.members.send(node));
+        for (client, operation, reply) in replies {
+            self.outgoing.answer(client, operation, reply);
+        }
+        if ring {
+            self.bell.notify_all();
+        }
+        Ok(result)
+    }
+
+    fn state(&self) -> MutexGuard<'_, MasterState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does what falls due, and sleeps until the next thing does.
+    fn steward(&self) {
+        while !self.bell.is_closed() {
+            // Taken before the look at what is due: a ring from here on ends the wait.
+            let seen = self.bell.seen();
+            let stepped = self.with(|host, now| {
+                host.on_deadline(now);
+                for node in self.members.absent() {
+                    if !host.core.has_node(node) {
+                        tracing::warn!(%node, "a node did not come back: it is given up");
+                        self.forget(node);
+                    }
+                }
+            });
+            if stepped.is_err() {
+                return;
+            }
+            let wakes = {
+                let mut state = self.state();
+                state.wakes = state.host.core.next_deadline().unwrap_or(Instant::NEVER);
+                state.wakes
+            };
+            let waiting = Waiting::at(&STEWARD).by(&Park).until(wakes);
+            // Rung, due or closed: the next turn looks at all three.
+            let _ = self.bell.wait(seen, &waiting);
+        }
+    }
+
+    /// `nodes.hello`.
+    fn hello(&self, handlers: &Handlers, call: &Call<'_>) {
+        let Some(hello) = handlers.read::<NodeHello>(call) else {
+            return;
+        };
+        let node = hello.node;
+        let permitted = handlers
+            .permitted(call, hello.epoch)
+            .and_then(|permissions| may_lend(&permissions, &hello));
+        let attached = permitted
+            .and_then(|()| self.with(|host, now| self.attach(host, now, call.from(), hello)));
+        let attached = attached.unwrap_or_else(Attached::Refused);
+        tracing::info!(%node, remote = call.remote(), ?attached, "a node");
+        let welcome = NodeWelcome {
+            epoch: self.outgoing.epoch,
+            attached,
+        };
+        reply(call, &body::encode(&welcome).expect("a welcome is short"));
+        self.members.send(node);
+    }
+
+    fn attach(
+        &self,
+        host: &mut MasterHost,
+        now: Instant,
+        link: ConnectionId,
+        hello: NodeHello,
+    ) -> Attached {
+        let node = hello.node;
+        if !host.core.has_node(node) {
+            // It was given up, or never known.
+            self.forget(node);
+        }
+        match self.members.greet(link, &hello) {
+            Standing::Resumed(taken) => {
+                host.take(now, Input::NodeBack(node));
+                return Attached::Resumed { taken };
+            }
+            Standing::Unknown => return Attached::Unknown,
+            Standing::Replaced => return Attached::Refused(ErrorCode::IllegalClient),
+            Standing::New => {}
+        }
+        self.forget(node);
+        host.take(now, Input::NodeLost(node));
+        for mount in &hello.segments {
+            host.begin(now, Request::Mount(mount.clone()));
+            let refused = match host.end() {
+                Asked::Now(Reply::Done) => continue,
+                Asked::Now(Reply::Failed(code)) => code,
+                _ => ErrorCode::InternalError,
+            };
+            host.take(now, Input::NodeLost(node));
+            return Attached::Refused(refused);
+        }
+        let minter = Arc::new(Minter::of(&hello.memory));
+        let memory = identity(node).memory;
+        self.outgoing.minters.add(memory, Arc::clone(&minter));
+        self.members.add(link, &hello, minter);
+        Attached::New
+    }
+
+    fn forget(&self, node: NodeId) {
+        self.outgoing.minters.remove(identity(node).memory);
+        self.members.forget(node);
+    }
+
+    /// `nodes.reports`, which is not answered.
+    fn reports(&self, call: &Call<'_>) {
+        let message: Reports = match body::decode(call.part(0).unwrap_or_default()) {
+            Ok(message) => message,
+            Err(error) => {
+                tracing::warn!(%error, remote = call.remote(), "reports that are none");
+                return call.mq().disconnect(call.from());
+            }
+        };
+        if message.epoch > self.outgoing.epoch {
+            return;
+        }
+        let taken = self.with(|host, now| {
+            let Some((node, reports)) = self.members.take(call.from(), message)? else {
+                return Ok(None);
+            };
+            for report in reports {
+                host.report(now, node, report);
+            }
+            Ok(Some(node))
+        });
+        match taken {
+            Ok(Ok(Some(node))) => self.members.send(node),
+            Ok(Ok(None)) | Err(_) => {}
+            Ok(Err(error)) => {
+                let error: slackwater_wire::OutOfStep = error;
+                tracing::warn!(%error, remote = call.remote(), "the link of a node is made anew");
+                call.mq().disconnect(call.from());
+            }
+        }
+    }
+}
+
+/// Whether a hello is of a node that its link may speak for, and of segments that are its own.
+fn may_lend(permissions: &Permissions, hello: &NodeHello) -> Result<(), ErrorCode> {
+    let own = identity(hello.node);
+    let is_own = |mount: &slackwater_wire::Mount| {
+        let segment = match mount.kind {
+            SegmentKind::Memory => own.memory,
+            SegmentKind::Disk => own.disk,
+        };
+        mount.node == hello.node && mount.segment == segment
+    };
+    let numbered = (NODES_FROM..1 << 31).contains(&hello.node.0);
+    if !permissions.node.covers(hello.node) {
+        Err(ErrorCode::RoleNotPermitted)
+    } else if numbered && !hello.segments.is_empty() && hello.segments.iter().all(is_own) {
+        Ok(())
+    } else {
+        Err(ErrorCode::InvalidParams)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use slackwater_wire::data::Segment as Contact;
+    use slackwater_wire::{
+        Epoch, Incarnation, MemoryAccess, Mount, NodeLife, Secret, SegmentId, Tenant,
+    };
+
+    use super::*;
+
+    fn hello(node: u32, mounts: &[(u32, u32, SegmentKind)]) -> NodeHello {
+        let mount = |(node, segment, kind): &(u32, u32, SegmentKind)| Mount {
+            segment: SegmentId(*segment),
+            name: "a".into(),
+            node: NodeId(*node),
+            incarnation: Incarnation(1),
+            kind: *kind,
+            bytes: 1 << 20,
+            host: String::new(),
+        };
+        NodeHello {
+            epoch: Epoch(0),
+            node: NodeId(node),
+            life: NodeLife([1, 2]),
+            welcomed: false,
+            taken: 0,
+            segments: mounts.iter().map(mount).collect(),
+            memory: MemoryAccess {
+                contact: Contact {
+                    name: "a".into(),
+                    incarnation: Incarnation(1),
+                    addresses: Vec::new(),
+                    public_key: None,
+                    host: None,
+                },
+                region: 0,
+                secret: Secret([0; 32]),
+                clock_nanos: 0,
+            },
+        }
+    }
+
+    #[test]
+    fn a_node_lends_its_own_segments_by_its_own_link_alone() {
+        use SegmentKind::{Disk, Memory};
+        let check = |permissions: &Permissions, hello: &NodeHello, expected| {
+            assert_eq!(may_lend(permissions, hello), expected, "{hello:?}");
+        };
+        let (own, both) = (
+            Permissions::node(NodeId(300)),
+            [(300, 600, Memory), (300, 601, Disk)],
+        );
+        check(&own, &hello(300, &both), Ok(()));
+        check(&Permissions::FULL, &hello(300, &both), Ok(()));
+        let role = Err(ErrorCode::RoleNotPermitted);
+        for other in [
+            Permissions::node(NodeId(301)),
+            Permissions::admin(),
+            Permissions::client([Tenant::DEFAULT]),
+        ] {
+            check(&other, &hello(300, &both), role);
+        }
+        let wrong = Err(ErrorCode::InvalidParams);
+        check(&own, &hello(300, &[]), wrong);
+        check(&own, &hello(300, &[(300, 602, Memory)]), wrong);
+        check(&own, &hello(300, &[(300, 600, Disk)]), wrong);
+        check(&own, &hello(300, &[(301, 600, Memory)]), wrong);
+        check(&Permissions::FULL, &hello(1, &[(1, 2, Memory)]), wrong);
+        let beyond = 1 << 31;
+        check(
+            &Permissions::FULL,
+            &hello(beyond, &[(beyond, 0, Memory)]),
+            wrong,
+        );
+    }
+}

@@ -1,0 +1,391 @@
+//! The nodes of a pool as its master knows them: their links, and what is under way on each.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use slackwater_mq::{ConnectionId, Mq, SendOptions};
+use slackwater_transfer::Segment as Contact;
+use slackwater_wire::{
+    Epoch, NodeHello, NodeId, NodeLife, NumberedReceiver, NumberedSender, Order, Orders, OutOfStep,
+    Report, Reports, SegmentKind, body,
+};
+
+use crate::serve::minter::Minter;
+
+/// See the module. Its lock is taken under the master's, and nothing else is taken under it.
+pub(super) struct Members {
+    epoch: Epoch,
+    /// None before it is known and after the end: the message layer holds this.
+    mq: Mutex<Option<Mq>>,
+    state: Mutex<MembersState>,
+}
+
+#[derive(Default)]
+struct MembersState {
+    nodes: BTreeMap<NodeId, Member>,
+    links: BTreeMap<ConnectionId, NodeId>,
+}
+
+struct Member {
+    life: NodeLife,
+    link: Option<ConnectionId>,
+    orders: NumberedSender<Order>,
+    reports: NumberedReceiver,
+    contact: Contact,
+    minter: Arc<Minter>,
+    memory_bytes: u64,
+}
+
+/// What a hello is, by what is known of its node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// Its node begins a life.
+    New,
+    /// It goes on with the life that is known; the last report that was taken.
+    Resumed(u64),
+    /// Nothing is known of its life.
+    Unknown,
+    /// Another process is that node now.
+    Replaced,
+}
+
+impl Members {
+    pub(super) fn new(epoch: Epoch) -> Self {
+        Self {
+            epoch,
+            mq: Mutex::default(),
+            state: Mutex::default(),
+        }
+    }
+
+    /// Sends by this message layer.
+    pub(super) fn send_by(&self, mq: Mq) {
+        *lock(&self.mq) = Some(mq);
+    }
+
+    /// Sends nothing any more.
+    pub(super) fn end(&self) {
+        lock(&self.mq).take();
+    }
+
+    /// The message layer, while there is one.
+    pub(super) fn mq(&self) -> Option<Mq> {
+        lock(&self.mq).clone()
+    }
+
+    /// Takes a hello in. A life that is known goes on, on this link.
+    pub(super) fn greet(&self, link: ConnectionId, hello: &NodeHello) -> Standing {
+        let mut state = self.state();
+        let MembersState { nodes, links } = &mut *state;
+        match nodes.get_mut(&hello.node) {
+            Some(member) if member.life == hello.life => {
+                if member.orders.resume(hello.taken).is_err() {
+                    return Standing::Unknown;
+                }
+                member.minter.hear(hello.memory.clock_nanos);
+                if let Some(old) = member.link.replace(link) {
+                    links.remove(&old);
+                }
+                links.insert(link, hello.node);
+                Standing::Resumed(member.reports.tell())
+            }
+            Some(member) if hello.welcomed && member.link.is_some() => Standing::Replaced,
+            _ if hello.welcomed => Standing::Unknown,
+            _ => Standing::New,
+        }
+    }
+
+    /// A node belongs to the pool from now on.
+    pub(super) fn add(&self, link: ConnectionId, hello: &NodeHello, minter: Arc<Minter>) {
+        let memory = hello
+            .segments
+            .iter()
+            .filter(|mount| mount.kind == SegmentKind::Memory);
+        let member = Member {
+            life: hello.life,
+            link: Some(link),
+            orders: NumberedSender::new(),
+            reports: NumberedReceiver::default(),
+            contact: hello.memory.contact.clone(),
+            minter,
+            memory_bytes: memory.map(|mount| mount.bytes).max().unwrap_or(0),
+        };
+        let mut state = self.state();
+        state.nodes.insert(hello.node, member);
+        state.links.insert(link, hello.node);
+    }
+
+    /// Forgets a node, with its link.
+    pub(super) fn forget(&self, node: NodeId) {
+        let mut state = self.state();
+        if let Some(link) = state.nodes.remove(&node).and_then(|member| member.link) {
+            state.links.remove(&link);
+        }
+    }
+
+    /// Whether a link is a node's.
+    pub(super) fn is_link(&self, link: ConnectionId) -> bool {
+        self.state().links.contains_key(&link)
+    }
+
+    /// A link is gone; the node that it belonged to.
+    pub(super) fn unlink(&self, link: ConnectionId) -> Option<NodeId> {
+        let mut state = self.state();
+        let node = state.links.remove(&link)?;
+        if let Some(member) = state.nodes.get_mut(&node) {
+            member.link = None;
+        }
+        Some(node)
+    }
+
+    /// Nodes that have no link.
+    pub(super) fn absent(&self) -> Vec<NodeId> {
+        let state = self.state();
+        let absent = state.nodes.iter().filter(|(_, it)| it.link.is_none());
+        absent.map(|(node, _)| *node).collect()
+    }
+
+    /// Nodes that have one.
+    pub(super) fn linked(&self) -> usize {
+        self.state().links.len()
+    }
+
+    /// The link of a node.
+    pub(super) fn link_of(&self, node: NodeId) -> Option<ConnectionId> {
+        self.state().nodes.get(&node).and_then(|member| member.link)
+    }
+
+    /// How the memory of each node is reached, and the size of the largest.
+    pub(super) fn contacts(&self) -> (Vec<Contact>, Option<u64>) {
+        let state = self.state();
+        let contacts = state.nodes.values().map(|member| member.contact.clone());
+        let largest = state.nodes.values().map(|member| member.memory_bytes).max();
+        (contacts.collect(), largest)
+    }
+
+    /// Queues orders: under the master's lock, so that each node gets them in their order. The nodes that they are for.
+    pub(super) fn queue(&self, orders: Vec<(NodeId, Order)>) -> BTreeSet<NodeId> {
+        let mut told = BTreeSet::new();
+        if orders.is_empty() {
+            return told;
+        }
+        let mut state = self.state();
+        for (node, order) in orders {
+            if let Some(member) = state.nodes.get_mut(&node) {
+                member.orders.push(order);
+                told.insert(node);
+            }
+        }
+        told
+    }
+
+    /// Takes in what came on a link: the reports that are new, with their node. `None` when the link is no node's.
+    ///
+    /// # Errors
+    /// When the numbers are not those of the node's link: it is to be made anew.
+    pub(super) fn take(
+        &self,
+        link: ConnectionId,
+        message: Reports,
+    ) -> Result<Option<(NodeId, Vec<Report>)>, OutOfStep> {
+        let mut state = self.state();
+        let MembersState { nodes, links } = &mut *state;
+        let Some(node) = links.get(&link) else {
+            return Ok(None);
+        };
+        let Some(member) = nodes.get_mut(node) else {
+            return Ok(None);
+        };
+        member.minter.hear(message.clock_nanos);
+        member.orders.acknowledge(message.taken)?;
+        let reports = member.reports.accept(message.first, message.reports)?;
+        Ok(Some((*node, reports)))
+    }
+
+    /// Sends a node what is queued for it, and how far its reports were taken if it waits for that.
+    pub(super) fn send(&self, node: NodeId) {
+        let mut state = self.state();
+        let Some(member) = state.nodes.get_mut(&node) else {
+            return;
+        };
+        let (Some(link), Some(mq)) = (member.link, self.mq()) else {
+            return;
+        };
+        loop {
+            let next = member.orders.take(Order::items);
+            let Some((first, orders)) =
+                next.or_else(|| member.reports.owes().then(Default::default))
+            else {
+                return;
+            };
+            let message = Orders {
+                epoch: self.epoch,
+                taken: member.reports.tell(),
+                first,
+                orders,
+            };
+            match body::encode(&message) {
+                Ok(body) => {
+                    let other = mq.clone();
+                    // What a link cannot take is sent again on the next one.
+                    let on_failure = move |_| other.disconnect(link);
+                    let options = SendOptions {
+                        on_failure: Some(Box::new(on_failure)),
+                        ..SendOptions::default()
+                    };
+                    mq.send_with(link, "node.orders", [body], options);
+                }
+                Err(error) => {
+                    tracing::error!(%error, %node, "an order could not be sent");
+                    return;
+                }
+            }
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, MembersState> {
+        lock(&self.state)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use slackwater_wire::{DiskState, Incarnation, MemoryAccess, Mount, Secret, SegmentId};
+    use slackwater_zmtp::PublicKey;
+
+    use super::*;
+
+    const NODE: NodeId = NodeId(300);
+
+    fn link(number: u8) -> ConnectionId {
+        ConnectionId::Node(PublicKey::from_bytes([number; 32]))
+    }
+
+    fn hello(life: u64, welcomed: bool, taken: u64) -> NodeHello {
+        NodeHello {
+            epoch: Epoch(1),
+            node: NODE,
+            life: NodeLife([life, 0]),
+            welcomed,
+            taken,
+            segments: vec![Mount {
+                segment: SegmentId(600),
+                name: "memory".into(),
+                node: NODE,
+                incarnation: Incarnation(life),
+                kind: SegmentKind::Memory,
+                bytes: 1 << 20,
+                host: String::new(),
+            }],
+            memory: MemoryAccess {
+                contact: Contact {
+                    name: "a".into(),
+                    incarnation: Incarnation(life),
+                    addresses: Vec::new(),
+                    public_key: None,
+                    host: None,
+                },
+                region: 0,
+                secret: Secret([0; 32]),
+                clock_nanos: 0,
+            },
+        }
+    }
+
+    fn members() -> Members {
+        let (members, hello) = (Members::new(Epoch(1)), hello(1, false, 0));
+        assert_eq!(members.greet(link(1), &hello), Standing::New);
+        members.add(link(1), &hello, Arc::new(Minter::of(&hello.memory)));
+        members
+    }
+
+    fn reports(first: u64, taken: u64) -> Reports {
+        let state = DiskState {
+            node: NODE,
+            accepting: true,
+            capacity: 1,
+            pressure: 0,
+        };
+        Reports {
+            epoch: Epoch(1),
+            taken,
+            first,
+            clock_nanos: 0,
+            reports: vec![Report::Disk(state)],
+        }
+    }
+
+    #[test]
+    fn a_hello_is_judged_by_the_life_that_is_known() {
+        let check = |linked: bool, hello: NodeHello, expected| {
+            let members = members();
+            if !linked {
+                assert_eq!(members.unlink(link(1)), Some(NODE));
+            }
+            assert_eq!(members.greet(link(2), &hello), expected, "{hello:?}");
+        };
+        for linked in [true, false] {
+            // The old link may be noticed to be gone only after the new one is there.
+            check(linked, hello(1, true, 0), Standing::Resumed(0));
+            check(linked, hello(1, false, 0), Standing::Resumed(0));
+            check(linked, hello(1, true, 1), Standing::Unknown);
+            check(linked, hello(2, false, 0), Standing::New);
+        }
+        check(true, hello(2, true, 5), Standing::Replaced);
+        check(false, hello(2, true, 5), Standing::Unknown);
+        let none = Members::new(Epoch(1));
+        assert_eq!(none.greet(link(1), &hello(1, true, 0)), Standing::Unknown);
+    }
+
+    /// The end of an old link was taken for the end of the node, which had made a new one by then.
+    #[test]
+    fn what_comes_on_an_old_link_does_not_count() {
+        let members = members();
+        let resumed = members.greet(link(2), &hello(1, true, 0));
+        assert_eq!(resumed, Standing::Resumed(0));
+        assert_eq!(members.unlink(link(1)), None);
+        assert_eq!(
+            (members.link_of(NODE), members.linked()),
+            (Some(link(2)), 1)
+        );
+        assert_eq!(members.take(link(1), reports(1, 0)), Ok(None));
+        let taken = members.take(link(2), reports(1, 0)).unwrap();
+        assert_eq!(
+            taken.map(|(node, reports)| (node, reports.len())),
+            Some((NODE, 1))
+        );
+        let again = members.take(link(2), reports(1, 0)).unwrap();
+        assert_eq!(again, Some((NODE, Vec::new())), "it was taken before");
+        assert!(
+            members.take(link(2), reports(3, 0)).is_err(),
+            "one is missing"
+        );
+        assert!(
+            members.take(link(2), reports(2, 7)).is_err(),
+            "no such order"
+        );
+        members.unlink(link(2));
+        assert_eq!(members.absent(), [NODE]);
+        let resumed = members.greet(link(3), &hello(1, true, 0));
+        assert_eq!(resumed, Standing::Resumed(1));
+    }
+
+    #[test]
+    fn orders_wait_for_the_link_of_their_node_and_go_with_it() {
+        let members = members();
+        let order = || {
+            let ticket = slackwater_wire::TicketId(1);
+            Order::Cancel { ticket }
+        };
+        let told = members.queue(vec![(NODE, order()), (NodeId(301), order())]);
+        assert_eq!(told, BTreeSet::from([NODE]), "nobody else is known");
+        members.send(NODE);
+        members.forget(NODE);
+        assert!(members.queue(vec![(NODE, order())]).is_empty());
+        assert_eq!(members.contacts().1, None);
+    }
+}

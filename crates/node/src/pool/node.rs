@@ -1,0 +1,501 @@
+use std::io::{self, Write};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use slackwater_base::{Backoff, ByteSize, Rng};
+use slackwater_mq::{
+    Access, Address, Builder, Call, Category, ConnectOptions, ConnectionId, Level, Options,
+    Queueing, Run, RunOn, Running, TimerOptions,
+};
+use slackwater_transfer::Engine;
+use slackwater_wait::now;
+use slackwater_wire::{Attached, ErrorCode, NodeId, NodeLife};
+use thiserror::Error;
+
+use super::identity;
+use super::uplink::{Happened, Uplink};
+use crate::serve::handlers::{NODES, NODES_FROM, node_of};
+use crate::serve::memory::ServedMemory;
+use crate::serve::{
+    Links, RECORDS_QUEUED, ServeError, ServeKeys, ServeOptions, check_data, engine, message_options,
+};
+use crate::store::{Sharing, random};
+use crate::{Config, OpenError, Store, StoreError};
+
+/// What a node lends to which master.
+#[derive(Clone, Debug)]
+pub struct NodeOptions {
+    /// Where the master is; with its public key (`curve://HOST:PORT/KEY`) everything is encrypted.
+    pub master: Address,
+    /// Where bytes come in and leave: an address that clients reach; a port of 0 means a free one.
+    pub data: SocketAddr,
+    /// Who this side is, and whose transfers it takes; none for a loopback.
+    pub keys: Option<ServeKeys>,
+    /// Memory for what is read from SSD on behalf of clients; the longest value they can read from SSD is half of it.
+    pub staging: ByteSize,
+}
+
+impl Default for NodeOptions {
+    fn default() -> Self {
+        Self {
+            master: Address::tcp(ServeOptions::default().listen),
+            data: (Ipv4Addr::LOCALHOST, 0).into(),
+            keys: None,
+            staging: ServeOptions::default().staging,
+        }
+    }
+}
+
+/// Why a node does not start.
+#[derive(Debug, Error)]
+pub enum NodeError {
+    /// Its store, its keys or its address cannot be used.
+    #[error(transparent)]
+    Serve(#[from] ServeError),
+    /// The number by which the master knows it again cannot be kept.
+    #[error("the number of this node: {0}")]
+    Number(io::Error),
+    /// A master that proves a key asks for one.
+    #[error("{master} proves a key, so this node needs one: give --key-file and --allow")]
+    NeedsKeys {
+        /// The address of the master.
+        master: Address,
+    },
+}
+
+/// A node that lends memory, and an SSD if it has one, to a master in another process. It stops when this is dropped.
+///
+/// It waits for a master that is not there, now or later. A link that breaks is made anew, and nothing is lost by that.
+/// When its master does not know it any more, as after a restart of the master, the node begins another life: what only
+/// its memory held is gone, and what is on its SSD is announced.
+pub struct NodeServer {
+    shared: Arc<Supervised>,
+    supervisor: Option<JoinHandle<Result<(), StoreError>>>,
+}
+
+/// What the supervisor and the owner of a node share.
+struct Supervised {
+    config: Config,
+    options: NodeOptions,
+    links: Links,
+    node: NodeId,
+    beside: ByteSize,
+    joined: Box<dyn Fn(NodeId) + Send + Sync>,
+    current: Mutex<Current>,
+}
+
+#[derive(Default)]
+struct Current {
+    uplink: Option<Arc<Uplink>>,
+    stopping: bool,
+}
+
+/// One life of a node. Fields end in this order.
+struct Life {
+    messages: Running,
+    uplink: Arc<Uplink>,
+    memory: Arc<ServedMemory>,
+    engine: Engine,
+    /// The master has taken what it lends.
+    joined: AtomicBool,
+}
+
+/// Why a life ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ended {
+    /// The node is to stop.
+    Stopping,
+    /// Another life is to begin.
+    Forgotten,
+}
+
+/// The file in a node's directory that keeps its number.
+const NAME: &str = "node";
+/// Pauses between attempts to reach the master.
+const RETRY: Backoff = Backoff::doubling(Duration::from_millis(100), Duration::from_secs(2));
+/// How long one attempt to connect may take.
+const CONNECT_TIME: Duration = Duration::from_secs(2);
+/// How often a master is told what the clock of its node shows, by which capabilities expire.
+const CLOCK_EVERY: Duration = Duration::from_secs(60);
+
+impl NodeServer {
+    /// Opens memory and SSD, and begins to look for the master; returns at once. `joined` is called each time that the
+    /// master has taken what the node lends.
+    ///
+    /// # Errors
+    /// When the memory, the directory, a key or an address cannot be used.
+    pub fn start(
+        config: Config,
+        options: NodeOptions,
+        joined: impl Fn(NodeId) + Send + Sync + 'static,
+    ) -> Result<Self, NodeError> {
+        let links = Links::read(options.keys.as_ref())?;
+        let beside = check_data(&links, options.data, options.staging)?;
+        if options.master.key.is_some() && links.keys.is_none() {
+            let master = options.master;
+            return Err(NodeError::NeedsKeys { master });
+        }
+        let node = match links.public_key() {
+            Some(key) => node_of(&key),
+            None => number(config.dir.as_deref().filter(|_| config.ssd.0 > 0))?,
+        };
+        let shared = Arc::new(Supervised {
+            config,
+            options,
+            links,
+            node,
+            beside,
+            joined: Box::new(joined),
+            current: Mutex::default(),
+        });
+        let life = Life::begin(&shared)?;
+        let other = Arc::clone(&shared);
+        let supervisor = std::thread::Builder::new()
+            .name("slack-node".to_owned())
+            .spawn(move || other.run(life))
+            .map_err(|why| {
+                let what = "a thread";
+                ServeError::from(OpenError::System { what, why })
+            })?;
+        Ok(Self {
+            shared,
+            supervisor: Some(supervisor),
+        })
+    }
+
+    /// Its number, by which the master knows it again.
+    #[must_use]
+    pub fn node(&self) -> NodeId {
+        self.shared.node
+    }
+
+    /// Reads the list of keys again when it is called, on any thread. When the file cannot be read, the old list stays in
+    /// force.
+    pub fn reloader(
+        &self,
+    ) -> impl Fn() -> Result<(), slackwater_mq::AllowListError> + Send + Sync + use<> {
+        let allowed = self.shared.links.allowed.clone();
+        move || allowed.as_ref().map_or(Ok(()), |allowed| allowed.reload())
+    }
+
+    /// Makes everything queued for SSD durable and stops.
+    ///
+    /// # Errors
+    /// As [`Store::close`].
+    pub fn close(mut self) -> Result<(), StoreError> {
+        self.stop()
+    }
+
+    fn stop(&mut self) -> Result<(), StoreError> {
+        let Some(supervisor) = self.supervisor.take() else {
+            return Ok(());
+        };
+        let mut current = self.shared.current();
+        current.stopping = true;
+        if let Some(uplink) = &current.uplink {
+            uplink.close();
+        }
+        drop(current);
+        supervisor.join().unwrap_or(Err(StoreError::Closed))
+    }
+}
+
+impl Drop for NodeServer {
+    fn drop(&mut self) {
+        if let Err(error) = self.stop() {
+            tracing::warn!(%error, "the node was not closed cleanly");
+        }
+    }
+}
+
+impl Supervised {
+    fn current(&self) -> std::sync::MutexGuard<'_, Current> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lives, one after another, until it is to stop.
+    fn run(&self, mut life: Life) -> Result<(), StoreError> {
+        let mut pause = Pauses::new(self.node);
+        loop {
+            let ended = life.run(self);
+            let closed = life.end();
+            if ended == Ended::Stopping {
+                return closed;
+            }
+            if let Err(error) = closed {
+                tracing::warn!(%error, "the last life was not closed cleanly");
+            }
+            life = loop {
+                match Life::begin(self) {
+                    Ok(life) => break life,
+                    Err(error) => {
+                        tracing::error!(%error, "a new life could not begin");
+                        std::thread::sleep(pause.next());
+                    }
+                }
+                if self.current().stopping {
+                    return Ok(());
+                }
+            };
+        }
+    }
+}
+
+impl Life {
+    fn begin(shared: &Supervised) -> Result<Self, ServeError> {
+        let Supervised { options, links, .. } = shared;
+        let sharing = Sharing {
+            beside: shared.beside,
+            identity: Some(identity(shared.node)),
+        };
+        let store = Store::open_for(shared.config.clone(), Some(sharing))?;
+        let engine = engine(options.data, links)?;
+        let memory = ServedMemory::new(store.clone(), engine.clone(), shared.beside);
+        let memory = memory.map_err(|why| ServeError::Data {
+            address: options.data,
+            why: why.into(),
+        })?;
+        let memory = Arc::new(memory);
+        let uplink = Arc::new(Uplink::new(memory.transfers.clone(), NodeLife(random()?)));
+        store.deliver_to(Arc::clone(&uplink) as _);
+        let messages = messages(&memory, &uplink, links)?;
+        uplink.send_by(messages.handle());
+        // What the log holds is announced first of all, as soon as there is a master to hear it. Orders come later.
+        store.recover()?;
+        let clock = Arc::downgrade(&uplink);
+        let every = TimerOptions {
+            interval: CLOCK_EVERY,
+            squelch: true,
+            on: RunOn::default(),
+        };
+        // It ends with the message layer.
+        let _ = messages.handle().add_timer(every, move || {
+            if let Some(uplink) = clock.upgrade() {
+                uplink.send(true);
+            }
+        });
+        let mut current = shared.current();
+        current.uplink = Some(Arc::clone(&uplink));
+        if current.stopping {
+            uplink.close();
+        }
+        drop(current);
+        Ok(Self {
+            messages,
+            uplink,
+            memory,
+            engine,
+            joined: AtomicBool::new(false),
+        })
+    }
+
+    /// Belongs to the master's pool until it is to stop, or the master does not know it any more.
+    fn run(&self, shared: &Supervised) -> Ended {
+        let mut pause = Pauses::new(shared.node);
+        while !self.uplink.is_closed() {
+            let link = match self.connect(shared) {
+                Ok(link) => link,
+                Err(error) => {
+                    tracing::warn!(%error, "the master is not there");
+                    self.uplink.rest(now() + pause.next());
+                    continue;
+                }
+            };
+            if let Some(ended) = self.attend(shared, &mut pause) {
+                return ended;
+            }
+            self.messages.handle().disconnect(link);
+        }
+        Ended::Stopping
+    }
+
+    fn connect(&self, shared: &Supervised) -> Result<ConnectionId, slackwater_mq::ConnectError> {
+        let options = ConnectOptions {
+            // The master orders.
+            level: Level::Admin,
+            timeout: Some(CONNECT_TIME),
+            ..ConnectOptions::default()
+        };
+        let master = &shared.options.master;
+        self.messages.handle().connect_wait(master, &options)
+    }
+
+    /// Does what the link asks for; none when it must be made anew.
+    fn attend(&self, shared: &Supervised, pause: &mut Pauses) -> Option<Ended> {
+        let mut refused = None;
+        loop {
+            let Some(happened) = self.uplink.next(slackwater_base::Instant::NEVER) else {
+                return Some(Ended::Stopping);
+            };
+            match happened {
+                Happened::Up(link) => self.uplink.greet(link, &self.memory),
+                // The welcome of a life's first hello may have been lost.
+                Happened::Answered(_, Attached::New | Attached::Resumed { .. }) => {
+                    *pause = Pauses::new(shared.node);
+                    if self.joined.swap(true, Ordering::Relaxed) {
+                        tracing::info!("the link to the master goes on");
+                    } else {
+                        (shared.joined)(shared.node);
+                    }
+                }
+                Happened::Answered(_, Attached::Unknown) => {
+                    tracing::warn!("the master does not know this node any more: it begins anew");
+                    return Some(Ended::Forgotten);
+                }
+                Happened::Answered(link, Attached::Refused(code)) => {
+                    if refused.replace(code) != Some(code) {
+                        tracing::error!(%code, "the master refuses this node{}", hint(code));
+                    }
+                    self.greet_later(link, pause);
+                }
+                Happened::Unanswered(link) => self.greet_later(link, pause),
+                Happened::Broken(_) => return None,
+                Happened::StoreBroken => return Some(Ended::Forgotten),
+            }
+        }
+    }
+
+    fn greet_later(&self, link: ConnectionId, pause: &mut Pauses) {
+        self.uplink.rest(now() + pause.next());
+        self.uplink.greet(link, &self.memory);
+    }
+
+    /// Makes everything queued for SSD durable and ends.
+    fn end(self) -> Result<(), StoreError> {
+        let closed = self.memory.store.clone().close();
+        self.messages.stop();
+        self.uplink.end();
+        self.engine.close();
+        closed
+    }
+}
+
+/// Growing pauses between attempts.
+struct Pauses {
+    attempt: u32,
+    random: Rng,
+}
+
+impl Pauses {
+    fn new(node: NodeId) -> Self {
+        Self {
+            attempt: 0,
+            random: Rng::new(u64::from(node.0)),
+        }
+    }
+
+    fn next(&mut self) -> Duration {
+        let pause = RETRY.pause(self.attempt, &mut self.random);
+        self.attempt = self.attempt.saturating_add(1);
+        pause
+    }
+}
+
+/// What to do about a refusal.
+fn hint(code: ErrorCode) -> &'static str {
+    match code {
+        ErrorCode::RoleNotPermitted => {
+            ": enter its key into the master's list with the level `node`"
+        }
+        ErrorCode::IllegalClient => ": another process has its key or directory",
+        _ => "",
+    }
+}
+
+fn messages(
+    memory: &Arc<ServedMemory>,
+    uplink: &Arc<Uplink>,
+    links: &Links,
+) -> Result<Running, ServeError> {
+    let mut builder = Builder::new(Options {
+        reconnect: RETRY,
+        ..message_options(links.keys.clone())
+    });
+    let access = Access {
+        level: Level::Admin,
+        ..Access::default()
+    };
+    let on_workers = Category {
+        access,
+        queueing: Queueing {
+            queue: Some(RECORDS_QUEUED),
+            ..Queueing::default()
+        },
+        ..Category::default()
+    };
+    let at_once = Category {
+        access,
+        run: Run::Inline,
+        ..Category::default()
+    };
+    builder.category("node", at_once)?;
+    builder.category("bytes", on_workers)?;
+    let with = |handle: fn(&Uplink, &ServedMemory, &Call<'_>)| {
+        let (uplink, memory) = (Arc::clone(uplink), Arc::clone(memory));
+        move |call: &Call<'_>| handle(&uplink, &memory, call)
+    };
+    builder.command("node.orders", with(Uplink::orders))?;
+    builder.command(
+        "node.release",
+        with(|_, memory, call| Uplink::release(memory, call)),
+    )?;
+    builder.request_command("bytes.check", with(Uplink::check))?;
+    builder.request_command("bytes.stage", with(Uplink::stage))?;
+    let linked = Arc::clone(uplink);
+    builder.on_link(move |event| linked.link(&event));
+    Ok(builder.start()?)
+}
+
+/// The number of a node without a key: the one that its directory keeps, or a new one.
+fn number(directory: Option<&Path>) -> Result<NodeId, NodeError> {
+    let [fresh, _] = random().map_err(ServeError::from)?;
+    let fresh = NodeId(NODES_FROM + (fresh % u64::from(NODES)) as u32);
+    let Some(directory) = directory else {
+        return Ok(fresh);
+    };
+    let path = directory.join(NAME);
+    match std::fs::read_to_string(&path) {
+        Ok(text) => {
+            let number = text.trim().parse().ok();
+            let number = number.filter(|number| (NODES_FROM..1 << 31).contains(number));
+            number.map(NodeId).ok_or_else(|| {
+                let what = format!("{}: `{}` is none", path.display(), text.trim());
+                NodeError::Number(io::Error::new(io::ErrorKind::InvalidData, what))
+            })
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            keep(directory, &path, fresh).map_err(NodeError::Number)?;
+            Ok(fresh)
+        }
+        Err(error) => Err(NodeError::Number(error)),
+    }
+}
+
+fn keep(directory: &Path, path: &Path, number: NodeId) -> io::Result<()> {
+    std::fs::create_dir_all(directory)?;
+    let mut file = std::fs::File::create(path)?;
+    writeln!(file, "{number}")?;
+    file.sync_all()?;
+    std::fs::File::open(directory)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_keeps_its_number_where_it_keeps_its_records() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = number(Some(folder.path())).unwrap();
+        assert_eq!(number(Some(folder.path())).unwrap(), first);
+        assert_ne!(number(None).unwrap(), first);
+        assert!(first.0 >= NODES_FROM && first.0 < 1 << 31);
+        std::fs::write(folder.path().join(NAME), "7\n").unwrap();
+        let error = number(Some(folder.path())).unwrap_err().to_string();
+        assert!(error.contains("`7` is none"), "{error}");
+    }
+}

@@ -1,0 +1,338 @@
+//! A node's link to its master: orders that come down, and reports that go up, each once and in order.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use slackwater_base::Instant;
+use slackwater_mq::{
+    Answer, Call, ConnectionId, LinkEvent, Mq, RequestError, RequestOptions, SendOptions,
+};
+use slackwater_wait::{Event, Park, Site, Waiting, now};
+use slackwater_wire::{
+    Attached, CheckWritten, Epoch, ErrorCode, NodeHello, NodeLife, NodeWelcome, NumberedReceiver,
+    NumberedSender, Orders, RecordStaged, Release, Report, Reports, StageRecord, WrittenChecked,
+    body,
+};
+use slackwater_zmtp::PublicKey;
+
+use crate::serve::memory::{ServedMemory, Transfers};
+use crate::store::remote::{Deliver, Outbound};
+
+/// See the module. Of its locks, that of orders is taken before the store's, and that of reports under it.
+pub(super) struct Uplink {
+    transfers: Transfers,
+    life: NodeLife,
+    /// None before it is known and after the end: the message layer holds this.
+    mq: Mutex<Option<Mq>>,
+    /// The latest epoch that was seen.
+    epoch: AtomicU64,
+    orders: Mutex<NumberedReceiver>,
+    /// The last order that was carried out.
+    taken: AtomicU64,
+    reports: Mutex<UplinkReports>,
+    happened: Mutex<VecDeque<Happened>>,
+    bell: Event,
+}
+
+struct UplinkReports {
+    sender: NumberedSender<Report>,
+    /// The link on which the master has welcomed the node.
+    link: Option<ConnectionId>,
+    welcomed: bool,
+}
+
+/// What the thread of a node acts on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Happened {
+    /// A link is up.
+    Up(ConnectionId),
+    /// The master has answered a hello on this link.
+    Answered(ConnectionId, Attached),
+    /// It has not.
+    Unanswered(ConnectionId),
+    /// What came on the link does not fit: it must be made anew.
+    Broken(ConnectionId),
+    /// The store takes no orders any more.
+    StoreBroken,
+}
+
+static HAPPENED: Site = Site::new("node, link");
+/// How long the answer to a hello may take.
+const HELLO_TIME: Duration = Duration::from_secs(5);
+
+impl Uplink {
+    pub(super) fn new(transfers: Transfers, life: NodeLife) -> Self {
+        Self {
+            transfers,
+            life,
+            mq: Mutex::default(),
+            epoch: AtomicU64::new(0),
+            orders: Mutex::default(),
+            taken: AtomicU64::new(0),
+            reports: Mutex::new(UplinkReports {
+                sender: NumberedSender::new(),
+                link: None,
+                welcomed: false,
+            }),
+            happened: Mutex::default(),
+            bell: Event::new(),
+        }
+    }
+
+    /// Sends by this message layer.
+    pub(super) fn send_by(&self, mq: Mq) {
+        *lock(&self.mq) = Some(mq);
+    }
+
+    /// Sends nothing any more.
+    pub(super) fn end(&self) {
+        self.close();
+        lock(&self.mq).take();
+    }
+
+    /// The next that happened, waited for until `until`; none then, or when it is over.
+    pub(super) fn next(&self, until: Instant) -> Option<Happened> {
+        loop {
+            // Taken before the look: what happens from here on ends the wait.
+            let seen = self.bell.seen();
+            if let Some(happened) = lock(&self.happened).pop_front() {
+                return Some(happened);
+            }
+            let waiting = Waiting::at(&HAPPENED).by(&Park).until(until);
+            if self.bell.is_closed() || self.bell.wait(seen, &waiting).is_err() {
+                return None;
+            }
+        }
+    }
+
+    /// Sleeps until `until`, or until it is over.
+    pub(super) fn rest(&self, until: Instant) {
+        while !self.bell.is_closed() && now() < until {
+            let waiting = Waiting::at(&HAPPENED).by(&Park).until(until);
+            // What happens meanwhile is looked at later.
+            let _ = self.bell.wait(self.bell.seen(), &waiting);
+        }
+    }
+
+    /// Nothing is waited for from now on.
+    pub(super) fn close(&self) {
+        self.bell.close();
+    }
+
+    /// Whether nothing is waited for any more.
+    pub(super) fn is_closed(&self) -> bool {
+        self.bell.is_closed()
+    }
+
+    fn tell(&self, happened: Happened) {
+        lock(&self.happened).push_back(happened);
+        self.bell.notify_all();
+    }
+
+    /// A link came or went.
+    pub(super) fn link(&self, event: &LinkEvent) {
+        match event {
+            LinkEvent::Up { connection, .. } => self.tell(Happened::Up(*connection)),
+            LinkEvent::Down { connection, .. } => {
+                let mut reports = self.reports();
+                if reports.link == Some(*connection) {
+                    reports.link = None;
+                }
+            }
+            LinkEvent::Refused { .. } => {}
+        }
+    }
+
+    /// Tells the master who this is.
+    pub(super) fn greet(self: &Arc<Self>, link: ConnectionId, memory: &ServedMemory) {
+        let hello = NodeHello {
+            epoch: self.epoch(),
+            node: memory.store.node(),
+            life: self.life,
+            welcomed: self.reports().welcomed,
+            taken: self.taken.load(Ordering::Acquire),
+            segments: memory.store.mounts(),
+            memory: memory.access(),
+        };
+        let body = body::encode(&hello).expect("a hello is short");
+        let options = RequestOptions {
+            timeout: Some(HELLO_TIME),
+            inline: true,
+            ..RequestOptions::default()
+        };
+        let uplink = Arc::downgrade(self);
+        let heard = move |answer: Result<Answer, RequestError>| {
+            if let Some(uplink) = uplink.upgrade() {
+                uplink.heard(link, answer);
+            }
+        };
+        if let Some(mq) = self.mq() {
+            mq.request(link, "nodes.hello", [body], &options, heard);
+        }
+    }
+
+    fn heard(&self, link: ConnectionId, answer: Result<Answer, RequestError>) {
+        let welcome = match answer {
+            Ok(answer) => body::decode::<NodeWelcome>(answer.part(0).unwrap_or_default())
+                .map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        let welcome = match welcome {
+            Ok(welcome) => welcome,
+            Err(reason) => {
+                tracing::warn!(reason, "the master did not answer");
+                return self.tell(Happened::Unanswered(link));
+            }
+        };
+        let seen = self.epoch.fetch_max(welcome.epoch.0, Ordering::AcqRel);
+        if seen > welcome.epoch.0 {
+            return self.tell(Happened::Answered(
+                link,
+                Attached::Refused(ErrorCode::StaleEpoch),
+            ));
+        }
+        let mut reports = self.reports();
+        let goes_on = match welcome.attached {
+            Attached::New => true,
+            Attached::Resumed { taken } => reports.sender.resume(taken).is_ok(),
+            Attached::Unknown | Attached::Refused(_) => false,
+        };
+        let attached = match welcome.attached {
+            Attached::Resumed { .. } if !goes_on => Attached::Unknown,
+            attached => attached,
+        };
+        if goes_on {
+            reports.link = Some(link);
+            reports.welcomed = true;
+        }
+        drop(reports);
+        self.tell(Happened::Answered(link, attached));
+        self.send(false);
+    }
+
+    /// `node.orders`, which is not answered.
+    pub(super) fn orders(&self, memory: &ServedMemory, call: &Call<'_>) {
+        let broken = || self.tell(Happened::Broken(call.from()));
+        let Ok(message) = body::decode::<Orders>(call.part(0).unwrap_or_default()) else {
+            return broken();
+        };
+        if self.epoch.fetch_max(message.epoch.0, Ordering::AcqRel) > message.epoch.0 {
+            return;
+        }
+        // Held until the orders are carried out, so that none overtakes another.
+        let mut receiver = lock(&self.orders);
+        let acknowledged = self.reports().sender.acknowledge(message.taken);
+        let orders = acknowledged.and_then(|()| receiver.accept(message.first, message.orders));
+        let Ok(orders) = orders else {
+            return broken();
+        };
+        if !orders.is_empty() && memory.store.obey(orders).is_err() {
+            return self.tell(Happened::StoreBroken);
+        }
+        self.taken.store(receiver.taken(), Ordering::Release);
+        let owes = receiver.owes();
+        if owes {
+            receiver.tell();
+        }
+        drop(receiver);
+        self.send(owes);
+    }
+
+    /// `bytes.check`: runs on a worker, as it reads the bytes.
+    pub(super) fn check(&self, memory: &ServedMemory, call: &Call<'_>) {
+        let result = body::decode::<CheckWritten>(call.part(0).unwrap_or_default())
+            .map_err(|_| ErrorCode::DeserializeFail)
+            .and_then(|check| memory.store.check_written(&check.written));
+        let epoch = self.epoch();
+        let checked = WrittenChecked { epoch, result };
+        let _ = call.reply([body::encode(&checked).expect("an answer is short")]);
+    }
+
+    /// `bytes.stage`: runs on a worker, as it waits for the SSD.
+    pub(super) fn stage(&self, memory: &ServedMemory, call: &Call<'_>) {
+        let result = body::decode::<StageRecord>(call.part(0).unwrap_or_default())
+            .map_err(|_| ErrorCode::DeserializeFail)
+            .and_then(|stage| {
+                let holder = stage.holder.map(PublicKey::from_bytes);
+                memory.stage(holder, &stage.record, stage.lease)
+            });
+        let epoch = self.epoch();
+        let staged = RecordStaged { epoch, result };
+        let _ = call.reply([body::encode(&staged).expect("a place is short")]);
+    }
+
+    /// `node.release`, which is not answered.
+    pub(super) fn release(memory: &ServedMemory, call: &Call<'_>) {
+        if let Ok(release) = body::decode::<Release>(call.part(0).unwrap_or_default()) {
+            memory.give_back(&release);
+        }
+    }
+
+    /// Sends what is queued, and with `always` at least how far orders were taken, and what the clock shows.
+    pub(super) fn send(&self, always: bool) {
+        let mut reports = self.reports();
+        let (Some(link), Some(mq)) = (reports.link, self.mq()) else {
+            return;
+        };
+        let mut alone = always;
+        while let Some((first, messages)) = reports
+            .sender
+            .take(Report::items)
+            .or_else(|| alone.then(Default::default))
+        {
+            alone = false;
+            let message = Reports {
+                epoch: self.epoch(),
+                taken: self.taken.load(Ordering::Acquire),
+                first,
+                clock_nanos: now().as_nanos(),
+                reports: messages,
+            };
+            match body::encode(&message) {
+                Ok(body) => {
+                    let other = mq.clone();
+                    // What a link cannot take is sent again on the next one.
+                    let on_failure = move |_| other.disconnect(link);
+                    let options = SendOptions {
+                        on_failure: Some(Box::new(on_failure)),
+                        ..SendOptions::default()
+                    };
+                    mq.send_with(link, "nodes.reports", [body], options);
+                }
+                Err(error) => return tracing::error!(%error, "a report could not be sent"),
+            }
+        }
+    }
+
+    fn mq(&self) -> Option<Mq> {
+        lock(&self.mq).clone()
+    }
+
+    fn epoch(&self) -> Epoch {
+        Epoch(self.epoch.load(Ordering::Acquire))
+    }
+
+    fn reports(&self) -> MutexGuard<'_, UplinkReports> {
+        lock(&self.reports)
+    }
+}
+
+impl Deliver for Uplink {
+    fn queue(&self, reports: Vec<Report>) {
+        let mut queued = self.reports();
+        reports
+            .into_iter()
+            .for_each(|report| queued.sender.push(report));
+    }
+
+    fn deliver(&self, outbound: Outbound) {
+        self.transfers.release(&outbound.released);
+        self.send(false);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,192 @@
+//! What nodes and the master of a pool say to each other: what a node lends and how its memory is reached, then orders and
+//! reports, numbered so that a link that breaks loses and repeats none of them (see [`crate::NumberedSender`]).
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use slackwater_base::Checksum;
+
+use crate::data::Segment;
+use crate::{
+    Epoch, ErrorCode, ExtentRef, Mount, NodeId, Order, ReadRecord, Report, checksum_serde,
+};
+
+/// One life of a node's process: random, and compared for equality only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct NodeLife(pub [u64; 2]);
+
+/// The first message of a node on a link. Answered by [`NodeWelcome`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NodeHello {
+    /// The latest epoch that the node has seen.
+    pub epoch: Epoch,
+    /// Its number, which belongs to the key of its link where links have keys.
+    pub node: NodeId,
+    /// The life of its process.
+    pub life: NodeLife,
+    /// Whether a master has welcomed this life before: then its memory is in use, and it can only be resumed.
+    pub welcomed: bool,
+    /// The last order that it has taken.
+    pub taken: u64,
+    /// Its memory, and its SSD if it has one.
+    #[serde(deserialize_with = "crate::body::list")]
+    pub segments: Vec<Mount>,
+    /// How its memory is reached.
+    pub memory: MemoryAccess,
+}
+
+/// How clients reach the memory of a node, and with what the master permits it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MemoryAccess {
+    /// How to reach the node's data plane.
+    pub contact: Segment,
+    /// The region of its memory there.
+    pub region: u32,
+    /// The secret under which capabilities for the region are made.
+    pub secret: Secret,
+    /// The clock that capabilities expire by, in nanoseconds, when this was sent.
+    pub clock_nanos: u64,
+}
+
+/// Bytes that are not shown.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(pub [u8; 32]);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+/// The master's answer to [`NodeHello`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NodeWelcome {
+    /// The epoch of the master.
+    pub epoch: Epoch,
+    /// Whether the node belongs to the pool now.
+    pub attached: Attached,
+}
+
+/// How a link of a node begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Attached {
+    /// Its segments are mounted. Orders and reports are numbered from one.
+    New,
+    /// The last link goes on: nothing is lost, and nothing is announced.
+    Resumed {
+        /// The last report that the master has taken.
+        taken: u64,
+    },
+    /// The master does not know this life: what its memory holds belongs to nobody, and it must begin another one.
+    Unknown,
+    /// It may not be a node of this pool.
+    Refused(ErrorCode),
+}
+
+/// Orders of the master to a node, pushed down its link. Not answered: the node says what it has taken in its reports.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Orders {
+    /// The epoch of the master.
+    pub epoch: Epoch,
+    /// The last report that the master has taken.
+    pub taken: u64,
+    /// The number of the first of the orders.
+    pub first: u64,
+    /// Orders in a row; none where only a number is said.
+    #[serde(deserialize_with = "crate::body::list")]
+    pub orders: Vec<Order>,
+}
+
+/// Reports of a node to the master. Not answered: the master says what it has taken in its orders.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Reports {
+    /// The latest epoch that the node has seen.
+    pub epoch: Epoch,
+    /// The last order that the node has taken.
+    pub taken: u64,
+    /// The number of the first of the reports.
+    pub first: u64,
+    /// The clock that capabilities expire by, in nanoseconds, when this was sent.
+    pub clock_nanos: u64,
+    /// Reports in a row; none where only a number is said.
+    #[serde(deserialize_with = "crate::body::list")]
+    pub reports: Vec<Report>,
+}
+
+/// Asks a node to take no more writes to these extents, and whether they hold what their writer says. Answered by
+/// [`WrittenChecked`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CheckWritten {
+    /// The epoch of the master.
+    pub epoch: Epoch,
+    /// The extents of puts that are about to be published.
+    #[serde(deserialize_with = "crate::body::list")]
+    pub written: Vec<Written>,
+}
+
+/// An extent of a put that its writer has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Written {
+    /// The extent.
+    pub extent: ExtentRef,
+    /// Length of the value.
+    pub bytes: u64,
+    /// The checksum of the value, as its writer says.
+    #[serde(with = "checksum_serde")]
+    pub checksum: Checksum,
+}
+
+/// Whether extents hold what their writer says.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WrittenChecked {
+    /// The latest epoch that the node has seen.
+    pub epoch: Epoch,
+    /// Nothing, when all of them do.
+    pub result: Result<(), ErrorCode>,
+}
+
+/// Has a node read a record of its SSD into memory that is lent to a client. Answered by
+/// [`RecordStaged`](crate::RecordStaged).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StageRecord {
+    /// The record, and the client.
+    pub record: ReadRecord,
+    /// The key of the client's link, which alone may read it; none where links have no keys.
+    pub holder: Option<[u8; 32]>,
+    /// How long the memory is lent.
+    pub lease: Duration,
+}
+
+impl Order {
+    /// Items that the order lists, one at least.
+    #[must_use]
+    pub fn items(&self) -> usize {
+        match self {
+            Self::Offload(tasks) => tasks.len().max(1),
+            Self::Promote(tasks) => tasks.len().max(1),
+            Self::Drop(entries) => entries.len().max(1),
+            Self::Fence(extents) => extents.len().max(1),
+            Self::Staged { .. } | Self::Cancel { .. } => 1,
+        }
+    }
+}
+
+impl Report {
+    /// Items that the report lists, one at least.
+    #[must_use]
+    pub fn items(&self) -> usize {
+        match self {
+            Self::Offloaded(results) => results.len().max(1),
+            Self::Dropped(entries) | Self::Lost(entries) => entries.len().max(1),
+            Self::Fenced(extents) => extents.len().max(1),
+            Self::Announce { entries, .. } => entries.len().max(1),
+            Self::Stage { .. }
+            | Self::Promoted { .. }
+            | Self::PromotionFailed { .. }
+            | Self::Disk(_)
+            | Self::Announced { .. } => 1,
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! Messages between nodes and the master.
+
+use super::*;
+
+fn hellos() -> Vec<NodeHello> {
+    let mount = |segment, kind| Mount {
+        segment: SegmentId(segment),
+        name: "a".into(),
+        node: NodeId(300),
+        incarnation: Incarnation(1 << 60),
+        kind,
+        bytes: 1 << 30,
+        host: "h".into(),
+    };
+    let Some(Welcome { nodes, .. }) = welcomes().pop() else {
+        unreachable!("there is one")
+    };
+    vec![NodeHello {
+        epoch: Epoch(4),
+        node: NodeId(300),
+        life: NodeLife([1, u64::MAX]),
+        welcomed: true,
+        taken: 17,
+        segments: vec![
+            mount(600, SegmentKind::Memory),
+            mount(601, SegmentKind::Disk),
+        ],
+        memory: MemoryAccess {
+            contact: nodes[0].clone(),
+            region: 2,
+            secret: Secret([7; 32]),
+            clock_nanos: 1 << 50,
+        },
+    }]
+}
+
+fn node_welcomes() -> Vec<NodeWelcome> {
+    let refused = Attached::Refused(ErrorCode::RoleNotPermitted);
+    [
+        Attached::New,
+        Attached::Resumed { taken: 3 },
+        Attached::Unknown,
+        refused,
+    ]
+    .map(|attached| NodeWelcome {
+        epoch: Epoch(4),
+        attached,
+    })
+    .into()
+}
+
+fn order_messages() -> Vec<Orders> {
+    vec![Orders {
+        epoch: Epoch(4),
+        taken: 3,
+        first: 18,
+        orders: orders(),
+    }]
+}
+
+fn report_messages() -> Vec<Reports> {
+    vec![Reports {
+        epoch: Epoch(4),
+        taken: 17,
+        first: 4,
+        clock_nanos: 1 << 50,
+        reports: reports(),
+    }]
+}
+
+fn checks() -> Vec<CheckWritten> {
+    vec![CheckWritten {
+        epoch: Epoch(4),
+        written: vec![Written {
+            extent: extent(),
+            bytes: 5000,
+            checksum: Checksum(7),
+        }],
+    }]
+}
+
+fn checked() -> Vec<WrittenChecked> {
+    [Ok(()), Err(ErrorCode::ChecksumMismatch)]
+        .map(|result| WrittenChecked {
+            epoch: Epoch(4),
+            result,
+        })
+        .into()
+}
+
+fn stage_requests() -> Vec<StageRecord> {
+    let record = record_reads().remove(0);
+    [None, Some([9; 32])]
+        .map(|holder| StageRecord {
+            record: record.clone(),
+            holder,
+            lease: Duration::from_secs(5),
+        })
+        .into()
+}
+
+#[test]
+fn messages_survive_and_nothing_shorter_or_longer_is_one() {
+    round_trips(&hellos());
+    round_trips(&node_welcomes());
+    round_trips(&order_messages());
+    round_trips(&report_messages());
+    round_trips(&checks());
+    round_trips(&checked());
+    round_trips(&stage_requests());
+}
+
+/// The bytes of a release are read by the next one: a change here is a change of the format.
+#[test]
+fn the_bytes_between_nodes_and_masters_stay_as_they_are() {
+    let mut found = String::new();
+    lines(&hellos(), &mut found);
+    lines(&node_welcomes(), &mut found);
+    lines(&order_messages(), &mut found);
+    lines(&report_messages(), &mut found);
+    lines(&checks(), &mut found);
+    lines(&checked(), &mut found);
+    lines(&stage_requests(), &mut found);
+    let golden = include_str!("golden.txt");
+    for (found, golden) in found.lines().zip(golden.lines()) {
+        assert_eq!(found, golden);
+    }
+    assert!(
+        found.lines().count() == golden.lines().count(),
+        "all kinds:\n{found}"
+    );
+}
+
+/// Clients of the last release name no node when they give memory back.
+#[test]
+fn a_release_without_a_node_is_for_the_masters_own_memory() {
+    #[derive(serde::Serialize)]
+    struct Old {
+        client: ClientId,
+        generation: u64,
+    }
+    let old = Old {
+        client: ClientId(7),
+        generation: 9,
+    };
+    let read = decode::<Release>(&body_of(&old)).unwrap();
+    assert_eq!((read.generation, read.node), (9, NodeId(0)));
+}
+
+#[test]
+fn a_secret_is_not_shown() {
+    assert_eq!(format!("{:?}", hellos()[0].memory.secret), "Secret(..)");
+}
+
+/// A batch is cut by what it lists: one message of many items is as long as many of one.
+#[test]
+fn orders_and_reports_say_how_many_items_they_list() {
+    let order = Order::Fence(vec![extent(); 3]);
+    let report = Report::Dropped(vec![entry(); 4]);
+    assert_eq!((order.items(), report.items()), (3, 4));
+    assert_eq!(Order::Fence(Vec::new()).items(), 1);
+}

@@ -49,6 +49,22 @@ pub(crate) fn allocate_on(node: NodeId) -> io::Result<()> {
 mod tests {
     use super::*;
 
+    /// Runs in a thread of its own, which takes its CPUs with it.
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri has no CPU sets")]
+    fn cpus_that_no_set_can_name_are_left_out() {
+        let allowed = rustix::thread::sched_getaffinity(None).unwrap();
+        let first = (0..CpuSet::MAX_CPU)
+            .find(|cpu| allowed.is_set(*cpu))
+            .unwrap();
+        let thread = std::thread::spawn(move || {
+            run_on(&[first, CpuSet::MAX_CPU, usize::MAX]).unwrap();
+            let now = rustix::thread::sched_getaffinity(None).unwrap();
+            (now.count(), now.is_set(first))
+        });
+        assert_eq!(thread.join().unwrap(), (1, true));
+    }
+
     #[test]
     #[cfg_attr(miri, ignore = "Miri has no memory policies")]
     fn an_unknown_node_is_refused_by_the_kernel() {

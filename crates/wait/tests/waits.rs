@@ -227,6 +227,24 @@ fn a_spinner_reads_the_clock_once_in_a_hundred_looks_at_most() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it has no clock of the machine")]
+fn the_clock_is_that_of_the_machine() {
+    let boot = || {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        Duration::new(
+            time.tv_sec.unsigned_abs(),
+            time.tv_nsec.unsigned_abs() as u32,
+        )
+    };
+    let (before, read, after) = (boot(), now(), boot());
+    let read = Duration::from_nanos(read.as_nanos());
+    assert!(
+        before <= read && read <= after,
+        "{before:?} {read:?} {after:?}"
+    );
+}
+
+#[test]
 fn a_hook_is_told_once_and_only_one_is_taken() {
     let runs = Arc::new(AtomicU32::new(0));
     let hook = || {

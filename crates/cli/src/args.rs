@@ -465,6 +465,31 @@ mod tests {
         }
     }
 
+    /// An option that a process takes has an effect there.
+    #[test]
+    fn a_master_takes_the_options_that_decide_and_a_node_the_others() {
+        let check = |command: &str, flag: &str, value: &str, taken: bool| {
+            let line = ["slackwater", command, flag, value];
+            assert_eq!(parse(line).is_ok(), taken, "{command} {flag}");
+        };
+        for (flag, value, master, node) in [
+            ("--memory", "1GiB", false, true),
+            ("--ssd", "1GiB", false, true),
+            ("--io", "pread", false, true),
+            ("--policy", "lru", true, false),
+            ("--lease-ttl", "1s", true, false),
+            ("--evict-high", "80%", true, false),
+            ("--promotion-enabled", "false", true, false),
+            ("--views-limit", "1", false, false),
+            ("--huge-pages", "off", false, false),
+            ("--log", "warn", true, true),
+        ] {
+            check("master", flag, value, master);
+            check("node", flag, value, node);
+            check("serve", flag, value, true);
+        }
+    }
+
     #[test]
     fn store_options_become_flags_of_their_layer() {
         let line = [

@@ -29,7 +29,7 @@ pub enum ToolError {
     KeyText(#[from] KeyTextError),
     #[error(transparent)]
     AllowList(#[from] AllowListError),
-    #[error("`{0}` is no level (none, basic, admin)")]
+    #[error("`{0}` is no level (none, node, basic, admin)")]
     Level(String),
     #[error(transparent)]
     Start(#[from] StartError),

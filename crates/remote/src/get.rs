@@ -2,6 +2,7 @@ use slackwater_base::Checksum;
 use slackwater_client::{Action, GetFlow, GetOutcome, LocalFirst, ReadFailure};
 use slackwater_pool::copy::checksum;
 use slackwater_transfer::Capability;
+use slackwater_wait::{failpoint, now};
 use slackwater_wire::limits::BATCH_KEYS_MAX;
 use slackwater_wire::{
     Chain, ClientId, DiskEntry, Epoch, ErrorCode, ExtentRef, Get, Hold, Key, ReadRecord, ReplicaAt,
@@ -133,6 +134,7 @@ impl Call<'_> {
 
 impl Reading<'_, '_> {
     fn fetch(&mut self, wanted: Wanted) -> Result<Checksum, ReadFailure> {
+        failpoint("get.located");
         let (index, bytes, from) = (wanted.index, wanted.bytes, wanted.from);
         let length = bytes as usize;
         match &mut *self.sinks[index] {
@@ -247,11 +249,11 @@ impl Carry<GetFlow> for Reading<'_, '_> {
             from,
         };
         let read = self.fetch(wanted);
-        flow.on_read(slackwater_wait::now(), index, read, out);
+        flow.on_read(now(), index, read, out);
     }
 
     fn cancelled(&mut self, flow: &mut GetFlow, index: usize, out: &mut Vec<Action>) {
         let cancelled = Err(ReadFailure::Cancelled);
-        flow.on_read(slackwater_wait::now(), index, cancelled, out);
+        flow.on_read(now(), index, cancelled, out);
     }
 }

@@ -2,6 +2,7 @@ use slackwater_base::Checksum;
 use slackwater_client::{Action, PutFlow, PutOutcome, WriteFailure};
 use slackwater_pool::copy::checksum;
 use slackwater_transfer::Capability;
+use slackwater_wait::{failpoint, now};
 use slackwater_wire::limits::BATCH_KEYS_MAX;
 use slackwater_wire::{Chain, ExtentRef, Key, PutConfig, PutEntry, PutStart};
 
@@ -130,6 +131,7 @@ impl Call<'_> {
 
 impl Writing<'_, '_> {
     fn write(&self, index: usize, extents: &[ExtentRef]) -> Result<Checksum, WriteFailure> {
+        failpoint("put.granted");
         let value = self.values[index];
         for extent in extents {
             let right = self.carrier.rights.get(extent).copied();
@@ -141,6 +143,7 @@ impl Writing<'_, '_> {
                 NotMoved::Cancelled => WriteFailure::Cancelled,
             })?;
         }
+        failpoint("put.written");
         Ok(checksum(value))
     }
 }
@@ -155,11 +158,11 @@ impl Carry<PutFlow> for Writing<'_, '_> {
             unreachable!("a flow that puts does not read")
         };
         let written = self.write(index, &extents);
-        flow.on_written(slackwater_wait::now(), index, written, out);
+        flow.on_written(now(), index, written, out);
     }
 
     fn cancelled(&mut self, flow: &mut PutFlow, index: usize, out: &mut Vec<Action>) {
         let cancelled = Err(WriteFailure::Cancelled);
-        flow.on_written(slackwater_wait::now(), index, cancelled, out);
+        flow.on_written(now(), index, cancelled, out);
     }
 }

@@ -12,6 +12,8 @@ mod completion;
 mod countdown;
 mod cpus;
 mod event;
+#[cfg(feature = "failpoints")]
+mod failpoint;
 mod futex;
 mod pace;
 mod rhythm;
@@ -32,6 +34,8 @@ pub use completion::{Abandoned, Completer, Completion};
 pub use countdown::{AlreadyHooked, Countdown, Hook};
 pub use cpus::{Cpus, cpu_list, current_cpu};
 pub use event::{Event, Seen};
+#[cfg(feature = "failpoints")]
+pub use failpoint::failpoint;
 pub use pace::Costs;
 pub use routine::{Ended, Sleeper, Stopped, Waiting};
 #[cfg(not(loom))]
@@ -42,6 +46,11 @@ pub use strategy::{
     Adaptive, Choice, ChoiceError, Park, Plan, Sleep, Spin, Then, Wait, current, install,
 };
 pub use word::Word;
+
+/// Without the feature `failpoints`: nothing happens at any place.
+#[cfg(not(feature = "failpoints"))]
+#[inline(always)]
+pub fn failpoint(_place: &str) {}
 
 /// The examples of the README, compiled and run.
 #[cfg(doctest)]

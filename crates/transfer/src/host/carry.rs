@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 use slackwater_base::Instant;
 use slackwater_pool::copy::{Isa, Stores, copy_with};
 use slackwater_pool::{Class, Kind, Pool};
-use slackwater_wait::now;
+use slackwater_wait::{failpoint, now};
 use slackwater_wire::data::{Op, Refusal};
 
 use super::cache_history::CacheHistory;
@@ -118,7 +118,9 @@ pub(super) fn carry(
             }
             // SAFETY: the local range is held by the job; the peer's lies in the window, which its owner leaves alone
             // while the mark stands; the chunks of a job have no byte in common.
-            unsafe { piece.copy(job, cache_history) }
+            unsafe { piece.copy(job, cache_history) }?;
+            failpoint("host.copying");
+            Ok(())
         };
         if bytes >= SHARED_BYTES_MIN && pool.threads() > 1 && pieces.len() > 1 {
             share(&pieces, pool, one)

@@ -1,14 +1,14 @@
 //! Processes that die, stop and come back.
 
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use slackwater_base::Rng;
 use slackwater_remote::{
     CallOptions, Cancel, Client, GetOptions, PutOptions, RemoveOptions, Stored,
 };
-use slackwater_wire::{Durability, PutMode, ReplicaState};
+use slackwater_wire::{Durability, ErrorCode, PutMode};
 
 use super::{Served, stopped, until, value};
 use crate::place::{Place, end};
@@ -16,16 +16,6 @@ use crate::place::{Place, end};
 const MEMORY: [&str; 4] = ["--memory", "32MiB", "--lease-ttl", "500ms"];
 /// More than half of the memory: two of them do not fit.
 const LARGE: usize = 20 << 20;
-
-fn spawn(served: &Served, place: &Place, arguments: &[&str], output: Stdio) -> Child {
-    served
-        .client(place, arguments)
-        .stdin(Stdio::null())
-        .stdout(output)
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap()
-}
 
 fn upsert() -> PutOptions {
     PutOptions {
@@ -41,98 +31,123 @@ fn force() -> RemoveOptions {
     }
 }
 
-/// A writer is killed at any moment of its put. Readers find the value before it or all of the new one, and the room of
-/// what it left comes back: the next large value finds it.
+/// A client that stops, or is killed, where it passes this place.
+fn failing(served: &Served, place: &Place, arguments: &[&str], at: &str, output: Stdio) -> Child {
+    let mut command = served.client(place, arguments);
+    command.env("SLACKWATER_FAILPOINT", at);
+    let command = command.stdin(Stdio::null()).stderr(Stdio::null());
+    command.stdout(output).spawn().unwrap()
+}
+
+fn remove_all(client: &Client, keys: &[&[u8]]) {
+    let removed = || {
+        let _ = client.remove(keys, &force());
+        client.exists(keys, &CallOptions::default()) == Ok(vec![false; keys.len()])
+    };
+    until("everything is removed", removed);
+}
+
+/// Whether a put finds room within a moment.
+fn has_room(client: &Client, key: &[u8], value: &[u8]) -> bool {
+    let hurried = PutOptions {
+        wait: Some(Duration::from_millis(50)),
+        ..upsert()
+    };
+    match client.put(key, value, &hurried) {
+        Ok(stored) => stored == Stored::New,
+        Err(error) if error.code() == ErrorCode::NoAvailableHandle => false,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// A writer is killed in the middle of its put. Nothing of it is ever read, and the room of what it left comes back: the
+/// next large value finds it.
 #[test]
 fn a_writer_that_is_killed_leaves_nothing_half_published() {
     let place = Place::new();
     let served = Served::start(&place, &MEMORY);
     let client = served.connect();
     std::fs::write(place.path("large"), value(1, LARGE)).unwrap();
-    let mut rng = Rng::new(5);
-    let mut halfway = 0;
-    for round in 0..12 {
+    for at in ["put.granted", "host.copying", "put.written"] {
         let put = ["put", "k", "large"];
-        let mut writer = spawn(&served, &place, &put, Stdio::null());
-        if round % 2 == 0 {
-            std::thread::sleep(Duration::from_millis(5 + rng.below(120)));
-        } else {
-            let begun = || client.stat(b"k", &CallOptions::default()).unwrap();
-            let is_written =
-                |(_, state, _): &(_, ReplicaState, _)| *state == ReplicaState::Processing;
-            let writing = || begun().is_some_and(|found| found.replicas.iter().any(is_written));
-            while writer.try_wait().unwrap().is_none() && !writing() {}
-        }
-        writer.kill().unwrap();
-        end(&mut writer);
-        let got = client.get(b"k", &GetOptions::default()).unwrap();
-        halfway += u64::from(round % 2 == 1 && got.is_none());
-        assert!(got.is_none_or(|got| got == value(1, LARGE)), "half of it");
-        let removal = || {
-            let _ = client.remove(&[b"k"], &force());
-            client.exists(&[b"k"], &CallOptions::default()) == Ok(vec![false])
-        };
-        until("the value is gone", removal);
+        let point = format!("{at}=kill");
+        let mut writer = failing(&served, &place, &put, &point, Stdio::null());
+        let ended = end(&mut writer);
+        assert_eq!(ended.signal(), Some(Signal::KILL.as_raw()), "{at}");
+        let got = client.get(b"k", &GetOptions::default());
+        assert_eq!(got, Ok(None), "{at}");
         // There is room for this one only when that of the killed writer came back.
-        assert_eq!(
-            client.put(b"next", &value(2, LARGE), &PutOptions::default()),
-            Ok(Stored::New)
-        );
+        let put = client.put(b"next", &value(2, LARGE), &PutOptions::default());
+        assert_eq!(put, Ok(Stored::New), "{at}");
         let got = client.get(b"next", &GetOptions::default()).unwrap();
-        assert!(got == Some(value(2, LARGE)));
-        assert_eq!(client.remove(&[b"next"], &force()), [Ok(())]);
+        assert!(got == Some(value(2, LARGE)), "{at}");
+        remove_all(&client, &[b"next"]);
     }
-    assert!(halfway > 0, "none was killed in the middle of its put");
 }
 
-/// A reader is stopped in the middle of a read for longer than its lease, while its extent is given to other objects.
+/// A reader is stopped in the middle of its copy for longer than its lease. Its extent is not given to another object while
+/// it may still read there, and when it goes on it gets no bytes but those of its key.
 #[test]
 fn a_reader_that_was_stopped_past_its_lease_gets_no_other_bytes() {
     let place = Place::new();
     let served = Served::start(&place, &MEMORY);
     let client = served.connect();
-    let mut rng = Rng::new(6);
-    for round in 0..4 {
-        let name = 100 + round;
-        assert_eq!(
-            client.put(b"k", &value(name, LARGE), &upsert()),
-            Ok(Stored::New)
-        );
-        let back = std::fs::File::create(place.path("back")).unwrap();
-        let mut reader = spawn(&served, &place, &["get", "k"], back.into());
-        std::thread::sleep(Duration::from_millis(5 + rng.below(60)));
-        kill_process(Pid::from_child(&reader), Signal::STOP).unwrap();
-        stopped(&reader);
-        std::thread::sleep(Duration::from_millis(700));
-        let removed = || {
-            let _ = client.remove(&[b"k"], &Default::default());
-            client.exists(&[b"k"], &CallOptions::default()) == Ok(vec![false])
-        };
-        until("the lease is over", removed);
-        for other in 0..3 {
-            // The room of the old value is fenced once its reader cannot touch it any more.
-            let hurried = PutOptions {
-                wait: Some(Duration::from_millis(100)),
-                ..upsert()
-            };
-            let put = client.put(b"other", &value(other, LARGE), &hurried);
-            let patient = matches!(&put, Err(error) if error.code() == slackwater_wire::ErrorCode::NoAvailableHandle);
-            assert!(put == Ok(Stored::New) || patient, "{put:?}");
-        }
-        kill_process(Pid::from_child(&reader), Signal::CONT).unwrap();
-        let ended = end(&mut reader);
-        let bytes = std::fs::read(place.path("back")).unwrap();
-        if ended.success() {
-            assert!(bytes == value(name, LARGE), "bytes of another object");
-        } else {
-            assert!(bytes.is_empty());
-        }
-        let _ = client.remove(&[b"other"], &force());
-    }
+    let (old, new) = (value(1, LARGE), value(2, LARGE));
+    assert_eq!(client.put(b"k", &old, &upsert()), Ok(Stored::New));
+    let back = std::fs::File::create(place.path("back")).unwrap();
+    let get = ["get", "k"];
+    let mut reader = failing(&served, &place, &get, "host.copying=stop", back.into());
+    stopped(&reader);
+    let removed = || {
+        let _ = client.remove(&[b"k"], &Default::default());
+        client.exists(&[b"k"], &CallOptions::default()) == Ok(vec![false])
+    };
+    until("the lease is over", removed);
+    assert!(
+        !has_room(&client, b"k", &new),
+        "its room is given out while it is read"
+    );
+    kill_process(Pid::from_child(&reader), Signal::CONT).unwrap();
+    let ended = end(&mut reader);
+    let bytes = std::fs::read(place.path("back")).unwrap();
+    assert!(
+        !ended.success() && bytes.is_empty(),
+        "what it read was gone"
+    );
+    until("its room comes back", || has_room(&client, b"k", &new));
+    assert!(client.get(b"k", &GetOptions::default()).unwrap() == Some(new));
+}
+
+/// A writer is stopped in the middle of its copy, and its put is replaced. Its extent is not given to another object before
+/// it has gone on, as the rest of its bytes would land there.
+#[test]
+fn a_writer_that_was_stopped_changes_no_other_object() {
+    let place = Place::new();
+    let served = Served::start(&place, &MEMORY);
+    let client = served.connect();
+    std::fs::write(place.path("large"), value(1, LARGE)).unwrap();
+    let put = ["put", "k", "large"];
+    let at = "host.copying=stop";
+    let mut writer = failing(&served, &place, &put, at, Stdio::null());
+    stopped(&writer);
+    // An upsert ends the put that is under way, and finds room beside it.
     assert_eq!(
-        client.put(b"last", &value(9, LARGE), &upsert()),
+        client.put(b"k", &value(2, 4096), &upsert()),
         Ok(Stored::New)
     );
+    let other = value(3, LARGE);
+    assert!(
+        !has_room(&client, b"other", &other),
+        "its room is given out"
+    );
+    kill_process(Pid::from_child(&writer), Signal::CONT).unwrap();
+    assert!(!end(&mut writer).success());
+    until("its room comes back", || {
+        has_room(&client, b"other", &other)
+    });
+    assert!(client.get(b"other", &GetOptions::default()).unwrap() == Some(other));
+    let got = client.get(b"k", &GetOptions::default()).unwrap();
+    assert!(got == Some(value(2, 4096)));
 }
 
 fn restarted(place: &Place, address: &str) -> Served {

@@ -62,7 +62,7 @@ const LAYERS: &[(&str, Kind, &[&str])] = &[
         Kind::Proof,
         &[
             "base", "wire", "zmtp", "meta", "tier", "client", "wait", "pool", "net", "mq",
-            "transfer", "node", "replay", "report",
+            "transfer", "node", "remote", "replay", "report",
         ],
     ),
     (

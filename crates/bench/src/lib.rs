@@ -12,6 +12,7 @@ pub mod pool;
 pub mod process;
 pub mod promotion;
 pub mod removal;
+pub mod served;
 pub mod store;
 pub mod tiers;
 pub mod transfer;

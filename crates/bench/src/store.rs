@@ -2,7 +2,7 @@
 //! SSD beside direct reads of a plain file, in one run and in turns, so that a noisy machine is noisy to both.
 
 mod memory;
-mod redis;
+pub(crate) mod redis;
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};

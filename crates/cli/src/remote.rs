@@ -144,6 +144,7 @@ impl Connection {
             key_file: self.key_file.clone(),
             deadline: self.timeout,
             connect_timeout: self.timeout.min(ConnectOptions::default().connect_timeout),
+            ..ConnectOptions::default()
         })?;
         Ok((client, call))
     }

@@ -42,6 +42,7 @@ pub(crate) fn connect(
         key_file,
         deadline,
         connect_timeout: defaults.connect_timeout.min(deadline),
+        ..defaults
     };
     let connected = py.detach(|| slackwater_remote::Client::connect(&options));
     let client = connected.map_err(|error| not_connected(py, &error))?;

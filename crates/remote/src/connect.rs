@@ -28,6 +28,8 @@ pub struct ConnectOptions {
     pub address: Address,
     /// The file of our secret key, for a server that proves one; refused with an address that names no key.
     pub key_file: Option<PathBuf>,
+    /// Nothing but TCP, not even memory that is shared with a server of this host.
+    pub force_tcp: bool,
     /// How long connecting may take: a server that is just being started is waited for.
     pub connect_timeout: Duration,
     /// How long a call may take that does not say.
@@ -39,6 +41,7 @@ impl Default for ConnectOptions {
         Self {
             address: Address::tcp((Ipv4Addr::LOCALHOST, 50_051).into()),
             key_file: None,
+            force_tcp: false,
             connect_timeout: Duration::from_secs(2),
             deadline: Duration::from_secs(10),
         }
@@ -91,6 +94,7 @@ pub(crate) fn connect(options: &ConnectOptions) -> Result<Connected, ConnectErro
         )
         .map_err(|error| no_server(address, error))?;
     let mut config = EngineConfig::new("client");
+    config.force_tcp = options.force_tcp;
     config.tcp = TcpConfig {
         bind: Vec::new(),
         io_threads: 1,

@@ -1,21 +1,27 @@
-//! Redis, what many would take instead: a server of this run on a Unix socket, one client, no persistence.
+//! Redis, what many would take instead: a server of this run without persistence, on a Unix socket for one client, or on
+//! TCP for many.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
+
+use slackwater_base::Rng;
 
 use super::{Row, TARGETS, rate};
 use crate::peer::Skipped;
 use crate::process::Process;
+use crate::usage::quantile;
 
 pub(super) const GET: &str = "redis GET";
 pub(super) const SET: &str = "redis SET";
 
 /// The peer, for as long as it answers.
 pub(super) struct Peer {
-    redis: Option<Redis>,
+    redis: Option<Redis<UnixStream>>,
     pub(super) skipped: Vec<Skipped>,
 }
 
@@ -75,47 +81,59 @@ impl Peer {
     }
 }
 
-/// A server and the one connection to it.
-struct Redis {
-    link: BufReader<UnixStream>,
+/// A server and one connection to it.
+pub(crate) struct Redis<S> {
+    link: Link<S>,
+    /// Where further connections are made.
+    port: u16,
     /// Ends the server when it is dropped.
     _server: Process,
 }
 
-impl Redis {
+/// GETs on several connections at once.
+#[derive(Clone, Copy)]
+pub(crate) struct Load {
+    /// Keys, which are numbers.
+    pub(crate) count: usize,
+    /// Length of each value.
+    pub(crate) block: usize,
+    /// Connections, each with a thread of its own.
+    pub(crate) concurrency: usize,
+    pub(crate) window: Duration,
+}
+
+/// A connection.
+struct Link<S>(BufReader<S>);
+
+/// Starts a server without persistence in `directory`; port 0 is none.
+fn start(directory: &Path, socket: Option<&Path>, port: u16) -> Result<Process, String> {
+    let mut command = Command::new("redis-server");
+    command.args(["--port", &port.to_string(), "--bind", "127.0.0.1"]);
+    command.args(["--save", "", "--appendonly", "no"]);
+    command.args(["--daemonize", "no", "--logfile", ""]);
+    if let Some(socket) = socket {
+        command.arg("--unixsocket").arg(socket);
+    }
+    command.arg("--dir").arg(directory).stderr(Stdio::null());
+    let server = Process::spawn(command, "redis-server", PATIENCE);
+    let mut server = server.map_err(|error| format!("redis-server cannot be started: {error}"))?;
+    // "Ready", or "now ready", by its version.
+    server
+        .hear_of("eady to accept connections")
+        .map_err(|error| error.to_string())?;
+    Ok(server)
+}
+
+impl Redis<UnixStream> {
     fn start(directory: &Path) -> Result<Self, String> {
         // The server works in the directory of its socket.
         let directory = std::fs::canonicalize(directory).map_err(|error| error.to_string())?;
         let socket = directory.join("redis");
-        let mut command = Command::new("redis-server");
-        command.args([
-            "--port",
-            "0",
-            "--save",
-            "",
-            "--appendonly",
-            "no",
-            "--daemonize",
-            "no",
-            "--logfile",
-            "",
-        ]);
-        command
-            .arg("--unixsocket")
-            .arg(&socket)
-            .arg("--dir")
-            .arg(&directory)
-            .stderr(Stdio::null());
-        let server = Process::spawn(command, "redis-server", PATIENCE);
-        let mut server =
-            server.map_err(|error| format!("redis-server cannot be started: {error}"))?;
-        // "Ready", or "now ready", by its version.
-        server
-            .hear_of("eady to accept connections")
-            .map_err(|error| error.to_string())?;
+        let server = start(&directory, Some(&socket), 0)?;
         let link = connect(&socket).map_err(|error| format!("{}: {error}", socket.display()))?;
         Ok(Self {
-            link: BufReader::new(link),
+            link: Link(BufReader::new(link)),
+            port: 0,
             _server: server,
         })
     }
@@ -123,13 +141,14 @@ impl Redis {
     fn pass(&mut self, bytes: usize, source: &[u8], targets: &mut [u8]) -> io::Result<[f64; 2]> {
         let begun = Instant::now();
         for (number, value) in source.chunks(bytes).enumerate() {
-            self.set(&number.to_string(), value)?;
+            self.link.set(&number.to_string(), value)?;
         }
         let set = rate(source.len(), begun);
         let begun = Instant::now();
         for number in 0..source.len() / bytes {
             let target = number % TARGETS * bytes;
-            self.get(&number.to_string(), &mut targets[target..target + bytes])?;
+            let target = &mut targets[target..target + bytes];
+            self.link.get(&number.to_string(), target)?;
         }
         let get = rate(source.len(), begun);
         let last = source.len() / bytes - 1;
@@ -140,6 +159,82 @@ impl Redis {
             Err(said(""))
         }
     }
+}
+
+impl Redis<TcpStream> {
+    /// A server of its own on a free port of the loopback.
+    pub(crate) fn over_tcp(directory: &Path) -> Result<Self, String> {
+        // The server cannot choose a port; that of a socket that was just closed is free, most likely.
+        let free = TcpListener::bind(("127.0.0.1", 0)).and_then(|socket| socket.local_addr());
+        let port = free.map_err(|error| error.to_string())?.port();
+        let server = start(directory, None, port)?;
+        let link = Link::over_tcp(port).map_err(|error| error.to_string())?;
+        Ok(Self {
+            link,
+            port,
+            _server: server,
+        })
+    }
+
+    pub(crate) fn set(&mut self, key: &str, value: &[u8]) -> io::Result<()> {
+        self.link.set(key, value)
+    }
+
+    /// Values a second, and the microseconds that half and 99 of 100 took at most.
+    pub(crate) fn gets(&mut self, load: Load) -> io::Result<[f64; 3]> {
+        let port = self.port;
+        let barrier = Barrier::new(load.concurrency);
+        let begun = Instant::now();
+        let taken: io::Result<Vec<Vec<f64>>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..load.concurrency)
+                .map(|thread| {
+                    let barrier = &barrier;
+                    scope.spawn(move || {
+                        let link = Link::over_tcp(port);
+                        barrier.wait();
+                        link?.gets(load, thread as u64 + 1)
+                    })
+                })
+                .collect();
+            let ended = threads.into_iter().map(|thread| thread.join());
+            ended
+                .map(|end| end.unwrap_or_else(|_| Err(said("a thread panicked"))))
+                .collect()
+        });
+        let seconds = begun.elapsed().as_secs_f64();
+        let mut micros = taken?.concat();
+        let rate = micros.len() as f64 / seconds;
+        Ok([
+            rate,
+            quantile(&mut micros, 0.5),
+            quantile(&mut micros, 0.99),
+        ])
+    }
+}
+
+impl Link<TcpStream> {
+    fn over_tcp(port: u16) -> io::Result<Self> {
+        let link = TcpStream::connect(("127.0.0.1", port))?;
+        link.set_nodelay(true)?;
+        link.set_read_timeout(Some(PATIENCE))?;
+        link.set_write_timeout(Some(PATIENCE))?;
+        Ok(Self(BufReader::new(link)))
+    }
+}
+
+impl<S: Read + Write> Link<S> {
+    /// The microseconds of each GET.
+    fn gets(&mut self, load: Load, seed: u64) -> io::Result<Vec<f64>> {
+        let (mut rng, mut target) = (Rng::new(seed), vec![0; load.block]);
+        let (begun, mut micros) = (Instant::now(), Vec::new());
+        while begun.elapsed() < load.window {
+            let key = rng.below(load.count as u64).to_string();
+            let asked = Instant::now();
+            self.get(&key, &mut target)?;
+            micros.push(asked.elapsed().as_nanos() as f64 / 1e3);
+        }
+        Ok(micros)
+    }
 
     fn set(&mut self, key: &str, value: &[u8]) -> io::Result<()> {
         let head = format!(
@@ -147,7 +242,7 @@ impl Redis {
             key.len(),
             value.len()
         );
-        let link = self.link.get_mut();
+        let link = self.0.get_mut();
         link.write_all(head.as_bytes())?;
         link.write_all(value)?;
         link.write_all(b"\r\n")?;
@@ -156,18 +251,16 @@ impl Redis {
 
     fn get(&mut self, key: &str, target: &mut [u8]) -> io::Result<()> {
         let command = format!("*2\r\n$3\r\nGET\r\n${}\r\n{key}\r\n", key.len());
-        self.link.get_mut().write_all(command.as_bytes())?;
+        self.0.get_mut().write_all(command.as_bytes())?;
         self.expect(&format!("${}", target.len()))?;
-        self.link.read_exact(target)?;
+        self.0.read_exact(target)?;
         self.expect("")
     }
 
     fn expect(&mut self, line: &str) -> io::Result<()> {
         let mut answer = String::new();
-        self.link
-            .by_ref()
-            .take(LINE_BYTES_MAX)
-            .read_line(&mut answer)?;
+        let mut read = self.0.by_ref().take(LINE_BYTES_MAX);
+        read.read_line(&mut answer)?;
         if answer.strip_suffix("\r\n") == Some(line) {
             Ok(())
         } else {

@@ -6,26 +6,26 @@ use crate::usage::median;
 use crate::wait;
 
 /// One target and its initiator.
-pub(super) struct Pair {
+pub(crate) struct Pair {
     pub(super) target: Process,
     pub(super) initiator: Process,
 }
 
 /// One kind of load.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Cell {
-    pub(super) direction: Direction,
-    pub(super) block: usize,
-    pub(super) concurrency: usize,
-    pub(super) batch: usize,
+pub(crate) struct Cell {
+    pub(crate) direction: Direction,
+    pub(crate) block: usize,
+    pub(crate) concurrency: usize,
+    pub(crate) batch: usize,
 }
 
 /// One round of one cell.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Round {
-    pub(super) gbps: f64,
-    pub(super) p50_us: f64,
-    pub(super) p99_us: f64,
+pub(crate) struct Round {
+    pub(crate) gbps: f64,
+    pub(crate) p50_us: f64,
+    pub(crate) p99_us: f64,
     pub(super) mean_us: f64,
     pub(super) initiator_cores: f64,
     pub(super) target_cores: f64,
@@ -40,7 +40,7 @@ struct Beside {
 }
 
 impl Pair {
-    pub(super) fn start(
+    pub(crate) fn start(
         options: &Options,
         carrier: Carrier,
         wait: &str,
@@ -70,7 +70,7 @@ impl Pair {
         Ok(self.target.pin(target)?)
     }
 
-    pub(super) fn round(&mut self, cell: Cell, millis: u128) -> Result<Round, BenchError> {
+    pub(crate) fn round(&mut self, cell: Cell, millis: u128) -> Result<Round, BenchError> {
         let Cell {
             direction,
             block,

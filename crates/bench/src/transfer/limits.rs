@@ -8,7 +8,7 @@ use crate::process::{Process, ProcessError};
 use crate::usage::median;
 
 /// Two processes without an engine, and what they reached so far.
-pub(super) struct Bed {
+pub(crate) struct Bed {
     server: Process,
     client: Process,
     /// The buffers with which a stream was fastest at the start; 0 is the kernel's own choice.
@@ -25,10 +25,10 @@ pub(super) struct Bed {
 
 /// One run of one limit.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Rate {
-    pub(super) gbps: f64,
+pub(crate) struct Rate {
+    pub(crate) gbps: f64,
     pub(super) cpu_s_per_gb: f64,
-    pub(super) p50_us: f64,
+    pub(crate) p50_us: f64,
 }
 
 /// Sizes of socket buffers that are tried.
@@ -38,7 +38,7 @@ const SOCKET_BYTES: [usize; 3] = [0, 1 << 20, 4 << 20];
 pub(super) const PING: usize = 4 << 10;
 
 impl Bed {
-    pub(super) fn start(options: &Options) -> Result<Self, BenchError> {
+    pub(crate) fn start(options: &Options) -> Result<Self, BenchError> {
         let bytes = options.memory_bytes.to_string();
         let mut server = Process::start(
             &options.child,
@@ -85,7 +85,7 @@ impl Bed {
     }
 
     /// A stream of 1 MiB messages over one blocking socket.
-    pub(super) fn stream(&mut self) -> Result<Rate, BenchError> {
+    pub(crate) fn stream(&mut self) -> Result<Rate, BenchError> {
         let rate = self.socket(0, MESSAGE)?;
         self.streams.push(rate);
         Ok(rate)
@@ -99,7 +99,7 @@ impl Bed {
     }
 
     /// 4 KiB there and back.
-    pub(super) fn ping(&mut self) -> Result<Rate, BenchError> {
+    pub(crate) fn ping(&mut self) -> Result<Rate, BenchError> {
         self.socket(PING, PING)
     }
 
@@ -114,7 +114,7 @@ impl Bed {
     }
 
     /// The better of a copy past the cache and a cross-memory attach is what a same-host path can reach.
-    pub(super) fn copies(&mut self) -> Result<(Rate, Option<Rate>), BenchError> {
+    pub(crate) fn copies(&mut self) -> Result<(Rate, Option<Rate>), BenchError> {
         let millis = self.window.as_millis();
         let memcpy = self.measured(&format!("copy cached {millis}"))?;
         self.memcpys.push(memcpy);

@@ -6,10 +6,10 @@
 mod bounds;
 mod crowd;
 mod ends;
-mod grid;
+pub(crate) mod grid;
 mod incumbent;
 mod latency;
-mod limits;
+pub(crate) mod limits;
 mod raw;
 mod report;
 mod trials;

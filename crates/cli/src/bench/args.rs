@@ -8,12 +8,14 @@ use slackwater_bench::{copy, meta, mq, pool, promotion, store, tiers, transfer, 
 use slackwater_pool::copy::{Isa, IsaChoice, IsaError};
 use slackwater_replay::{TraceReader, Traffic};
 
+use super::served::Grid;
 use crate::args::block_bytes;
 
 /// The benchmarks.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Bench {
-    /// Reads from memory beside a plain copy, reads from SSD beside direct reads of a plain file
+    /// Reads from memory beside a plain copy, reads from SSD beside direct reads of a plain file; with --served, calls of
+    /// another process beside bare transfers
     Store(Store),
     /// Latency of a read before promotion on hit and after it, and how long it takes
     Promotion(Promotion),
@@ -34,6 +36,12 @@ pub(crate) enum Bench {
     /// Plays the part of a process that `transfer` measures
     #[command(hide = true)]
     TransferChild {
+        /// The part.
+        arguments: Vec<String>,
+    },
+    /// Plays the part of a process that `store --served` measures
+    #[command(hide = true)]
+    ServedChild {
         /// The part.
         arguments: Vec<String>,
     },
@@ -93,7 +101,14 @@ pub(crate) struct Store {
 
     /// Leave the peers out
     #[arg(long)]
-    no_peers: bool,
+    pub(super) no_peers: bool,
+
+    /// Measure a store that another process serves, and the paths to it
+    #[arg(long, conflicts_with_all = ["value_bytes", "passes", "depth"])]
+    pub(super) served: bool,
+
+    #[command(flatten)]
+    pub(super) grid: Grid,
 
     #[command(flatten)]
     pub(super) instructions: Instructions,
@@ -565,13 +580,13 @@ fn paths(choice: IsaChoice) -> Vec<Isa> {
 }
 
 /// A list that was given takes the place of the default.
-fn given<T: Clone>(option: &mut Vec<T>, list: &[T]) {
+pub(super) fn given<T: Clone>(option: &mut Vec<T>, list: &[T]) {
     if !list.is_empty() {
         *option = list.to_vec();
     }
 }
 
-fn one_or_more(text: &str) -> Result<usize, String> {
+pub(super) fn one_or_more(text: &str) -> Result<usize, String> {
     let number = text.parse().ok().filter(|number| *number > 0);
     number.ok_or_else(|| "expected a whole number, one or more".to_owned())
 }

@@ -1,6 +1,7 @@
 //! `slackwater bench`: runs a scenario of the bench crate and prints its report, for people or for scripts.
 
 mod args;
+mod served;
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -22,6 +23,15 @@ pub(crate) fn run(scenario: &Bench) -> Result<u8> {
         Bench::Store(arguments) => {
             arguments.instructions.install()?;
             let directory = passing(&arguments.dir)?;
+            if arguments.served {
+                let report = slackwater_bench::served::run(&slackwater_bench::served::Options {
+                    child: ourselves("served-child")?,
+                    transfer_child: ourselves("transfer-child")?,
+                    ..arguments.served_options(directory.path())
+                })?;
+                return Shown::plain("store-served", &on_this_machine(report))?
+                    .show(&arguments.output);
+            }
             let report = on_this_machine(store::run(&arguments.options(directory.path()))?);
             Shown::plain("store", &report)?.show(&arguments.output)
         }
@@ -93,6 +103,10 @@ pub(crate) fn run(scenario: &Bench) -> Result<u8> {
         }
         Bench::TransferChild { arguments } => {
             transfer::child(arguments)?;
+            Ok(DONE)
+        }
+        Bench::ServedChild { arguments } => {
+            slackwater_bench::served::child(arguments)?;
             Ok(DONE)
         }
         Bench::MqChild { arguments } => {

@@ -408,6 +408,7 @@ fn with_keys_everybody_has_the_role_of_its_key() {
             key_file: Some(place.path(key_file)),
             connect_timeout: PATIENCE,
             deadline: PATIENCE,
+            ..ConnectOptions::default()
         })
     };
     let reader = connect("client").unwrap();

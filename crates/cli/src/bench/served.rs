@@ -1,0 +1,65 @@
+//! What `slackwater bench store --served` measures.
+
+use std::path::Path;
+use std::time::Duration;
+
+use clap::Args;
+use slackwater_base::{ByteSize, parse_duration};
+use slackwater_bench::served;
+
+use super::args::{Store, given, one_or_more};
+use crate::args::block_bytes;
+
+/// The cells of the grid.
+#[derive(Clone, Debug, Args)]
+#[group(id = "grid", requires = "served")]
+pub(crate) struct Grid {
+    /// Calls: put_from, put_batch, get_into, get, get_batch_into [default: all]
+    #[arg(long, value_name = "OP,…", value_delimiter = ',', value_parser = op)]
+    ops: Vec<served::Op>,
+
+    /// Lengths of values [default: 4KiB,64KiB,1MiB,4MiB]
+    #[arg(long, value_name = "SIZE,…", value_delimiter = ',', value_parser = block_bytes)]
+    blocks: Vec<ByteSize>,
+
+    /// Calls under way at once, a row each [default: 1,16,64]
+    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = one_or_more)]
+    concurrency: Vec<usize>,
+
+    /// Ways to the server: tcp, same_host [default: both]
+    #[arg(long, value_name = "PATH,…", value_delimiter = ',', value_parser = path)]
+    paths: Vec<served::Path>,
+
+    /// How long a cell is measured in a round [default: 200ms]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    window: Option<Duration>,
+
+    /// Rounds, whose medians count [default: 3]
+    #[arg(long, value_name = "N", value_parser = one_or_more)]
+    rounds: Option<usize>,
+}
+
+fn op(name: &str) -> Result<served::Op, String> {
+    let names = || served::Op::ALL.map(served::Op::name).join(", ");
+    served::Op::parse(name).ok_or_else(|| format!("`{name}` is no call: one of {}", names()))
+}
+
+fn path(name: &str) -> Result<served::Path, String> {
+    served::Path::parse(name).ok_or_else(|| format!("`{name}` is no path: tcp or same_host"))
+}
+
+impl Store {
+    pub(super) fn served_options(&self, directory: &Path) -> served::Options {
+        let mut options = served::Options::new(directory.to_owned());
+        let grid = &self.grid;
+        let blocks: Vec<usize> = grid.blocks.iter().map(|size| size.0 as usize).collect();
+        given(&mut options.ops, &grid.ops);
+        given(&mut options.blocks, &blocks);
+        given(&mut options.concurrency, &grid.concurrency);
+        given(&mut options.paths, &grid.paths);
+        options.window = grid.window.unwrap_or(options.window);
+        options.rounds = grid.rounds.unwrap_or(options.rounds);
+        options.peers = !self.no_peers;
+        options
+    }
+}

@@ -16,7 +16,6 @@ const OTHER_ENV: &[&str] = &[
     "SLACKWATER_CONNECT",
     "SLACKWATER_DATA",
     "SLACKWATER_FORCE_TCP",
-    "SLACKWATER_ISA",
     "SLACKWATER_KEY_FILE",
     "SLACKWATER_LISTEN",
     "SLACKWATER_MASTER",
@@ -331,7 +330,6 @@ mod tests {
         let others = [
             ("SLACKWATER_CONFIG", "x"),
             ("SLACKWATER_PYTHON", "x"),
-            ("SLACKWATER_ISA", "portable"),
             ("SLACKWATER_FORCE_TCP", "1"),
             ("SLACKWATER_TCP_IO_THREADS", "2"),
         ];

@@ -9,7 +9,8 @@ use slackwater_base::Checksum;
 
 use crate::data::Segment;
 use crate::{
-    Epoch, ErrorCode, ExtentRef, Mount, NodeId, Order, ReadRecord, Report, checksum_serde,
+    DiskEntry, Epoch, ErrorCode, ExtentRef, Mount, NodeId, Numbered, Order, ReadRecord, Report,
+    checksum_serde,
 };
 
 /// One life of a node's process: random, and compared for equality only.
@@ -159,10 +160,8 @@ pub struct StageRecord {
     pub lease: Duration,
 }
 
-impl Order {
-    /// Items that the order lists, one at least.
-    #[must_use]
-    pub fn items(&self) -> usize {
+impl Numbered for Order {
+    fn items(&self) -> usize {
         match self {
             Self::Offload(tasks) => tasks.len().max(1),
             Self::Promote(tasks) => tasks.len().max(1),
@@ -171,12 +170,20 @@ impl Order {
             Self::Staged { .. } | Self::Cancel { .. } => 1,
         }
     }
+
+    fn bytes(&self) -> usize {
+        let variable = match self {
+            Self::Offload(tasks) => named(tasks.iter().map(|task| &task.entry)),
+            Self::Promote(tasks) => named(tasks.iter().map(|task| &task.entry)),
+            Self::Drop(entries) => named(entries),
+            Self::Fence(_) | Self::Staged { .. } | Self::Cancel { .. } => 0,
+        };
+        variable + (1 + self.items()) * ITEM_BYTES
+    }
 }
 
-impl Report {
-    /// Items that the report lists, one at least.
-    #[must_use]
-    pub fn items(&self) -> usize {
+impl Numbered for Report {
+    fn items(&self) -> usize {
         match self {
             Self::Offloaded(results) => results.len().max(1),
             Self::Dropped(entries) | Self::Lost(entries) => entries.len().max(1),
@@ -189,4 +196,30 @@ impl Report {
             | Self::Announced { .. } => 1,
         }
     }
+
+    fn bytes(&self) -> usize {
+        let variable = match self {
+            Self::Dropped(entries) | Self::Lost(entries) => named(entries),
+            Self::Announce { entries, .. } => named(entries.iter().map(|it| &it.entry)),
+            Self::Offloaded(_)
+            | Self::Fenced(_)
+            | Self::Stage { .. }
+            | Self::Promoted { .. }
+            | Self::PromotionFailed { .. }
+            | Self::Disk(_)
+            | Self::Announced { .. } => 0,
+        };
+        variable + (1 + self.items()) * ITEM_BYTES
+    }
+}
+
+/// Bytes of one item of an order or report beside its key and tenant, and of what is around all items: a little more than
+/// the longest takes.
+const ITEM_BYTES: usize = 256;
+
+/// Bytes of keys and tenants.
+fn named<'a>(entries: impl IntoIterator<Item = &'a DiskEntry>) -> usize {
+    let each = entries.into_iter();
+    each.map(|entry| entry.key.as_bytes().len() + entry.tenant.name().len())
+        .sum()
 }

@@ -26,7 +26,7 @@ pub use id::{
     ClientId, Epoch, GuardId, Incarnation, NodeId, OperationId, SegmentId, TicketId, Version,
 };
 pub use key::{Key, KeyError, Tenant, TenantError};
-pub use numbered::{NumberedReceiver, NumberedSender, OutOfStep};
+pub use numbered::{Numbered, NumberedReceiver, NumberedSender, OutOfStep};
 pub use order::{
     DiskEntry, DiskState, OffloadTask, Order, PromoteTask, PromotionFailure, Report, ReportedEntry,
     TaskFailure,

@@ -9,12 +9,27 @@ use std::collections::VecDeque;
 
 use thiserror::Error;
 
-/// Messages under way at most, so that neither a link's queue nor the receiver's is flooded.
-const WINDOW: usize = 1024;
-/// Items in one message at most, if it has more than one part.
+/// Messages under way at most: half of what the queue of a link holds, should each leave alone.
+const WINDOW: usize = 512;
+/// Nothing more is sent while messages of so many bytes are under way. One message may go beyond.
+const WINDOW_BYTES: usize = 8 << 20;
+/// Items sent at once at most, if they are of more than one message.
 const ITEMS_MAX: usize = crate::limits::BATCH_KEYS_MAX;
+/// Bytes sent at once at most, if they are of more than one message.
+const BYTES_MAX: usize = 1 << 20;
 /// The receiver says how far it came after so many messages; before, only with what it sends anyway.
 const OWED_MAX: u64 = 64;
+/// The same by bytes: what fills the window is always enough to be told of.
+const OWED_BYTES: usize = WINDOW_BYTES / 8;
+
+/// A message that can be numbered.
+pub trait Numbered {
+    /// Items that it lists, one at least.
+    fn items(&self) -> usize;
+
+    /// Its length as bytes of a message, or a little more.
+    fn bytes(&self) -> usize;
+}
 
 /// The other side's numbers are not those of this stream: the two do not belong together.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
@@ -29,11 +44,15 @@ pub struct OutOfStep {
 /// The sending side of a stream.
 #[derive(Clone, Debug)]
 pub struct NumberedSender<T> {
-    /// Not known to be taken yet, from number `first` on.
-    kept: VecDeque<T>,
+    /// Not known to be taken yet, from number `first` on, with the bytes of each.
+    kept: VecDeque<(T, usize)>,
+    kept_bytes: usize,
     first: u64,
     /// How many of them were sent on the present link.
     sent: usize,
+    sent_bytes: usize,
+    /// The last number that was ever sent.
+    last_sent: u64,
 }
 
 /// The receiving side of a stream.
@@ -41,39 +60,55 @@ pub struct NumberedSender<T> {
 pub struct NumberedReceiver {
     taken: u64,
     told: u64,
+    /// Bytes of what was taken since the sender was told.
+    untold_bytes: usize,
 }
 
-impl<T: Clone> NumberedSender<T> {
+impl<T: Clone + Numbered> NumberedSender<T> {
     /// A stream that begins.
     #[must_use]
     pub fn new() -> Self {
         Self {
             kept: VecDeque::new(),
+            kept_bytes: 0,
             first: 1,
             sent: 0,
+            sent_bytes: 0,
+            last_sent: 0,
         }
     }
 
     /// Adds a message behind all others.
     pub fn push(&mut self, message: T) {
-        self.kept.push_back(message);
+        let bytes = message.bytes();
+        self.kept_bytes += bytes;
+        self.kept.push_back((message, bytes));
+    }
+
+    /// Whether a sender that can wait should add another message now.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        self.kept.len() < WINDOW && self.kept_bytes < WINDOW_BYTES
     }
 
     /// The next messages to be sent on the present link, with the number of the first; none while there is nothing to
-    /// send, or too much is under way. `items` says how many items a message has.
-    pub fn take(&mut self, items: impl Fn(&T) -> usize) -> Option<(u64, Vec<T>)> {
+    /// send, or too much is under way.
+    pub fn take(&mut self) -> Option<(u64, Vec<T>)> {
         let number = self.first + self.sent as u64;
-        let mut room = ITEMS_MAX;
+        let (mut items, mut bytes) = (0, 0);
         let mut messages: Vec<T> = Vec::new();
-        for message in self.kept.iter().take(WINDOW).skip(self.sent) {
-            let size = items(message);
-            if size > room && !messages.is_empty() {
+        for (message, size) in self.kept.iter().take(WINDOW).skip(self.sent) {
+            let full = items + message.items() > ITEMS_MAX || bytes + size > BYTES_MAX;
+            if self.sent_bytes + bytes >= WINDOW_BYTES || (full && !messages.is_empty()) {
                 break;
             }
-            room = room.saturating_sub(size);
+            items += message.items();
+            bytes += size;
             messages.push(message.clone());
         }
         self.sent += messages.len();
+        self.sent_bytes += bytes;
+        self.last_sent = self.last_sent.max(number + messages.len() as u64 - 1);
         (!messages.is_empty()).then_some((number, messages))
     }
 
@@ -82,15 +117,20 @@ impl<T: Clone> NumberedSender<T> {
     /// # Errors
     /// When nothing of that number was sent.
     pub fn acknowledge(&mut self, taken: u64) -> Result<(), OutOfStep> {
-        let at = self.first + self.kept.len() as u64 - 1;
+        let at = self.last_sent;
         if taken > at {
             return Err(OutOfStep { said: taken, at });
         }
         // What was taken from an earlier link and acknowledged late is not there any more.
         let count = (taken + 1).saturating_sub(self.first) as usize;
-        self.kept.drain(..count);
+        for (_, bytes) in self.kept.drain(..count) {
+            self.kept_bytes -= bytes;
+            if self.sent > 0 {
+                self.sent -= 1;
+                self.sent_bytes -= bytes;
+            }
+        }
         self.first += count as u64;
-        self.sent = self.sent.saturating_sub(count);
         Ok(())
     }
 
@@ -104,7 +144,7 @@ impl<T: Clone> NumberedSender<T> {
             return Err(OutOfStep { said: taken, at });
         }
         self.acknowledge(taken)?;
-        self.sent = 0;
+        (self.sent, self.sent_bytes) = (0, 0);
         Ok(())
     }
 
@@ -121,7 +161,7 @@ impl<T: Clone> NumberedSender<T> {
     }
 }
 
-impl<T: Clone> Default for NumberedSender<T> {
+impl<T: Clone + Numbered> Default for NumberedSender<T> {
     fn default() -> Self {
         Self::new()
     }
@@ -132,7 +172,11 @@ impl NumberedReceiver {
     ///
     /// # Errors
     /// When messages before them are missing: the link is to be made anew.
-    pub fn accept<T>(&mut self, first: u64, mut messages: Vec<T>) -> Result<Vec<T>, OutOfStep> {
+    pub fn accept<T: Numbered>(
+        &mut self,
+        first: u64,
+        mut messages: Vec<T>,
+    ) -> Result<Vec<T>, OutOfStep> {
         let next = self.taken + 1;
         if messages.is_empty() {
             return Ok(messages);
@@ -146,6 +190,7 @@ impl NumberedReceiver {
         let known = usize::try_from(next - first).unwrap_or(usize::MAX);
         messages.drain(..known.min(messages.len()));
         self.taken += messages.len() as u64;
+        self.untold_bytes += messages.iter().map(T::bytes).sum::<usize>();
         Ok(messages)
     }
 
@@ -157,14 +202,14 @@ impl NumberedReceiver {
 
     /// The last number that was taken, as it is being told to the sender.
     pub fn tell(&mut self) -> u64 {
-        self.told = self.taken;
+        (self.told, self.untold_bytes) = (self.taken, 0);
         self.taken
     }
 
     /// Whether the sender should be told now, even if there is nothing else to send.
     #[must_use]
     pub fn owes(&self) -> bool {
-        self.taken - self.told >= OWED_MAX
+        self.taken - self.told >= OWED_MAX || self.untold_bytes >= OWED_BYTES
     }
 }
 
@@ -174,34 +219,101 @@ mod tests {
 
     use super::*;
 
-    fn take(sender: &mut NumberedSender<u64>) -> Option<(u64, Vec<u64>)> {
-        sender.take(|_| 1)
+    /// A message of so many items and bytes.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    struct Sized(usize, usize);
+
+    impl Numbered for Sized {
+        fn items(&self) -> usize {
+            self.0
+        }
+
+        fn bytes(&self) -> usize {
+            self.1
+        }
+    }
+
+    impl Numbered for u64 {
+        fn items(&self) -> usize {
+            1
+        }
+
+        fn bytes(&self) -> usize {
+            WINDOW_BYTES / 40
+        }
+    }
+
+    /// The parts in which messages of these items and bytes leave, as their number and the count of messages.
+    fn parts(messages: impl IntoIterator<Item = Sized>) -> Vec<(u64, usize)> {
+        let mut sender = NumberedSender::new();
+        messages
+            .into_iter()
+            .for_each(|message| sender.push(message));
+        let parts = std::iter::from_fn(|| sender.take());
+        parts.map(|(first, part)| (first, part.len())).collect()
     }
 
     #[test]
-    fn messages_are_cut_by_their_items_and_held_back_by_the_window() {
+    fn messages_are_cut_by_their_items_and_bytes() {
+        let items = [ITEMS_MAX, 1, ITEMS_MAX - 1, 2 * ITEMS_MAX, 3];
+        let cut = parts(items.map(|items| Sized(items, 1)));
+        assert_eq!(cut, [(1, 1), (2, 2), (4, 1), (5, 1)]);
+        let bytes = [BYTES_MAX, 1, BYTES_MAX - 1, 2 * BYTES_MAX, 3];
+        let cut = parts(bytes.map(|bytes| Sized(1, bytes)));
+        assert_eq!(cut, [(1, 1), (2, 2), (4, 1), (5, 1)]);
+    }
+
+    /// The window counted messages only. A burst of drops with long keys was more than the queue of the link holds: it was
+    /// broken and made anew, and the same burst came again.
+    #[test]
+    fn what_is_under_way_is_bounded_in_messages_and_in_bytes() {
+        let check = |size: Sized, under_way: usize| {
+            let mut sender = NumberedSender::new();
+            (0..2 * under_way).for_each(|_| sender.push(size));
+            assert!(!sender.has_room(), "{size:?}");
+            let mut receiver = NumberedReceiver::default();
+            let mut came = 0;
+            while let Some((first, part)) = sender.take() {
+                came += receiver.accept(first, part).unwrap().len();
+            }
+            assert_eq!(came, under_way, "{size:?}");
+            assert!(receiver.owes(), "{size:?}: a full window is always told of");
+            sender.acknowledge(1).unwrap();
+            assert_eq!(sender.take().unwrap().1.len(), 1, "{size:?}");
+            assert_eq!(sender.take(), None, "{size:?}");
+            sender.acknowledge(receiver.tell()).unwrap();
+            assert!(!receiver.owes(), "{size:?}");
+            let rest = std::iter::from_fn(|| sender.take().map(|(_, part)| part.len()));
+            assert_eq!(rest.sum::<usize>(), under_way - 1, "{size:?}");
+            sender.acknowledge(2 * under_way as u64).unwrap();
+            assert!(sender.has_room() && sender.is_empty(), "{size:?}");
+        };
+        check(Sized(1, 1), WINDOW);
+        check(Sized(1, BYTES_MAX / 4), 32);
+        check(Sized(1, WINDOW_BYTES - 1), 2);
+    }
+
+    /// The acknowledgement of a message that had never left was believed, and the message was forgotten.
+    #[test]
+    fn only_what_was_sent_can_be_acknowledged() {
         let mut sender = NumberedSender::new();
-        for items in [ITEMS_MAX, 1, ITEMS_MAX - 1, 2 * ITEMS_MAX, 3] {
-            sender.push(items);
-        }
-        let mut parts = Vec::new();
-        while let Some((first, part)) = sender.take(|items| *items) {
-            parts.push((first, part.len()));
-        }
-        assert_eq!(parts, [(1, 1), (2, 2), (4, 1), (5, 1)]);
-        let mut sender = NumberedSender::new();
-        (0..2 * WINDOW as u64).for_each(|message| sender.push(message));
-        assert_eq!(take(&mut sender).unwrap().1.len(), WINDOW);
-        assert_eq!(take(&mut sender), None);
-        sender.acknowledge(10).unwrap();
-        assert_eq!(take(&mut sender).unwrap().0, WINDOW as u64 + 1);
-        assert_eq!(take(&mut sender), None);
+        (0..4).for_each(|message| sender.push(message));
+        let out_of_step = |said, at| Err(OutOfStep { said, at });
+        assert_eq!(sender.acknowledge(1), out_of_step(1, 0));
+        assert_eq!(sender.resume(1), out_of_step(1, 0));
+        assert_eq!(sender.take().unwrap().0, 1);
+        sender.push(4);
+        assert_eq!(sender.acknowledge(5), out_of_step(5, 4));
+        // What an earlier link carried may be acknowledged on the next one.
+        assert_eq!((sender.resume(1), sender.acknowledge(4)), (Ok(()), Ok(())));
+        assert_eq!(sender.take(), Some((5, vec![4])));
     }
 
     #[test]
     fn numbers_of_another_stream_are_refused() {
         let mut sender = NumberedSender::new();
         (0..4).for_each(|message| sender.push(message));
+        sender.take();
         let check = |result: Result<(), OutOfStep>, said, at| {
             assert_eq!(result, Err(OutOfStep { said, at }));
         };
@@ -236,7 +348,7 @@ mod tests {
                         pushed += 1;
                         sender.push(pushed);
                     }
-                    4..6 => link.extend(take(&mut sender)),
+                    4..6 => link.extend(sender.take()),
                     6..9 => {
                         if let Some((first, messages)) = link.pop_front() {
                             carried.extend(receiver.accept(first, messages).unwrap());
@@ -255,10 +367,11 @@ mod tests {
                     }
                 }
             }
-            while let Some((first, messages)) = link.pop_front().or_else(|| take(&mut sender)) {
-                carried.extend(receiver.accept(first, messages).unwrap());
-            }
             sender.acknowledge(receiver.tell()).unwrap();
+            while let Some((first, messages)) = link.pop_front().or_else(|| sender.take()) {
+                carried.extend(receiver.accept(first, messages).unwrap());
+                sender.acknowledge(receiver.tell()).unwrap();
+            }
             assert!(sender.is_empty() && !receiver.owes());
             assert_eq!(carried, (1..=pushed).collect::<Vec<u64>>(), "seed {seed}");
         }

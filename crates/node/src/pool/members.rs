@@ -212,7 +212,7 @@ impl Members {
             return;
         };
         loop {
-            let next = member.orders.take(Order::items);
+            let next = member.orders.take();
             let Some((first, orders)) =
                 next.or_else(|| member.reports.owes().then(Default::default))
             else {

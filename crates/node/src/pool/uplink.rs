@@ -279,7 +279,7 @@ impl Uplink {
         let mut alone = always;
         while let Some((first, messages)) = reports
             .sender
-            .take(Report::items)
+            .take()
             .or_else(|| alone.then(Default::default))
         {
             alone = false;

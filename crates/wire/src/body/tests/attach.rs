@@ -131,6 +131,39 @@ fn the_bytes_between_nodes_and_masters_stay_as_they_are() {
     );
 }
 
+/// A sender bounds what is under way by what it believes to be the length of its messages.
+#[test]
+fn no_order_or_report_is_longer_than_it_says() {
+    let longest = ExtentRef {
+        segment: SegmentId(u32::MAX),
+        incarnation: Incarnation(u64::MAX),
+        offset: u64::MAX,
+        bytes: u64::MAX,
+        generation: u64::MAX,
+    };
+    let task = OffloadTask {
+        ticket: TicketId(u64::MAX),
+        entry: DiskEntry {
+            version: Version(u64::MAX),
+            ..entry()
+        },
+        bytes: u64::MAX,
+        checksum: Checksum(u64::MAX),
+        source: longest,
+        promised: true,
+    };
+    let more = [
+        Order::Offload(vec![task; 40]),
+        Order::Fence(vec![longest; 40]),
+    ];
+    for order in orders().into_iter().chain(more) {
+        assert!(body_of(&order).len() <= order.bytes(), "{order:?}");
+    }
+    for report in reports() {
+        assert!(body_of(&report).len() <= report.bytes(), "{report:?}");
+    }
+}
+
 /// Clients of the last release name no node when they give memory back.
 #[test]
 fn a_release_without_a_node_is_for_the_masters_own_memory() {

@@ -13,7 +13,8 @@ use serde_json::{Map, Value, json};
 use slackwater_base::ByteSize;
 use slackwater_wire::limits::BATCH_KEYS_MAX;
 use slackwater_wire::{
-    Description, ErrorCode, Key, List, ReplicaAt, ReplicaState, SegmentKind, Tenant,
+    Description, ErrorCode, Key, List, Presence, ReplicaAt, ReplicaState, SegmentKind,
+    SegmentState, Tenant,
 };
 
 use crate::arguments::{self, Arguments};
@@ -125,13 +126,13 @@ async fn segments_detail(State(source): Shared) -> Result<Json, Failure> {
         json!({
             "segment_name": state.name,
             "segment_id": state.segment.to_string(),
-            "client_id": "",
+            "client_id": state.node.to_string(),
             "base_address": 0,
             "size_bytes": state.bytes,
             "size_human": ByteSize(state.bytes).to_string(),
             "te_endpoint": segment.endpoint,
             "protocol": segment.protocol,
-            "status": "OK",
+            "status": status_of(state).1,
             "allocator_used_bytes": state.used_bytes,
             "allocator_capacity_bytes": state.bytes,
             "allocator_usage_percent": percent(state.used_bytes, state.bytes),
@@ -141,6 +142,14 @@ async fn segments_detail(State(source): Shared) -> Result<Json, Failure> {
     Ok(Json(
         json!({ "total_segments": details.len(), "segments": details }),
     ))
+}
+
+/// The status of a segment, with the number that tools know. Of one whose node has no link nothing is known.
+fn status_of(state: &SegmentState) -> (u8, &'static str) {
+    match state.presence {
+        Presence::Here => (1, "OK"),
+        Presence::Away | Presence::Hidden => (0, "UNDEFINED"),
+    }
 }
 
 fn percent(part: u64, whole: u64) -> f64 {
@@ -184,9 +193,9 @@ async fn query_segment(
 
 async fn segment_status(State(source): Shared, RawQuery(query): RawQuery) -> Result<Json, Failure> {
     let (name, found) = named(source, query.as_deref()).await?;
-    found.ok_or(ErrorCode::SegmentNotFound)?;
+    let (number, status) = status_of(&found.ok_or(ErrorCode::SegmentNotFound)?.state);
     Ok(Json(
-        json!({ "success": true, "segment": name, "status": 1, "status_name": "OK" }),
+        json!({ "success": true, "segment": name, "status": number, "status_name": status }),
     ))
 }
 

@@ -157,6 +157,8 @@ fn segment(segment: &Segment) -> Value {
     json!({
         "id": state.segment.0,
         "name": state.name,
+        "node": state.node.0,
+        "presence": state.presence.name(),
         "tier": drop_in::tier_of(state.kind),
         "capacity_bytes": state.bytes,
         "used_bytes": state.used_bytes,

@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 use slackwater_admin::{Admin, AdminError, AdminOptions, Failure, Segment, Source, Token};
 use slackwater_base::Checksum;
 use slackwater_wire::{
-    Description, ErrorCode, ExtentRef, Incarnation, Key, List, Listed, NodeId, Pin, QuotaState,
-    ReplicaAt, ReplicaState, SegmentId, SegmentKind, SegmentState, Tenant, Version,
+    Description, ErrorCode, ExtentRef, Incarnation, Key, List, Listed, NodeId, Pin, Presence,
+    QuotaState, ReplicaAt, ReplicaState, SegmentId, SegmentKind, SegmentState, Tenant, Version,
 };
 
 /// Longer than any answer takes.
@@ -70,6 +70,11 @@ impl Source for Fake {
         let segment = |id, name: &str, kind| Segment {
             state: SegmentState {
                 segment: SegmentId(id),
+                node: NodeId(1),
+                presence: match kind {
+                    SegmentKind::Memory => Presence::Here,
+                    SegmentKind::Disk => Presence::Hidden,
+                },
                 name: name.to_owned(),
                 kind,
                 bytes: 1 << 20,
@@ -227,8 +232,11 @@ fn each_path_answers_in_its_form() {
     );
     check("/get_all_segments", 200, json!("memory\nssd\n"));
     check("/get_segments_detail", 200, json!({ "total_segments": 2 }));
-    let status = json!({ "success": true, "segment": "ssd", "status": 1, "status_name": "OK" });
-    check("/api/v1/segments/status?segment=ssd", 200, status);
+    for (name, number, status) in [("memory", 1, "OK"), ("ssd", 0, "UNDEFINED")] {
+        let body = json!({ "segment": name, "status": number, "status_name": status });
+        let path = format!("/api/v1/segments/status?segment={name}");
+        check(&path, 200, body);
+    }
     let unknown = json!({ "success": false, "error_code": -101 });
     check("/api/v1/segments/status?segment=x", 404, unknown);
     let used = "memory\nUsed(bytes): 262144\nCapacity(bytes) : 1048576\n";

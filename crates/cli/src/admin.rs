@@ -1,30 +1,102 @@
-//! What a served store tells operators.
+//! What a process with a master tells operators by HTTP.
 
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use anyhow::Result;
+use clap::Args;
 use serde_json::Value;
-use slackwater_admin::{Failure, Segment, Source};
-use slackwater_node::serve::Server;
-use slackwater_node::{RemoveOptions, Store, StoreError};
+use slackwater_admin::{Admin, AdminOptions, Failure, Segment, Source, Token};
+use slackwater_mq::Address;
+use slackwater_node::{Operated, StoreError};
 use slackwater_wire::{Description, ErrorCode, Key, List, Listed, QuotaState, Tenant};
 
-/// A store, and where its clients reach it.
-pub(crate) struct ServedStore {
-    store: Store,
-    epoch: u64,
-    address: String,
-    data: String,
+/// Where and for whom a process answers operators.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct AdminArguments {
+    /// Where operators and their tools ask by HTTP for health, metrics, keys, segments and quotas, or `none`
+    #[arg(long, env = "SLACKWATER_ADMIN", hide_env_values = true, value_name = "HOST:PORT",
+          default_value_t = AdminAddress::default())]
+    admin: AdminAddress,
+
+    /// File with the token that callers of --admin must send; needed for any address that is not loopback
+    #[arg(
+        long,
+        env = "SLACKWATER_ADMIN_TOKEN_FILE",
+        hide_env_values = true,
+        value_name = "FILE"
+    )]
+    admin_token_file: Option<PathBuf>,
 }
 
-impl ServedStore {
-    /// The store of a server whose clients connect to `address`.
-    pub(crate) fn of(server: &Server, address: String) -> Self {
-        let data = server.data_addresses().first();
-        Self {
-            store: server.store().clone(),
-            epoch: server.epoch().0,
-            address,
-            data: data.map(ToString::to_string).unwrap_or_default(),
+impl AdminArguments {
+    /// The token that callers must send, if there is a file with one.
+    pub(crate) fn token(&self) -> Result<Option<Token>> {
+        let token = self.admin_token_file.as_deref().map(Token::load);
+        Ok(token.transpose()?)
+    }
+
+    /// Answers for `operated`, whose clients connect to `address`, unless it is turned off.
+    pub(crate) fn start(
+        &self,
+        token: Option<Token>,
+        operated: impl Operated,
+        address: &Address,
+    ) -> Result<Option<Admin>> {
+        let AdminAddress::At(listen) = self.admin else {
+            return Ok(None);
+        };
+        let source = Arc::new(Administered {
+            operated,
+            address: address.to_string(),
+        });
+        Ok(Some(Admin::start(AdminOptions { listen, token }, source)?))
+    }
+}
+
+/// Where the admin address is, if anywhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AdminAddress {
+    None,
+    At(SocketAddr),
+}
+
+impl Default for AdminAddress {
+    fn default() -> Self {
+        Self::At(([127, 0, 0, 1], AdminOptions::PORT).into())
+    }
+}
+
+impl fmt::Display for AdminAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str("none"),
+            Self::At(address) => address.fmt(f),
         }
     }
+}
+
+impl FromStr for AdminAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "none" => Ok(Self::None),
+            address => match address.parse() {
+                Ok(address) => Ok(Self::At(address)),
+                Err(_) => Err("write it as 127.0.0.1:9003, or none".to_owned()),
+            },
+        }
+    }
+}
+
+/// A process with a master, and where its clients reach it.
+struct Administered<O> {
+    operated: O,
+    address: String,
 }
 
 fn failure(error: StoreError) -> Failure {
@@ -41,15 +113,13 @@ fn json(value: &impl serde::Serialize) -> Result<Value, Failure> {
     })
 }
 
-impl Source for ServedStore {
+impl<O: Operated> Source for Administered<O> {
     fn ready(&self) -> Result<(), String> {
-        self.store
-            .check_serving()
-            .map_err(|error| error.to_string())
+        self.operated.check_serving()
     }
 
     fn epoch(&self) -> u64 {
-        self.epoch
+        self.operated.epoch().0
     }
 
     fn address(&self) -> String {
@@ -57,15 +127,15 @@ impl Source for ServedStore {
     }
 
     fn metrics(&self) -> String {
-        self.store.metrics_text()
+        self.operated.metrics_text()
     }
 
     fn stats(&self) -> Result<Value, Failure> {
-        json(&self.store.stats())
+        json(&self.operated.stats())
     }
 
     fn books(&self) -> Result<Value, Failure> {
-        match self.store.check_books().map_err(failure)? {
+        match self.operated.check_books().map_err(failure)? {
             Ok(books) => json(&books),
             Err(imbalance) => Err(Failure {
                 code: ErrorCode::InternalError,
@@ -75,52 +145,45 @@ impl Source for ServedStore {
     }
 
     fn segments(&self) -> Result<Vec<Segment>, Failure> {
-        let states = self.store.segments().map_err(failure)?;
-        // Values on SSD come and go through memory of the same process.
-        let segment = |state| Segment {
-            state,
-            endpoint: self.data.clone(),
+        let states = self.operated.segments().map_err(failure)?;
+        let segment = |state: slackwater_wire::SegmentState| Segment {
+            endpoint: self.operated.data_address(state.node),
             protocol: "tcp",
+            state,
         };
         Ok(states.into_iter().map(segment).collect())
     }
 
     fn list(&self, list: List) -> Result<Listed, Failure> {
-        self.store.list(list).map_err(failure)
+        self.operated.list(list).map_err(failure)
     }
 
     fn describe(&self, tenant: &Tenant, key: &Key) -> Result<Option<Description>, Failure> {
-        let found = self.store.describe(key.as_bytes(), tenant);
+        let found = self.operated.describe(tenant.clone(), key.clone());
         found.map_err(failure)
     }
 
     fn explain(&self, tenant: &Tenant, key: &Key) -> Result<Option<Value>, Failure> {
-        let found = self.store.explain(key.as_bytes(), tenant);
-        let found = found.map_err(failure)?;
+        let found = self.operated.explain(tenant, key).map_err(failure)?;
         found.map(|reasons| json(&reasons)).transpose()
     }
 
     fn quotas(&self) -> Result<Vec<QuotaState>, Failure> {
-        self.store.quotas().map_err(failure)
+        self.operated.quotas().map_err(failure)
     }
 
     fn set_quota(&self, tenant: &Tenant, memory: u64, disk: u64) -> Result<(), Failure> {
-        let set = self.store.set_quota(tenant, memory, disk);
+        let set = self.operated.set_quota(tenant.clone(), memory, disk);
         set.map_err(failure)
     }
 
     fn delete_quota(&self, tenant: &Tenant) -> Result<(), Failure> {
-        self.store.delete_quota(tenant).map_err(failure)
+        let deleted = self.operated.delete_quota(tenant.clone());
+        deleted.map_err(failure)
     }
 
     fn remove_all(&self, tenant: Option<&Tenant>, force: bool) -> Result<u64, Failure> {
-        let removed = match tenant {
-            Some(tenant) => self.store.remove_all(&RemoveOptions {
-                tenant: tenant.clone(),
-                force,
-            }),
-            None => self.store.remove_all_of_all(force),
-        };
+        let removed = self.operated.remove_all(tenant.cloned(), force);
         removed.map_err(failure)
     }
 }

@@ -10,9 +10,10 @@ use slackwater_base::ByteSize;
 use slackwater_mq::Address;
 use slackwater_node::pool::{MasterOptions, MasterServer, NodeOptions, NodeServer};
 
+use crate::admin::AdminArguments;
 use crate::config::Layers;
 use crate::serve::DRAIN;
-use crate::service::{KeyFiles, code, prepare};
+use crate::service::{KeyFiles, announce, code, prepare};
 
 /// How a master is served.
 #[derive(Clone, Debug, Args)]
@@ -28,6 +29,9 @@ pub(crate) struct Master {
 
     #[command(flatten)]
     keys: KeyFiles,
+
+    #[command(flatten)]
+    admin: AdminArguments,
 }
 
 /// What a node lends.
@@ -63,6 +67,7 @@ pub(crate) fn master(arguments: &Master, layers: &Layers) -> Result<u8> {
         directory: arguments.directory.clone(),
         keys: arguments.keys.files(),
     };
+    let token = arguments.admin.token()?;
     let server = MasterServer::start(&config, &options)?;
     // It is empty until now.
     let _ = reloader.set(Box::new(server.reloader()));
@@ -70,9 +75,10 @@ pub(crate) fn master(arguments: &Master, layers: &Layers) -> Result<u8> {
         key: server.public_key(),
         ..Address::tcp(server.address())
     };
-    // The process that started this one may have closed its output.
-    let _ = writeln!(std::io::stdout(), "serving at {address}");
+    let admin = arguments.admin.start(token, server.operated(), &address)?;
+    announce(&address, admin.as_ref());
     interrupt.wait();
+    drop(admin);
     server.close(DRAIN);
     Ok(code(&interrupt))
 }

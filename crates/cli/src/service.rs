@@ -1,11 +1,13 @@
 //! What the processes that serve have in common: their keys, their signals, their end.
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use anyhow::Result;
 use clap::Args;
-use slackwater_mq::AllowListError;
+use slackwater_admin::Admin;
+use slackwater_mq::{Address, AllowListError};
 use slackwater_node::serve::ServeKeys;
 use slackwater_node::{Config, logging};
 
@@ -67,6 +69,16 @@ pub(crate) fn prepare(layers: &Layers) -> Result<(Config, Reloader, Interrupt)> 
         }
     })?;
     Ok((config, reloader, interrupt))
+}
+
+/// Says where requests come in.
+pub(crate) fn announce(address: &Address, admin: Option<&Admin>) {
+    // The process that started this one may have closed its output.
+    let mut out = std::io::stdout();
+    let _ = writeln!(out, "serving at {address}");
+    if let Some(admin) = admin {
+        let _ = writeln!(out, "admin at http://{}", admin.address());
+    }
 }
 
 /// The exit code after an interrupt.

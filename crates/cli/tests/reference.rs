@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::{env, fs};
 
 use slackwater_base::ByteSize;
-use slackwater_node::{Config, Store};
+use slackwater_node::pool::{MasterOptions, MasterServer};
+use slackwater_node::{Config, Operated, Store};
 use slackwater_wire::{Class, ErrorCode};
 
 const UPDATE: &str = "SLACKWATER_UPDATE_REFERENCE";
@@ -81,29 +82,47 @@ fn metrics_are_current() {
     .unwrap();
     let text = store.metrics_text();
     let mut page = String::from(
-        "# Metrics\n\nGenerated from the code: what `Store::metrics_text` (in Python `Store.metrics`) gives in the text form of Prometheus. Times are in \
-         seconds, sizes in bytes.\n\n| name | kind | what it counts |\n|---|---|---|\n",
+        "# Metrics\n\nGenerated from the code: what a store counts (`Store::metrics_text`, in Python `Store.metrics`), in the text \
+         form of Prometheus. Times are in seconds, sizes in bytes.\n\n",
     );
-    let kinds: Vec<(&str, &str)> = text
-        .lines()
-        .filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '))
-        .collect();
-    for line in text.lines() {
-        let Some((name, help)) = line
-            .strip_prefix("# HELP ")
-            .and_then(|rest| rest.split_once(' '))
-        else {
-            continue;
-        };
-        let (_, kind) = kinds
-            .iter()
-            .find(|(other, _)| *other == name)
-            .expect("every metric has a kind");
-        writeln!(page, "| `{name}` | {kind} | {help} |").unwrap();
-    }
+    let all = families(&mut page, &text, &[]);
+    let options = MasterOptions {
+        listen: ([127, 0, 0, 1], 0).into(),
+        ..MasterOptions::default()
+    };
+    let master = MasterServer::start(&Config::default(), &options).unwrap();
+    let of_master = master.operated().metrics_text();
+    page.push_str(
+        "\nThe master of a pool counts what a store's master does, over all nodes, and these:\n\n",
+    );
+    families(&mut page, &of_master, &all);
     assert!(
         page.lines().count() > 20,
         "metrics without help lines:\n{text}"
     );
     check("metrics.md", &page);
+}
+
+/// Adds a table of the metrics in a text, without those named; gives the names of all.
+fn families(page: &mut String, text: &str, without: &[String]) -> Vec<String> {
+    page.push_str("| name | kind | what it counts |\n|---|---|---|\n");
+    let kinds: Vec<(&str, &str)> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '))
+        .collect();
+    let helps = text.lines().filter_map(|line| {
+        let rest = line.strip_prefix("# HELP ")?;
+        rest.split_once(' ')
+    });
+    let mut names = Vec::new();
+    for (name, help) in helps {
+        let kind = kinds.iter().find(|(other, _)| *other == name);
+        let (_, kind) = kind.expect("every metric has a kind");
+        if !without.iter().any(|other| other == name) {
+            writeln!(page, "| `{name}` | {kind} | {help} |")
+                .expect("writing to a string does not fail");
+        }
+        names.push(name.to_owned());
+    }
+    names
 }

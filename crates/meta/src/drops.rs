@@ -3,12 +3,11 @@
 use std::collections::BTreeMap;
 
 use slackwater_base::{Planted, planted};
-use slackwater_wire::{DiskEntry, ErrorCode, Key, NodeId, Tenant, Version};
+use slackwater_wire::{DiskEntry, ErrorCode, Key, NodeId, Presence, Tenant, Version};
 
 use crate::catalog::{Mark, SegmentIndex};
 use crate::master::Master;
 use crate::outbox::Waiter;
-use crate::segment::Presence;
 
 /// Records that nodes were told to drop and have not yet reported as dropped.
 #[derive(Default)]

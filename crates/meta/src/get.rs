@@ -2,7 +2,7 @@
 
 use slackwater_base::Instant;
 use slackwater_wire::{
-    ErrorCode, Exists, Get, GetEnd, Hold, Key, Lookup, Object, ReplicaAt, Reply,
+    ErrorCode, Exists, Get, GetEnd, Hold, Key, Lookup, Object, Presence, ReplicaAt, Reply,
 };
 
 use crate::catalog::{Mark, ObjectId, Replica, ReplicaId, SegmentIndex, TenantIndex};
@@ -10,7 +10,7 @@ use crate::evict::{Link, Slot, Walk};
 use crate::lease::{after_probe, after_read};
 use crate::master::{Caller, Master};
 use crate::put::ChainPosition;
-use crate::segment::{Medium, Presence, Segment};
+use crate::segment::{Medium, Segment};
 
 /// With up to this many segments, every policy is told of every read; with more, only those that hold a part of it.
 const SEGMENTS_TOLD: usize = 8;

@@ -1,13 +1,15 @@
 //! Mounting and unmounting of segments, and the loss of nodes.
 
 use slackwater_base::Instant;
-use slackwater_wire::{DiskEntry, ErrorCode, Mount, NodeId, Reply, SegmentId, SegmentKind};
+use slackwater_wire::{
+    DiskEntry, ErrorCode, Mount, NodeId, Presence, Reply, SegmentId, SegmentKind,
+};
 
 use crate::catalog::{ReplicaId, SegmentIndex};
 use crate::master::{Due, Master};
 use crate::prospect;
 use crate::release::Reason;
-use crate::segment::{Presence, SEGMENT_BYTES_MAX, Segment};
+use crate::segment::{SEGMENT_BYTES_MAX, Segment};
 
 impl Master {
     pub(crate) fn mount(&mut self, now: Instant, mount: &Mount) -> Reply {

@@ -4,7 +4,9 @@ use slackwater_base::Rng;
 
 use crate::catalog::SegmentIndex;
 use crate::config::Placement;
-use crate::segment::{Presence, Segments};
+use slackwater_wire::Presence;
+
+use crate::segment::Segments;
 
 mod free_ratio_first;
 mod local_first;

@@ -5,7 +5,7 @@ use slackwater_base::{
     round_to_block,
 };
 use slackwater_wire::{
-    ExtentRef, Incarnation, Mount, NodeId, SegmentId, SegmentKind, SegmentState,
+    ExtentRef, Incarnation, Mount, NodeId, Presence, SegmentId, SegmentKind, SegmentState,
 };
 
 use crate::catalog::{Catalog, ObjectId, Replica, ReplicaId, SegmentIndex};
@@ -33,17 +33,6 @@ pub(crate) struct Segment {
     pub(crate) relieving: bool,
     slots: Vec<u32>,
     spare: Vec<u32>,
-}
-
-/// Whether the node of a segment has a link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Presence {
-    /// It has one.
-    Here,
-    /// It lost its link a moment ago: nothing new is placed there.
-    Away,
-    /// It has been without a link for so long that its replicas are as good as gone, until it comes back.
-    Hidden,
 }
 
 /// Memory or SSD, with the allocations in it.
@@ -277,6 +266,8 @@ impl Segment {
     pub(crate) fn state(&self) -> SegmentState {
         SegmentState {
             segment: self.id,
+            node: self.node,
+            presence: self.presence,
             name: self.name.clone(),
             kind: self.kind(),
             bytes: self.capacity(),

@@ -9,13 +9,16 @@ pub mod disk;
 mod fork;
 mod host;
 pub mod logging;
+mod operated;
 pub mod pool;
+mod prometheus;
 pub mod region;
 mod selection;
 pub mod serve;
 pub mod store;
 
 pub use config::Config;
+pub use operated::Operated;
 pub use selection::Selection;
 pub use store::{
     GetOptions, Got, OpenError, PutOptions, RemoveOptions, Stats, Store, StoreError, Stored, Tier,

@@ -36,7 +36,7 @@ pub use pool::{
     Answered, Asked, ExtentUse, Hello, ReadRecord, RecordStaged, Release, StagedRecord, Welcome,
 };
 pub use reply::{
-    Description, ExtentRef, Listed, Lookup, Object, PutStarted, QuotaState, ReplicaAt,
+    Description, ExtentRef, Listed, Lookup, Object, Presence, PutStarted, QuotaState, ReplicaAt,
     ReplicaState, Reply, SegmentState,
 };
 pub use request::{

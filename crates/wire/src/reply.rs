@@ -183,11 +183,39 @@ pub struct QuotaState {
     pub objects: u64,
 }
 
+/// Whether the node of a segment has a link.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Presence {
+    /// It has one.
+    #[default]
+    Here,
+    /// It lost its link a moment ago: nothing new is placed there.
+    Away,
+    /// It has been without a link for so long that its replicas are as good as gone, until it comes back.
+    Hidden,
+}
+
+impl Presence {
+    /// Its name, for people and tools.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Here => "here",
+            Self::Away => "away",
+            Self::Hidden => "hidden",
+        }
+    }
+}
+
 /// What a segment is and how full.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SegmentState {
     /// Its identity.
     pub segment: SegmentId,
+    /// The node that lends it.
+    pub node: NodeId,
+    /// Whether that node has a link.
+    pub presence: Presence,
     /// Its name.
     pub name: String,
     /// Its medium.

@@ -1,7 +1,7 @@
 //! Starts of offloads: what is worth writing, and whether there is room and quota for it.
 
 use slackwater_base::Instant;
-use slackwater_wire::{ErrorCode, NodeId, OffloadTask, SegmentKind};
+use slackwater_wire::{ErrorCode, NodeId, OffloadTask, Presence, SegmentKind};
 
 use super::{Cause, OffloadStart, Offloading};
 use crate::catalog::{Mark, ObjectId, Replica, ReplicaId, SegmentIndex};
@@ -10,7 +10,7 @@ use crate::evict::{Link, Slot};
 use crate::master::{Due, Master};
 use crate::outbox::Waiter;
 use crate::pressure::Pass;
-use crate::segment::{Presence, record_bytes};
+use crate::segment::record_bytes;
 use crate::tenant::Ledger;
 
 /// Members of a group that are examined for whether the group is worth writing; a group of one block has fewer.

@@ -2,7 +2,7 @@
 //! verdict.
 
 use slackwater_base::Instant;
-use slackwater_wire::{NodeId, SegmentKind};
+use slackwater_wire::{NodeId, Presence, SegmentKind};
 
 use super::retry::Tried;
 use super::{Promoting, Stage};
@@ -12,7 +12,6 @@ use crate::evict::{Link, Slot};
 use crate::master::{Due, Master};
 use crate::pressure::Pass;
 use crate::put::ChainPosition;
-use crate::segment::Presence;
 
 /// Most members of a group that are requested together with one of them. A group of one block has fewer; a larger group
 /// is promoted as its members are read.

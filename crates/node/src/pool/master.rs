@@ -25,9 +25,9 @@ use crate::host::{Asked, MasterHost};
 use crate::serve::handlers::{Handlers, NODES_FROM, reply};
 use crate::serve::minter::Minter;
 use crate::serve::outgoing::Outgoing;
-use crate::serve::{Links, ServeError, ServeKeys, ServeOptions, builder, epoch};
+use crate::serve::{Links, ServeError, ServeKeys, ServeOptions, builder, epoch, reloader};
 use crate::store::{pool_config, random};
-use crate::{Config, OpenError};
+use crate::{Config, OpenError, StoreError};
 
 /// How a master is served.
 #[derive(Clone, Debug)]
@@ -73,6 +73,8 @@ pub(super) struct MasterShell {
     pub(super) outgoing: Arc<Outgoing>,
     pub(super) tenants: bool,
     pub(super) lease: Duration,
+    /// How long a call of this process may take.
+    pub(super) deadline: Duration,
     /// Wakes the steward when something falls due before its next deadline.
     bell: Event,
     /// A panic left the master in an unknown state.
@@ -120,6 +122,7 @@ impl MasterServer {
             outgoing: Arc::new(Outgoing::new(epoch, write_time)),
             tenants: config.tenants,
             lease: config.lease_ttl,
+            deadline: config.deadline,
             bell: Event::new(),
             broken: AtomicBool::new(false),
         });
@@ -183,6 +186,10 @@ impl MasterServer {
         self.public_key
     }
 
+    pub(super) fn shell(&self) -> &Arc<MasterShell> {
+        &self.shell
+    }
+
     /// Nodes that have a link.
     #[must_use]
     pub fn nodes(&self) -> usize {
@@ -192,14 +199,7 @@ impl MasterServer {
     /// Reads the list of keys again when it is called, on any thread, and ends the links of those that may not connect any
     /// more. When the file cannot be read, the old list stays in force.
     pub fn reloader(&self) -> impl Fn() -> Result<(), AllowListError> + Send + Sync + use<> {
-        let (allowed, messages) = (self.allowed.clone(), self.messages.handle());
-        move || {
-            if let Some(allowed) = &allowed {
-                allowed.reload()?;
-                messages.rights_changed();
-            }
-            Ok(())
-        }
+        reloader(self.allowed.clone(), self.messages.handle())
     }
 
     /// Takes no more requests, and answers those that have come, for at most `limit`.
@@ -213,6 +213,8 @@ impl Drop for MasterServer {
     fn drop(&mut self) {
         self.messages.stop();
         self.shell.members.end();
+        let closed = |host: &mut MasterHost, _| host.fail_waiters(&StoreError::Closed);
+        let _ = self.shell.with(closed);
         self.shell.bell.close();
         if let Some(steward) = self.steward.take()
             && steward.join().is_err()

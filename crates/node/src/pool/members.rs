@@ -155,6 +155,12 @@ impl Members {
         self.state().nodes.get(&node).and_then(|member| member.link)
     }
 
+    /// How the memory of a node is reached.
+    pub(super) fn contact_of(&self, node: NodeId) -> Option<Contact> {
+        let state = self.state();
+        state.nodes.get(&node).map(|member| member.contact.clone())
+    }
+
     /// How the memory of each node is reached, and the size of the largest.
     pub(super) fn contacts(&self) -> (Vec<Contact>, Option<u64>) {
         let state = self.state();

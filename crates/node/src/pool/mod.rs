@@ -9,11 +9,13 @@ mod checks;
 mod master;
 mod members;
 mod node;
+mod operated;
 mod requests;
 mod uplink;
 
 pub use master::{MasterOptions, MasterServer};
 pub use node::{NodeError, NodeOptions, NodeServer};
+pub use operated::{NodeStats, NodesStats, PoolMaster, PoolStats};
 
 use slackwater_wire::{NodeId, SegmentId};
 

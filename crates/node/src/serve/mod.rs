@@ -11,6 +11,7 @@ mod gate;
 pub(crate) mod handlers;
 pub(crate) mod memory;
 pub(crate) mod minter;
+mod operated;
 pub(crate) mod outgoing;
 mod staging;
 
@@ -22,7 +23,7 @@ use std::time::Duration;
 use slackwater_base::ByteSize;
 use slackwater_mq::{
     Access, Admission, AllowList, AllowListError, Builder, Category, Level, ListenError,
-    ListenOptions, Options, Queueing, Run, Running, load_key,
+    ListenOptions, Mq, Options, Queueing, Run, Running, load_key,
 };
 use slackwater_net::{Endpoint, UnixAccess};
 use slackwater_transfer::{Engine, EngineConfig, SealConfig, TcpConfig};
@@ -31,6 +32,7 @@ use slackwater_zmtp::{KeyPair, Limits, PublicKey};
 
 pub use error::ServeError;
 pub(crate) use gate::ExtentGate;
+pub use operated::ServedStore;
 
 use self::handlers::Handlers;
 use self::memory::ServedMemory;
@@ -169,14 +171,7 @@ impl Server {
     /// Reads the list of keys again when it is called, on any thread, and ends the links of those that may not connect any
     /// more. When the file cannot be read, the old list stays in force.
     pub fn reloader(&self) -> impl Fn() -> Result<(), AllowListError> + Send + Sync + use<> {
-        let (allowed, messages) = (self.allowed.clone(), self.messages.handle());
-        move || {
-            if let Some(allowed) = &allowed {
-                allowed.reload()?;
-                messages.rights_changed();
-            }
-            Ok(())
-        }
+        reloader(self.allowed.clone(), self.messages.handle())
     }
 
     /// Takes no more requests, answers those that have come, for at most `limit`, and closes the store.
@@ -287,6 +282,20 @@ pub(crate) fn engine(data: SocketAddr, links: &Links) -> Result<Engine, ServeErr
         ..TcpConfig::default()
     };
     Engine::start(config).map_err(|why| ServeError::Data { address: data, why })
+}
+
+/// Reads a list of keys again when it is called, and ends the links of those that may not connect any more.
+pub(crate) fn reloader(
+    allowed: Option<AllowList>,
+    messages: Mq,
+) -> impl Fn() -> Result<(), AllowListError> + Send + Sync + use<> {
+    move || {
+        if let Some(allowed) = &allowed {
+            allowed.reload()?;
+            messages.rights_changed();
+        }
+        Ok(())
+    }
 }
 
 fn handlers(store: &Store, memory: ServedMemory, allowed: Option<AllowList>) -> Handlers {

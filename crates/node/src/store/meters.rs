@@ -39,12 +39,12 @@ impl Volume {
 }
 
 /// A distribution as the text form wants it.
-pub(super) struct Distribution {
+pub(crate) struct Distribution {
     /// How many were at most as long as each of the bounds.
-    pub(super) below: Vec<u64>,
-    pub(super) count: u64,
+    pub(crate) below: Vec<u64>,
+    pub(crate) count: u64,
     /// The sum of all.
-    pub(super) seconds: f64,
+    pub(crate) seconds: f64,
 }
 
 /// A distribution of times; the lock is held for one entry.

@@ -13,7 +13,7 @@ mod get;
 mod inspect;
 mod learned;
 mod list;
-mod meters;
+pub(crate) mod meters;
 mod metrics;
 mod open;
 mod options;
@@ -31,7 +31,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use slackwater_meta::{Books, Imbalance};
+use slackwater_base::Instant;
+use slackwater_meta::{Books, Imbalance, Master};
 use slackwater_wait::now;
 use slackwater_wire::{
     Description, ErrorCode, Exists, Key, QuotaState, Remove, RemoveAll, RemoveMatching, Reply,
@@ -375,13 +376,9 @@ impl Store {
     /// # Errors
     /// When the store is closed or broken.
     pub fn segments(&self) -> Result<Vec<SegmentState>, StoreError> {
-        let shared = self.shared();
-        shared.check_open()?;
-        shared.with(|core, _| {
-            core.master()
-                .map(slackwater_meta::Master::segments)
-                .unwrap_or_default()
-        })
+        Ok(self
+            .look(|master, _| master.segments())?
+            .unwrap_or_default())
     }
 
     /// Counts everything again that the master holds and compares it with its totals. All other calls wait meanwhile, for a
@@ -390,21 +387,8 @@ impl Store {
     /// # Errors
     /// When the store is closed or broken; the inner error says which total is wrong.
     pub fn check_books(&self) -> Result<Result<Books, Imbalance>, StoreError> {
-        let shared = self.shared();
-        shared.check_open()?;
-        let checked =
-            shared.with(|core, _| core.master().map(slackwater_meta::Master::check_books))?;
+        let checked = self.look(|master, _| master.check_books())?;
         checked.ok_or(StoreError::RefusedCall(ErrorCode::UnavailableInCurrentMode))
-    }
-
-    /// Whether calls are served.
-    ///
-    /// # Errors
-    /// Why they are not: the store is closed or broken.
-    pub fn check_serving(&self) -> Result<(), StoreError> {
-        let shared = self.shared();
-        shared.check_open()?;
-        shared.with(|_, _| ())
     }
 
     /// What the store counts. Of a closed store, what it counted last.
@@ -475,7 +459,18 @@ impl Store {
         &self.handle.shared
     }
 
-    fn ask(&self, what: &'static str, request: Request) -> Result<Reply, StoreError> {
+    /// Looks at its master; `None` when that is in another process.
+    pub(crate) fn look<T>(
+        &self,
+        look: impl FnOnce(&Master, Instant) -> T,
+    ) -> Result<Option<T>, StoreError> {
+        let shared = self.shared();
+        shared.check_open()?;
+        shared.with(|core, now| core.master().map(|master| look(master, now)))
+    }
+
+    /// Makes a request of its master and waits for the answer.
+    pub(crate) fn ask(&self, what: &'static str, request: Request) -> Result<Reply, StoreError> {
         self.shared().check_open()?;
         self.shared().ask(what, request)
     }
@@ -547,7 +542,8 @@ fn only<T>(mut outcomes: Vec<Result<T, StoreError>>) -> Result<T, StoreError> {
     outcomes.pop().expect("one outcome for one key")
 }
 
-fn count(reply: &Reply) -> Result<u64, StoreError> {
+/// The count in a reply.
+pub(crate) fn count(reply: &Reply) -> Result<u64, StoreError> {
     if let Reply::Count(count) = reply {
         Ok(*count)
     } else {
@@ -555,7 +551,8 @@ fn count(reply: &Reply) -> Result<u64, StoreError> {
     }
 }
 
-fn done(reply: &Reply) -> Result<(), StoreError> {
+/// Whether a reply says that it is done.
+pub(crate) fn done(reply: &Reply) -> Result<(), StoreError> {
     if *reply == Reply::Done {
         Ok(())
     } else {
@@ -564,7 +561,7 @@ fn done(reply: &Reply) -> Result<(), StoreError> {
 }
 
 /// What a reply of another kind than the request's means.
-fn refusal(reply: &Reply) -> StoreError {
+pub(crate) fn refusal(reply: &Reply) -> StoreError {
     match reply {
         Reply::Failed(code) => StoreError::RefusedCall(*code),
         _ => StoreError::RefusedCall(ErrorCode::InternalError),

@@ -203,7 +203,13 @@ impl Store {
     /// What it lends to a master in another process.
     pub(crate) fn mounts(&self) -> Vec<Mount> {
         let shared = self.shared();
-        super::open::mounts(&shared.config, &shared.identity, shared.segment.incarnation)
+        let (identity, incarnation) = (&shared.identity, shared.segment.incarnation);
+        let mut mounts = super::open::mounts(&shared.config, identity, incarnation);
+        // The segments of every node would have the same two names.
+        for mount in &mut mounts {
+            mount.name = format!("{}-{}", mount.name, mount.node);
+        }
+        mounts
     }
 
     /// What it has that other processes reach too; `None` unless it was opened for that.

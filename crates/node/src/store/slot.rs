@@ -23,7 +23,7 @@ impl<T> Later<T> {
     }
 
     /// Waits for the answer, until `deadline` at most.
-    pub(super) fn wait_until(
+    pub(crate) fn wait_until(
         self,
         deadline: Instant,
         waiting: Waiting<'_>,

@@ -10,26 +10,24 @@ use super::*;
 use crate::place::stderr;
 
 /// A server with an admin address.
-struct Administered {
-    served: Served,
-    admin: String,
+pub(crate) struct Administered {
+    pub(crate) served: Served,
+    pub(crate) admin: String,
 }
 
 impl Administered {
     fn start(place: &Place, arguments: &[&str]) -> Self {
-        let serve = [
-            "serve",
-            "--listen",
-            "127.0.0.1:0",
-            "--admin",
-            "127.0.0.1:0",
-            "--memory",
-            "64MiB",
-            "--log",
-            "warn",
-        ];
+        Self::spawn(
+            place,
+            &[&["serve", "--memory", "64MiB"], arguments].concat(),
+        )
+    }
+
+    /// Starts a process that serves, at free ports.
+    pub(crate) fn spawn(place: &Place, arguments: &[&str]) -> Self {
+        let free = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"];
         let mut child = place
-            .command(&[&serve[..], arguments].concat())
+            .command(&[arguments, &free, &["--log", "warn"]].concat())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
@@ -47,7 +45,7 @@ impl Administered {
     }
 
     /// Sends a request: the status and the body of its answer.
-    fn ask(&self, method: &str, path: &str, header: &str) -> (u16, String) {
+    pub(crate) fn ask(&self, method: &str, path: &str, header: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(&self.admin).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         write!(
@@ -62,7 +60,7 @@ impl Administered {
         (status, body.to_owned())
     }
 
-    fn json(&self, path: &str) -> Value {
+    pub(crate) fn json(&self, path: &str) -> Value {
         let (status, body) = self.ask("GET", path, "");
         assert_eq!(status, 200, "{path}: {body}");
         serde_json::from_str(&body).unwrap()

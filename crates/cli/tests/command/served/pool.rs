@@ -13,6 +13,7 @@ use slackwater_remote::{
 };
 use slackwater_wire::{Durability, ReplicaAt};
 
+use super::admin::Administered;
 use super::{Served, until, value};
 use crate::place::{PATIENCE, Place, end, output};
 
@@ -133,6 +134,66 @@ fn a_pool_of_several_nodes_is_used_like_a_served_store() {
     assert!(removed.status.success());
     assert!(get(&client, 1).is_none() && !run(&["get", "k"], b"").status.success());
     drop(nodes);
+}
+
+#[test]
+fn operators_see_the_nodes_of_a_pool() {
+    let place = Place::new();
+    let server = Administered::spawn(&place, &["master"]);
+    let ready = || server.ask("GET", "/readyz", "");
+    let (status, why) = ready();
+    assert_eq!(status, 503);
+    assert!(why.contains("no node lends memory"), "{why}");
+    let master = &server.served.address;
+    let sizes = ["--memory", "16MiB", "--ssd", "32MiB", "--dir", "kv"];
+    let one = Node::start(&place, master, &sizes);
+    let other = Node::start(&place, master, &["--memory", "8MiB"]);
+    assert_eq!(ready(), (200, "ok\n".to_owned()));
+    let client = server.served.connect();
+    (0..20).for_each(|name| put(&client, name));
+    assert!((0..20).all(|name| get(&client, name).is_some()));
+    assert!(get(&client, 99).is_none());
+    let segments = server.json("/api/v1/segments");
+    let segments = segments["segments"].as_array().unwrap().clone();
+    assert_eq!(segments.len(), 3, "{segments:?}");
+    let names: std::collections::BTreeSet<_> =
+        segments.iter().map(|it| it["name"].to_string()).collect();
+    assert_eq!(names.len(), 3, "{names:?}");
+    assert!(segments.iter().all(|it| it["presence"] == "here"));
+    assert!(segments.iter().all(|it| it["endpoint"] != ""));
+    let used = segments.iter().map(|it| it["used_bytes"].as_u64().unwrap());
+    assert!(used.sum::<u64>() >= 20 * BYTES as u64);
+    let stats = server.json("/api/v1/stats");
+    assert_eq!(stats["objects"], 20);
+    assert_eq!(stats["memory"]["capacity_bytes"], 24 << 20);
+    assert_eq!(stats["reads"]["memory_hits"], 20);
+    assert_eq!(stats["reads"]["misses"], 1);
+    assert_eq!(stats["puts"]["stored"], 20);
+    assert_eq!(stats["nodes"]["clients"], 1);
+    assert_eq!(stats["nodes"]["nodes"].as_array().unwrap().len(), 2);
+    assert_eq!(server.json("/debug/books")["objects"], 20);
+    assert_eq!(server.json("/api/v1/explain?key=k3")[0]["tier"], "memory");
+    let metrics = server.ask("GET", "/metrics", "").1;
+    for line in [
+        "slackwater_objects 20",
+        "slackwater_clients 1",
+        "slackwater_nodes{presence=\"here\"} 2",
+        "slackwater_hits_total{tier=\"memory\"} 20",
+    ] {
+        assert!(metrics.lines().any(|it| it == line), "{line}: {metrics}");
+    }
+    one.kill();
+    other.kill();
+    until("both nodes are away", || {
+        let segments = server.json("/api/v1/segments");
+        let segments = segments["segments"].as_array().unwrap().clone();
+        segments.iter().all(|it| it["presence"] == "away")
+    });
+    let (status, why) = ready();
+    assert_eq!(status, 503);
+    assert!(why.contains("has a link"), "{why}");
+    let gone = server.ask("POST", "/api/v1/remove_all?force=true", "");
+    assert!(gone.0 == 200 || gone.1.contains("error_code"), "{}", gone.1);
 }
 
 /// What is on the SSDs of nodes is read from there, also after all of them were killed.

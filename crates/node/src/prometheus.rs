@@ -1,0 +1,407 @@
+//! Metrics in the text form of Prometheus (exposition format 0.0.4).
+
+use std::fmt::Write;
+
+use slackwater_meta::{OffloadMetrics, PromotionMetrics};
+
+use crate::pool::NodesStats;
+use crate::store::meters::Distribution;
+use crate::store::{EvictionRules, Stats, TierStats, ViewStats, WaitStats};
+
+/// Upper ends of the buckets of times, in seconds.
+pub(crate) const BOUNDS: [f64; 16] = [
+    5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 1.0,
+    10.0,
+];
+
+/// Metrics as they are written, family after family.
+#[derive(Default)]
+pub(crate) struct Text(String);
+
+impl Text {
+    /// The whole text, as it is sent in answer to a request for metrics.
+    pub(crate) fn finish(self) -> String {
+        self.0
+    }
+
+    /// What a master counts.
+    pub(crate) fn master(&mut self, stats: &Stats) {
+        self.gauge(
+            "slackwater_objects",
+            "Objects there are.",
+            &[("", stats.objects)],
+        );
+        let ssd = stats.ssd.unwrap_or_default();
+        let tiers = |memory: u64, ssd: u64| [("tier=\"memory\"", memory), ("tier=\"ssd\"", ssd)];
+        let (memory, reads) = (stats.memory, stats.reads);
+        self.gauge(
+            "slackwater_capacity_bytes",
+            "Size of a tier.",
+            &tiers(memory.capacity_bytes, ssd.capacity_bytes),
+        );
+        self.gauge(
+            "slackwater_used_bytes",
+            "Bytes that replicas occupy.",
+            &tiers(memory.used_bytes, ssd.used_bytes),
+        );
+        let hits = tiers(reads.memory_hits, reads.ssd_hits);
+        self.counter("slackwater_hits_total", "Reads served, by tier.", &hits);
+        self.counter(
+            "slackwater_hit_bytes_total",
+            "Bytes served.",
+            &tiers(reads.memory_bytes, reads.ssd_bytes),
+        );
+        self.counter(
+            "slackwater_misses_total",
+            "Reads of what is not there.",
+            &[("", reads.misses)],
+        );
+        let puts = stats.puts;
+        let ends = [
+            ("status=\"stored\"", puts.stored),
+            ("status=\"existed\"", puts.existed),
+            ("status=\"refused\"", puts.refused),
+        ];
+        self.counter("slackwater_puts_total", "Puts, by how they ended.", &ends);
+        self.counter(
+            "slackwater_put_bytes_total",
+            "Bytes put.",
+            &[("", puts.bytes)],
+        );
+        self.counter(
+            "slackwater_puts_waited_total",
+            "Puts that waited for space.",
+            &[("", puts.waited)],
+        );
+        let evictions = tiers(stats.evictions.count, stats.ssd_evictions.count);
+        self.counter(
+            "slackwater_evictions_total",
+            "Replicas evicted.",
+            &evictions,
+        );
+        let evicted = tiers(stats.evictions.bytes, stats.ssd_evictions.bytes);
+        self.counter(
+            "slackwater_eviction_bytes_total",
+            "Bytes of replicas evicted.",
+            &evicted,
+        );
+        self.eviction_rules(&stats.eviction_rules);
+        self.offloads(&stats.offloads);
+        self.promotions(&stats.promotions);
+    }
+
+    /// The nodes and clients of a pool.
+    pub(crate) fn nodes(&mut self, stats: &NodesStats) {
+        self.gauge(
+            "slackwater_clients",
+            "Clients that have a link.",
+            &[("", stats.clients)],
+        );
+        let count = |presence: &str| {
+            let nodes = stats.nodes.iter();
+            nodes.filter(|node| node.presence == presence).count() as u64
+        };
+        let by_presence = [
+            ("presence=\"here\"", count("here")),
+            ("presence=\"away\"", count("away")),
+            ("presence=\"hidden\"", count("hidden")),
+        ];
+        let help = "Nodes that lend something, by whether they have a link.";
+        self.gauge("slackwater_nodes", help, &by_presence);
+        self.counter(
+            "slackwater_nodes_hidden_total",
+            "Times that what a node holds was hidden, because it had no link.",
+            &[("", stats.hidden)],
+        );
+        self.counter(
+            "slackwater_nodes_given_up_total",
+            "Times that a node was given up, because it had no link for long.",
+            &[("", stats.given_up)],
+        );
+        let tiers = stats.nodes.iter().flat_map(|node| {
+            let tiers = [("memory", Some(node.memory)), ("ssd", node.ssd)];
+            tiers.into_iter().filter_map(|(tier, state)| {
+                let labels = format!("node=\"{}\",tier=\"{tier}\"", node.node);
+                Some((labels, state?))
+            })
+        });
+        let tiers: Vec<(String, TierStats)> = tiers.collect();
+        let mut by_tier = |name, help, value: fn(&TierStats) -> u64| {
+            let samples = tiers
+                .iter()
+                .map(|(labels, it)| (labels.as_str(), value(it)));
+            let samples: Vec<_> = samples.collect();
+            self.gauge(name, help, &samples);
+        };
+        let name = "slackwater_node_capacity_bytes";
+        by_tier(name, "Size of a tier of a node.", |it| it.capacity_bytes);
+        let name = "slackwater_node_used_bytes";
+        let help = "Bytes that replicas occupy on a node.";
+        by_tier(name, help, |it| it.used_bytes);
+    }
+
+    pub(crate) fn counter(&mut self, name: &str, help: &str, samples: &[(&str, u64)]) {
+        self.family(name, help, "counter", samples);
+    }
+
+    pub(crate) fn gauge(&mut self, name: &str, help: &str, samples: &[(&str, u64)]) {
+        self.family(name, help, "gauge", samples);
+    }
+
+    pub(crate) fn number(&mut self, name: &str, help: &str, (kind, value): (&str, f64)) {
+        self.head(name, help, kind);
+        self.sample(name, "", &value.to_string());
+    }
+
+    fn family(&mut self, name: &str, help: &str, kind: &str, samples: &[(&str, u64)]) {
+        self.head(name, help, kind);
+        for (labels, value) in samples {
+            self.sample(name, labels, &value.to_string());
+        }
+    }
+
+    pub(crate) fn views(&mut self, views: &ViewStats) {
+        let gauges = [
+            ("slackwater_views_open", "Views that are open.", views.open),
+            (
+                "slackwater_views_open_bytes",
+                "Bytes that open views keep in place.",
+                views.open_bytes,
+            ),
+            (
+                "slackwater_views_late",
+                "Views that are open for longer than they may be.",
+                views.late,
+            ),
+        ];
+        for (name, help, value) in gauges {
+            self.gauge(name, help, &[("", value)]);
+        }
+        let counters = [
+            ("slackwater_views_total", "Views opened.", views.opened),
+            (
+                "slackwater_views_became_late_total",
+                "Views that were open for longer than they may be.",
+                views.became_late,
+            ),
+            (
+                "slackwater_views_refused_total",
+                "Calls for views refused because of those that were open.",
+                views.refused,
+            ),
+        ];
+        for (name, help, value) in counters {
+            self.counter(name, help, &[("", value)]);
+        }
+    }
+
+    fn eviction_rules(&mut self, tiers: &[EvictionRules]) {
+        let name = "slackwater_eviction_rule_followed";
+        self.head(name, "Whether evictions follow this rule.", "gauge");
+        for tier in tiers {
+            for (rule, _) in &tier.hit_rates {
+                let followed = u8::from(*rule == tier.followed);
+                let labels = format!("tier=\"{}\",rule=\"{rule}\"", tier.tier);
+                self.sample(name, &labels, &followed.to_string());
+            }
+        }
+        let name = "slackwater_eviction_rule_hit_ratio";
+        let help = "Share of blocks that a simulated cache under this rule hit lately.";
+        self.head(name, help, "gauge");
+        for tier in tiers {
+            for (rule, rate) in &tier.hit_rates {
+                let labels = format!("tier=\"{}\",rule=\"{rule}\"", tier.tier);
+                self.sample(name, &labels, &format!("{rate:.4}"));
+            }
+        }
+        let name = "slackwater_eviction_rule_changes_total";
+        self.head(
+            name,
+            "How often evictions began to follow another rule.",
+            "counter",
+        );
+        for tier in tiers {
+            let labels = format!("tier=\"{}\"", tier.tier);
+            self.sample(name, &labels, &tier.changes.to_string());
+        }
+    }
+
+    fn offloads(&mut self, o: &OffloadMetrics) {
+        self.gauge(
+            "slackwater_offloads_in_flight",
+            "Offloads under way.",
+            &[("", o.in_flight)],
+        );
+        self.counter(
+            "slackwater_offloads_started_total",
+            "Offloads begun.",
+            &[("", o.started)],
+        );
+        let ends = ends([o.completed, o.failed, o.expired, o.cancelled]);
+        self.counter(
+            "slackwater_offloads_total",
+            "Offloads ended, by how.",
+            &ends,
+        );
+        self.counter(
+            "slackwater_offload_bytes_total",
+            "Bytes of values written to SSD.",
+            &[("", o.completed_bytes)],
+        );
+        let skipped = [
+            ("status=\"full\"", o.skipped_full),
+            ("status=\"no_disk\"", o.skipped_no_disk),
+            ("status=\"not_worth\"", o.skipped_not_worth),
+        ];
+        self.counter(
+            "slackwater_offloads_skipped_total",
+            "Offloads not begun, by why.",
+            &skipped,
+        );
+    }
+
+    fn promotions(&mut self, promotions: &PromotionMetrics) {
+        let p = promotions;
+        self.gauge(
+            "slackwater_promotions_in_flight",
+            "Promotions under way.",
+            &[("", p.in_flight)],
+        );
+        self.counter(
+            "slackwater_promotions_admitted_total",
+            "Promotions begun.",
+            &[("", p.admitted)],
+        );
+        let ends = ends([p.completed, p.failed, p.expired, p.cancelled]);
+        self.counter(
+            "slackwater_promotions_total",
+            "Promotions ended, by how.",
+            &ends,
+        );
+        let bytes = (
+            "slackwater_promotion_bytes_total",
+            "Bytes brought back into memory.",
+        );
+        self.counter(bytes.0, bytes.1, &[("", p.completed_bytes)]);
+        let refusals = [
+            ("status=\"frequency\"", p.rejected_frequency),
+            ("status=\"index\"", p.rejected_index),
+            ("status=\"watermark\"", p.rejected_watermark),
+            ("status=\"cap\"", p.rejected_cap),
+        ];
+        self.counter(
+            "slackwater_promotions_rejected_total",
+            "Reads that earned none, by the gate.",
+            &refusals,
+        );
+        let candidates = [
+            ("status=\"recorded\"", p.candidate_recorded),
+            ("status=\"admitted\"", p.candidate_admitted),
+            (
+                "status=\"admission_rejected\"",
+                p.candidate_admission_rejected,
+            ),
+            (
+                "status=\"expired_evaluated\"",
+                p.candidate_expired_evaluated,
+            ),
+            (
+                "status=\"expired_unevaluated\"",
+                p.candidate_expired_unevaluated,
+            ),
+            ("status=\"dropped_limit\"", p.candidate_dropped_limit),
+        ];
+        let name = "slackwater_promotion_candidates_total";
+        self.counter(
+            name,
+            "Promotions remembered to be tried again, by outcome.",
+            &candidates,
+        );
+    }
+
+    pub(crate) fn waits(&mut self, waits: &[WaitStats]) {
+        let mut by_site = |name: &str, help: &str, value: fn(&WaitStats) -> u64| {
+            let labels: Vec<String> = waits
+                .iter()
+                .map(|wait| format!("site=\"{}\"", wait.site))
+                .collect();
+            let samples: Vec<_> = labels
+                .iter()
+                .map(String::as_str)
+                .zip(waits.iter().map(value))
+                .collect();
+            self.counter(name, help, &samples);
+        };
+        by_site("slackwater_waits_total", "Waits, by what for.", |wait| {
+            wait.waits
+        });
+        by_site(
+            "slackwater_wait_spins_total",
+            "Waits that ended while they still looked.",
+            |wait| wait.spun,
+        );
+        by_site(
+            "slackwater_wait_parks_total",
+            "Times a waiter slept in the kernel.",
+            |wait| wait.parked,
+        );
+        by_site(
+            "slackwater_wait_timeouts_total",
+            "Waits that ended at their deadline.",
+            |wait| wait.timeouts,
+        );
+    }
+
+    pub(crate) fn histogram(&mut self, name: &str, help: &str, series: &[(&str, Distribution)]) {
+        self.head(name, help, "histogram");
+        for (
+            labels,
+            Distribution {
+                below,
+                count,
+                seconds,
+            },
+        ) in series
+        {
+            for (bound, count) in BOUNDS.iter().zip(below) {
+                self.sample(
+                    &format!("{name}_bucket"),
+                    &format!("{labels},le=\"{bound}\""),
+                    &count.to_string(),
+                );
+            }
+            self.sample(
+                &format!("{name}_bucket"),
+                &format!("{labels},le=\"+Inf\""),
+                &count.to_string(),
+            );
+            self.sample(&format!("{name}_sum"), labels, &seconds.to_string());
+            self.sample(&format!("{name}_count"), labels, &count.to_string());
+        }
+    }
+
+    fn head(&mut self, name: &str, help: &str, kind: &str) {
+        // Writing to a `String` does not fail.
+        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    fn sample(&mut self, name: &str, labels: &str, value: &str) {
+        let labels = if labels.is_empty() {
+            String::new()
+        } else {
+            format!("{{{labels}}}")
+        };
+        let _ = writeln!(self.0, "{name}{labels} {value}");
+    }
+}
+
+/// How what the master began has ended.
+fn ends(counts: [u64; 4]) -> [(&'static str, u64); 4] {
+    let labels = [
+        "status=\"completed\"",
+        "status=\"failed\"",
+        "status=\"expired\"",
+        "status=\"cancelled\"",
+    ];
+    std::array::from_fn(|at| (labels[at], counts[at]))
+}

@@ -1,0 +1,66 @@
+use slackwater_base::Instant;
+use slackwater_meta::Master;
+use slackwater_wire::{Epoch, ErrorCode, Key, NodeId, Reply, Request, Tenant};
+
+use super::Server;
+use crate::operated::Operated;
+use crate::store::Reason;
+use crate::{Stats, Store, StoreError};
+
+/// A served store as its operators see it.
+pub struct ServedStore {
+    store: Store,
+    epoch: Epoch,
+    data: String,
+}
+
+impl Server {
+    /// The store as its operators see it.
+    #[must_use]
+    pub fn operated(&self) -> ServedStore {
+        let data = self.data_addresses().first();
+        ServedStore {
+            store: self.store.clone(),
+            epoch: self.epoch(),
+            data: data.map(ToString::to_string).unwrap_or_default(),
+        }
+    }
+}
+
+impl Operated for ServedStore {
+    type Stats = Stats;
+
+    fn ask(&self, what: &'static str, request: Request) -> Result<Reply, StoreError> {
+        self.store.ask(what, request)
+    }
+
+    fn look<T>(&self, look: impl FnOnce(&Master, Instant) -> T) -> Result<T, StoreError> {
+        let looked = self.store.look(look)?;
+        looked.ok_or(StoreError::RefusedCall(ErrorCode::UnavailableInCurrentMode))
+    }
+
+    fn check_serving(&self) -> Result<(), String> {
+        self.look(|_, _| ()).map_err(|error| error.to_string())
+    }
+
+    fn explain(&self, tenant: &Tenant, key: &Key) -> Result<Option<Vec<Reason>>, StoreError> {
+        self.store.explain(key.as_bytes(), tenant)
+    }
+
+    fn stats(&self) -> Stats {
+        self.store.stats()
+    }
+
+    fn metrics_text(&self) -> String {
+        self.store.metrics_text()
+    }
+
+    fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// Values on SSD come and go through memory of the same process.
+    fn data_address(&self, _: NodeId) -> String {
+        self.data.clone()
+    }
+}

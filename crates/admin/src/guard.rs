@@ -6,6 +6,7 @@ use std::fs;
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use axum::http::header::{AUTHORIZATION, HOST, ORIGIN, WWW_AUTHENTICATE};
 use axum::http::{HeaderMap, StatusCode};
@@ -26,6 +27,26 @@ const TOKEN_FILE_BYTES_MAX: u64 = 4096;
 /// What a caller must know. Only its hash is kept.
 #[derive(Clone)]
 pub struct Token([u8; 32]);
+
+/// The token that is in force. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct TokenInForce(Arc<RwLock<Option<Token>>>);
+
+impl TokenInForce {
+    pub(crate) fn new(token: Option<Token>) -> Self {
+        Self(Arc::new(RwLock::new(token)))
+    }
+
+    /// Puts another token in force: requests with the old one are refused from now on.
+    pub fn replace(&self, token: Token) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some(token);
+    }
+
+    pub(crate) fn judge(&self, headers: &HeaderMap) -> Result<(), Refusal> {
+        let token = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        judge(token.as_ref(), headers)
+    }
+}
 
 /// Why a file with a token cannot be used.
 #[derive(Debug, Error)]
@@ -112,7 +133,7 @@ pub(crate) enum Refusal {
 
 /// Judges a request by its headers. A request without a token comes from this machine, but a browser of this machine makes
 /// requests for pages from elsewhere: those name their origin, or a host that is not this machine's own name.
-pub(crate) fn judge(token: Option<&Token>, headers: &HeaderMap) -> Result<(), Refusal> {
+fn judge(token: Option<&Token>, headers: &HeaderMap) -> Result<(), Refusal> {
     let text = |name| {
         headers
             .get(name)

@@ -19,6 +19,6 @@ mod source;
 
 pub use described::{described, pin_name, shown, state_name, tier_name};
 pub use failure::Failure;
-pub use guard::{Token, TokenError};
+pub use guard::{Token, TokenError, TokenInForce};
 pub use server::{Admin, AdminError, AdminOptions};
 pub use source::{Segment, Source};

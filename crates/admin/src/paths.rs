@@ -16,7 +16,7 @@ use slackwater_wire::{ErrorCode, List, QuotaState, Tenant};
 
 use crate::arguments::Arguments;
 use crate::described::{described, shown};
-use crate::guard::{Token, judge};
+use crate::guard::TokenInForce;
 use crate::json::Json;
 use crate::{Failure, Segment, Source, drop_in};
 
@@ -29,7 +29,7 @@ pub(crate) type Shared = State<Arc<dyn Source>>;
 
 /// Every path. Those without a check tell that the process is there and whether it serves, which probes ask for that hold
 /// no secrets.
-pub(crate) fn router(source: Arc<dyn Source>, token: Option<Token>) -> Router {
+pub(crate) fn router(source: Arc<dyn Source>, token: TokenInForce) -> Router {
     let open = Router::new()
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz));
@@ -54,8 +54,8 @@ pub(crate) fn router(source: Arc<dyn Source>, token: Option<Token>) -> Router {
     open.merge(guarded).with_state(source)
 }
 
-async fn guard(State(token): State<Option<Token>>, request: Request, next: Next) -> Response {
-    match judge(token.as_ref(), request.headers()) {
+async fn guard(State(token): State<TokenInForce>, request: Request, next: Next) -> Response {
+    match token.judge(request.headers()) {
         Ok(()) => next.run(request).await,
         Err(refusal) => refusal.into_response(),
     }

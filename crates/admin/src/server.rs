@@ -11,7 +11,7 @@ use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 
-use crate::guard::Token;
+use crate::guard::{Token, TokenInForce};
 use crate::{Source, paths};
 
 /// Connections that are open at a time; more wait in the listener's queue.
@@ -70,6 +70,7 @@ pub enum AdminError {
 #[derive(Debug)]
 pub struct Admin {
     address: SocketAddr,
+    token: TokenInForce,
     ending: watch::Sender<bool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -95,7 +96,8 @@ impl Admin {
             .build()
             .map_err(AdminError::Runtime)?;
         let (ending, ended) = watch::channel(false);
-        let router = paths::router(source, token);
+        let token = TokenInForce::new(token);
+        let router = paths::router(source, token.clone());
         let thread = std::thread::Builder::new()
             .name("admin".to_owned())
             .spawn(move || {
@@ -107,9 +109,16 @@ impl Admin {
             .map_err(AdminError::Runtime)?;
         Ok(Self {
             address,
+            token,
             ending,
             thread: Some(thread),
         })
+    }
+
+    /// The token that callers must send, which may be replaced.
+    #[must_use]
+    pub fn token(&self) -> TokenInForce {
+        self.token.clone()
     }
 
     /// The address that it listens on, with the port that it was given.

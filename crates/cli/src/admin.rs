@@ -9,7 +9,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use clap::Args;
 use serde_json::Value;
-use slackwater_admin::{Admin, AdminOptions, Failure, Segment, Source, Token};
+use slackwater_admin::{Admin, AdminOptions, Failure, Segment, Source, Token, TokenInForce};
 use slackwater_mq::Address;
 use slackwater_node::{Operated, StoreError};
 use slackwater_wire::{Description, ErrorCode, Key, List, Listed, QuotaState, Tenant};
@@ -39,6 +39,14 @@ impl AdminArguments {
         Ok(token.transpose()?)
     }
 
+    /// What reads the token again; none where nobody is answered or asked for a token.
+    pub(crate) fn reload(&self, admin: Option<&Admin>) -> Option<AdminReload> {
+        Some(AdminReload {
+            file: self.admin_token_file.clone()?,
+            token: admin?.token(),
+        })
+    }
+
     /// Answers for `operated`, whose clients connect to `address`, unless it is turned off.
     pub(crate) fn start(
         &self,
@@ -54,6 +62,19 @@ impl AdminArguments {
             address: address.to_string(),
         });
         Ok(Some(Admin::start(AdminOptions { listen, token }, source)?))
+    }
+}
+
+/// A token that is read again.
+pub(crate) struct AdminReload {
+    file: PathBuf,
+    token: TokenInForce,
+}
+
+impl AdminReload {
+    pub(crate) fn reload(&self) -> Result<()> {
+        self.token.replace(Token::load(&self.file)?);
+        Ok(())
     }
 }
 

@@ -57,13 +57,13 @@ pub(crate) enum Command {
     ///
     /// Master and node in one process. Requests come in at --listen; bytes go between clients and the store's memory by
     /// transfers of their own. Without keys only this machine can connect, and every process of it may. SIGHUP reads the
-    /// allow-list again. The exit code is 0 after SIGTERM, and 130 after Ctrl-C.
+    /// allow-list and the token again. The exit code is 0 after SIGTERM, and 130 after Ctrl-C.
     Serve(crate::serve::Serve),
     /// Be the master of a pool whose nodes are other processes
     ///
     /// Requests of clients and nodes come in at --listen; bytes go between clients and nodes. Has no memory of its own:
-    /// `slackwater node` lends it. SIGHUP reads the allow-list again. The exit code is 0 after SIGTERM, and 130 after
-    /// Ctrl-C.
+    /// `slackwater node` lends it. SIGHUP reads the allow-list and the token again. The exit code is 0 after SIGTERM,
+    /// and 130 after Ctrl-C.
     Master(crate::pool::Master),
     /// Lend memory and an SSD to the master of a pool
     ///

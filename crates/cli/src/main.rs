@@ -7,6 +7,7 @@ mod config;
 mod doctor;
 mod explain;
 mod interrupt;
+mod notify;
 mod policy;
 mod pool;
 mod remote;

@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -13,7 +14,7 @@ use slackwater_node::pool::{MasterOptions, MasterServer, NodeOptions, NodeServer
 use crate::admin::AdminArguments;
 use crate::config::Layers;
 use crate::serve::DRAIN;
-use crate::service::{KeyFiles, announce, code, prepare};
+use crate::service::{KeyFiles, Service, announce, code, reload_of};
 
 /// How a master is served.
 #[derive(Clone, Debug, Args)]
@@ -61,7 +62,7 @@ pub(crate) struct Node {
 }
 
 pub(crate) fn master(arguments: &Master, layers: &Layers) -> Result<u8> {
-    let (config, reloader, interrupt) = prepare(layers)?;
+    let (config, service) = Service::prepare(layers)?;
     let options = MasterOptions {
         listen: arguments.listen,
         directory: arguments.directory.clone(),
@@ -69,22 +70,29 @@ pub(crate) fn master(arguments: &Master, layers: &Layers) -> Result<u8> {
     };
     let token = arguments.admin.token()?;
     let server = MasterServer::start(&config, &options)?;
-    // It is empty until now.
-    let _ = reloader.set(Box::new(server.reloader()));
     let address = Address {
         key: server.public_key(),
         ..Address::tcp(server.address())
     };
     let admin = arguments.admin.start(token, server.operated(), &address)?;
     announce(&address, admin.as_ref());
-    interrupt.wait();
+    let token = arguments.admin.reload(admin.as_ref());
+    let reload = reload_of(
+        &arguments.keys,
+        server.public_key(),
+        server.reloader(),
+        token,
+    );
+    service.notify.status(&format!("serving at {address}"));
+    service.started(reload);
+    service.wait();
     drop(admin);
     server.close(DRAIN);
-    Ok(code(&interrupt))
+    Ok(code(&service.interrupt))
 }
 
 pub(crate) fn node(arguments: &Node, layers: &Layers) -> Result<u8> {
-    let (config, reloader, interrupt) = prepare(layers)?;
+    let (config, service) = Service::prepare(layers)?;
     let options = NodeOptions {
         master: arguments.master.clone(),
         data: arguments.data,
@@ -92,11 +100,25 @@ pub(crate) fn node(arguments: &Node, layers: &Layers) -> Result<u8> {
         staging: arguments.staging,
     };
     let master = arguments.master.clone();
-    let joined = move |node| _ = writeln!(std::io::stdout(), "node {node} lends to {master}");
+    service
+        .notify
+        .status(&format!("looking for {}", arguments.master));
+    let notify = Arc::clone(&service.notify);
+    let joined = move |node| {
+        let lends = format!("node {node} lends to {master}");
+        // The process that started this one may have closed its output.
+        let _ = writeln!(std::io::stdout(), "{lends}");
+        notify.status(&lends);
+    };
     let server = NodeServer::start(config, options, joined)?;
-    // It is empty until now.
-    let _ = reloader.set(Box::new(server.reloader()));
-    interrupt.wait();
+    let reload = reload_of(
+        &arguments.keys,
+        server.public_key(),
+        server.reloader(),
+        None,
+    );
+    service.started(reload);
+    service.wait();
     server.close().context("the node was not closed cleanly")?;
-    Ok(code(&interrupt))
+    Ok(code(&service.interrupt))
 }

@@ -11,7 +11,7 @@ use slackwater_node::serve::{ServeOptions, Server};
 
 use crate::admin::AdminArguments;
 use crate::config::Layers;
-use crate::service::{KeyFiles, announce, code, prepare};
+use crate::service::{KeyFiles, Service, announce, code, reload_of};
 
 /// How a store is served.
 #[derive(Clone, Debug, Args)]
@@ -45,7 +45,7 @@ pub(crate) struct Serve {
 pub(crate) const DRAIN: Duration = Duration::from_secs(5);
 
 pub(crate) fn run(arguments: &Serve, layers: &Layers) -> Result<u8> {
-    let (config, reloader, interrupt) = prepare(layers)?;
+    let (config, service) = Service::prepare(layers)?;
     let options = ServeOptions {
         listen: arguments.listen,
         data: arguments.data,
@@ -54,18 +54,25 @@ pub(crate) fn run(arguments: &Serve, layers: &Layers) -> Result<u8> {
     };
     let token = arguments.admin.token()?;
     let server = Server::start(config, &options)?;
-    // It is empty until now.
-    let _ = reloader.set(Box::new(server.reloader()));
     let address = Address {
         key: server.public_key(),
         ..Address::tcp(server.address())
     };
     let admin = arguments.admin.start(token, server.operated(), &address)?;
     announce(&address, admin.as_ref());
-    interrupt.wait();
+    let token = arguments.admin.reload(admin.as_ref());
+    let reload = reload_of(
+        &arguments.keys,
+        server.public_key(),
+        server.reloader(),
+        token,
+    );
+    service.notify.status(&format!("serving at {address}"));
+    service.started(reload);
+    service.wait();
     drop(admin);
     server
         .close(DRAIN)
         .context("the store was not closed cleanly")?;
-    Ok(code(&interrupt))
+    Ok(code(&service.interrupt))
 }

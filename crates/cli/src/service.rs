@@ -7,12 +7,15 @@ use std::sync::{Arc, OnceLock};
 use anyhow::Result;
 use clap::Args;
 use slackwater_admin::Admin;
-use slackwater_mq::{Address, AllowListError};
+use slackwater_mq::{Address, AllowListError, load_key};
 use slackwater_node::serve::ServeKeys;
 use slackwater_node::{Config, logging};
+use slackwater_zmtp::PublicKey;
 
+use crate::admin::AdminReload;
 use crate::config::Layers;
 use crate::interrupt::Interrupt;
+use crate::notify::Notify;
 use crate::{DONE, INTERRUPTED};
 
 /// The files with keys.
@@ -47,28 +50,94 @@ impl KeyFiles {
     }
 }
 
-/// Reads the allow-list again, once there is one.
-pub(crate) type Reloader = Arc<OnceLock<Reload>>;
-type Reload = Box<dyn Fn() -> Result<(), AllowListError> + Send + Sync>;
-
-/// What every service does first: its configuration, its log and its signals.
-pub(crate) fn prepare(layers: &Layers) -> Result<(Config, Reloader, Interrupt)> {
-    let mut config = layers.load()?;
-    config
-        .default_to("log", "info")
-        .map_err(anyhow::Error::msg)?;
-    logging::init(&config).map_err(anyhow::Error::msg)?;
-    let reloader = Reloader::default();
-    let at_hangup = Arc::clone(&reloader);
-    let interrupt = Interrupt::install_for_service(move || {
-        match at_hangup.get().map(|reload| reload()) {
-            // There is no list yet.
-            None => {}
-            Some(Ok(())) => tracing::info!("the allow-list was read again"),
-            Some(Err(error)) => tracing::error!(%error, "the old allow-list stays in force"),
+impl KeyFiles {
+    /// Says so when the key file holds another key than the process began with: peers know a process by its key, so a
+    /// new one takes a restart.
+    fn check_key(&self, used: Option<PublicKey>) {
+        let Some(file) = &self.key_file else { return };
+        match load_key(file) {
+            Ok(keys) if used == Some(keys.public()) => {}
+            Ok(_) => {
+                tracing::warn!(file = %file.display(), "the key is another one: it is used after a restart")
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the key cannot be read: the next start would fail")
+            }
         }
-    })?;
-    Ok((config, reloader, interrupt))
+    }
+}
+
+/// A service: its signals, and the process manager that started it.
+pub(crate) struct Service {
+    pub(crate) interrupt: Interrupt,
+    pub(crate) notify: Arc<Notify>,
+    reloader: Arc<OnceLock<Reload>>,
+}
+
+/// Reads files again.
+type Reload = Box<dyn Fn() -> Result<()> + Send + Sync>;
+
+impl Service {
+    /// What every service does first: its configuration, its log and its signals.
+    pub(crate) fn prepare(layers: &Layers) -> Result<(Config, Self)> {
+        let mut config = layers.load()?;
+        config
+            .default_to("log", "info")
+            .map_err(anyhow::Error::msg)?;
+        logging::init(&config).map_err(anyhow::Error::msg)?;
+        let notify = Arc::new(Notify::from_environment());
+        let reloader = Arc::<OnceLock<Reload>>::default();
+        let (at_hangup, told) = (Arc::clone(&reloader), Arc::clone(&notify));
+        let interrupt = Interrupt::install_for_service(move || {
+            // Before the start is over, what there is to be read is being read.
+            let Some(reload) = at_hangup.get() else {
+                return;
+            };
+            told.reloading();
+            match reload() {
+                Ok(()) => tracing::info!("keys and tokens were read again"),
+                Err(error) => tracing::error!(%error, "what was in force stays in force"),
+            }
+            told.ready();
+        })?;
+        let service = Self {
+            interrupt,
+            notify,
+            reloader,
+        };
+        Ok((config, service))
+    }
+
+    /// The service does its work, and reads its files again by `reload` from now on.
+    pub(crate) fn started(&self, reload: impl Fn() -> Result<()> + Send + Sync + 'static) {
+        // It is empty until now.
+        let _ = self.reloader.set(Box::new(reload));
+        self.notify.ready();
+    }
+
+    /// Works until it is told to end.
+    pub(crate) fn wait(&self) {
+        self.interrupt.wait();
+        self.notify.stopping();
+    }
+}
+
+/// What a service with keys and an operator's token reads again.
+pub(crate) fn reload_of(
+    keys: &KeyFiles,
+    used: Option<PublicKey>,
+    list: impl Fn() -> Result<(), AllowListError> + Send + Sync + 'static,
+    admin: Option<AdminReload>,
+) -> impl Fn() -> Result<()> + Send + Sync + 'static {
+    let keys = keys.clone();
+    move || {
+        keys.check_key(used);
+        let listed = list();
+        if let Some(admin) = &admin {
+            admin.reload()?;
+        }
+        Ok(listed?)
+    }
 }
 
 /// Says where requests come in.

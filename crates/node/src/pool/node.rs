@@ -14,6 +14,7 @@ use slackwater_mq::{
 use slackwater_transfer::Engine;
 use slackwater_wait::now;
 use slackwater_wire::{Attached, ErrorCode, NodeId, NodeLife};
+use slackwater_zmtp::PublicKey;
 use thiserror::Error;
 
 use super::identity;
@@ -171,6 +172,12 @@ impl NodeServer {
     #[must_use]
     pub fn node(&self) -> NodeId {
         self.shared.node
+    }
+
+    /// Its key, when links are encrypted.
+    #[must_use]
+    pub fn public_key(&self) -> Option<PublicKey> {
+        self.shared.links.public_key()
     }
 
     /// Reads the list of keys again when it is called, on any thread. When the file cannot be read, the old list stays in

@@ -11,7 +11,7 @@ use super::{Served, feed, until, value};
 use crate::place::{Place, stderr};
 
 /// Makes a key of this name and enters it into the list, with these words behind it.
-fn make_key(place: &Place, name: &str, level: &str) {
+pub(crate) fn make_key(place: &Place, name: &str, level: &str) {
     let made = place.run(&["keys", "new", name]);
     assert!(made.status.success(), "{}", stderr(&made));
     let text = String::from_utf8(made.stdout).unwrap();

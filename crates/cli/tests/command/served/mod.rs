@@ -4,6 +4,7 @@ mod admin;
 mod faults;
 mod keys;
 mod pool;
+mod signals;
 mod verbs;
 
 use std::io::{BufRead, BufReader, Write};

@@ -19,21 +19,21 @@ use crate::place::{PATIENCE, Place, end, output};
 
 const BYTES: usize = 256 << 10;
 
-fn master(place: &Place, listen: &str, more: &[&str]) -> Served {
+pub(crate) fn master(place: &Place, listen: &str, more: &[&str]) -> Served {
     let arguments = ["master", "--listen", listen, "--log", "warn"];
     Served::spawn(place.command(&[&arguments[..], more].concat()))
 }
 
 /// A node, ended with the test.
-struct Node {
-    child: Child,
+pub(crate) struct Node {
+    pub(crate) child: Child,
     /// What it says, a line each time that it has joined.
     lines: BufReader<std::process::ChildStdout>,
 }
 
 impl Node {
     /// Starts a node and returns when the master has taken it.
-    fn start(place: &Place, master: &str, more: &[&str]) -> Self {
+    pub(crate) fn start(place: &Place, master: &str, more: &[&str]) -> Self {
         let arguments = ["node", "--master", master, "--log", "warn"];
         let mut child = place
             .command(&[&arguments[..], more].concat())
@@ -72,7 +72,7 @@ impl Drop for Node {
     }
 }
 
-fn put(client: &Client, name: u64) {
+pub(crate) fn put(client: &Client, name: u64) {
     let stored = client.put(
         format!("k{name}").as_bytes(),
         &value(name, BYTES),

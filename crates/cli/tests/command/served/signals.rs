@@ -1,0 +1,180 @@
+//! What a process manager hears of a service, and what SIGHUP has it read again.
+
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+
+use super::admin::Administered;
+use super::keys::make_key;
+use super::pool::{Node, put};
+use super::*;
+
+/// The next that a process manager is told.
+fn told(manager: &UnixDatagram) -> String {
+    let mut bytes = [0; 512];
+    let read = manager.recv(&mut bytes).unwrap();
+    String::from_utf8(bytes[..read].to_vec()).unwrap()
+}
+
+/// A process manager that listens at `name`, as `NOTIFY_SOCKET` has it.
+fn manager(name: &str) -> UnixDatagram {
+    let address = match name.strip_prefix('@') {
+        Some(name) => SocketAddr::from_abstract_name(name),
+        None => SocketAddr::from_pathname(name),
+    };
+    let manager = UnixDatagram::bind_addr(&address.unwrap()).unwrap();
+    manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    manager
+}
+
+#[test]
+fn a_process_manager_hears_of_the_life_of_a_service() {
+    let place = Place::new();
+    let path = place.path("notify").to_str().unwrap().to_owned();
+    let other = format!("@slackwater-test-{}", std::process::id());
+    for (name, command) in [(path, "serve"), (other, "master")] {
+        let manager = manager(&name);
+        let mut arguments = vec![command, "--listen", "127.0.0.1:0", "--log", "error"];
+        if command == "serve" {
+            arguments.extend(["--memory", "16MiB"]);
+        }
+        let mut process = place.command(&arguments);
+        process.env("NOTIFY_SOCKET", &name);
+        let mut served = Served::spawn(process);
+        let serving = format!("STATUS=serving at {}", served.address);
+        assert_eq!(
+            (told(&manager), told(&manager)),
+            (serving, "READY=1".to_owned())
+        );
+        served.signal(Signal::HUP);
+        let reloading = told(&manager);
+        let micros = reloading.strip_prefix("RELOADING=1\nMONOTONIC_USEC=");
+        let micros: u64 = micros.unwrap().parse().unwrap();
+        let uptime = std::fs::read_to_string("/proc/uptime").unwrap();
+        let uptime: f64 = uptime.split(' ').next().unwrap().parse().unwrap();
+        // Another clock would be elsewhere by hours or years, mostly.
+        assert!(
+            (micros as f64 / 1e6 - uptime).abs() < 60.0,
+            "{micros}, {uptime}"
+        );
+        assert_eq!(told(&manager), "READY=1");
+        served.signal(Signal::TERM);
+        assert_eq!(told(&manager), "STOPPING=1");
+        assert_eq!(exit_code(&mut served), Some(0));
+    }
+}
+
+#[test]
+fn a_process_manager_hears_whether_a_node_has_its_master() {
+    let place = Place::new();
+    let name = place.path("notify").to_str().unwrap().to_owned();
+    let manager = manager(&name);
+    let listen = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listen.local_addr().unwrap().to_string();
+    drop(listen);
+    let master = format!("tcp://{address}");
+    let node = [
+        "node", "--master", &master, "--memory", "16MiB", "--log", "error",
+    ];
+    let mut node = place.command(&node);
+    node.env("NOTIFY_SOCKET", &name).stdout(Stdio::null());
+    let mut node = node.spawn().unwrap();
+    assert_eq!(told(&manager), format!("STATUS=looking for {master}"));
+    assert_eq!(told(&manager), "READY=1");
+    let served = super::pool::master(&place, &address, &[]);
+    let lends = told(&manager);
+    assert!(
+        lends.starts_with("STATUS=node ") && lends.contains(" lends to "),
+        "{lends}"
+    );
+    kill_process(Pid::from_child(&node), Signal::TERM).unwrap();
+    assert_eq!(told(&manager), "STOPPING=1");
+    assert_eq!(end(&mut node).code(), Some(0));
+    drop(served);
+}
+
+/// The keys that master and nodes take are read again, and what was begun with a withdrawn one ends.
+#[test]
+fn a_withdrawn_key_ends_its_links_at_master_and_node() {
+    let place = Place::new();
+    make_key(&place, "server", "");
+    make_key(&place, "anna", "basic");
+    std::fs::copy(place.path("list"), place.path("clients")).unwrap();
+    make_key(&place, "node", "node");
+    let keys = ["--key-file", "server", "--allow", "list"];
+    let served = Administered::spawn(&place, &[&["master"], &keys[..]].concat());
+    let sizes = [
+        "--memory",
+        "16MiB",
+        "--key-file",
+        "node",
+        "--allow",
+        "clients",
+    ];
+    let node = Node::start(&place, &served.served.address, &sizes);
+    let client = Client::connect(&ConnectOptions {
+        address: served.served.address.parse().unwrap(),
+        key_file: Some(place.path("anna")),
+        connect_timeout: PATIENCE,
+        deadline: Duration::from_secs(2),
+        ..ConnectOptions::default()
+    })
+    .unwrap();
+    put(&client, 1);
+    let list = std::fs::read_to_string(place.path("list")).unwrap();
+    let clients = std::fs::read_to_string(place.path("clients")).unwrap();
+    std::fs::write(place.path("clients"), "").unwrap();
+    kill_process(Pid::from_child(&node.child), Signal::HUP).unwrap();
+    let get = || client.get(b"k1", &Default::default());
+    until("the node takes no transfers of the key", || {
+        !matches!(get(), Ok(Some(_)))
+    });
+    std::fs::write(place.path("clients"), clients).unwrap();
+    kill_process(Pid::from_child(&node.child), Signal::HUP).unwrap();
+    until("the node takes them again", || matches!(get(), Ok(Some(_))));
+    let without: String = list
+        .lines()
+        .filter(|line| !line.contains(" node"))
+        .map(|line| format!("{line}\n"))
+        .collect();
+    assert_ne!(without.lines().count(), list.lines().count());
+    std::fs::write(place.path("list"), without).unwrap();
+    served.served.signal(Signal::HUP);
+    until("the link of the node has ended", || {
+        served.json("/api/v1/segments")["segments"][0]["presence"] == "away"
+    });
+    std::fs::write(place.path("list"), list).unwrap();
+    served.served.signal(Signal::HUP);
+    until("the node is back with what it held", || {
+        matches!(get(), Ok(Some(_)))
+    });
+}
+
+#[test]
+fn the_token_of_operators_is_read_again() {
+    let place = Place::new();
+    let file = place.path("token");
+    let write = |token: &str, mode| {
+        std::fs::write(&file, format!("{token}\n")).unwrap();
+        std::fs::set_permissions(&file, PermissionsExt::from_mode(mode)).unwrap();
+    };
+    let (first, second) = ("not-to-be-guessed-1", "not-to-be-guessed-2");
+    write(first, 0o600);
+    let token = ["serve", "--memory", "16MiB", "--admin-token-file", "token"];
+    let server = Administered::spawn(&place, &token);
+    let status = |token: &str| {
+        let header = format!("Authorization: Bearer {token}\r\n");
+        server.ask("GET", "/metrics", &header).0
+    };
+    assert_eq!((status(first), status(second)), (200, 401));
+    write(second, 0o600);
+    server.served.signal(Signal::HUP);
+    until("the new token is in force", || status(second) == 200);
+    assert_eq!(status(first), 401);
+    // A file that cannot be used changes nothing.
+    write("short", 0o600);
+    server.served.signal(Signal::HUP);
+    write(first, 0o644);
+    server.served.signal(Signal::HUP);
+    assert_eq!((status(first), status(second)), (401, 200));
+}

@@ -10,6 +10,7 @@ use clap::Args;
 use slackwater_base::ByteSize;
 use slackwater_mq::Address;
 use slackwater_node::pool::{MasterOptions, MasterServer, NodeOptions, NodeServer};
+use slackwater_wire::ErrorCode;
 
 use crate::admin::AdminArguments;
 use crate::config::Layers;
@@ -104,13 +105,16 @@ pub(crate) fn node(arguments: &Node, layers: &Layers) -> Result<u8> {
         .notify
         .status(&format!("looking for {}", arguments.master));
     let notify = Arc::clone(&service.notify);
-    let joined = move |node| {
+    let told = move |node, taken: Result<(), ErrorCode>| {
+        if let Err(code) = taken {
+            return notify.status(&format!("{master} refuses this node: {code}"));
+        }
         let lends = format!("node {node} lends to {master}");
         // The process that started this one may have closed its output.
         let _ = writeln!(std::io::stdout(), "{lends}");
         notify.status(&lends);
     };
-    let server = NodeServer::start(config, options, joined)?;
+    let server = NodeServer::start(config, options, told)?;
     let reload = reload_of(
         &arguments.keys,
         server.public_key(),

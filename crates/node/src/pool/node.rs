@@ -85,7 +85,7 @@ struct Supervised {
     links: Links,
     node: NodeId,
     beside: ByteSize,
-    joined: Box<dyn Fn(NodeId) + Send + Sync>,
+    told: Box<dyn Fn(NodeId, Result<(), ErrorCode>) + Send + Sync>,
     current: Mutex<Current>,
 }
 
@@ -124,15 +124,15 @@ const CONNECT_TIME: Duration = Duration::from_secs(2);
 const CLOCK_EVERY: Duration = Duration::from_secs(60);
 
 impl NodeServer {
-    /// Opens memory and SSD, and begins to look for the master; returns at once. `joined` is called each time that the
-    /// master has taken what the node lends.
+    /// Opens memory and SSD, and begins to look for the master; returns at once. `told` is called each time that the
+    /// master has taken what the node lends, and when it refuses that.
     ///
     /// # Errors
     /// When the memory, the directory, a key or an address cannot be used.
     pub fn start(
         config: Config,
         options: NodeOptions,
-        joined: impl Fn(NodeId) + Send + Sync + 'static,
+        told: impl Fn(NodeId, Result<(), ErrorCode>) + Send + Sync + 'static,
     ) -> Result<Self, NodeError> {
         let links = Links::read(options.keys.as_ref())?;
         let beside = check_data(&links, options.data, options.staging)?;
@@ -150,7 +150,7 @@ impl NodeServer {
             links,
             node,
             beside,
-            joined: Box::new(joined),
+            told: Box::new(told),
             current: Mutex::default(),
         });
         let life = Life::begin(&shared)?;
@@ -346,7 +346,7 @@ impl Life {
                     if self.joined.swap(true, Ordering::Relaxed) {
                         tracing::info!("the link to the master goes on");
                     } else {
-                        (shared.joined)(shared.node);
+                        (shared.told)(shared.node, Ok(()));
                     }
                 }
                 Happened::Answered(_, Attached::Unknown) => {
@@ -356,6 +356,7 @@ impl Life {
                 Happened::Answered(link, Attached::Refused(code)) => {
                     if refused.replace(code) != Some(code) {
                         tracing::error!(%code, "the master refuses this node{}", hint(code));
+                        (shared.told)(shared.node, Err(code));
                     }
                     self.greet_later(link, pause);
                 }
@@ -409,6 +410,9 @@ fn hint(code: ErrorCode) -> &'static str {
             ": enter its key into the master's list with the level `node`"
         }
         ErrorCode::IllegalClient => ": another process has its key or directory",
+        ErrorCode::NotSupported => {
+            ": it is a store that takes no nodes, as `slackwater serve` runs"
+        }
         _ => "",
     }
 }

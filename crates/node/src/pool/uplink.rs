@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use slackwater_base::Instant;
 use slackwater_mq::{
-    Answer, Call, ConnectionId, LinkEvent, Mq, RequestError, RequestOptions, SendOptions,
+    Answer, Call, ConnectionId, LinkEvent, Mq, Refusal, RequestError, RequestOptions, SendOptions,
 };
 use slackwater_wait::{Event, Park, Site, Waiting, now};
 use slackwater_wire::{
@@ -175,6 +175,10 @@ impl Uplink {
 
     fn heard(&self, link: ConnectionId, answer: Result<Answer, RequestError>) {
         let welcome = match answer {
+            Err(RequestError::Refused(Refusal::UnknownCommand)) => {
+                let refused = Attached::Refused(ErrorCode::NotSupported);
+                return self.tell(Happened::Answered(link, refused));
+            }
             Ok(answer) => body::decode::<NodeWelcome>(answer.part(0).unwrap_or_default())
                 .map_err(|error| error.to_string()),
             Err(error) => Err(error.to_string()),

@@ -93,14 +93,33 @@ fn apart() -> Pool {
         ..NodeOptions::default()
     };
     let (joined, waits) = channel();
-    let joined = move |node| joined.send(node).unwrap();
+    let joined = move |node, taken| joined.send((node, taken)).unwrap();
     let node = NodeServer::start(config, options, joined).unwrap();
-    assert_eq!(waits.recv_timeout(LONG), Ok(node.node()));
+    assert_eq!(waits.recv_timeout(LONG), Ok((node.node(), Ok(()))));
     assert_eq!(master.nodes(), 1);
     Pool::Apart {
         master,
         _node: node,
     }
+}
+
+#[test]
+fn a_store_with_its_own_memory_takes_no_nodes() {
+    let server = serve();
+    let config = Config {
+        memory: ByteSize(MEMORY),
+        ssd: ByteSize(0),
+        ..Config::default()
+    };
+    let options = NodeOptions {
+        master: Address::tcp(server.address()),
+        ..NodeOptions::default()
+    };
+    let (told, waits) = channel();
+    let told = move |node, taken| told.send((node, taken)).unwrap();
+    let node = NodeServer::start(config, options, told).unwrap();
+    let refused = (node.node(), Err(ErrorCode::NotSupported));
+    assert_eq!(waits.recv_timeout(LONG), Ok(refused));
 }
 
 /// A capability comes to nothing: at once, or where its node is another process, as soon as the node was told.

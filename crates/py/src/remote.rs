@@ -414,5 +414,6 @@ fn from_afar(options: slackwater_node::PutOptions) -> PutOptions {
         durability: options.durability,
         wait: options.wait,
         chain: options.chain,
+        ..PutOptions::default()
     }
 }

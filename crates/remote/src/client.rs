@@ -6,7 +6,10 @@ use slackwater_mq::Running;
 use slackwater_transfer::Engine;
 use slackwater_wait::now;
 use slackwater_wire::limits::BATCH_KEYS_MAX;
-use slackwater_wire::{Description, ErrorCode, Exists, Key, List, Listed, Remove, Reply, Request};
+use slackwater_wire::{
+    Description, ErrorCode, Exists, Key, List, Listed, Remove, RemoveAll, RemoveMatching, Reply,
+    Request,
+};
 
 use crate::carry::Carrier;
 use crate::drive::{Drive, Nothing};
@@ -167,6 +170,35 @@ impl Client {
             results.extend(call.remove(piece, options.force));
         }
         results
+    }
+
+    /// Removes every object of the tenant in whose key a regular expression is found; how many.
+    ///
+    /// # Errors
+    /// When the pattern is no regular expression, or the tenant is refused; the deadline; a cancellation.
+    pub fn remove_matching(
+        &self,
+        pattern: &str,
+        options: &RemoveOptions,
+    ) -> Result<u64, ClientError> {
+        let request = Request::RemoveMatching(RemoveMatching {
+            tenant: options.call.tenant.clone(),
+            pattern: pattern.to_owned(),
+            force: options.force,
+        });
+        self.call(&options.call).count(request)
+    }
+
+    /// Removes every object of the tenant; how many.
+    ///
+    /// # Errors
+    /// When the tenant is refused; the deadline; a cancellation.
+    pub fn remove_all(&self, options: &RemoveOptions) -> Result<u64, ClientError> {
+        let request = Request::RemoveAll(RemoveAll {
+            tenant: Some(options.call.tenant.clone()),
+            force: options.force,
+        });
+        self.call(&options.call).count(request)
     }
 
     /// One page of keys in byte order, with the mark that says whether more follow. A page has at most 4,096 keys.
@@ -341,6 +373,13 @@ impl Call<'_> {
         match flow.into_answer() {
             Some(Answer::Reply(reply)) => Ok(reply),
             Some(Answer::Unknown) | None => Err(self.unknown(what)),
+        }
+    }
+
+    fn count(&self, request: Request) -> Result<u64, ClientError> {
+        match self.ask("a removal", request)? {
+            Reply::Count(removed) => Ok(removed),
+            reply => Err(refusal(&reply)),
         }
     }
 

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use slackwater_wire::{Chain, Durability, Pin, PutMode, Tenant};
+use slackwater_wire::{Chain, Durability, Pin, PutConfig, PutMode, Tenant};
 
 use crate::Cancel;
 
@@ -16,12 +16,16 @@ pub struct CallOptions {
 }
 
 /// How values are put.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct PutOptions {
     /// How the call is made.
     pub call: CallOptions,
     /// What an existing value of the same key means.
     pub mode: PutMode,
+    /// Copies in memory, on different nodes; fewer nodes give fewer copies.
+    pub replicas: u32,
+    /// Names of segments to be tried first; unknown ones are passed over.
+    pub preferred: Vec<String>,
     /// Whether they may be evicted.
     pub pin: Pin,
     /// Values of one group are leased and evicted together.
@@ -32,6 +36,31 @@ pub struct PutOptions {
     pub wait: Option<Duration>,
     /// How the values of a batch hang together; their order is the chain.
     pub chain: Chain,
+}
+
+impl Default for PutOptions {
+    fn default() -> Self {
+        let PutConfig {
+            mode,
+            replicas,
+            preferred,
+            pin,
+            group,
+            durability,
+            wait,
+        } = PutConfig::default();
+        Self {
+            call: CallOptions::default(),
+            mode,
+            replicas,
+            preferred,
+            pin,
+            group,
+            durability,
+            wait,
+            chain: Chain::default(),
+        }
+    }
 }
 
 /// How values are read.

@@ -99,11 +99,12 @@ impl Call<'_> {
             chain: chain.clone(),
             config: PutConfig {
                 mode: options.mode,
+                replicas: options.replicas,
+                preferred: options.preferred.clone(),
                 pin: options.pin,
                 group: options.group,
                 durability: options.durability,
                 wait: options.wait,
-                ..PutConfig::default()
             },
         };
         let mut begun = Vec::new();

@@ -1,6 +1,6 @@
 import builtins
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeAlias
 
@@ -329,3 +329,116 @@ def connect(
 
 def error_codes() -> dict[str, int]: ...
 def after_fork() -> None: ...
+
+class RawPlan:
+    """How values are put by a `RawClient`: made once, used by many calls. `groups` has a name for each key of a call."""
+
+    def __new__(
+        cls,
+        *,
+        upsert: bool = False,
+        replicas: int = 1,
+        preferred: Sequence[str] = (),
+        pin: Literal["none", "soft", "hard"] = "none",
+        pin_milliseconds: int | None = None,
+        groups: Sequence[str] | None = None,
+    ) -> Self: ...
+
+class BufferHandle:
+    """The bytes of one value: a writable buffer, whose memory goes when the handle and every view of it are gone."""
+
+    def ptr(self) -> int:
+        """The address of the first byte."""
+
+    def size(self) -> int:
+        """The number of bytes."""
+
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+class RawClient:
+    """A client by address and code, on which `slackwater.compat` is written.
+
+    Results are at least 0 for success and a negative code otherwise. `log(method, code, reason)` is called once for each
+    method and code.
+    """
+
+    def __new__(cls, log: Callable[[str, int, str], None]) -> Self: ...
+    def open(
+        self,
+        address: str,
+        *,
+        key_file: str | None = None,
+        timeout: float = 10.0,
+        connect_timeout: float = 10.0,
+        force_tcp: bool = False,
+        tenant: str | None = None,
+        staging: int = 0,
+    ) -> None: ...
+    def lend(
+        self,
+        memory: int,
+        *,
+        ssd: int | None = None,
+        directory: str | None = None,
+        data: str | None = None,
+        key_file: str | None = None,
+        allow: str | None = None,
+        timeout: float = 10.0,
+    ) -> str | None: ...
+    def close(self) -> None: ...
+    def state(self) -> int: ...
+    def ping(self) -> int: ...
+    def register(self, start: int, bytes: int) -> int: ...
+    def unregister(self, start: int) -> int: ...
+    def put(self, key: Key, parts: Sequence[Value], plan: RawPlan) -> int: ...
+    def put_batch(self, keys: Sequence[Key], values: Sequence[Value], plan: RawPlan) -> int: ...
+    def get(self, key: Key) -> bytes: ...
+    def get_batch(self, keys: Sequence[Key]) -> builtins.list[bytes]: ...
+    def get_buffers(self, keys: Sequence[Key]) -> builtins.list[BufferHandle | None]: ...
+    def exists(self, keys: Sequence[Key]) -> builtins.list[int]: ...
+    def size(self, key: Key) -> int: ...
+    def describe(
+        self, keys: Sequence[Key]
+    ) -> builtins.list[tuple[int, builtins.list[tuple[bool, int, int, int]]] | None]: ...
+    def put_from(
+        self, keys: Sequence[Key], starts: Sequence[int], sizes: Sequence[int], plan: RawPlan
+    ) -> builtins.list[int]: ...
+    def put_from_many(
+        self, keys: Sequence[Key], starts: Sequence[Sequence[int]], sizes: Sequence[Sequence[int]], plan: RawPlan
+    ) -> builtins.list[int]: ...
+    def get_into(self, keys: Sequence[Key], starts: Sequence[int], sizes: Sequence[int]) -> builtins.list[int]: ...
+    def get_into_many(
+        self, keys: Sequence[Key], starts: Sequence[Sequence[int]], sizes: Sequence[Sequence[int]]
+    ) -> builtins.list[int]: ...
+    def get_parts(
+        self,
+        start: int,
+        keys: Sequence[Key],
+        to: Sequence[Sequence[int]],
+        at: Sequence[Sequence[int]],
+        sizes: Sequence[Sequence[int]],
+        /,
+    ) -> builtins.list[builtins.list[int]]: ...
+    def start_reads(self, keys: Sequence[Key]) -> builtins.list[int]: ...
+    def read_parts(
+        self,
+        keys: Sequence[Key],
+        starts: Sequence[Sequence[int]],
+        sizes: Sequence[Sequence[int]],
+        offsets: Sequence[Sequence[int]],
+    ) -> builtins.list[int]: ...
+    def end_reads(self, keys: Sequence[Key]) -> int: ...
+    def start_writes(self, keys: Sequence[Key], sizes: Sequence[int], plan: RawPlan) -> builtins.list[int]: ...
+    def write_parts(
+        self,
+        keys: Sequence[Key],
+        starts: Sequence[Sequence[int]],
+        sizes: Sequence[Sequence[int]],
+        offsets: Sequence[Sequence[int]],
+    ) -> builtins.list[int]: ...
+    def end_writes(self, keys: Sequence[Key]) -> builtins.list[int]: ...
+    def revoke_writes(self, keys: Sequence[Key]) -> builtins.list[int]: ...
+    def remove(self, keys: Sequence[Key], force: bool) -> builtins.list[int]: ...
+    def remove_matching(self, pattern: str, force: bool) -> int: ...
+    def remove_all(self, force: bool) -> int: ...

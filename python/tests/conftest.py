@@ -1,11 +1,26 @@
 """What the tests of the package share."""
 
+import os
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 import slackwater
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def command() -> Path:
+    """The `slackwater` command of this folder, built if it is not current."""
+    if shutil.which("cargo") is None:
+        pytest.skip("no cargo: the command that serves a store cannot be built")
+    build = ["cargo", "build", "--quiet", "--locked", "--package", "slackwater-cli"]
+    subprocess.run(build, cwd=ROOT, check=True, timeout=1200)
+    return Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug" / "slackwater"
 
 
 @pytest.fixture

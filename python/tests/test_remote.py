@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -11,18 +10,6 @@ from pathlib import Path
 import pytest
 import slackwater
 from slackwater import Client, ErrorCode, SlackwaterError
-
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="session")
-def command() -> Path:
-    """The `slackwater` command of this folder, built if it is not current."""
-    if shutil.which("cargo") is None:
-        pytest.skip("no cargo: the command that serves a store cannot be built")
-    build = ["cargo", "build", "--quiet", "--locked", "--package", "slackwater-cli"]
-    subprocess.run(build, cwd=ROOT, check=True, timeout=1200)
-    return Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug" / "slackwater"
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ mod buffers;
 mod calls;
 mod errors;
 mod options;
+mod raw;
 mod remote;
 mod store;
 mod view;
@@ -23,6 +24,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<remote::Client>()?;
     module.add_function(wrap_pyfunction!(remote::connect, module)?)?;
     module.add_class::<options::Chain>()?;
+    module.add_class::<raw::RawClient>()?;
+    module.add_class::<raw::RawPlan>()?;
+    module.add_class::<raw::BufferHandle>()?;
     module.add_function(wrap_pyfunction!(error_codes, module)?)?;
     module.add_function(wrap_pyfunction!(after_fork, module)?)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))

@@ -1,0 +1,132 @@
+//! How every call is made: with the session, while other threads of Python run, and with codes for results.
+
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+use pyo3::prelude::*;
+
+use super::code::code_of;
+use super::session::{Outcome, Session};
+use super::{IN_FORK, NOT_OPEN, RawClient, WRONG};
+use crate::buffers::KeyBytes;
+use crate::store::forks;
+
+impl RawClient {
+    pub(super) fn session(&self) -> MutexGuard<'_, Option<Arc<Session>>> {
+        self.session.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn open_session(&self) -> Result<Arc<Session>, i64> {
+        if self.forks != forks() {
+            return Err(IN_FORK);
+        }
+        self.session().clone().ok_or(NOT_OPEN)
+    }
+
+    /// Does something with the session while other threads of Python may run.
+    pub(super) fn detached<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&Session) -> T + Send,
+    ) -> Result<T, i64> {
+        let session = self.open_session()?;
+        Ok(py.detach(move || {
+            let done = work(&session);
+            // The last holder of a client that was closed meanwhile ends it, which joins threads.
+            drop(session);
+            done
+        }))
+    }
+
+    /// One result of a call.
+    pub(super) fn call(
+        &self,
+        py: Python<'_>,
+        method: &str,
+        work: impl FnOnce(&Session) -> Outcome + Send,
+    ) -> i64 {
+        let results = self.each(py, method, 1, |session| vec![work(session)]);
+        results.first().copied().unwrap_or(WRONG)
+    }
+
+    /// The results of a call about so many keys.
+    pub(super) fn each(
+        &self,
+        py: Python<'_>,
+        method: &str,
+        count: usize,
+        work: impl FnOnce(&Session) -> Vec<Outcome> + Send,
+    ) -> Vec<i64> {
+        let worked = self.detached(py, |session| {
+            let _in_use = session.registered.enter();
+            work(session)
+        });
+        let outcomes = match worked {
+            Ok(outcomes) => outcomes,
+            Err(code) => return vec![code; count],
+        };
+        let number = |outcome: Outcome| {
+            outcome.unwrap_or_else(|error| {
+                let code = code_of(&error);
+                self.reasons.tell(py, method, code, &error);
+                code
+            })
+        };
+        outcomes.into_iter().map(number).collect()
+    }
+
+    /// The values of keys; `None` for a miss and for an error.
+    pub(super) fn values(
+        &self,
+        py: Python<'_>,
+        method: &str,
+        keys: &[KeyBytes],
+    ) -> Vec<Option<Vec<u8>>> {
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        let mut values: Vec<Option<Vec<u8>>> = Vec::new();
+        self.each(py, method, keys.len(), |session| {
+            if session.staging_bytes == 0 {
+                return vec![Ok(WRONG); keys.len()];
+            }
+            let read = session.client.get_batch(&keys, &session.get_options());
+            let outcome = |read: Result<Option<Vec<u8>>, _>| match read {
+                Ok(value) => {
+                    values.push(value);
+                    Ok(0)
+                }
+                Err(error) => {
+                    values.push(None);
+                    Err(error)
+                }
+            };
+            read.into_iter().map(outcome).collect()
+        });
+        values.resize(keys.len(), None);
+        values
+    }
+
+    /// The session, to be ended. In a fork its threads do not exist, so it is left alone.
+    pub(super) fn take(&self) -> Option<Arc<Session>> {
+        if self.forks != forks() {
+            // The lock may have been held by another thread at the fork.
+            return None;
+        }
+        self.session().take()
+    }
+}
+
+impl Drop for RawClient {
+    fn drop(&mut self) {
+        if self.forks != forks() {
+            std::mem::forget(
+                self.session
+                    .try_lock()
+                    .ok()
+                    .and_then(|mut held| held.take()),
+            );
+            return;
+        }
+        if let Some(session) = self.take() {
+            Python::attach(|py| py.detach(|| session.close()));
+        }
+    }
+}

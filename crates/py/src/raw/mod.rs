@@ -1,0 +1,500 @@
+//! A client as calls by address see it: results are numbers, at least 0 for success and negative for an error code, and
+//! values lie where the caller says. The package `mooncake` of Slackwater is written on top of it.
+//!
+//! No call touches a caller's memory after it has returned, whatever it returned.
+
+mod calling;
+mod code;
+mod handle;
+mod memory;
+mod plan;
+mod session;
+mod sessions;
+mod transfer;
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+use slackwater_remote::Stored;
+use slackwater_wire::{ErrorCode, ReplicaAt, ReplicaState};
+
+use crate::buffers::{KeyBytes, Memory};
+use crate::options::seconds_of;
+use crate::store::forks;
+use code::Reasons;
+pub(crate) use handle::BufferHandle;
+use memory::{Number, Range};
+pub(crate) use plan::RawPlan;
+use session::{Opening, Session};
+use sessions::Parts;
+
+/// A client by address and code. `log(method, code, reason)` is called once for each method and code.
+#[pyclass(frozen, module = "slackwater._native", weakref)]
+pub(crate) struct RawClient {
+    session: Mutex<Option<std::sync::Arc<Session>>>,
+    reasons: Reasons,
+    forks: u64,
+}
+
+/// What a call gives that is made in a fork of the process that made the client.
+const IN_FORK: i64 = ErrorCode::NotSupported.number() as i64;
+/// What it gives before the client is open, and after its end.
+const NOT_OPEN: i64 = ErrorCode::InvalidParams.number() as i64;
+const WRONG: i64 = ErrorCode::InvalidParams.number() as i64;
+const ABSENT: i64 = ErrorCode::ObjectNotFound.number() as i64;
+
+#[pymethods]
+impl RawClient {
+    #[new]
+    fn new(log: Py<PyAny>) -> Self {
+        Self {
+            session: Mutex::default(),
+            reasons: Reasons::new(log),
+            forks: forks(),
+        }
+    }
+
+    /// open(address, *, key_file, timeout, connect_timeout, force_tcp, tenant, staging)
+    ///
+    /// Connects. `staging` is the length of the longest value that is put from bytes; 0 refuses those calls.
+    #[pyo3(signature = (address, *, key_file=None, timeout=10.0, connect_timeout=10.0, force_tcp=false, tenant=None, staging=0))]
+    #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
+    fn open(
+        &self,
+        py: Python<'_>,
+        address: &str,
+        key_file: Option<std::path::PathBuf>,
+        timeout: f64,
+        connect_timeout: f64,
+        force_tcp: bool,
+        tenant: Option<&str>,
+        staging: usize,
+    ) -> PyResult<()> {
+        let opening = Opening {
+            address: session::address(address)?,
+            key_file,
+            deadline: seconds_of("timeout", timeout)?,
+            connect_timeout: seconds_of("connect_timeout", connect_timeout)?,
+            force_tcp,
+            tenant: crate::options::tenant(tenant)?,
+            staging,
+        };
+        let opened = py.detach(|| Session::open(opening));
+        let opened = opened.map_err(|error| crate::errors::not_connected(py, &error))?;
+        *self.session() = Some(std::sync::Arc::new(opened));
+        Ok(())
+    }
+
+    /// lend(memory, *, ssd=None, directory=None, data=None, key_file=None, allow=None, timeout=10.0)
+    ///
+    /// Lends memory of this process, and an SSD, to the master. The text says why the master takes none; None when it did.
+    #[pyo3(signature = (memory, *, ssd=None, directory=None, data=None, key_file=None, allow=None, timeout=10.0))]
+    #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
+    fn lend(
+        &self,
+        py: Python<'_>,
+        memory: u64,
+        ssd: Option<u64>,
+        directory: Option<std::path::PathBuf>,
+        data: Option<&str>,
+        key_file: Option<std::path::PathBuf>,
+        allow: Option<std::path::PathBuf>,
+        timeout: f64,
+    ) -> PyResult<Option<String>> {
+        let timeout: Duration = seconds_of("timeout", timeout)?;
+        let session = self.open_session().map_err(|_| {
+            crate::errors::exception(py, ErrorCode::ShuttingDown, "the client is closed")
+        })?;
+        let loan = session::Loan {
+            memory,
+            ssd: ssd.zip(directory),
+            data: data.map(session::data_address).transpose()?,
+            keys: key_file.zip(allow),
+            timeout,
+        };
+        py.detach(|| session.lend(loan))
+            .map_err(|problem| problem.exception(py))
+    }
+
+    /// close()
+    ///
+    /// Ends the client and takes back what it lends.
+    fn close(&self, py: Python<'_>) {
+        let session = self.take();
+        py.detach(|| session.map(|session| session.close()));
+    }
+
+    /// Whether calls can be made.
+    fn state(&self) -> i64 {
+        self.open_session().map_or_else(|code| code, |_| 0)
+    }
+
+    /// Whether the master answers: 0 or a code.
+    fn ping(&self, py: Python<'_>) -> i64 {
+        self.call(py, "health_check", |session| {
+            let asked = session.client.exists(&[b"\0"], &session.call);
+            asked.map(|_| 0)
+        })
+    }
+
+    fn register(&self, py: Python<'_>, start: Number, bytes: Number) -> i64 {
+        self.call(py, "register_buffer", |session| {
+            let added = session.registered.add(Range::new(start, bytes));
+            Ok(if added { 0 } else { WRONG })
+        })
+    }
+
+    fn unregister(&self, py: Python<'_>, start: Number) -> i64 {
+        // Waits for the calls that use memory, of which it is none.
+        match self.detached(py, |session| session.registered.remove(start)) {
+            Ok(true) => 0,
+            Ok(false) => WRONG,
+            Err(code) => code,
+        }
+    }
+
+    /// Puts the concatenation of buffers.
+    fn put(
+        &self,
+        py: Python<'_>,
+        key: KeyBytes,
+        parts: Vec<Bound<'_, PyAny>>,
+        plan: &RawPlan,
+    ) -> PyResult<i64> {
+        let Some(parts) = memories(&parts)? else {
+            return Ok(WRONG);
+        };
+        let key = key.as_slice(py);
+        Ok(self.call(py, "put", |session| {
+            let bytes: usize = parts.iter().map(|part| part.as_slice().len()).sum();
+            if !plan.fits(1) || bytes > session.staging_bytes || bytes == 0 {
+                return Ok(WRONG);
+            }
+            let (options, _) = session.put_options(plan, 0, 1);
+            if let [value] = &parts[..] {
+                return session
+                    .client
+                    .put(key, value.as_slice(), &options)
+                    .map(stored);
+            }
+            let mut value = session.staging.take(bytes);
+            let mut at = 0;
+            for part in &parts {
+                let part = part.as_slice();
+                value[at..at + part.len()].copy_from_slice(part);
+                at += part.len();
+            }
+            let put = session.client.put(key, &value[..bytes], &options);
+            session.staging.give_back(value);
+            put.map(stored)
+        }))
+    }
+
+    fn put_batch(
+        &self,
+        py: Python<'_>,
+        keys: Vec<KeyBytes>,
+        values: Vec<Bound<'_, PyAny>>,
+        plan: &RawPlan,
+    ) -> PyResult<i64> {
+        let Some(values) = memories(&values)? else {
+            return Ok(WRONG);
+        };
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        let put = self.each(py, "put_batch", 1, |session| {
+            let too_long = |value: &Memory| {
+                let bytes = value.as_slice().len();
+                bytes == 0 || bytes > session.staging_bytes
+            };
+            if keys.len() != values.len() || !plan.fits(keys.len()) || values.iter().any(too_long) {
+                return vec![Ok(WRONG)];
+            }
+            let values: Vec<Option<&[u8]>> =
+                values.iter().map(|value| Some(value.as_slice())).collect();
+            session.put_given(&keys, 0, &values, plan)
+        });
+        Ok(put.into_iter().find(|code| *code < 0).unwrap_or(0))
+    }
+
+    fn get<'py>(&self, py: Python<'py>, key: KeyBytes) -> Bound<'py, PyBytes> {
+        let values = self.values(py, "get", &[key]);
+        let value = values.into_iter().next().flatten().unwrap_or_default();
+        PyBytes::new(py, &value)
+    }
+
+    fn get_batch<'py>(&self, py: Python<'py>, keys: Vec<KeyBytes>) -> PyResult<Bound<'py, PyList>> {
+        let values = self.values(py, "get_batch", &keys);
+        let values = values.into_iter();
+        let bytes: Vec<_> = values
+            .map(|value| PyBytes::new(py, &value.unwrap_or_default()))
+            .collect();
+        PyList::new(py, bytes)
+    }
+
+    fn get_buffers(&self, py: Python<'_>, keys: Vec<KeyBytes>) -> Vec<Option<BufferHandle>> {
+        let values = self.values(py, "batch_get_buffer", &keys).into_iter();
+        values.map(|value| value.map(BufferHandle::new)).collect()
+    }
+
+    fn exists(&self, py: Python<'_>, keys: Vec<KeyBytes>) -> Vec<i64> {
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        self.each(py, "is_exist", keys.len(), |session| session.exist(&keys))
+    }
+
+    fn size(&self, py: Python<'_>, key: KeyBytes) -> i64 {
+        let key = key.as_slice(py);
+        self.call(py, "get_size", |session| {
+            let found = session.client.stat(key, &session.call)?;
+            Ok(found.map_or(ABSENT, |found| found.bytes.cast_signed()))
+        })
+    }
+
+    /// For each key: None, or the length of its value and its replicas.
+    fn describe(&self, py: Python<'_>, keys: Vec<KeyBytes>) -> Vec<Option<Described>> {
+        let mut all = Vec::with_capacity(keys.len());
+        for key in &keys {
+            let key = key.as_slice(py);
+            let mut found = None;
+            self.call(py, "get_replica_desc", |session| {
+                found = session.client.stat(key, &session.call)?;
+                Ok(0)
+            });
+            all.push(found.map(|found| {
+                let replicas = found.replicas.iter();
+                (found.bytes, replicas.map(described).collect())
+            }));
+        }
+        all
+    }
+
+    /// Puts values that lie in runs of memory: for each key its addresses and lengths.
+    fn put_from(
+        &self,
+        py: Python<'_>,
+        keys: Vec<KeyBytes>,
+        starts: Vec<Number>,
+        sizes: Vec<Number>,
+        plan: &RawPlan,
+    ) -> Vec<i64> {
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        self.each(py, "put_from", keys.len(), |session| {
+            if starts.len() != keys.len() || sizes.len() != keys.len() || !plan.fits(keys.len()) {
+                return vec![Ok(WRONG); keys.len()];
+            }
+            let runs = starts.iter().zip(&sizes);
+            let runs = runs.map(|(start, size)| Range::new(*start, *size));
+            session.put_from(&keys, &runs.collect::<Vec<_>>(), plan)
+        })
+    }
+
+    fn put_from_many(
+        &self,
+        py: Python<'_>,
+        keys: Vec<KeyBytes>,
+        starts: Vec<Vec<Number>>,
+        sizes: Vec<Vec<Number>>,
+        plan: &RawPlan,
+    ) -> Vec<i64> {
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        self.each(py, "put_from", keys.len(), |session| {
+            if starts.len() != keys.len() || sizes.len() != keys.len() || !plan.fits(keys.len()) {
+                return vec![Ok(WRONG); keys.len()];
+            }
+            session.gather(&keys, &transfer::pieces(&starts, &sizes), plan)
+        })
+    }
+
+    fn get_into(
+        &self,
+        py: Python<'_>,
+        keys: Vec<KeyBytes>,
+        starts: Vec<Number>,
+        sizes: Vec<Number>,
+    ) -> Vec<i64> {
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        self.each(py, "get_into", keys.len(), |session| {
+            if starts.len() != keys.len() || sizes.len() != keys.len() {
+                return vec![Ok(WRONG); keys.len()];
+            }
+            let runs = starts.iter().zip(&sizes);
+            let runs = runs.map(|(start, size)| Range::new(*start, *size));
+            session.get_into(&keys, &runs.collect::<Vec<_>>())
+        })
+    }
+
+    fn get_into_many(
+        &self,
+        py: Python<'_>,
+        keys: Vec<KeyBytes>,
+        starts: Vec<Vec<Number>>,
+        sizes: Vec<Vec<Number>>,
+    ) -> Vec<i64> {
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        self.each(py, "get_into", keys.len(), |session| {
+            if starts.len() != keys.len() || sizes.len() != keys.len() {
+                return vec![Ok(WRONG); keys.len()];
+            }
+            session.scatter(&keys, &transfer::pieces(&starts, &sizes))
+        })
+    }
+
+    /// Copies parts of values to offsets from one address. For each key the offsets there, the offsets in the value and the
+    /// lengths of its parts; one result a part.
+    fn get_parts(
+        &self,
+        py: Python<'_>,
+        start: Number,
+        keys: Vec<KeyBytes>,
+        to: Vec<Vec<Number>>,
+        from: Vec<Vec<Number>>,
+        sizes: Vec<Vec<Number>>,
+    ) -> Vec<Vec<i64>> {
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        let wanted = transfer::Wanted::new(start, &to, &from, &sizes, keys.len());
+        let mut counts = wanted.counts();
+        let flat = self.each(py, "get_into_ranges", counts.iter().sum(), |session| {
+            session.get_parts(&keys, &wanted)
+        });
+        let mut flat = flat.into_iter();
+        let of_key = |count: &mut usize| flat.by_ref().take(*count).collect();
+        counts.iter_mut().map(of_key).collect()
+    }
+
+    fn start_reads(&self, py: Python<'_>, keys: Vec<KeyBytes>) -> Vec<i64> {
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        self.each(py, "batch_get_session_start", keys.len(), |session| {
+            session.start_reads(&keys)
+        })
+    }
+
+    fn read_parts(
+        &self,
+        py: Python<'_>,
+        keys: Vec<KeyBytes>,
+        starts: Vec<Vec<Number>>,
+        sizes: Vec<Vec<Number>>,
+        offsets: Vec<Vec<Number>>,
+    ) -> Vec<i64> {
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        let parts = Parts {
+            starts,
+            sizes,
+            offsets,
+        };
+        let method = "batch_get_into_multi_buffer_ranges";
+        self.each(py, method, keys.len(), |session| {
+            session.read_parts(&keys, &parts)
+        })
+    }
+
+    fn end_reads(&self, py: Python<'_>, keys: Vec<KeyBytes>) -> i64 {
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        self.call(py, "batch_get_session_end", |session| {
+            session.end_reads(&keys);
+            Ok(0)
+        })
+    }
+
+    fn start_writes(
+        &self,
+        py: Python<'_>,
+        keys: Vec<KeyBytes>,
+        sizes: Vec<Number>,
+        plan: &RawPlan,
+    ) -> Vec<i64> {
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        self.each(py, "batch_put_session_start", keys.len(), |session| {
+            session.start_writes(&keys, &sizes, plan)
+        })
+    }
+
+    fn write_parts(
+        &self,
+        py: Python<'_>,
+        keys: Vec<KeyBytes>,
+        starts: Vec<Vec<Number>>,
+        sizes: Vec<Vec<Number>>,
+        offsets: Vec<Vec<Number>>,
+    ) -> Vec<i64> {
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        let parts = Parts {
+            starts,
+            sizes,
+            offsets,
+        };
+        let method = "batch_put_from_multi_buffer_ranges";
+        self.each(py, method, keys.len(), |session| {
+            session.write_parts(&keys, &parts)
+        })
+    }
+
+    fn end_writes(&self, py: Python<'_>, keys: Vec<KeyBytes>) -> Vec<i64> {
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        self.each(py, "batch_put_session_end", keys.len(), |session| {
+            session.end_writes(&keys)
+        })
+    }
+
+    fn revoke_writes(&self, py: Python<'_>, keys: Vec<KeyBytes>) -> Vec<i64> {
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        self.each(py, "batch_put_session_revoke", keys.len(), |session| {
+            session.revoke_writes(&keys)
+        })
+    }
+
+    fn remove(&self, py: Python<'_>, keys: Vec<KeyBytes>, force: bool) -> Vec<i64> {
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        self.each(py, "remove", keys.len(), |session| {
+            let removed = session.client.remove(&keys, &session.remove_options(force));
+            removed.into_iter().map(|one| one.map(|()| 0)).collect()
+        })
+    }
+
+    fn remove_matching(&self, py: Python<'_>, pattern: &str, force: bool) -> i64 {
+        self.call(py, "remove_by_regex", |session| {
+            let options = session.remove_options(force);
+            let removed = session.client.remove_matching(pattern, &options);
+            removed.map(u64::cast_signed)
+        })
+    }
+
+    fn remove_all(&self, py: Python<'_>, force: bool) -> i64 {
+        self.call(py, "remove_all", |session| {
+            let removed = session.client.remove_all(&session.remove_options(force));
+            removed.map(u64::cast_signed)
+        })
+    }
+}
+
+/// The memory of objects; `None` where one has memory of which no single run of bytes can be made.
+fn memories(objects: &[Bound<'_, PyAny>]) -> PyResult<Option<Vec<Memory>>> {
+    let memories: PyResult<Vec<Memory>> = objects.iter().map(Memory::of).collect();
+    match memories {
+        Ok(memories) => Ok(Some(memories)),
+        Err(error)
+            if objects
+                .first()
+                .is_some_and(|one| error.is_instance_of::<PyValueError>(one.py())) =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Length of a value, and of each replica: whether it is in memory, its state, its segment, and its offset there.
+type Described = (u64, Vec<(bool, u8, u32, u64)>);
+
+fn described((at, state, _): &(ReplicaAt, ReplicaState, u32)) -> (bool, u8, u32, u64) {
+    match at {
+        ReplicaAt::Memory(extent) => (true, *state as u8, extent.segment.0, extent.offset),
+        ReplicaAt::Disk { segment, .. } => (false, *state as u8, segment.0, 0),
+    }
+}
+
+fn stored(_: Stored) -> i64 {
+    0
+}

@@ -1,0 +1,74 @@
+//! How values are put, made once from a configuration and used by many calls.
+
+use std::time::Duration;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use slackwater_base::hash64;
+use slackwater_remote::PutOptions;
+use slackwater_wire::{Pin, PutMode};
+
+/// Options of puts. `groups` has a name for each key of a call, where "" is no group.
+#[pyclass(frozen, module = "slackwater._native")]
+pub(crate) struct RawPlan {
+    pub(crate) options: PutOptions,
+    pub(crate) groups: Option<Vec<Option<u64>>>,
+}
+
+#[pymethods]
+impl RawPlan {
+    #[new]
+    #[pyo3(signature = (*, upsert=false, replicas=1, preferred=Vec::new(), pin="none", pin_milliseconds=None, groups=None))]
+    fn new(
+        upsert: bool,
+        replicas: u32,
+        preferred: Vec<String>,
+        pin: &str,
+        pin_milliseconds: Option<u64>,
+        groups: Option<Vec<String>>,
+    ) -> PyResult<Self> {
+        let pin = match pin {
+            "none" => Pin::None,
+            "soft" => Pin::Soft(pin_milliseconds.map(Duration::from_millis)),
+            "hard" => Pin::Hard,
+            other => return Err(PyValueError::new_err(format!("pin: `{other}`"))),
+        };
+        let mode = if upsert {
+            PutMode::Upsert
+        } else {
+            PutMode::Create
+        };
+        let group = |name: String| (!name.is_empty()).then(|| hash64(name.as_bytes()));
+        Ok(Self {
+            options: PutOptions {
+                mode,
+                replicas,
+                preferred,
+                pin,
+                ..PutOptions::default()
+            },
+            groups: groups.map(|names| names.into_iter().map(group).collect()),
+        })
+    }
+}
+
+impl RawPlan {
+    /// Whether it has a group for each of so many keys, or none at all.
+    pub(crate) fn fits(&self, keys: usize) -> bool {
+        self.groups
+            .as_ref()
+            .is_none_or(|groups| groups.len() == keys)
+    }
+
+    /// The options for the keys from `first` on, and how many of them these options are for: those of one group.
+    pub(crate) fn run(&self, first: usize, keys: usize) -> (PutOptions, usize) {
+        let mut options = self.options.clone();
+        let Some(groups) = &self.groups else {
+            return (options, keys - first);
+        };
+        let group = groups[first];
+        options.group = group;
+        let same = groups[first..].iter().take_while(|other| **other == group);
+        (options, same.count())
+    }
+}

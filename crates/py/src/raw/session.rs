@@ -1,0 +1,192 @@
+//! What a client by address has from its opening to its end.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use slackwater_mq::Address;
+use slackwater_node::Config;
+use slackwater_node::config::ConfigProblem;
+use slackwater_node::pool::{NodeError, NodeOptions, NodeServer};
+use slackwater_node::serve::ServeKeys;
+use slackwater_remote::{
+    CallOptions, Client, ClientError, ConnectError, ConnectOptions, GetOptions, PutOptions,
+    RemoveOptions,
+};
+use slackwater_wire::{ErrorCode, Tenant};
+
+use super::memory::{Registered, Staging};
+use super::plan::RawPlan;
+use super::sessions::Sessions;
+
+/// What a call did for one key: a number that is not negative is success.
+pub(super) type Outcome = Result<i64, ClientError>;
+
+/// See the module.
+pub(super) struct Session {
+    pub(super) client: Client,
+    pub(super) call: CallOptions,
+    pub(super) registered: Registered,
+    pub(super) staging: Staging,
+    pub(super) sessions: Sessions,
+    /// Length of the longest value that is put from bytes; 0 refuses calls with bytes.
+    pub(super) staging_bytes: usize,
+    address: Address,
+    node: Mutex<Option<NodeServer>>,
+}
+
+/// How a client is opened.
+pub(super) struct Opening {
+    pub(super) address: Address,
+    pub(super) key_file: Option<PathBuf>,
+    pub(super) deadline: Duration,
+    pub(super) connect_timeout: Duration,
+    pub(super) force_tcp: bool,
+    pub(super) tenant: Tenant,
+    pub(super) staging: usize,
+}
+
+/// What this process lends to the pool.
+pub(super) struct Loan {
+    /// Bytes of memory.
+    pub(super) memory: u64,
+    /// Bytes of an SSD and the directory there.
+    pub(super) ssd: Option<(u64, PathBuf)>,
+    /// Where its bytes come in and leave.
+    pub(super) data: Option<std::net::SocketAddr>,
+    /// The file of our secret key, and of the keys whose transfers are taken.
+    pub(super) keys: Option<(PathBuf, PathBuf)>,
+    /// How long the master may take to accept it.
+    pub(super) timeout: Duration,
+}
+
+/// Why nothing can be lent.
+pub(super) enum LoanError {
+    Config(Vec<ConfigProblem>),
+    Node(NodeError),
+}
+
+/// What the master said about a node: it belongs to the pool, or why not.
+type Answer = Result<(), ErrorCode>;
+
+impl Session {
+    pub(super) fn open(opening: Opening) -> Result<Self, ConnectError> {
+        let client = Client::connect(&ConnectOptions {
+            address: opening.address.clone(),
+            key_file: opening.key_file,
+            force_tcp: opening.force_tcp,
+            connect_timeout: opening.connect_timeout,
+            deadline: opening.deadline,
+        })?;
+        Ok(Self {
+            client,
+            call: CallOptions {
+                tenant: opening.tenant,
+                ..CallOptions::default()
+            },
+            registered: Registered::default(),
+            staging: Staging::default(),
+            sessions: Sessions::default(),
+            staging_bytes: opening.staging,
+            address: opening.address,
+            node: Mutex::default(),
+        })
+    }
+
+    /// Lends memory to the master, and waits until it is part of the pool; otherwise why the master takes none.
+    pub(super) fn lend(&self, loan: Loan) -> Result<Option<String>, LoanError> {
+        let mut flags = vec![("memory".to_owned(), loan.memory.to_string())];
+        if let Some((bytes, directory)) = loan.ssd {
+            flags.push(("ssd".to_owned(), bytes.to_string()));
+            flags.push(("dir".to_owned(), directory.display().to_string()));
+        }
+        let config = Config::load(None, std::env::vars_os(), &flags).map_err(LoanError::Config)?;
+        let defaults = NodeOptions::default();
+        let options = NodeOptions {
+            master: self.address.clone(),
+            data: loan.data.unwrap_or(defaults.data),
+            keys: loan
+                .keys
+                .map(|(key_file, allowed)| ServeKeys { key_file, allowed }),
+            ..defaults
+        };
+        let told = Arc::new((Mutex::new(None::<Answer>), Condvar::new()));
+        let teller = Arc::clone(&told);
+        let hear = move |_, answer: Answer| {
+            *teller.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
+            teller.1.notify_all();
+        };
+        let node = NodeServer::start(config, options, hear).map_err(LoanError::Node)?;
+        let answer = told.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (answer, _) = told
+            .1
+            .wait_timeout_while(answer, loan.timeout, |answer| answer.is_none())
+            .unwrap_or_else(PoisonError::into_inner);
+        match *answer {
+            Some(Ok(())) => {
+                *self.node() = Some(node);
+                Ok(None)
+            }
+            Some(Err(code)) => Ok(Some(code.meaning().to_owned())),
+            None => Ok(Some("it did not answer in time".to_owned())),
+        }
+    }
+
+    /// Takes back what is lent. The client itself ends with its last call.
+    pub(super) fn close(&self) {
+        drop(self.node().take());
+    }
+
+    /// The options for the keys from `first` on, and how many of so many keys they are for.
+    pub(super) fn put_options(
+        &self,
+        plan: &RawPlan,
+        first: usize,
+        keys: usize,
+    ) -> (PutOptions, usize) {
+        let (mut options, count) = plan.run(first, keys);
+        options.call = self.call.clone();
+        (options, count)
+    }
+
+    pub(super) fn get_options(&self) -> GetOptions {
+        GetOptions {
+            call: self.call.clone(),
+            ..GetOptions::default()
+        }
+    }
+
+    pub(super) fn remove_options(&self, force: bool) -> RemoveOptions {
+        let call = self.call.clone();
+        RemoveOptions { call, force }
+    }
+
+    fn node(&self) -> std::sync::MutexGuard<'_, Option<NodeServer>> {
+        self.node.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl LoanError {
+    pub(super) fn exception(&self, py: Python<'_>) -> PyErr {
+        match self {
+            Self::Config(problems) => crate::errors::misconfigured(py, problems),
+            Self::Node(error) => {
+                crate::errors::exception(py, ErrorCode::InvalidParams, &error.to_string())
+            }
+        }
+    }
+}
+
+/// The address of a server as the text says.
+pub(super) fn address(text: &str) -> PyResult<Address> {
+    text.parse()
+        .map_err(|error| PyValueError::new_err(format!("address: {error}")))
+}
+
+/// Where bytes come in and leave, as the text says.
+pub(super) fn data_address(text: &str) -> PyResult<std::net::SocketAddr> {
+    text.parse()
+        .map_err(|error| PyValueError::new_err(format!("data: {error}")))
+}

@@ -1,0 +1,234 @@
+//! Values that are read or written a part at a time, as layers of a model come and go.
+//!
+//! A read session takes its value from the store once, with the first part that is asked for, so that all parts are of one
+//! value. A write session keeps the value here until its end, where it is put as a whole.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use slackwater_remote::PutOptions;
+use slackwater_wire::ErrorCode;
+
+use super::memory::{Number, Range};
+use super::plan::RawPlan;
+use super::session::{Outcome, Session};
+use super::{ABSENT, WRONG, stored};
+
+/// The sessions of a client, by key.
+#[derive(Default)]
+pub(super) struct Sessions {
+    reads: Mutex<BTreeMap<Vec<u8>, Reading>>,
+    writes: Mutex<BTreeMap<Vec<u8>, Arc<Mutex<Writing>>>>,
+}
+
+/// The value of a read session, once it was taken from the store.
+type Reading = Option<Arc<Vec<u8>>>;
+
+struct Writing {
+    value: Vec<u8>,
+    options: PutOptions,
+}
+
+const EXPIRED: i64 = ErrorCode::LeaseExpired.number() as i64;
+const EXISTS: i64 = ErrorCode::ObjectAlreadyExists.number() as i64;
+const NO_ROOM: i64 = ErrorCode::NoAvailableHandle.number() as i64;
+
+/// Where the parts of one call lie: for each key the addresses, lengths, and offsets in the value.
+pub(super) struct Parts {
+    pub(super) starts: Vec<Vec<Number>>,
+    pub(super) sizes: Vec<Vec<Number>>,
+    pub(super) offsets: Vec<Vec<Number>>,
+}
+
+impl Parts {
+    fn fit(&self, keys: usize) -> bool {
+        [self.starts.len(), self.sizes.len(), self.offsets.len()] == [keys; 3]
+    }
+
+    /// Memory, and first and last byte in the value, of each part of a key whose value is so long.
+    fn of(&self, key: usize, bytes: usize) -> Option<Vec<(Range, usize, usize)>> {
+        let (starts, sizes) = (&self.starts[key], &self.sizes[key]);
+        let offsets = &self.offsets[key];
+        if starts.len() != sizes.len() || offsets.len() != sizes.len() {
+            return None;
+        }
+        let part = |((start, size), offset): ((&Number, &Number), &Number)| {
+            let end = offset.0.checked_add(size.0).filter(|end| *end <= bytes)?;
+            Some((Range::new(*start, *size)?, offset.0, end))
+        };
+        starts.iter().zip(sizes).zip(offsets).map(part).collect()
+    }
+}
+
+impl Session {
+    /// Opens read sessions.
+    pub(super) fn start_reads(&self, keys: &[&[u8]]) -> Vec<Outcome> {
+        let open = |(key, found): (&&[u8], Outcome)| match found {
+            Ok(1) => {
+                lock(&self.sessions.reads).entry(key.to_vec()).or_default();
+                Ok(0)
+            }
+            Ok(_) => Ok(ABSENT),
+            error => error,
+        };
+        keys.iter().zip(self.exist(keys)).map(open).collect()
+    }
+
+    /// Copies parts of the values of read sessions: the sum of their lengths for each key.
+    pub(super) fn read_parts(&self, keys: &[&[u8]], parts: &Parts) -> Vec<Outcome> {
+        if !parts.fit(keys.len()) {
+            return vec![Ok(WRONG); keys.len()];
+        }
+        if let Err(failed) = self.load(keys) {
+            return failed;
+        }
+        let mut outcomes = Vec::with_capacity(keys.len());
+        for (index, key) in keys.iter().enumerate() {
+            let value = lock(&self.sessions.reads).get(*key).cloned();
+            outcomes.push(match value {
+                None => Ok(WRONG),
+                Some(None) => {
+                    lock(&self.sessions.reads).remove(*key);
+                    Ok(EXPIRED)
+                }
+                Some(Some(value)) => Ok(copy_out(&value, parts, index)),
+            });
+        }
+        outcomes
+    }
+
+    /// Takes the values of sessions that have none yet from the store.
+    fn load(&self, keys: &[&[u8]]) -> Result<(), Vec<Outcome>> {
+        let wanted: Vec<&[u8]> = {
+            let reads = lock(&self.sessions.reads);
+            let without = |key: &&[u8]| reads.get(*key).is_some_and(Option::is_none);
+            keys.iter().copied().filter(without).collect()
+        };
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        let values = self.client.get_batch(&wanted, &self.get_options());
+        for (key, value) in wanted.iter().zip(values) {
+            let value = value.map_err(|error| vec![Err(error); keys.len()])?;
+            if let Some(session) = lock(&self.sessions.reads).get_mut(*key) {
+                *session = value.map(Arc::new);
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends read sessions; what is none is passed over.
+    pub(super) fn end_reads(&self, keys: &[&[u8]]) {
+        let mut reads = lock(&self.sessions.reads);
+        for key in keys {
+            reads.remove(*key);
+        }
+    }
+
+    /// Opens write sessions of values of these lengths.
+    pub(super) fn start_writes(
+        &self,
+        keys: &[&[u8]],
+        sizes: &[Number],
+        plan: &RawPlan,
+    ) -> Vec<Outcome> {
+        if keys.len() != sizes.len() || !plan.fits(keys.len()) {
+            return vec![Ok(WRONG); keys.len()];
+        }
+        let mut outcomes = Vec::with_capacity(keys.len());
+        for (index, found) in self.exist(keys).into_iter().enumerate() {
+            outcomes.push(match found {
+                Ok(1) => Ok(EXISTS),
+                Ok(_) => Ok(self.start_write(keys, index, sizes[index].0, plan)),
+                error => error,
+            });
+        }
+        outcomes
+    }
+
+    fn start_write(&self, keys: &[&[u8]], index: usize, bytes: usize, plan: &RawPlan) -> i64 {
+        let key = keys[index];
+        let mut writes = lock(&self.sessions.writes);
+        if bytes == 0 || slackwater_wire::Key::new(key).is_err() || writes.contains_key(key) {
+            return WRONG;
+        }
+        let mut value = Vec::new();
+        if value.try_reserve_exact(bytes).is_err() {
+            return NO_ROOM;
+        }
+        value.resize(bytes, 0);
+        let (options, _) = self.put_options(plan, index, keys.len());
+        let writing = Arc::new(Mutex::new(Writing { value, options }));
+        writes.insert(key.to_vec(), writing);
+        0
+    }
+
+    /// Copies parts into the values of write sessions: the sum of their lengths for each key.
+    pub(super) fn write_parts(&self, keys: &[&[u8]], parts: &Parts) -> Vec<Outcome> {
+        if !parts.fit(keys.len()) {
+            return vec![Ok(WRONG); keys.len()];
+        }
+        let copy = |(index, key): (usize, &&[u8])| {
+            let Some(writing) = lock(&self.sessions.writes).get(*key).cloned() else {
+                return Ok(WRONG);
+            };
+            Ok(copy_in(&mut lock(&writing).value, parts, index))
+        };
+        keys.iter().enumerate().map(copy).collect()
+    }
+
+    /// Puts the values of write sessions. A session whose put fails stays open, so that its end can be repeated.
+    pub(super) fn end_writes(&self, keys: &[&[u8]]) -> Vec<Outcome> {
+        let end = |key: &&[u8]| {
+            let Some(writing) = lock(&self.sessions.writes).get(*key).cloned() else {
+                return Ok(WRONG);
+            };
+            let writing = lock(&writing);
+            let put = self.client.put(key, &writing.value, &writing.options)?;
+            lock(&self.sessions.writes).remove(*key);
+            Ok(match put {
+                slackwater_remote::Stored::New => stored(put),
+                slackwater_remote::Stored::Existed => EXISTS,
+            })
+        };
+        keys.iter().map(end).collect()
+    }
+
+    /// Drops write sessions and what they hold.
+    pub(super) fn revoke_writes(&self, keys: &[&[u8]]) -> Vec<Outcome> {
+        let mut writes = lock(&self.sessions.writes);
+        let revoke = |key: &&[u8]| Ok(writes.remove(*key).map_or(WRONG, |_| 0));
+        keys.iter().map(revoke).collect()
+    }
+}
+
+fn copy_out(value: &[u8], parts: &Parts, index: usize) -> i64 {
+    let Some(parts) = parts.of(index, value.len()) else {
+        return WRONG;
+    };
+    for (to, from, end) in &parts {
+        // SAFETY: the caller of the call promises that the memory is there and that nothing else uses it until the call
+        // returns; parts that overlap are written one after another.
+        unsafe { to.as_mut_slice() }.copy_from_slice(&value[*from..*end]);
+    }
+    sum(&parts)
+}
+
+fn copy_in(value: &mut [u8], parts: &Parts, index: usize) -> i64 {
+    let Some(parts) = parts.of(index, value.len()) else {
+        return WRONG;
+    };
+    for (from, to, end) in &parts {
+        // SAFETY: the caller of the call promises that the memory is there and stays as it is until the call returns.
+        value[*to..*end].copy_from_slice(unsafe { from.as_slice() });
+    }
+    sum(&parts)
+}
+
+fn sum(parts: &[(Range, usize, usize)]) -> i64 {
+    parts.iter().map(|(_, from, end)| (end - from) as i64).sum()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

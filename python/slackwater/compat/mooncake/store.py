@@ -1,0 +1,34 @@
+"""The names of `mooncake.store`."""
+
+from slackwater._native import BufferHandle
+from slackwater.compat.mooncake.client import MooncakeDistributedStore
+from slackwater.compat.mooncake.kinds import ObjectDataType, ReplicaStatus, SoftPinAction, TaskStatus, TaskType
+from slackwater.compat.mooncake.replicas import (
+    Descriptor,
+    DiskDescriptor,
+    MemoryDescriptor,
+    QueryTaskResponse,
+    ReplicaDescriptor,
+)
+from slackwater.compat.mooncake.replicate import ReplicateConfig
+
+__all__ = [
+    "BufferHandle",
+    "Descriptor",
+    "DiskDescriptor",
+    "MemoryDescriptor",
+    "MooncakeDistributedStore",
+    "ObjectDataType",
+    "QueryTaskResponse",
+    "ReplicaDescriptor",
+    "ReplicaStatus",
+    "ReplicateConfig",
+    "SoftPinAction",
+    "TaskStatus",
+    "TaskType",
+]
+
+# Members are attributes of the module too; those of tasks stand for names that two kinds have.
+for _kind in (ReplicaStatus, ObjectDataType, SoftPinAction, TaskType, TaskStatus):
+    globals().update(_kind.__members__)
+    __all__ += _kind.__members__

@@ -1,0 +1,287 @@
+"""Setting up, closing, and every call before, after and in between."""
+
+import gc
+import inspect
+import logging
+import os
+import threading
+import time
+from typing import Any
+
+import calls
+import mooncake.store
+import pytest
+from mooncake.store import MooncakeDistributedStore
+from test_calls import TABLE
+
+from conftest import Starter
+
+
+def setup(store: MooncakeDistributedStore, master: str, **named: Any) -> int:
+    """As most programs call it."""
+    given: dict[str, Any] = {"local_hostname": "localhost", "metadata_server": "P2PHANDSHAKE"}
+    given |= {"global_segment_size": 0, "local_buffer_size": 1 << 20, "protocol": "tcp", "rdma_devices": ""}
+    return store.setup(**(given | {"master_server_addr": master} | named))
+
+
+def empty_or_refused(result: Any) -> bool:
+    """Whether a call that cannot be made says so: a negative number, a list of them, or nothing."""
+    match result:
+        case int():
+            return result < 0
+        case [[0, 0], int(code)] | [None, int(code)]:
+            return code < 0
+        case list():
+            return all(one is None or one == {"bytes": ""} or empty_or_refused(one) for one in result)
+        case None | {} | {"bytes": ""} | {"raises": "TypeError"}:
+            return True
+    return False
+
+
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_calls_before_setup_and_after_close_are_refused(name: str, master: str) -> None:
+    player = calls.Player(mooncake.store, MooncakeDistributedStore())
+    for _ in range(2):
+        for call, _expected in TABLE[name]:
+            result = player.play(call)
+            assert empty_or_refused(result), (call, result)
+        assert player.store.health_check() == 1 and player.store.get_hostname() == ""
+        assert setup(player.store, master) == 0
+        assert player.store.close() == 0 == player.store.close()
+
+
+def test_a_client_is_set_up_by_position_by_name_and_by_dictionary(master: str) -> None:
+    store = MooncakeDistributedStore()
+    assert store.setup("localhost", "P2PHANDSHAKE", 0, 1 << 20, "tcp", "", master, None) == 0
+    assert store.health_check() == 0
+    host, port = store.get_hostname().split(":")
+    assert host == "localhost" and 12300 <= int(port) <= 14300
+    assert store.put("life", b"x") == 0
+    assert store.close() == 0
+    texts = {"local_hostname": "localhost:12345", "metadata_server": "http://127.0.0.1:1/metadata", "protocol": "tcp"}
+    texts |= {"global_segment_size": "0", "local_buffer_size": "16 MB", "tenant_id": "default", "ipc_socket_path": "x"}
+    assert store.setup(texts | {"master_server_address": master, "device_name": "", "enable_ssd_offload": "no"}) == 0
+    assert store.get_hostname() == "localhost:12345"
+    assert store.get("life") == b"x"
+    assert store.remove_all(True) >= 1
+    assert store.close() == 0
+
+
+REFUSED: list[tuple[str, dict[str, Any], int]] = [
+    ("protocol", {"protocol": "TCP"}, -1),
+    ("protocol", {"protocol": "pigeon"}, -1),
+    ("metadata server", {"metadata_server": "somewhere"}, -1),
+    ("tcp://127.0.0.1:1", {"master_server_addr": "127.0.0.1:1"}, -900),
+    ("etcd", {"master_server_addr": "etcd://127.0.0.1:1"}, -600),
+    ("port", {"master_server_addr": "nowhere"}, -600),
+    ("host name", {"local_hostname": ""}, -600),
+    ("no directory", {"global_segment_size": 1 << 20, "enable_ssd_offload": True, "ssd_offload_path": "here"}, -600),
+]
+
+
+@pytest.mark.parametrize(("reason", "given", "code"), REFUSED)
+def test_a_refused_setup_says_why(
+    reason: str, given: dict[str, Any], code: int, master: str, soon: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = MooncakeDistributedStore()
+    assert setup(store, master, **given) == code
+    assert reason in caplog.text
+    assert store.health_check() == 1 and store.put("k", b"v") == -600
+    assert setup(store, master) == 0 == store.close()
+
+
+DICTIONARIES: list[tuple[str, dict[str, Any], int]] = [
+    ("needed and not given: local_hostname, metadata_server", {}, -600),
+    ("global_segment_size", {"global_segment_size": "50%"}, -600),
+    ("local_buffer_size", {"local_buffer_size": -1}, -600),
+    ("enable_ssd_offload", {"enable_ssd_offload": "perhaps"}, -600),
+    ("without effect: color, taste", {"taste": 1, "color": 2, "global_segment_size": "0KiB"}, 0),
+    ("master_server_addr counts", {"master_server_address": "127.0.0.1:1"}, 0),
+]
+
+
+@pytest.mark.parametrize(("reason", "given", "code"), DICTIONARIES)
+def test_dictionaries_are_read_with_care(
+    reason: str, given: dict[str, Any], code: int, master: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    needed = {"local_hostname": "localhost", "metadata_server": "P2PHANDSHAKE", "master_server_addr": master}
+    store = MooncakeDistributedStore()
+    assert store.setup((needed | {"global_segment_size": 0} | given) if given else {}) == code
+    assert reason in caplog.text
+    store.close()
+
+
+def test_wrong_arguments_of_setup_are_named_alone() -> None:
+    """Callers take the keywords out that the text names, and try again: it must name no other."""
+    store = MooncakeDistributedStore()
+    known = [name for name in inspect.signature(setup).parameters if name != "store"]
+    known += ["enable_ssd_offload", "tenant_id", "engine", "local_hostname", "client_http_port"]
+    with pytest.raises(TypeError) as raised:
+        setup(store, "x", shape=1, colour=2)
+    assert "shape" in str(raised.value) and "colour" in str(raised.value)
+    assert not [name for name in known if name in str(raised.value)]
+    with pytest.raises(TypeError, match="global_segment_size") as raised:
+        setup(store, "x", global_segment_size="1")
+    assert "tenant_id" not in str(raised.value)
+    for arguments in [(), ({}, 1), (1,) * 9, ("localhost",)]:
+        with pytest.raises(TypeError):
+            store.setup(*arguments)
+    for name in ("enable_ssd_offload", "ssd_offload_path", "tenant_id", "rdma_devices", "client_http_port"):
+        assert name in (MooncakeDistributedStore.setup.__doc__ or "")
+
+
+def test_a_second_setup_is_the_first_or_refused(master: str) -> None:
+    store = MooncakeDistributedStore()
+    assert setup(store, master) == 0 == setup(store, master)
+    assert setup(store, master, local_buffer_size=5) == -1010
+    assert store.close() == 0
+    assert setup(store, master, local_buffer_size=0) == 0
+    assert store.put("k", b"v") == -600 and store.get("k") == b"" and store.get_buffer("k") is None
+    player = calls.Player(mooncake.store, store)
+    assert player.play(["put_from", ["k", {"@": 0}, 10]]) == 0
+    assert player.play(["get_into", ["k", {"@": 50}, 10]]) == 10
+    assert store.remove("k", True) == 0
+    store.close()
+
+
+def test_other_ways_to_set_up_are_refused(caplog: pytest.LogCaptureFixture) -> None:
+    store = MooncakeDistributedStore()
+    assert store.setup_dummy(1, 1, "127.0.0.1:1") == -1012
+    assert "setup_dummy" in caplog.text
+    with pytest.raises(TypeError):
+        store.init_all("tcp", "")  # type: ignore[call-arg]
+
+
+def test_a_store_that_takes_no_nodes_is_used_without_lending(
+    started: Starter, caplog: pytest.LogCaptureFixture
+) -> None:
+    with started("serve") as (address, _):
+        store = MooncakeDistributedStore()
+        assert setup(store, address, global_segment_size=1 << 20) == 0
+        assert "takes no memory" in caplog.text
+        assert store.put("k", b"v") == 0 and store.get("k") == b"v"
+        store.close()
+
+
+def test_a_pool_has_the_memory_that_its_clients_lend(started: Starter, soon: None) -> None:
+    with started("master", "--put-wait", "100ms") as (address, _):
+        one, other = MooncakeDistributedStore(), MooncakeDistributedStore()
+        assert setup(one, address) == 0
+        assert one.put("k", b"v") == -200
+        assert setup(other, address, global_segment_size=32 << 20) == 0
+        assert one.put("k", b"v") == 0 and other.get("k") == b"v"
+        assert one.put("large", bytes(1 << 20)) == 0
+        assert other.close() == 0
+
+
+def test_the_end_of_an_object_is_the_end_of_its_client(master: str) -> None:
+    before = threading.active_count()
+    for _ in range(20):
+        store = MooncakeDistributedStore()
+        assert setup(store, master) == 0
+        del store
+    gc.collect()
+    assert threading.active_count() == before
+    assert len(os.listdir("/proc/self/task")) < 100
+
+
+def test_a_fork_gets_a_code_and_the_parent_goes_on(master: str) -> None:
+    store = MooncakeDistributedStore()
+    assert setup(store, master) == 0
+    child = os.fork()
+    if child == 0:
+        refused = (store.put("k", b"v"), store.is_exist("k"), store.health_check(), store.batch_remove(["k"]))
+        store.close()
+        os._exit(0 if refused == (-1012, -1012, -1012, [-1012]) and store.get("k") == b"" else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert store.put("forked", b"v") == 0 and store.remove("forked", True) == 0
+    store.close()
+
+
+def test_calls_end_when_the_server_is_gone(started: Starter, soon: None, caplog: pytest.LogCaptureFixture) -> None:
+    """Each with a code that callers take for a call that failed, and with the reason in the log."""
+    with started("serve") as (address, server):
+        store = MooncakeDistributedStore()
+        assert setup(store, address) == 0
+        player = calls.Player(mooncake.store, store)
+        assert store.put("k", b"v") == 0
+        server.kill()
+        server.wait()
+        begun = time.monotonic()
+        at = {"@": 0}
+        failed = [
+            player.play(call)
+            for call in (
+                ["put", ["k", {"bytes": "v"}]],
+                ["put_from", ["k", at, 10]],
+                ["get_into", ["k", at, 10]],
+                ["is_exist", ["k"]],
+                ["get_size", ["k"]],
+                ["remove", ["k"]],
+                ["remove_all", []],
+                ["upsert", ["k", {"bytes": "v"}]],
+            )
+        ]
+        assert set(failed) <= {-900, -901}, failed
+        assert store.get("k") == b"" and store.get_replica_desc("k") == []
+        assert store.health_check() == 2
+        assert time.monotonic() - begun < 30
+        assert "was not answered within" in caplog.text
+        assert len([line for line in caplog.messages if line.startswith("put:")]) == 1
+        store.close()
+
+
+def test_nothing_touches_memory_after_a_call(started: Starter, soon: None) -> None:
+    """A server that is killed while it is read from fails the call, and not the memory after it."""
+    with started("serve") as (address, server):
+        store = MooncakeDistributedStore()
+        assert setup(store, address, local_buffer_size=64 << 20) == 0
+        player = calls.Player(mooncake.store, store)
+        assert store.put("k", b"\xaa" * calls.MEMORY) == 0
+        killer = threading.Timer(0.02, server.kill)
+        killer.start()
+        code = 0
+        while code >= 0:
+            code = player.play(["get_into", ["k", {"@": 0}, calls.MEMORY]])
+        player.memory[:] = bytes(calls.MEMORY)
+        killer.join()
+        store.close()
+        assert player.memory == bytes(calls.MEMORY)
+
+
+def test_threads_share_a_client_and_unregister_waits_for_them(master: str) -> None:
+    store = MooncakeDistributedStore()
+    assert setup(store, master) == 0
+    player = calls.Player(mooncake.store, store)
+    assert player.play(["put_from", ["k", {"@": 0}, 4096]]) == 0
+    assert store.register_buffer(player.base, calls.MEMORY) == 0
+    wrong: list[int] = []
+
+    def read(place: int) -> None:
+        for _ in range(50):
+            code = store.get_into("k", player.base + place * 4096, 4096)
+            wrong.extend([code] if code != 4096 else [])
+
+    threads = [threading.Thread(target=read, args=(place,)) for place in range(16)]
+    for thread in threads:
+        thread.start()
+    assert store.unregister_buffer(player.base) == 0
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert store.remove("k", True) == 0
+    store.close()
+
+
+def test_reasons_are_logged_once(master: str, caplog: pytest.LogCaptureFixture) -> None:
+    store = MooncakeDistributedStore()
+    assert setup(store, master) == 0
+    with caplog.at_level(logging.WARNING, "slackwater.mooncake"):
+        for _ in range(3):
+            assert store.put("", b"v") == -600
+            assert store.get_size("none") == -704
+    assert [line for line in caplog.messages if "a key must not be empty" in line] == caplog.messages
+    assert len(caplog.messages) == 1
+    store.close()

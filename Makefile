@@ -17,12 +17,19 @@ endef
 # How long `make soak` runs.
 MINUTES ?= 30
 
-.PHONY: help run test bench soak test-aarch64 lint test-rust test-loom test-miri test-sim test-python mutants build clean
+# What release packages are built with: a linker for glibc 2.28 (manylinux_2_28), which wheels, containers and Debian
+# packages then run with.
+PACKAGING := target/packaging
+PACKAGED_FOR := x86_64-unknown-linux-gnu
+PACKAGED := target/$(PACKAGED_FOR)/release/slackwater
+
+.PHONY: help run test wheel bench soak test-aarch64 lint test-rust test-loom test-miri test-sim test-python mutants build clean
 
 help:
 	@echo "make run             replay generated chat traffic through the tiered store; report in report/"
 	@echo "make run TRACE=PATH  the same with a trace in the published JSONL format"
 	@echo "make test            every check and test; what cannot run here is named"
+	@echo "make wheel           a wheel with the Python module and the command, for every Linux of x86-64 with glibc 2.28, in dist/"
 	@echo "make bench           every benchmark, with ratios against limits and peers"
 	@echo "make soak MINUTES=30 the simulator's profiles on seeds that were never used before"
 	@echo "make test-aarch64    copies and checksums of aarch64, under an emulator"
@@ -82,6 +89,22 @@ test-aarch64: toolchain
 	command -v aarch64-linux-gnu-gcc >/dev/null || { echo "skipped: aarch64 (apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross)"; exit 0; }; \
 	command -v qemu-aarch64 >/dev/null || { echo "skipped: aarch64 (apt-get install qemu-user)"; exit 0; }; \
 	$(EMULATED) cargo test --locked --target aarch64-unknown-linux-gnu --package slackwater-pool --lib copy
+
+wheel: $(PACKAGED) $(STAMP)
+	rm -rf target/package/raw
+	PATH="$(CURDIR)/$(PACKAGING)/bin:$$PATH" maturin build --quiet --release --zig --locked --target $(PACKAGED_FOR) \
+		--compatibility manylinux_2_28 --out target/package/raw
+	cargo xtask wheel --binary $(PACKAGED) --wheel target/package/raw/*.whl --python $(PYTHON) --out dist
+	$(PACKAGING)/bin/auditwheel show dist/*.whl
+
+.PHONY: $(PACKAGED)
+$(PACKAGED): toolchain $(PACKAGING)/.ready
+	PATH="$(CURDIR)/$(PACKAGING)/bin:$$PATH" cargo-zigbuild build --release --locked --target $(PACKAGED_FOR).2.28 --package slackwater-cli
+
+$(PACKAGING)/.ready: python/packaging.txt
+	python3 -m venv $(PACKAGING)
+	$(PACKAGING)/bin/pip install --quiet --disable-pip-version-check --requirement python/packaging.txt
+	touch $@
 
 test-python: $(STAMP)
 	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/maturin develop --quiet --locked --manifest-path crates/py/Cargo.toml

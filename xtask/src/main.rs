@@ -1,8 +1,10 @@
-//! Checks of the house that no compiler makes: `cargo xtask layers | tidy | words | homes | deps`.
+//! Checks of the house that no compiler makes: `cargo xtask layers | tidy | words | homes | deps`; and packages, from what
+//! cargo and maturin built: `cargo xtask wheel | sbom`.
 
 mod deps;
 mod homes;
 mod layers;
+mod package;
 mod tidy;
 mod words;
 mod workspace;
@@ -30,8 +32,12 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<Vec<String>> {
-    let command = std::env::args().nth(1);
-    let report = match command.as_deref() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let (command, rest) = match arguments.split_first() {
+        Some((command, rest)) => (Some(command), rest),
+        None => (None, &[][..]),
+    };
+    let report = match command.map(String::as_str) {
         Some("layers") => layers::check()?,
         Some("tidy") => tidy::check()?,
         Some("words") => words::check()?,
@@ -45,7 +51,11 @@ fn run() -> Result<Vec<String>> {
             deps::check()?,
         ]
         .concat(),
-        _ => bail!("usage: cargo xtask layers | tidy | words | homes | deps | all"),
+        Some("wheel") => package::wheel(rest)?,
+        Some("sbom") => package::sbom(rest)?,
+        _ => bail!(
+            "usage: cargo xtask layers | tidy | words | homes | deps | all, or wheel | sbom with their flags"
+        ),
     };
     Ok(report)
 }

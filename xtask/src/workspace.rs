@@ -22,6 +22,7 @@ pub(crate) struct Package {
     pub(crate) version: String,
     pub(crate) license: Option<String>,
     pub(crate) source: Option<String>,
+    pub(crate) repository: Option<String>,
     pub(crate) manifest_path: PathBuf,
     pub(crate) dependencies: Vec<Dependency>,
 }
@@ -47,6 +48,14 @@ struct Node {
 struct Edge {
     pkg: String,
     dep_kinds: Vec<EdgeKind>,
+}
+
+impl Edge {
+    /// Whether anything but tests is built from it.
+    fn shipped(&self) -> bool {
+        let kinds = &mut self.dep_kinds.iter();
+        kinds.any(|kind| kind.kind.as_deref() != Some("dev"))
+    }
 }
 
 #[derive(Deserialize)]
@@ -77,6 +86,20 @@ impl Metadata {
             .filter(|package| self.workspace_members.contains(&package.id))
     }
 
+    /// What `package` itself names as what it is built from: normal and build dependencies.
+    pub(crate) fn built_from(&self, package: &Package) -> impl Iterator<Item = &Package> {
+        let nodes = self.resolve.iter().flat_map(|resolve| &resolve.nodes);
+        let below: BTreeSet<&str> = nodes
+            .filter(|node| node.id == package.id)
+            .flat_map(|node| &node.deps)
+            .filter(|edge| edge.shipped())
+            .map(|edge| edge.pkg.as_str())
+            .collect();
+        self.packages
+            .iter()
+            .filter(move |package| below.contains(package.id.as_str()))
+    }
+
     /// Everything that `root` is built from: normal and build dependencies, all the way down, itself included.
     pub(crate) fn closure(&self, root: &Package) -> Vec<&Package> {
         let nodes: BTreeMap<&str, &Node> = self
@@ -88,11 +111,7 @@ impl Metadata {
         let (mut seen, mut open) = (BTreeSet::from([root.id.as_str()]), vec![root.id.as_str()]);
         while let Some(id) = open.pop() {
             for edge in nodes.get(id).iter().flat_map(|node| &node.deps) {
-                let shipped = edge
-                    .dep_kinds
-                    .iter()
-                    .any(|kind| kind.kind.as_deref() != Some("dev"));
-                if shipped && seen.insert(&edge.pkg) {
+                if edge.shipped() && seen.insert(&edge.pkg) {
                     open.push(&edge.pkg);
                 }
             }
@@ -124,7 +143,8 @@ pub(crate) fn files() -> Result<Vec<PathBuf>> {
         .collect())
 }
 
-fn run(program: &str, args: &[&str]) -> Result<String> {
+/// The output of a program that must succeed.
+pub(crate) fn run(program: &str, args: &[&str]) -> Result<String> {
     let output = Command::new(program)
         .args(args)
         .output()

@@ -95,6 +95,12 @@ pub(crate) enum Command {
     /// Talk to the message layer by hand
     #[command(subcommand)]
     Mq(crate::tools::Mq),
+    /// Print the script by which a shell completes commands and flags
+    ///
+    /// For bash: `slackwater completions bash > ~/.local/share/bash-completion/completions/slackwater`.
+    Completions(crate::manual::Completions),
+    /// Write the manual pages
+    Man(crate::manual::Pages),
 }
 
 /// Where requests come from.

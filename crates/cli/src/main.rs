@@ -7,6 +7,7 @@ mod config;
 mod doctor;
 mod explain;
 mod interrupt;
+mod manual;
 mod notify;
 mod policy;
 mod pool;
@@ -55,6 +56,8 @@ fn main() -> ExitCode {
         Command::Config(arguments) => config::run(&arguments, &layers),
         Command::Keys(verb) => tools::keys(&verb),
         Command::Mq(verb) => tools::mq(&verb),
+        Command::Completions(arguments) => manual::completions(&arguments),
+        Command::Man(arguments) => manual::pages(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments, &layers),
     };
     match done {

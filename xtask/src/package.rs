@@ -1,0 +1,184 @@
+//! Packages: a wheel with the Python module, the command, its manual, and what they are built from.
+//!
+//! Compiling is cargo's and maturin's work. What they made is packed here by the tools that own each format.
+
+mod elf;
+mod licences;
+mod sbom;
+mod wheel;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::workspace::{Metadata, Package, run};
+
+/// What every package is called.
+const NAME: &str = "slackwater";
+
+/// The crates whose binaries are shipped.
+const FACES: &[&str] = &["slackwater-cli", "slackwater-py"];
+
+/// `cargo xtask wheel`: the wheel of the Python module with the command inside.
+pub(crate) fn wheel(arguments: &[String]) -> Result<Vec<String>> {
+    let usage = "usage: cargo xtask wheel --binary FILE --wheel FILE --python FILE --out DIR";
+    let given = flags(arguments, &["binary", "wheel", "python", "out"], usage)?;
+    let made = wheel::make(
+        &given["binary"],
+        &given["wheel"],
+        &given["python"],
+        &given["out"],
+    )?;
+    Ok(vec![made.display().to_string()])
+}
+
+/// `cargo xtask sbom`: what is shipped, as CycloneDX.
+pub(crate) fn sbom(arguments: &[String]) -> Result<Vec<String>> {
+    let given = flags(arguments, &["out"], "usage: cargo xtask sbom --out FILE")?;
+    let metadata = Metadata::read()?;
+    fs::write(
+        &given["out"],
+        sbom::render(&metadata, &shipped(&metadata)?)?,
+    )?;
+    Ok(vec![given["out"].display().to_string()])
+}
+
+/// `--name value` of each of `names`, none left out and nothing else.
+fn flags<'a>(
+    arguments: &[String],
+    names: &[&'a str],
+    usage: &'static str,
+) -> Result<BTreeMap<&'a str, PathBuf>> {
+    let mut given = BTreeMap::new();
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next() {
+        let name = argument.strip_prefix("--").unwrap_or_default();
+        let Some(name) = names.iter().find(|known| **known == name) else {
+            bail!("unknown argument `{argument}`; {usage}");
+        };
+        let value = rest
+            .next()
+            .with_context(|| format!("--{name} needs a value; {usage}"))?;
+        given.insert(*name, PathBuf::from(value));
+    }
+    ensure!(given.len() == names.len(), "{usage}");
+    Ok(given)
+}
+
+/// Every package that the shipped binaries are built from, ours included, each once.
+fn shipped(metadata: &Metadata) -> Result<Vec<&Package>> {
+    let mut all = BTreeMap::new();
+    for face in FACES {
+        let root = metadata.members().find(|member| member.name == *face);
+        let root = root.with_context(|| format!("there is no crate {face}"))?;
+        let below = metadata.closure(root);
+        all.extend(
+            below
+                .into_iter()
+                .map(|package| ((&package.name, &package.version), package)),
+        );
+    }
+    Ok(all.into_values().collect())
+}
+
+/// The version of everything that is packed.
+fn version(metadata: &Metadata) -> Result<&str> {
+    let face = metadata.members().find(|member| member.name == FACES[0]);
+    Ok(&face.context("the workspace has no command")?.version)
+}
+
+/// Files that go with the command into every package.
+struct Accompanying {
+    licences: String,
+    sbom: String,
+}
+
+impl Accompanying {
+    fn gather(metadata: &Metadata) -> Result<Self> {
+        let shipped = shipped(metadata)?;
+        Ok(Self {
+            licences: licences::render(&shipped)?,
+            sbom: sbom::render(metadata, &shipped)?,
+        })
+    }
+}
+
+/// Copies the command without its symbols.
+fn install_binary(binary: &Path, to: &Path) -> Result<()> {
+    write_parent(to)?;
+    fs::copy(binary, to)
+        .with_context(|| format!("cannot copy {} to {}", binary.display(), to.display()))?;
+    fs::set_permissions(to, fs::Permissions::from_mode(0o755))?;
+    run("strip", &["--strip-all", text(to)?])?;
+    Ok(())
+}
+
+/// Writes the manual pages and the shells' scripts below `share`, as the command itself gives them.
+fn install_manual(binary: &Path, share: &Path) -> Result<()> {
+    let pages = share.join("man/man1");
+    fs::create_dir_all(&pages)?;
+    let binary = text(binary)?;
+    run(binary, &["man", text(&pages)?])?;
+    for (shell, file) in [
+        ("bash", "bash-completion/completions/slackwater"),
+        ("zsh", "zsh/site-functions/_slackwater"),
+        ("fish", "fish/vendor_completions.d/slackwater.fish"),
+    ] {
+        let script = run(binary, &["completions", shell])?;
+        write(&share.join(file), script.as_bytes())?;
+    }
+    Ok(())
+}
+
+/// Writes a file and the folders above it.
+fn write(path: &Path, content: &[u8]) -> Result<()> {
+    write_parent(path)?;
+    fs::write(path, content).with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn write_parent(path: &Path) -> Result<()> {
+    let parent = path.parent().context("a file lies in a folder")?;
+    fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))
+}
+
+/// An empty folder for what is being packed.
+fn scratch(name: &str) -> Result<PathBuf> {
+    let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+    let folder = Path::new(&target).join("package").join(name);
+    if folder.exists() {
+        fs::remove_dir_all(&folder)?;
+    }
+    fs::create_dir_all(&folder)?;
+    Ok(folder)
+}
+
+fn text(path: &Path) -> Result<&str> {
+    path.to_str()
+        .with_context(|| format!("{} is not UTF-8", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_flag_is_needed_and_no_other_is_taken() {
+        let check = |line: &str, good: bool| {
+            let arguments: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+            assert_eq!(
+                flags(&arguments, &["binary", "out"], "usage").is_ok(),
+                good,
+                "{line}"
+            );
+        };
+        check("--binary a --out b", true);
+        check("--out b --binary a", true);
+        check("--binary a", false);
+        check("--binary a --out", false);
+        check("--binary a --out b --more c", false);
+        check("a b", false);
+    }
+}

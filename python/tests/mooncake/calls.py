@@ -32,9 +32,26 @@ class Player:
         except Exception as error:
             return {"raises": type(error).__name__}
 
-    def checksum(self) -> int:
-        """Of the memory as it is."""
-        return zlib.crc32(self.memory)
+    def sequence(self, sequence: list[list[Any]]) -> list[Any]:
+        """The results of calls, and the checksum of the memory after each that succeeded; nothing is left behind."""
+        outcomes = []
+        for call in sequence:
+            result = self.play(call)
+            succeeded = not _has_code(result)
+            outcomes.append([result, zlib.crc32(self.memory) if succeeded else None])
+            if not succeeded:
+                # What a failed call leaves in the memory means nothing.
+                self.fill()
+        keys = sorted({key for call in sequence for key in _texts(call[1])})
+        self.store.batch_get_session_end(keys)
+        self.store.batch_put_session_revoke(keys)
+        self.store.remove_all(True)
+        self.fill()
+        return outcomes
+
+    def fill(self) -> None:
+        """Each byte of the memory is the last of its offset again."""
+        self.memory[:] = bytes(range(256)) * (MEMORY // 256)
 
     def _given(self, value: Any) -> Any:
         if isinstance(value, list):
@@ -46,6 +63,8 @@ class Player:
             return self.base + content
         if kind == "bytes":
             return content.encode("latin-1")
+        if kind == "repeated":
+            return content[0] * content[1]
         if kind == "filled":
             return bytes([content[0]]) * content[1]
         assert kind == "config", kind
@@ -69,6 +88,18 @@ class Player:
         return value
 
 
+def _has_code(result: Any) -> bool:
+    if isinstance(result, list):
+        return any(_has_code(one) for one in result)
+    return isinstance(result, int) and result < 0
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, list):
+        return [text for one in value for text in _texts(one)]
+    return [value] if isinstance(value, str) and value else []
+
+
 def opened(module: Any, master: str, segment: int = 64 << 20) -> Player:
     """A player whose store lends memory to the master of that address."""
     store = module.MooncakeDistributedStore()
@@ -86,13 +117,10 @@ def main(package: str, master: str, calls: str, results: str) -> None:
     import mooncake.store
 
     player = opened(mooncake.store, master)
+    assert player.store.register_buffer(player.base, MEMORY) == 0
     with open(calls, encoding="utf-8") as file:
         sequences = json.load(file)
-    played = []
-    for sequence in sequences:
-        outcomes = [[player.play(call), player.checksum()] for call in sequence]
-        player.store.remove_all(True)
-        played.append(outcomes)
+    played = [player.sequence(sequence) for sequence in sequences]
     with open(results, "w", encoding="utf-8") as file:
         json.dump(played, file)
     player.store.close()

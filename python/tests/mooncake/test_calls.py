@@ -141,6 +141,10 @@ TABLE: dict[str, list[tuple[list[Any], Any]]] = {
         (["batch_upsert_from", [["c", "d"], [at(0)] * 2, [7, 8]]], [0, 0]),
         (["get_size", ["c"]], 7),
         (["batch_upsert_from", [["c"], [at(0)] * 2, [7]]], [-600]),
+        (["batch_upsert_from", [["c", "d", "c", "n", "c"], [at(0)] * 5, [1, 2, 3, 4, 9]]], [0] * 5),
+        (["get_size", ["c"]], 9),
+        (["batch_get_into", [["", "x" * 2000], [at(0), at(99)], [5, 5]]], [-704, -704]),
+        (["batch_get_into_multi_buffers", [[""], [[at(0), at(99)]], [[5, 5]]]], [-704]),
         (["batch_put_from", [["h", "i"], [at(0)] * 2, [5, 5], config(replica_num=0)]], [-600, -600]),
         (["upsert_batch", [["c"], [SMALL]]], 0),
         (["get", ["c"]], SMALL),
@@ -181,6 +185,7 @@ TABLE: dict[str, list[tuple[list[Any], Any]]] = {
         (["get_into_ranges", [[at(0)], [["b"]], [[[]]], [[[]]], [[[]]]]], [[[]]]),
         (["get_into_ranges", [[], [], [], [], []]], []),
         (["unregister_buffer", [at(0)]], 0),
+        (["get_into_ranges", [[at(0)], [["b", "none"]], [[[0], [0]]], [[[0], [0]]], [[[5], [5]]]]], [[[-600], [-600]]]),
     ],
     "removal": [
         (["put_batch", [["a1", "a2", "b1"], [SMALL] * 3]], 0),
@@ -195,7 +200,8 @@ TABLE: dict[str, list[tuple[list[Any], Any]]] = {
         (["remove_by_regex", ["^a"], {"force": True}], 2),
         (["remove_by_regex", ["("]], -600),
         (["remove_by_regex", ["^c"]], 0),
-        (["batch_remove", [["b1", "none"]], {"force": True}], [0, -704]),
+        (["batch_remove", [["b1", "none", ""]], {"force": True}], [0, -704, -704]),
+        (["batch_remove", [["", "x" * 2000]]], [-704, -704]),
         (["batch_remove", [[]]], []),
         (["remove_all", [True]], 0),
     ],
@@ -203,7 +209,7 @@ TABLE: dict[str, list[tuple[list[Any], Any]]] = {
         KEPT,
         (["get_replica_desc", ["k"]], [["COMPLETE", True, False]]),
         (["get_replica_desc", ["none"]], []),
-        (["batch_get_replica_desc", [["none", "k"]]], {"k": [["COMPLETE", True, False]]}),
+        (["batch_get_replica_desc", [["none", "", "k"]]], {"k": [["COMPLETE", True, False]]}),
     ],
     "configurations": [
         (["put", ["a", SMALL, config(replica_num=3)]], 0),
@@ -287,9 +293,11 @@ def test_bytes_arrive_where_they_are_asked_for(player: calls.Player) -> None:
     gathered = ["batch_put_from_multi_buffers", [["c"], [[at(20), at(25), at(40)]], [[5, 5, 3]]]]
     assert player.play(gathered) == [0]
     assert player.store.get("c") == bytes([*range(20, 30), *range(40, 43)])
+    player.store.register_buffer(player.base, calls.MEMORY)
     parts = [[at(5000)], [["b"]], [[[0, 10]]], [[[15, 0]]], [[[5, 3]]]]
     assert player.play(["get_into_ranges", parts]) == [[[5, 3]]]
     assert player.memory[5000:5005] == bytes(range(25, 30)) and player.memory[5010:5013] == bytes(range(10, 13))
+    player.store.unregister_buffer(player.base)
     player.store.batch_get_session_start(["b"])
     ranges = [["b"], [[at(6000), at(6100)]], [[5, 3]], [[15, 0]]]
     assert player.play(["batch_get_into_multi_buffer_ranges", ranges]) == [8]

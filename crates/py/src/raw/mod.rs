@@ -18,7 +18,7 @@ use std::time::Duration;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
-use slackwater_remote::Stored;
+use slackwater_remote::{ClientError, Stored};
 use slackwater_wire::{ErrorCode, ReplicaAt, ReplicaState};
 
 use crate::buffers::{KeyBytes, Memory};
@@ -247,8 +247,11 @@ impl RawClient {
     fn size(&self, py: Python<'_>, key: KeyBytes) -> i64 {
         let key = key.as_slice(py);
         self.call(py, "get_size", |session| {
-            let found = session.client.stat(key, &session.call)?;
-            Ok(found.map_or(ABSENT, |found| found.bytes.cast_signed()))
+            match session.client.stat(key, &session.call) {
+                Ok(Some(found)) => Ok(found.bytes.cast_signed()),
+                Ok(None) | Err(ClientError::Key(_)) => Ok(ABSENT),
+                Err(error) => Err(error),
+            }
         })
     }
 
@@ -259,7 +262,10 @@ impl RawClient {
             let key = key.as_slice(py);
             let mut found = None;
             self.call(py, "get_replica_desc", |session| {
-                found = session.client.stat(key, &session.call)?;
+                found = match session.client.stat(key, &session.call) {
+                    Err(ClientError::Key(_)) => None,
+                    found => found?,
+                };
                 Ok(0)
             });
             all.push(found.map(|found| {
@@ -449,7 +455,12 @@ impl RawClient {
         let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
         self.each(py, "remove", keys.len(), |session| {
             let removed = session.client.remove(&keys, &session.remove_options(force));
-            removed.into_iter().map(|one| one.map(|()| 0)).collect()
+            let code = |one: Result<(), ClientError>| match one {
+                Ok(()) => Ok(0),
+                Err(ClientError::Key(_)) => Ok(ABSENT),
+                Err(error) => Err(error),
+            };
+            removed.into_iter().map(code).collect()
         })
     }
 

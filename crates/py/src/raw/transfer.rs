@@ -1,6 +1,9 @@
 //! Values between a client and the memory that callers name.
 
+use std::collections::BTreeSet;
+
 use slackwater_remote::ClientError;
+use slackwater_wire::PutMode;
 
 use super::memory::{Number, Range, Staging, overlap};
 use super::plan::RawPlan;
@@ -115,10 +118,15 @@ impl Session {
                 continue;
             }
             let (options, count) = self.put_options(plan, first + at, keys.len());
+            let named = keys[first + at..].iter().copied();
             let given = values[at..].iter().take(count);
             let full = given.map_while(|value| value.filter(|value| !value.is_empty()));
-            let entries: Vec<(&[u8], &[u8])> =
-                keys[first + at..].iter().copied().zip(full).collect();
+            // Of equal keys the last is to stay, so each replaces the one before in a request of its own.
+            let mut replaced = BTreeSet::new();
+            let is_new = |(key, _): &(&[u8], &[u8])| {
+                options.mode == PutMode::Create || replaced.insert(key.to_vec())
+            };
+            let entries: Vec<(&[u8], &[u8])> = named.zip(full).take_while(is_new).collect();
             let put = self.client.put_batch(&entries, &options);
             outcomes.extend(put.into_iter().map(|one| one.map(stored)));
         }
@@ -210,14 +218,17 @@ impl Session {
         match self.client.stat(key, &self.call) {
             Ok(Some(found)) if found.bytes == bytes as u64 => Ok(()),
             Ok(Some(_)) => Err(Ok(WRONG)),
-            Ok(None) => Err(Ok(ABSENT)),
+            Ok(None) | Err(ClientError::Key(_)) => Err(Ok(ABSENT)),
             Err(error) => Err(Err(error)),
         }
     }
 
-    /// Copies parts of values; one result a part, and one for each key whose lists do not fit together.
+    /// Copies parts of values into registered memory; one result a part, and one for each key whose lists do not fit
+    /// together.
     pub(super) fn get_parts(&self, keys: &[&[u8]], wanted: &Wanted<'_>) -> Vec<Outcome> {
-        let limit = self.registered.end_of(wanted.start);
+        let Some(limit) = self.registered.end_of(wanted.start) else {
+            return vec![Ok(WRONG); wanted.counts().iter().sum()];
+        };
         let mut outcomes = Vec::new();
         for (piece, keys) in keys.chunks(Wanted::KEYS).enumerate() {
             let first = piece * Wanted::KEYS;
@@ -276,7 +287,7 @@ impl<'a> Wanted<'a> {
         &self,
         index: usize,
         value: Result<Option<Vec<u8>>, ClientError>,
-        limit: Option<usize>,
+        limit: usize,
     ) -> Vec<Outcome> {
         let count = self.counts()[index];
         let (Some([to, from, sizes]), value) = (self.keys[index], value) else {
@@ -284,7 +295,7 @@ impl<'a> Wanted<'a> {
         };
         let value = match value {
             Ok(Some(value)) => value,
-            Ok(None) => return vec![Ok(ABSENT); count],
+            Ok(None) | Err(ClientError::Key(_)) => return vec![Ok(ABSENT); count],
             Err(error) => return vec![Err(error); count],
         };
         let part = |((to, from), size): ((&Number, &Number), &Number)| {
@@ -292,7 +303,7 @@ impl<'a> Wanted<'a> {
             let bytes = end.and_then(|end| value.get(from.0..end));
             let start = self.start.0.checked_add(to.0).map(Number);
             let to = start.and_then(|start| Range::new(start, *size));
-            let to = to.filter(|to| limit.is_none_or(|limit| to.end() <= limit));
+            let to = to.filter(|to| to.end() <= limit);
             let (Some(bytes), Some(to)) = (bytes, to) else {
                 return Ok(WRONG);
             };
@@ -328,6 +339,11 @@ fn piece(all: &[Pieces]) -> (usize, usize) {
     (all.len(), bytes)
 }
 
+/// The length of a value that was read. What can be no key names no value.
 fn length(read: Result<Option<usize>, ClientError>) -> Outcome {
-    read.map(|read| read.map_or(ABSENT, |bytes| bytes as i64))
+    match read {
+        Ok(Some(bytes)) => Ok(bytes as i64),
+        Ok(None) | Err(ClientError::Key(_)) => Ok(ABSENT),
+        Err(error) => Err(error),
+    }
 }

@@ -164,7 +164,7 @@ class MooncakeDistributedStore:
 
     def get_size(self, key: str) -> int:
         """Length of the value; negative when there is none."""
-        return self._raw.size(key) if key else self._raw.state() or _OBJECT_NOT_FOUND
+        return self._raw.size(key)
 
     def get_replica_desc(self, key: str) -> list[ReplicaDescriptor]:
         """The replicas of a key; none when it is not there."""
@@ -266,7 +266,7 @@ class MooncakeDistributedStore:
         all_src_offsets: Sequence[Sequence[Sequence[int]]],
         all_sizes: Sequence[Sequence[Sequence[int]]],
     ) -> list[list[list[int]]]:
-        """Copies parts of values: for each buffer and each of its keys the length or a code of each part."""
+        """Copies parts of values into registered memory: for each buffer and key the length or a code of each part."""
         lists = (all_keys, all_dst_offsets, all_src_offsets, all_sizes)
         if any(len(one) != len(buffer_ptrs) for one in lists):
             return [[[_INVALID_PARAMS] for _ in keys] for keys in list(all_keys)[: len(buffer_ptrs)]]
@@ -321,7 +321,7 @@ class MooncakeDistributedStore:
 
     def remove(self, key: str, force: bool = False) -> int:
         """Removes a key: 0 or a code. Without `force` one that a reader holds a lease on stays."""
-        return self._raw.remove([key], force)[0] if key else self._raw.state() or _OBJECT_NOT_FOUND
+        return self._raw.remove([key], force)[0]
 
     def batch_remove(self, keys: Sequence[str], force: bool = False) -> list[int]:
         """Removes keys: 0 or a code for each."""

@@ -80,6 +80,8 @@ pub struct ExtentAllocator {
     heads: Box<[[u32; COLUMNS]; ROWS]>,
     books: ExtentBooks,
     next_generation: u64,
+    /// The piece with the highest address.
+    last: u32,
 }
 
 /// Twenty-eight bytes, because there is one for every extent: fields of free pieces and fields of held ones share their
@@ -210,6 +212,7 @@ impl ExtentAllocator {
                 quarantined: 0,
             },
             next_generation: first_generation,
+            last: 0,
         };
         allocator.link(0);
         allocator
@@ -258,6 +261,50 @@ impl ExtentAllocator {
         self.books.free -= want;
         self.books.live += want;
         Ok(extent)
+    }
+
+    /// Takes over an extent that an earlier allocator of the same bytes gave out, under the generation that it had there.
+    /// Extents are taken over in the order of their addresses, before any other is allocated behind them. None when the
+    /// bytes are not whole granules of the free end of the segment, or the generation is one that this allocator gives.
+    pub fn adopt(&mut self, offset: u64, bytes: u64, generation: u64) -> Option<Extent> {
+        let end = offset.checked_add(bytes)?;
+        let whole = offset.is_multiple_of(self.granule) && bytes.is_multiple_of(self.granule);
+        let free = self.pieces[self.last as usize];
+        let begins = u64::from(free.start) * self.granule;
+        let inside = bytes > 0 && offset >= begins && end <= self.books.capacity;
+        let known = generation < self.next_generation;
+        if free.state != State::Free || !whole || !inside || !known {
+            return None;
+        }
+        let mut index = self.last;
+        self.unlink(index);
+        if offset > begins {
+            self.split(index, ((offset - begins) / self.granule) as u32);
+            self.link(index);
+            index = self.pieces[index as usize].right;
+            self.unlink(index);
+        }
+        let len = (bytes / self.granule) as u32;
+        if self.pieces[index as usize].len > len {
+            self.split(index, len);
+        }
+        let piece = &mut self.pieces[index as usize];
+        piece.state = State::Live;
+        piece.set_generation(generation);
+        self.books.free -= bytes;
+        self.books.live += bytes;
+        Some(Extent {
+            offset,
+            bytes,
+            generation,
+            slot: index,
+        })
+    }
+
+    /// The generation of the next extent.
+    #[must_use]
+    pub fn next_generation(&self) -> u64 {
+        self.next_generation
     }
 
     /// Retires `extent`: its generation is dead at once, its bytes stay in quarantine until [`Self::release`].
@@ -411,6 +458,8 @@ impl ExtentAllocator {
         };
         if whole.right != NONE {
             self.pieces[whole.right as usize].left = rest_index;
+        } else {
+            self.last = rest_index;
         }
         let piece = &mut self.pieces[index as usize];
         piece.len = len;
@@ -426,6 +475,8 @@ impl ExtentAllocator {
         piece.right = gone.right;
         if gone.right != NONE {
             self.pieces[gone.right as usize].left = left;
+        } else {
+            self.last = left;
         }
         let slot = &mut self.pieces[right as usize];
         slot.state = State::Spare;
@@ -597,6 +648,31 @@ mod tests {
         ));
     }
 
+    #[test]
+    fn only_free_granules_behind_all_others_are_taken_over_under_an_old_generation() {
+        let mut allocator = ExtentAllocator::new(8 * 4096, 4096, 7);
+        let mut check = |granule: u64, granules: u64, generation: u64, taken: bool| {
+            let (offset, bytes) = (granule * 4096, granules * 4096);
+            let adopted = allocator.adopt(offset, bytes, generation);
+            let expected = taken.then_some((offset, bytes, generation));
+            let found = adopted.map(|it| (it.offset, it.bytes, it.generation));
+            assert_eq!(found, expected, "{granules} from {granule}");
+        };
+        check(1, 2, 3, true);
+        check(2, 1, 4, false);
+        check(0, 1, 4, false);
+        check(3, 0, 4, false);
+        check(3, 6, 4, false);
+        check(3, 1, 7, false);
+        check(u64::MAX / 4096, 2, 4, false);
+        check(3, 1, 6, true);
+        check(6, 2, 1, true);
+        check(7, 1, 1, false);
+        assert_eq!(allocator.adopt(3 * 4096 + 1, 4096, 1), None);
+        let next = allocator.allocate(2 * 4096).unwrap();
+        assert_eq!((next.offset, next.generation), (4 * 4096, 7));
+    }
+
     #[derive(Clone, Debug)]
     enum Step {
         Allocate(u64),
@@ -649,6 +725,15 @@ mod tests {
                 prop_assert_eq!(books.quarantined, resting.iter().map(|e| e.bytes).sum::<u64>());
                 prop_assert_eq!(books.free + books.live + books.quarantined, books.capacity);
             }
+            live.sort_unstable_by_key(|extent| extent.offset);
+            let mut next = ExtentAllocator::new(1 << 20, 4096, allocator.next_generation());
+            for extent in &live {
+                let adopted = next.adopt(extent.offset, extent.bytes, extent.generation);
+                prop_assert!(adopted.is_some_and(|adopted| next.held(adopted.slot()) == adopted));
+            }
+            prop_assert_eq!(next.books().live, allocator.books().live);
+            let again = next.allocate(1);
+            prop_assert!(again.is_err() || again.is_ok_and(|new| live.iter().all(|it| it.offset != new.offset)));
             for extent in live {
                 allocator.retire(extent);
                 resting.push(extent);

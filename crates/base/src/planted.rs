@@ -22,6 +22,12 @@ pub enum Planted {
     TrustAfterFailedSync,
     /// A remove is acknowledged before its record is dropped.
     RemoveBeforeDropped,
+    /// A remove is acknowledged before the node has forgotten the memory of its object.
+    RemoveBeforeForgotten,
+    /// A node announces memory that was fenced.
+    FencedIsAnnounced,
+    /// Memory is given out before its node has announced what it holds.
+    PlacedBeforeAnnounced,
     /// A failed promotion keeps its hold on the source.
     PromotionKeepsSource,
     /// A promotion that expires on its way keeps its node's slot.
@@ -122,6 +128,9 @@ impl Planted {
         Self::OldestWinsAtRecovery,
         Self::TrustAfterFailedSync,
         Self::RemoveBeforeDropped,
+        Self::RemoveBeforeForgotten,
+        Self::FencedIsAnnounced,
+        Self::PlacedBeforeAnnounced,
         Self::PromotionKeepsSource,
         Self::ExpiredPromotionKeepsSlot,
         Self::MemberHoldsGroup,

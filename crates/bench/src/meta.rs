@@ -189,6 +189,7 @@ impl Bench {
             kind: SegmentKind::Memory,
             bytes: (bytes / 90 * 100).next_multiple_of(VALUE_BYTES),
             host: "here".to_owned(),
+            generations: None,
         };
         bench.ask(Request::Mount(mount));
         bench

@@ -135,6 +135,7 @@ impl Pair {
                 kind,
                 bytes,
                 host: "here".to_owned(),
+                generations: None,
             }));
         }
         let open = AgentInput::Open {

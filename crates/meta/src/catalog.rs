@@ -63,6 +63,8 @@ pub(crate) enum Mark {
     /// A record of this version was dropped from an SSD. Its tombstone may still exist and would make a record of the
     /// same version dead.
     Shed = 16,
+    /// An earlier master promised its writer a record.
+    Promised = 32,
 }
 
 impl Object {

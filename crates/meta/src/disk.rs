@@ -1,33 +1,18 @@
 //! Reports of nodes about their SSDs: records found, records lost, and the state of the device.
 
-use std::collections::BTreeSet;
-
 use slackwater_base::Instant;
 use slackwater_wire::{DiskEntry, DiskState, NodeId, ReportedEntry, SegmentId, Version};
 
 use crate::catalog::{Mark, ObjectId, ReplicaId, SegmentIndex};
 use crate::master::Master;
 use crate::numbers::VERSION_MAX;
-use crate::publish::{self, Fresh};
+use crate::prospect;
+use crate::publish::Fresh;
 use crate::release::Reason;
 use crate::segment::{SEGMENT_BYTES_MAX, record_bytes};
 use crate::tenant::Ledger;
 
 impl Master {
-    /// The node has announced all its records. `highest` is the newest version that its log has seen, also of records
-    /// that are gone: a record of a put with an older version could be dead from the start because of a tombstone in
-    /// the log.
-    pub(crate) fn announced(&mut self, node: NodeId, segment: SegmentId, highest: Version) {
-        let known = self
-            .segments
-            .find(segment)
-            .is_some_and(|index| self.segments.at(index).node == node);
-        if known {
-            self.numbers.start_above(highest);
-            self.owed.end(node);
-        }
-    }
-
     /// Adds announced records of a node's SSD to the catalog.
     pub(crate) fn announce(
         &mut self,
@@ -59,23 +44,7 @@ impl Master {
                 }
             }
         }
-        // A newer record may have replaced one from the same report, and taken its slot.
-        let mut slots = BTreeSet::new();
-        fresh.reverse();
-        fresh.retain(|replica| self.is_resident(*replica) && slots.insert(replica.slot));
-        fresh.reverse();
-        publish::introduce(
-            &mut self.catalog,
-            &mut self.segments,
-            self.config.offload.mode,
-            now,
-            &mut fresh,
-        );
-        self.unsettled.press(index);
-    }
-
-    fn is_resident(&self, fresh: Fresh) -> bool {
-        self.segments.at(fresh.segment).holds(fresh.slot)
+        self.introduce_announced(now, fresh);
     }
 
     fn adopt(
@@ -143,7 +112,16 @@ impl Master {
             .disk_mut()
             .expect("checked by the caller")
             .live += record;
-        Adopted::New(self.add_disk_replica(id, index, None))
+        let replicas: Vec<ReplicaId> = self.catalog.replicas(id).map(|(id, _)| id).collect();
+        let mut replicas = replicas.into_iter();
+        let prospect =
+            replicas.find_map(|it| prospect::take(&mut self.catalog, &self.segments, it, index));
+        let added = self.add_disk_replica(id, index, prospect);
+        match prospect {
+            // The policy knows it, as what memory above it held.
+            Some(_) => Adopted::Known,
+            None => Adopted::New(added),
+        }
     }
 
     fn replica_on(&self, id: ObjectId, index: SegmentIndex) -> Option<ReplicaId> {

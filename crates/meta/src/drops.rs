@@ -1,4 +1,4 @@
-//! Records that must never come back, and whose nodes were told so.
+//! Records and memory that must never come back, and whose nodes were told so.
 
 use std::collections::BTreeMap;
 
@@ -9,10 +9,13 @@ use crate::catalog::{Mark, SegmentIndex};
 use crate::master::Master;
 use crate::outbox::Waiter;
 
-/// Records that nodes were told to drop and have not yet reported as dropped.
+/// Records that nodes were told to drop and have not yet reported as dropped, and extents of memory that outlives this
+/// master and that nodes have not yet forgotten.
 #[derive(Default)]
 pub(crate) struct Drops {
     pending: BTreeMap<(u64, Version, SegmentIndex), PendingDrop>,
+    /// How many of them nobody waits for because they are owed, by segment.
+    owed: BTreeMap<SegmentIndex, usize>,
 }
 
 /// A place in the order of the drops under way.
@@ -25,12 +28,42 @@ impl DropMark {
 
 struct PendingDrop {
     entry: DiskEntry,
+    /// Copies that are not forgotten yet: one record, or extents of one segment.
+    copies: u32,
+    /// It is kept for the node until it is forgotten there: see [`crate::owed::Owed`].
+    owed: bool,
     waiters: Vec<Waiter>,
 }
 
 impl Drops {
     pub(crate) fn len(&self) -> usize {
         self.pending.len()
+    }
+
+    /// The node of a memory segment is about to be told to forget an extent.
+    pub(crate) fn expect(&mut self, hash: u64, entry: DiskEntry, segment: SegmentIndex) {
+        let key = (hash, entry.version, segment);
+        let pending = self.pending.entry(key).or_insert_with(|| PendingDrop {
+            entry,
+            copies: 0,
+            owed: false,
+            waiters: Vec::new(),
+        });
+        pending.copies += 1;
+    }
+
+    fn forget_owed(&mut self, segment: SegmentIndex) {
+        if let Some(count) = self.owed.get_mut(&segment) {
+            *count -= 1;
+            if *count == 0 {
+                self.owed.remove(&segment);
+            }
+        }
+    }
+
+    /// Whether something is owed on this segment.
+    pub(crate) fn owes(&self, segment: SegmentIndex) -> bool {
+        self.owed.contains_key(&segment)
     }
 
     pub(crate) fn is_pending(&self, hash: u64, version: Version, segment: SegmentIndex) -> bool {
@@ -67,10 +100,47 @@ impl Master {
                 self.outbox.drop(node, entry.clone());
                 PendingDrop {
                     entry,
+                    copies: 1,
+                    owed: false,
                     waiters: Vec::new(),
                 }
             });
         pending.waiters.extend(waiters);
+    }
+
+    /// Whether what waits for a drop at this segment need not: the node has been away for long, its memory comes back with
+    /// it alone, and the removal is kept for it until then.
+    fn is_kept(&self, segment: SegmentIndex) -> bool {
+        let segment = self.segments.at(segment);
+        segment.presence == Presence::Hidden && segment.outlives && segment.memory().is_some()
+    }
+
+    fn keep_drop(&mut self, name: (u64, Version, SegmentIndex)) {
+        let node = self.segments.at(name.2).node;
+        self.owed.begin(node, self.numbers.newest_version());
+        let Some(drop) = self.drops.pending.get_mut(&name) else {
+            return;
+        };
+        self.owed.key(&drop.entry.tenant, name.0, name.1);
+        if !std::mem::replace(&mut drop.owed, true) {
+            *self.drops.owed.entry(name.2).or_default() += 1;
+        }
+    }
+
+    /// Removals are kept for a node no longer when it has a link, has announced everything, and has forgotten what was
+    /// kept for it.
+    pub(crate) fn settle_owed(&mut self, node: NodeId) {
+        if !self.owed.has(node) {
+            return;
+        }
+        let paid = |index: &SegmentIndex| {
+            let segment = self.segments.at(*index);
+            segment.presence == Presence::Here && !segment.unannounced && !self.drops.owes(*index)
+        };
+        let segments = self.segments.of_node(node);
+        if !segments.is_empty() && segments.iter().all(paid) {
+            self.owed.end(node);
+        }
     }
 
     /// Marks the version so that it is not offered to an SSD again.
@@ -89,14 +159,26 @@ impl Master {
         }
         let range =
             (hash, Version(0), SegmentIndex(0))..=(hash, Version(u64::MAX), SegmentIndex(u16::MAX));
-        for ((.., segment), drop) in self.drops.pending.range_mut(range) {
+        let names = self.drops.pending.range(range);
+        let names: Vec<_> = names.map(|(name, _)| *name).collect();
+        for name in names {
+            let drop = &self.drops.pending[&name];
             let same = drop.entry.key == *key && drop.entry.tenant == *tenant;
-            if same && self.segments.at(*segment).presence == Presence::Hidden {
-                self.acks
-                    .fail(waiter, ErrorCode::UnavailableInCurrentStatus);
-            } else if same && !drop.waiters.contains(&waiter) {
-                drop.waiters.push(self.acks.wait(waiter));
+            if drop.owed || !same || drop.waiters.contains(&waiter) {
+                continue;
             }
+            self.await_drop(name, waiter);
+        }
+    }
+
+    fn await_drop(&mut self, name: (u64, Version, SegmentIndex), waiter: Waiter) {
+        if self.is_kept(name.2) {
+            self.keep_drop(name);
+        } else if self.segments.at(name.2).presence == Presence::Hidden {
+            self.acks
+                .fail(waiter, ErrorCode::UnavailableInCurrentStatus);
+        } else if let Some(drop) = self.drops.pending.get_mut(&name) {
+            drop.waiters.push(self.acks.wait(waiter));
         }
     }
 
@@ -106,15 +188,31 @@ impl Master {
         };
         for entry in entries {
             let hash = self.tenants.hash_of(&entry.tenant, &entry.key);
-            let Some(drop) = self.drops.pending.remove(&(hash, entry.version, segment)) else {
-                continue;
-            };
-            self.metrics.records_dropped += 1;
-            for waiter in drop.waiters {
-                self.acks.done(waiter.ack, &mut self.outbox);
+            if self.drop_ended((hash, entry.version, segment)) {
+                self.metrics.records_dropped += 1;
             }
         }
         self.unsettled.resume(&self.segments, node);
+    }
+
+    /// One copy is forgotten; false when none was to be. What waits for the last is answered.
+    pub(crate) fn drop_ended(&mut self, name: (u64, Version, SegmentIndex)) -> bool {
+        let Some(drop) = self.drops.pending.get_mut(&name) else {
+            return false;
+        };
+        drop.copies -= 1;
+        if drop.copies == 0 {
+            let (waiters, owed) = (std::mem::take(&mut drop.waiters), drop.owed);
+            self.drops.pending.remove(&name);
+            for waiter in waiters {
+                self.acks.done(waiter.ack, &mut self.outbox);
+            }
+            if owed {
+                self.drops.forget_owed(name.2);
+                self.settle_owed(self.segments.at(name.2).node);
+            }
+        }
+        true
     }
 
     /// The node that was to drop records is gone. Waiting requests fail; the node is told to drop them when it comes
@@ -129,6 +227,9 @@ impl Master {
             .collect();
         for key in lost {
             let drop = self.drops.pending.remove(&key).expect("found above");
+            if drop.owed {
+                self.drops.forget_owed(segment);
+            }
             self.owed.key(&drop.entry.tenant, key.0, key.1);
             for waiter in drop.waiters {
                 self.acks
@@ -141,6 +242,19 @@ impl Master {
     /// The node that was to drop records is hidden: it may be long before it can be told. Waiting requests fail; it is
     /// told as soon as it comes back.
     pub(crate) fn hide_drops(&mut self, segment: SegmentIndex) {
+        if self.is_kept(segment) {
+            let names = self.drops.pending.iter();
+            let waited = names.filter(|((.., at), it)| *at == segment && !it.waiters.is_empty());
+            let waited: Vec<_> = waited.map(|(name, _)| *name).collect();
+            for name in waited {
+                self.keep_drop(name);
+                let drop = self.drops.pending.get_mut(&name).expect("found above");
+                for waiter in std::mem::take(&mut drop.waiters) {
+                    self.acks.done(waiter.ack, &mut self.outbox);
+                }
+            }
+            return;
+        }
         let of_segment = self.drops.pending.iter_mut();
         let of_segment = of_segment.filter(|((.., at), _)| *at == segment);
         for waiter in of_segment.flat_map(|(_, drop)| std::mem::take(&mut drop.waiters)) {
@@ -170,16 +284,16 @@ impl Master {
         waiter: Waiter,
         covers: impl Fn(&DiskEntry) -> bool,
     ) -> Option<DropMark> {
-        let mut drops = self.drops.pending.range_mut(next.0..);
-        for ((.., segment), drop) in drops.by_ref().take(count) {
-            let covered = covers(&drop.entry);
-            if covered && self.segments.at(*segment).presence == Presence::Hidden {
-                self.acks
-                    .fail(waiter, ErrorCode::UnavailableInCurrentStatus);
-            } else if covered {
-                drop.waiters.push(self.acks.wait(waiter));
+        let mut drops = self.drops.pending.range(next.0..);
+        let some: Vec<_> = drops.by_ref().take(count).map(|(name, _)| *name).collect();
+        let next = drops.next().map(|(name, _)| DropMark(*name));
+        for name in some {
+            let drop = &self.drops.pending[&name];
+            if drop.owed || !covers(&drop.entry) {
+                continue;
             }
+            self.await_drop(name, waiter);
         }
-        drops.next().map(|(key, _)| DropMark(*key))
+        next
     }
 }

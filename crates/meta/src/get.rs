@@ -2,14 +2,14 @@
 
 use slackwater_base::Instant;
 use slackwater_wire::{
-    ErrorCode, Exists, Get, GetEnd, Hold, Key, Lookup, Object, Presence, ReplicaAt, Reply,
+    ChainPlace, ErrorCode, Exists, Get, GetEnd, Hold, Key, Lookup, Object, Presence, ReplicaAt,
+    Reply,
 };
 
 use crate::catalog::{Mark, ObjectId, Replica, ReplicaId, SegmentIndex, TenantIndex};
 use crate::evict::{Link, Slot, Walk};
 use crate::lease::{after_probe, after_read};
 use crate::master::{Caller, Master};
-use crate::put::ChainPosition;
 use crate::segment::{Medium, Segment};
 
 /// With up to this many segments, every policy is told of every read; with more, only those that hold a part of it.
@@ -250,7 +250,7 @@ impl Master {
         &mut self,
         now: Instant,
         reading: &mut Reading,
-        chain: ChainPosition,
+        chain: ChainPlace,
         found: u32,
     ) {
         let Reading {

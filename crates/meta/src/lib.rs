@@ -19,6 +19,7 @@ mod due;
 mod explain;
 mod get;
 mod index;
+mod inventory;
 mod lease;
 mod lookup;
 mod master;

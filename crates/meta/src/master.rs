@@ -398,6 +398,8 @@ impl Master {
             Report::Dropped(entries) => self.dropped(node, &entries),
             Report::Lost(entries) => self.lost(now, node, &entries),
             Report::Fenced(extents) => self.fenced(node, &extents),
+            Report::Retired(extents) => self.forgotten(node, &extents),
+            Report::Holds { segment, entries } => self.holds(now, node, segment, &entries),
             Report::Disk(state) => self.disk_state(node, &state),
             Report::Announce { segment, entries } => self.announce(now, node, segment, &entries),
             Report::Announced { segment, highest } => self.announced(node, segment, highest),
@@ -420,6 +422,7 @@ impl Master {
     }
 
     fn fenced(&mut self, node: NodeId, extents: &[ExtentRef]) {
+        self.forgotten(node, extents);
         for extent in extents {
             let Some(index) = self.segments.find(extent.segment) else {
                 continue;

@@ -39,6 +39,8 @@ pub struct Metrics {
     pub offload: OffloadMetrics,
     pub promotion: PromotionMetrics,
     pub records_announced: u64,
+    pub extents_announced: u64,
+    pub extents_stale: u64,
     pub records_stale: u64,
     pub records_lost: u64,
     pub records_dropped: u64,

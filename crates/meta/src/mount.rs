@@ -35,12 +35,14 @@ impl Master {
         }
         let mut policy = self.config.eviction.policy.build(mount.bytes);
         policy.set_block_tokens(self.config.eviction.block_tokens);
-        if mount.kind == SegmentKind::Disk {
+        if mount.kind == SegmentKind::Disk || mount.generations.is_some() {
             self.owed.begin(mount.node, self.numbers.newest_version());
             self.owe_pending_drops();
         }
-        self.node_back(mount.node);
-        self.segments.add(Segment::new(mount, granule, policy));
+        self.show(mount.node);
+        let generations = self.numbers.generations_above(mount.generations);
+        self.segments
+            .add(Segment::new(mount, granule, generations, policy));
         self.capacity_changed();
         self.unsettled.room();
         Reply::Done
@@ -80,6 +82,11 @@ impl Master {
 
     /// The node has a link again, in the same life.
     pub(crate) fn node_back(&mut self, node: NodeId) {
+        self.show(node);
+        self.settle_owed(node);
+    }
+
+    fn show(&mut self, node: NodeId) {
         self.due.cancel(Due::Absence(node));
         self.segments.set_presence(node, Presence::Here);
         self.unsettled.room();
@@ -122,9 +129,14 @@ impl Master {
     /// Removes a segment that is gone, with everything on it.
     fn lose_segment(&mut self, now: Instant, index: SegmentIndex) {
         let (id, node) = (self.segments.at(index).id, self.segments.at(index).node);
-        if self.segments.at(index).kind() == SegmentKind::Disk {
+        let segment = self.segments.at_mut(index);
+        if segment.kind() == SegmentKind::Disk || segment.outlives {
             self.owed.begin(node, self.numbers.newest_version());
         }
+        // What it holds may come back with its node.
+        segment.outlives = false;
+        let given = segment.memory().map(|it| it.extents.next_generation());
+        self.numbers.note_generation(given.unwrap_or(0));
         self.lose_promotions(now, index);
         self.lose_offloads(now, index);
         self.lose_open_puts(now, index);

@@ -10,6 +10,8 @@ pub(crate) const VERSION_MAX: Version = Version(1 << 62);
 pub(crate) struct Numbers {
     version: u64,
     ticket: u64,
+    /// Of extents, the highest that any segment that is gone was to give next.
+    generation: u64,
 }
 
 impl Default for Numbers {
@@ -17,6 +19,7 @@ impl Default for Numbers {
         Self {
             version: 1,
             ticket: 1,
+            generation: 1,
         }
     }
 }
@@ -32,6 +35,23 @@ impl Numbers {
         TicketId(self.ticket - 1)
     }
 
+    /// The generation of the first extent of a segment: no earlier extent had it, neither of this master nor, where the
+    /// node says what is the highest that it knows, of another.
+    pub(crate) fn generations_above(&self, known: Option<u64>) -> u64 {
+        match known {
+            Some(known) => {
+                let known = known.min(VERSION_MAX.0);
+                self.version.max(self.generation).max(known + 1)
+            }
+            None => 1,
+        }
+    }
+
+    /// A segment is gone whose next extent would have had this generation.
+    pub(crate) fn note_generation(&mut self, next: u64) {
+        self.generation = self.generation.max(next);
+    }
+
     /// The newest version given so far: what is removed now is not newer.
     pub(crate) fn newest_version(&self) -> Version {
         Version(self.version - 1)
@@ -42,6 +62,8 @@ impl Numbers {
         if !planted(Planted::VersionsBeginAgain) {
             let version = version.min(VERSION_MAX);
             self.version = self.version.max(version.0 + 1);
+            // Nodes that outlive an earlier master still carry its tickets out.
+            self.ticket = self.ticket.max(version.0 + 1);
         }
     }
 }

@@ -3,8 +3,8 @@ use std::collections::BTreeMap;
 use slackwater_base::Map;
 use slackwater_wire::limits::BATCH_KEYS_MAX;
 use slackwater_wire::{
-    ClientId, DiskEntry, ErrorCode, ExtentRef, NodeId, OffloadTask, OperationId, Order, Reply,
-    SegmentId,
+    ClientId, DiskEntry, ErrorCode, ExtentRef, NodeId, OffloadTask, OperationId, Order, Published,
+    Reply, SegmentId,
 };
 
 use crate::Output;
@@ -16,6 +16,7 @@ pub(crate) struct Outbox {
     orders: Vec<Output>,
     offloads: BTreeMap<NodeId, Vec<OffloadTask>>,
     drops: BTreeMap<NodeId, Vec<DiskEntry>>,
+    published: BTreeMap<NodeId, Vec<Published>>,
     fences: BTreeMap<NodeId, Vec<ExtentRef>>,
 }
 
@@ -44,6 +45,10 @@ impl Outbox {
         self.fences.entry(node).or_default().push(extent);
     }
 
+    pub(crate) fn publish(&mut self, node: NodeId, published: Published) {
+        self.published.entry(node).or_default().push(published);
+    }
+
     /// A segment is gone: its extents cannot be fenced any more, and need not be.
     pub(crate) fn forget_segment(&mut self, segment: SegmentId) {
         for extents in self.fences.values_mut() {
@@ -58,6 +63,7 @@ impl Outbox {
             .retain(|output| !matches!(output, Output::Order { node: to, .. } if *to == node));
         self.offloads.remove(&node);
         self.drops.remove(&node);
+        self.published.remove(&node);
         self.fences.remove(&node);
     }
 
@@ -66,6 +72,7 @@ impl Outbox {
         in_parts(&mut self.offloads, Order::Offload, out);
         in_parts(&mut self.drops, Order::Drop, out);
         out.append(&mut self.orders);
+        in_parts(&mut self.published, Order::Published, out);
         in_parts(&mut self.fences, Order::Fence, out);
         out.append(&mut self.replies);
     }

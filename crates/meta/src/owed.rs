@@ -89,6 +89,11 @@ impl Owed {
         }
     }
 
+    /// Whether removals are kept for this node.
+    pub(crate) fn has(&self, node: NodeId) -> bool {
+        self.away.contains_key(&node)
+    }
+
     /// Whether another node may come whose records are older than the master.
     fn is_open(&self) -> bool {
         self.met.len() < self.nodes

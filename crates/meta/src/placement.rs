@@ -4,8 +4,6 @@ use slackwater_base::Rng;
 
 use crate::catalog::SegmentIndex;
 use crate::config::Placement;
-use slackwater_wire::Presence;
-
 use crate::segment::Segments;
 
 mod free_ratio_first;
@@ -44,7 +42,7 @@ pub(crate) fn rank(
 ) -> Vec<SegmentIndex> {
     let mut rooms: Vec<SegmentRoom<'_>> = segments
         .iter()
-        .filter(|(_, segment)| segment.presence == Presence::Here)
+        .filter(|(_, segment)| segment.takes_new())
         .filter_map(|(index, segment)| {
             let books = segment.memory()?.extents.books();
             Some(SegmentRoom {

@@ -46,6 +46,9 @@ pub(crate) enum Evicted {
 impl Master {
     /// Evicts from a segment over its high watermark until it is under the low one, in bounded steps.
     pub(crate) fn relieve(&mut self, now: Instant, index: SegmentIndex) {
+        if self.segments.is_announcing(index) {
+            return;
+        }
         let (high, low) = self.marks(index);
         let pressure = self
             .segments

@@ -1,13 +1,12 @@
 //! How replicas become readable.
 
 use slackwater_base::Instant;
-use slackwater_wire::ReplicaState;
+use slackwater_wire::{ChainPlace, ReplicaState};
 
 use crate::catalog::{Catalog, ObjectId, PinKind, ReplicaId, SegmentIndex};
 use crate::config::OffloadMode;
 use crate::evict::{self, Link, Slot, Walk};
 use crate::prospect;
-use crate::put::ChainPosition;
 use crate::segment::Segments;
 use crate::tenant::{Ledger, Tenants};
 
@@ -18,7 +17,7 @@ pub(crate) struct Fresh {
     pub(crate) slot: u32,
     pub(crate) hash: u64,
     pub(crate) bytes: u64,
-    pub(crate) chain: ChainPosition,
+    pub(crate) chain: ChainPlace,
     /// Its standing with the policy of the tier that it came from.
     pub(crate) standing: Option<evict::Standing>,
 }

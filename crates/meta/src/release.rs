@@ -39,6 +39,7 @@ impl Master {
         prospect::end(&mut self.catalog, &mut self.segments, now, id, reason);
         self.tenants.untouch(id);
         let object = self.catalog.detach(id);
+        self.expect_forgotten(id, object);
         let (tenant, bytes) = (
             self.catalog.object(object).tenant,
             self.catalog.object(object).bytes,

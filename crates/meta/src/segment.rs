@@ -5,7 +5,7 @@ use slackwater_base::{
     round_to_block,
 };
 use slackwater_wire::{
-    ExtentRef, Incarnation, Mount, NodeId, Presence, SegmentId, SegmentKind, SegmentState,
+    ExtentRef, Incarnation, Mount, NodeId, Presence, SegmentId, SegmentKind, SegmentState, Version,
 };
 
 use crate::catalog::{Catalog, ObjectId, Replica, ReplicaId, SegmentIndex};
@@ -22,6 +22,12 @@ pub(crate) struct Segment {
     pub(crate) incarnation: Incarnation,
     pub(crate) medium: Medium,
     pub(crate) presence: Presence,
+    /// Its node lives on without this master, and is told what it holds.
+    pub(crate) outlives: bool,
+    /// Its node has not announced yet everything that it holds: nothing new is placed there, and nothing is evicted.
+    pub(crate) announcing: bool,
+    /// Removals are kept until all of it is announced.
+    pub(crate) unannounced: bool,
     pub(crate) policy: Box<dyn Evict>,
     /// The SSD to which evicted objects may be written.
     pub(crate) below: Option<SegmentIndex>,
@@ -41,10 +47,14 @@ pub(crate) enum Medium {
     Disk(DiskLog),
 }
 
-/// Extents of a memory segment, and freed extents that wait for their fence, by generation.
+/// Extents of a memory segment, and freed extents that wait for their fence.
 pub(crate) struct MemoryExtents {
     pub(crate) extents: ExtentAllocator,
+    /// By their first bytes.
     pub(crate) fencing: Map<u64, Extent>,
+    /// Published extents that were withdrawn and that the node may still announce to another master, by their first
+    /// bytes: the generation, and the hash and version of the object.
+    pub(crate) forgetting: Map<u64, (u64, (u64, Version))>,
 }
 
 /// What the master knows of an SSD log; the node has the exact state of its files.
@@ -67,11 +77,18 @@ pub(crate) const SEGMENT_BYTES_MAX: u64 = 1 << 50;
 const NONE: u32 = u32::MAX;
 
 impl Segment {
-    pub(crate) fn new(mount: &Mount, granule: u64, policy: Box<dyn Evict>) -> Self {
+    /// `generations` is the generation of its first extent.
+    pub(crate) fn new(
+        mount: &Mount,
+        granule: u64,
+        generations: u64,
+        policy: Box<dyn Evict>,
+    ) -> Self {
         let medium = match mount.kind {
             SegmentKind::Memory => Medium::Memory(Box::new(MemoryExtents {
-                extents: ExtentAllocator::new(mount.bytes, granule, 1),
+                extents: ExtentAllocator::new(mount.bytes, granule, generations),
                 fencing: Map::default(),
+                forgetting: Map::default(),
             })),
             SegmentKind::Disk => Medium::Disk(DiskLog {
                 capacity: mount.bytes,
@@ -90,6 +107,9 @@ impl Segment {
             incarnation: mount.incarnation,
             medium,
             presence: Presence::Here,
+            outlives: mount.generations.is_some(),
+            announcing: mount.generations.is_some(),
+            unannounced: mount.generations.is_some() || mount.kind == SegmentKind::Disk,
             policy,
             below: None,
             soft: Deadlines::new(),
@@ -98,6 +118,12 @@ impl Segment {
             slots: Vec::new(),
             spare: Vec::new(),
         }
+    }
+
+    /// Whether something may be placed there now.
+    pub(crate) fn takes_new(&self) -> bool {
+        let placed_early = planted(Planted::PlacedBeforeAnnounced);
+        self.presence == Presence::Here && (!self.announcing || placed_early)
     }
 
     pub(crate) fn kind(&self) -> SegmentKind {
@@ -202,7 +228,7 @@ impl Segment {
             memory.extents.release(extent);
             return reference;
         }
-        memory.fencing.insert(extent.generation, extent);
+        memory.fencing.insert(extent.offset, extent);
         reference
     }
 
@@ -214,9 +240,11 @@ impl Segment {
         let Some(memory) = self.memory_mut() else {
             return false;
         };
-        let Some(retired) = memory.fencing.remove(&extent.generation) else {
+        let retired = memory.fencing.get(&extent.offset).copied();
+        let Some(retired) = retired.filter(|it| it.generation == extent.generation) else {
             return false;
         };
+        memory.fencing.remove(&extent.offset);
         memory.extents.release(retired);
         true
     }
@@ -355,6 +383,12 @@ impl Segments {
             self.hidden += usize::from(presence == Presence::Hidden);
             self.hidden -= usize::from(before == Presence::Hidden);
         }
+    }
+
+    /// Whether the node of a segment may announce more that belongs there, or to the SSD below it.
+    pub(crate) fn is_announcing(&self, index: SegmentIndex) -> bool {
+        let segment = self.at(index);
+        segment.announcing || segment.below.is_some_and(|below| self.at(below).announcing)
     }
 
     /// Whether one of an object's replicas can be read.

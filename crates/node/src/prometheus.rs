@@ -108,6 +108,11 @@ impl Text {
         ];
         let help = "Nodes that lend something, by whether they have a link.";
         self.gauge("slackwater_nodes", help, &by_presence);
+        self.gauge(
+            "slackwater_nodes_partial",
+            "Whether a node has yet to announce a part of what it holds.",
+            &[("", u64::from(stats.partial))],
+        );
         self.counter(
             "slackwater_nodes_hidden_total",
             "Times that what a node holds was hidden, because it had no link.",

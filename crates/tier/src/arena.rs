@@ -305,6 +305,17 @@ impl Arena {
         self.segments.values().map(|segment| segment.bytes).sum()
     }
 
+    /// The segments.
+    pub fn segments(&self) -> impl Iterator<Item = SegmentId> {
+        self.segments.keys().copied()
+    }
+
+    /// Number of extents that are being written.
+    #[must_use]
+    pub fn writers(&self) -> usize {
+        self.busy.values().filter(|busy| busy.writing).count()
+    }
+
     /// Number of accesses under way.
     #[must_use]
     pub fn accesses(&self) -> usize {

@@ -10,6 +10,9 @@ pub struct AgentConfig {
     pub node: NodeId,
     /// Its SSD log, if it has one.
     pub log: Option<LogConfig>,
+    /// Whether it lives on when its master is gone, and announces what it holds with
+    /// [`Agent::announce`](crate::Agent::announce). Otherwise what a log holds is reported as it is opened.
+    pub outlives: bool,
     /// Promotions that are staged or being read at a time.
     pub promotions_in_flight_max: usize,
     /// Bytes of promotions that are staged or being read at a time; a larger promotion runs alone.
@@ -27,6 +30,7 @@ impl AgentConfig {
         Self {
             node,
             log: None,
+            outlives: false,
             promotions_in_flight_max: 32,
             promotion_bytes_in_flight_max: ByteSize::mib(64).0,
             promotions_queued_max: 50_000,

@@ -9,11 +9,11 @@ use slackwater_base::Checksum;
 
 use crate::data::Segment;
 use crate::{
-    DiskEntry, Epoch, ErrorCode, ExtentRef, Mount, NodeId, Numbered, Order, ReadRecord, Report,
-    checksum_serde,
+    DiskEntry, Epoch, ErrorCode, ExtentRef, Mount, NodeId, Numbered, Order, Published, ReadRecord,
+    Report, checksum_serde,
 };
 
-/// One life of a node's process: random, and compared for equality only.
+/// One life of a node, or as much of it as one master has known without a break: random, and compared for equality only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NodeLife(pub [u64; 2]);
 
@@ -24,7 +24,7 @@ pub struct NodeHello {
     pub epoch: Epoch,
     /// Its number, which belongs to the key of its link where links have keys.
     pub node: NodeId,
-    /// The life of its process.
+    /// Its life.
     pub life: NodeLife,
     /// Whether a master has welcomed this life before: then its memory is in use, and it can only be resumed.
     pub welcomed: bool,
@@ -73,14 +73,17 @@ pub struct NodeWelcome {
 /// How a link of a node begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Attached {
-    /// Its segments are mounted. Orders and reports are numbered from one.
-    New,
+    /// Its segments are mounted, and it is to announce what they hold. Orders and reports are numbered from one.
+    New {
+        /// Generations of extents below this one are dead, except those of what the node announces.
+        floor: u64,
+    },
     /// The last link goes on: nothing is lost, and nothing is announced.
     Resumed {
         /// The last report that the master has taken.
         taken: u64,
     },
-    /// The master does not know this life: what its memory holds belongs to nobody, and it must begin another one.
+    /// The master does not know this life: the node is to say hello as one that is new, and to announce what it holds.
     Unknown,
     /// It may not be a node of this pool.
     Refused(ErrorCode),
@@ -167,6 +170,7 @@ impl Numbered for Order {
             Self::Promote(tasks) => tasks.len().max(1),
             Self::Drop(entries) => entries.len().max(1),
             Self::Fence(extents) => extents.len().max(1),
+            Self::Published(entries) => entries.len().max(1),
             Self::Staged { .. } | Self::Cancel { .. } => 1,
         }
     }
@@ -176,6 +180,7 @@ impl Numbered for Order {
             Self::Offload(tasks) => named(tasks.iter().map(|task| &task.entry)),
             Self::Promote(tasks) => named(tasks.iter().map(|task| &task.entry)),
             Self::Drop(entries) => named(entries),
+            Self::Published(entries) => published(entries),
             Self::Fence(_) | Self::Staged { .. } | Self::Cancel { .. } => 0,
         };
         variable + (1 + self.items()) * ITEM_BYTES
@@ -187,7 +192,8 @@ impl Numbered for Report {
         match self {
             Self::Offloaded(results) => results.len().max(1),
             Self::Dropped(entries) | Self::Lost(entries) => entries.len().max(1),
-            Self::Fenced(extents) => extents.len().max(1),
+            Self::Fenced(extents) | Self::Retired(extents) => extents.len().max(1),
+            Self::Holds { entries, .. } => entries.len().max(1),
             Self::Announce { entries, .. } => entries.len().max(1),
             Self::Stage { .. }
             | Self::Promoted { .. }
@@ -201,8 +207,10 @@ impl Numbered for Report {
         let variable = match self {
             Self::Dropped(entries) | Self::Lost(entries) => named(entries),
             Self::Announce { entries, .. } => named(entries.iter().map(|it| &it.entry)),
+            Self::Holds { entries, .. } => published(entries),
             Self::Offloaded(_)
             | Self::Fenced(_)
+            | Self::Retired(_)
             | Self::Stage { .. }
             | Self::Promoted { .. }
             | Self::PromotionFailed { .. }
@@ -216,6 +224,11 @@ impl Numbered for Report {
 /// Bytes of one item of an order or report beside its key and tenant, and of what is around all items: a little more than
 /// the longest takes.
 const ITEM_BYTES: usize = 256;
+
+/// Bytes of keys and tenants of extents, and of what else is long in their entries.
+fn published(entries: &[Published]) -> usize {
+    named(entries.iter().map(|it| &it.entry)) + entries.len() * ITEM_BYTES
+}
 
 /// Bytes of keys and tenants.
 fn named<'a>(entries: impl IntoIterator<Item = &'a DiskEntry>) -> usize {

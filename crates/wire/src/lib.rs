@@ -28,8 +28,8 @@ pub use id::{
 pub use key::{Key, KeyError, Tenant, TenantError};
 pub use numbered::{Numbered, NumberedReceiver, NumberedSender, OutOfStep};
 pub use order::{
-    DiskEntry, DiskState, OffloadTask, Order, PromoteTask, PromotionFailure, Report, ReportedEntry,
-    TaskFailure,
+    ChainPlace, DiskEntry, DiskState, OffloadTask, Order, PromoteTask, PromotionFailure, Published,
+    Report, ReportedEntry, TaskFailure,
 };
 pub use permissions::{NodePermission, Permissions, TenantPermission};
 pub use pool::{

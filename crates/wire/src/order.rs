@@ -1,7 +1,10 @@
 use serde::{Deserialize, Serialize};
 use slackwater_base::Checksum;
 
-use crate::{ExtentRef, Key, NodeId, SegmentId, Tenant, TicketId, Version, checksum_serde};
+use crate::{
+    ClientId, Durability, ExtentRef, Key, NodeId, Pin, SegmentId, Tenant, TicketId, Version,
+    checksum_serde,
+};
 
 /// An order of the master to a node. Orders are pushed down the open link the moment they are decided.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -26,6 +29,45 @@ pub enum Order {
     Drop(Vec<DiskEntry>),
     /// These extents are dead: refuse every access under their generation, and report once none can still arrive.
     Fence(Vec<ExtentRef>),
+    /// These extents hold objects: announce them to a later master, until they are fenced.
+    Published(Vec<Published>),
+}
+
+/// An extent of memory and the object in it: what a node knows, so that a later master learns it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Published {
+    /// Where the bytes are.
+    pub extent: ExtentRef,
+    /// The object and version.
+    pub entry: DiskEntry,
+    /// Length of the value in bytes.
+    pub bytes: u64,
+    /// The checksum of the value.
+    #[serde(with = "checksum_serde")]
+    pub checksum: Checksum,
+    /// The client that put it.
+    pub writer: ClientId,
+    /// Whether it may be evicted; the time is what is left of it.
+    pub pin: Pin,
+    /// What its writer was promised.
+    pub durability: Durability,
+    /// Its group.
+    pub group: Option<u64>,
+    /// Its place in its chain.
+    pub chain: ChainPlace,
+}
+
+/// The place of a block in its chain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChainPlace {
+    /// The hash of the block before it.
+    pub parent: Option<u64>,
+    /// Its position, in blocks from the root.
+    pub position: u32,
+    /// The hint of the request that wrote it.
+    pub hint: Option<u32>,
+    /// Tokens that that request generated.
+    pub output_tokens: Option<u32>,
 }
 
 /// One record of an SSD log, named by what it holds.
@@ -108,21 +150,32 @@ pub enum Report {
     /// No access under these dead generations can arrive any more.
     #[serde(deserialize_with = "crate::body::list")]
     Fenced(Vec<ExtentRef>),
+    /// These extents are dead and will not be announced, though accesses to them have not ended.
+    #[serde(deserialize_with = "crate::body::list")]
+    Retired(Vec<ExtentRef>),
+    /// What a segment of memory holds, in the order of its addresses: the node's part of rebuilding the catalog.
+    Holds {
+        /// The segment.
+        segment: SegmentId,
+        /// Some of its extents.
+        #[serde(deserialize_with = "crate::body::list")]
+        entries: Vec<Published>,
+    },
     /// Whether the SSD log takes records; sent when that changes.
     Disk(DiskState),
     /// What the SSD log holds: the node's part of rebuilding the catalog.
     Announce {
         /// The segment that represents the log.
         segment: SegmentId,
-        /// Some of its records; none at all says that the node has announced everything.
+        /// Some of its records.
         #[serde(deserialize_with = "crate::body::list")]
         entries: Vec<ReportedEntry>,
     },
-    /// Everything has been announced.
+    /// Everything that a segment holds has been announced.
     Announced {
-        /// The segment that represents the log.
+        /// The segment.
         segment: SegmentId,
-        /// The newest version that the log remembers, of records that are gone too: puts must be newer.
+        /// The newest version that a log remembers, of records that are gone too: puts must be newer.
         highest: Version,
     },
 }

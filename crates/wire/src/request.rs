@@ -362,4 +362,8 @@ pub struct Mount {
     pub bytes: u64,
     /// The host it is on: `local_first` prefers the writer's.
     pub host: String,
+    /// Of a node that outlives its master, the highest generation that its extents had: it announces what it holds before
+    /// anything is placed there, and is told what is published. None for one that ends with its master.
+    #[serde(default)]
+    pub generations: Option<u64>,
 }

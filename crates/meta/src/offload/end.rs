@@ -1,7 +1,7 @@
 //! Ends of offloads: the record counts, or its room is given back, and what waited is answered.
 
 use slackwater_base::Instant;
-use slackwater_wire::{ErrorCode, NodeId, ReplicaState, TaskFailure, TicketId};
+use slackwater_wire::{ChainPlace, ErrorCode, NodeId, ReplicaState, TaskFailure, TicketId};
 
 use super::Offloading;
 use crate::catalog::{Excluded, ObjectId, Replica, ReplicaId, SegmentIndex};
@@ -12,7 +12,6 @@ use crate::outbox::Waiter;
 use crate::pressure::Evictable;
 use crate::prospect;
 use crate::publish::{self, Fresh};
-use crate::put::ChainPosition;
 use crate::segment::record_bytes;
 use crate::tenant::Ledger;
 
@@ -187,7 +186,7 @@ impl Master {
             Ledger::Disk,
         );
         let record = self.catalog.object(object);
-        let chain = ChainPosition::default();
+        let chain = ChainPlace::default();
         Fresh {
             segment: index,
             slot,

@@ -1,7 +1,7 @@
 //! Starts of offloads: what is worth writing, and whether there is room and quota for it.
 
 use slackwater_base::Instant;
-use slackwater_wire::{ErrorCode, NodeId, OffloadTask, Presence, SegmentKind};
+use slackwater_wire::{ErrorCode, NodeId, OffloadTask, SegmentKind};
 
 use super::{Cause, OffloadStart, Offloading};
 use crate::catalog::{Mark, ObjectId, Replica, ReplicaId, SegmentIndex};
@@ -181,7 +181,7 @@ impl Master {
         if record > disk.capacity {
             return Err(OffloadStart::TooLong);
         }
-        let here = self.segments.at(index).presence == Presence::Here;
+        let here = self.segments.at(index).takes_new();
         if !here || !disk.accepting || now < disk.refusing_until {
             return Err(OffloadStart::NoDisk);
         }

@@ -2,7 +2,7 @@
 //! verdict.
 
 use slackwater_base::Instant;
-use slackwater_wire::{NodeId, Presence, SegmentKind};
+use slackwater_wire::{ChainPlace, NodeId, SegmentKind};
 
 use super::retry::Tried;
 use super::{Promoting, Stage};
@@ -11,7 +11,6 @@ use crate::config::{OnHit, PromotionAdmission};
 use crate::evict::{Link, Slot};
 use crate::master::{Due, Master};
 use crate::pressure::Pass;
-use crate::put::ChainPosition;
 
 /// Most members of a group that are requested together with one of them. A group of one block has fewer; a larger group
 /// is promoted as its members are read.
@@ -23,7 +22,7 @@ pub(super) struct PromotionRequest {
     pub(super) object: ObjectId,
     /// Reads that the sketch counts.
     pub(super) heat: u8,
-    pub(super) chain: ChainPosition,
+    pub(super) chain: ChainPlace,
     pub(super) earned: Earned,
 }
 
@@ -66,7 +65,7 @@ impl Master {
         now: Instant,
         links: &[Link],
         cold: &[(ObjectId, u32)],
-        chain: ChainPosition,
+        chain: ChainPlace,
     ) {
         for (id, at) in cold {
             // It may have been evicted to make room for an earlier one.
@@ -78,7 +77,7 @@ impl Master {
             };
             let heat = sketch.add(links[*at as usize].hash);
             let before = at.checked_sub(1).map(|before| links[before as usize].hash);
-            let chain = ChainPosition {
+            let chain = ChainPlace {
                 parent: before.or(chain.parent),
                 position: chain.position.saturating_add(*at),
                 ..chain
@@ -200,7 +199,7 @@ impl Master {
                 })
             };
             if segment.kind() == SegmentKind::Disk
-                && segment.presence == Presence::Here
+                && segment.takes_new()
                 && self.segments.of_node(segment.node).into_iter().any(fits)
             {
                 sources.push((self.promotions.load(segment.node), replica, segment.node));
@@ -276,7 +275,7 @@ impl Master {
             .filter(|member| *member != id)
             .take(GROUP_REQUESTED_MAX);
         for member in others.collect::<Vec<_>>() {
-            let chain = ChainPosition::default();
+            let chain = ChainPlace::default();
             let request = PromotionRequest {
                 object: member,
                 heat,

@@ -10,12 +10,11 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use slackwater_base::{Instant, Map, Planted, Sketch, planted};
-use slackwater_wire::{DiskEntry, NodeId, TicketId};
+use slackwater_wire::{ChainPlace, DiskEntry, NodeId, TicketId};
 
 use crate::budget::Budget;
 use crate::catalog::{Catalog, ObjectId, ReplicaId, SegmentIndex, TenantIndex};
 use crate::config::{OnHit, Promotion};
-use crate::put::ChainPosition;
 
 mod admit;
 mod retry;
@@ -44,7 +43,7 @@ struct Promoting {
     node: NodeId,
     /// Reads that the sketch counted at the last request.
     heat: u8,
-    chain: ChainPosition,
+    chain: ChainPlace,
     stage: Stage,
     /// The retries before its admission: a promotion that fails for lack of room continues their count.
     tried: Option<Tried>,

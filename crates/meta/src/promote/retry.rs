@@ -2,11 +2,11 @@
 //! growing pauses.
 
 use slackwater_base::{Instant, Map};
+use slackwater_wire::ChainPlace;
 
 use super::admit::{Earned, PromotionRequest, Verdict};
 use crate::catalog::{Mark, ObjectId};
 use crate::master::{Due, Master};
-use crate::put::ChainPosition;
 
 /// Keys to be tried again.
 #[derive(Default)]
@@ -17,7 +17,7 @@ pub(super) struct Candidates {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Candidate {
     tried: Tried,
-    chain: ChainPosition,
+    chain: ChainPlace,
 }
 
 /// When a key was last read, and how often it has been tried since.
@@ -29,7 +29,7 @@ pub(super) struct Tried {
 
 impl Master {
     /// Adds a refused key. Another read resets its retries.
-    pub(super) fn remember(&mut self, now: Instant, id: ObjectId, chain: ChainPosition) {
+    pub(super) fn remember(&mut self, now: Instant, id: ObjectId, chain: ChainPlace) {
         let fresh = Tried {
             seen: now,
             retries: 0,
@@ -42,7 +42,7 @@ impl Master {
         &mut self,
         now: Instant,
         id: ObjectId,
-        chain: ChainPosition,
+        chain: ChainPlace,
         tried: Option<Tried>,
     ) {
         let most = self.config.promotion.candidate_retries;
@@ -53,7 +53,7 @@ impl Master {
         }
     }
 
-    fn remember_as(&mut self, now: Instant, id: ObjectId, chain: ChainPosition, tried: Tried) {
+    fn remember_as(&mut self, now: Instant, id: ObjectId, chain: ChainPlace, tried: Tried) {
         // The eviction that made room may have evicted the object itself.
         if !self.catalog.is_object(id) {
             return;

@@ -2,7 +2,7 @@
 
 use slackwater_base::{Instant, Planted, planted};
 use slackwater_wire::{
-    ExtentRef, NodeId, Order, PromoteTask, PromotionFailure, SegmentKind, TicketId,
+    Durability, ExtentRef, NodeId, Order, PromoteTask, PromotionFailure, SegmentKind, TicketId,
 };
 
 use super::{Exit, Next, Promoting, Stage};
@@ -85,7 +85,10 @@ impl Master {
     /// Allocates on one of the node's memory segments, the emptiest first.
     fn allocate_near(&mut self, now: Instant, node: NodeId, bytes: u64) -> Option<ReplicaId> {
         let mut memory = self.segments.of_node(node);
-        memory.retain(|index| self.segments.at(*index).kind() == SegmentKind::Memory);
+        memory.retain(|index| {
+            let segment = self.segments.at(*index);
+            segment.kind() == SegmentKind::Memory && segment.takes_new()
+        });
         memory.sort_by_key(|index| self.segments.at(*index).used());
         let found = memory
             .iter()
@@ -153,6 +156,7 @@ impl Master {
             staged,
             Ledger::Memory,
         );
+        self.tell_published(now, staged, chain, Durability::Memory);
         let replica = *self.catalog.replica(staged);
         let hash = self.catalog.object(object).hash;
         publish::introduce(

@@ -95,19 +95,25 @@ impl Master {
         let (_, object) = self.find_put(tenant, &done.key)?;
         if !self.owns_put(client, object, done.version)? {
             // An earlier request ended this put, and its answer may be lost: this one waits for the same records.
-            self.rejoin(object, waiter);
+            self.rejoin(now, object, waiter);
             return Ok(None);
         }
         let durability = self.publish(now, object, done.checksum, waiter, fresh);
         Ok(Some((object, durability)))
     }
 
-    fn rejoin(&mut self, id: ObjectId, waiter: Waiter) {
+    fn rejoin(&mut self, now: Instant, id: ObjectId, waiter: Waiter) {
         let object = self.catalog.object(id);
         let (key, hash) = (object.key.clone(), object.hash);
         let tenant = self.tenants.at(object.tenant).tenant.clone();
         self.await_drops(&tenant, &key, hash, waiter);
         self.await_promise(id, waiter);
+        let is_disk = |replica: &Replica| self.segments.at(replica.segment).disk().is_some();
+        let on_disk = self.catalog.replicas(id).any(|(_, it)| is_disk(it));
+        if self.catalog.object(id).is(Mark::Promised) && !on_disk {
+            // An earlier master promised it, and the node has no record.
+            self.promise(now, id, waiter);
+        }
     }
 
     fn find_put(&self, tenant: &Tenant, key: &Key) -> Result<(TenantIndex, ObjectId), ErrorCode> {
@@ -161,10 +167,10 @@ impl Master {
         let replaces = self.catalog.object(id).has_replicas();
         self.cancel_promotion(now, id);
         self.withdraw(now, id, Version(put.version.0 - 1), Some(waiter));
-        let tenant = self.catalog.object(id).tenant;
         let object = self.catalog.object_mut(id);
         object.unmark(Mark::Open);
         object.unmark(Mark::Shed);
+        object.unmark(Mark::Promised);
         object.version = put.version;
         object.checksum = checksum;
         object.bytes = put.bytes;
@@ -173,12 +179,7 @@ impl Master {
         let hash = object.hash;
         if !replaces {
             self.apply_pin(now, id, put.pin);
-            if let Some(group) = put.group {
-                self.catalog.object_mut(id).mark(Mark::Group);
-                let soft = self.soft_until.get(&id).copied().unwrap_or(Instant::ZERO);
-                self.groups
-                    .join((tenant, group), id, self.catalog.object(id).pin, soft);
-            }
+            self.join_group(id, put.group);
         }
         for replica in &put.replicas {
             publish::attach(
@@ -188,6 +189,7 @@ impl Master {
                 *replica,
                 Ledger::Memory,
             );
+            self.tell_published(now, *replica, put.chain, put.durability);
             let Replica { segment, slot, .. } = *self.catalog.replica(*replica);
             fresh.push(Fresh {
                 segment,
@@ -203,7 +205,19 @@ impl Master {
         put.durability
     }
 
-    fn apply_pin(&mut self, now: Instant, id: ObjectId, pin: Pin) {
+    /// Adds an object to its group, unless it belongs to one.
+    pub(crate) fn join_group(&mut self, id: ObjectId, group: Option<u64>) {
+        let object = self.catalog.object_mut(id);
+        let Some(group) = group.filter(|_| !object.is(Mark::Group)) else {
+            return;
+        };
+        object.mark(Mark::Group);
+        let (tenant, pin) = (object.tenant, object.pin);
+        let soft = self.soft_until.get(&id).copied().unwrap_or(Instant::ZERO);
+        self.groups.join((tenant, group), id, pin, soft);
+    }
+
+    pub(crate) fn apply_pin(&mut self, now: Instant, id: ObjectId, pin: Pin) {
         let kind = match pin {
             Pin::None => PinKind::None,
             Pin::Hard => PinKind::Hard,

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use slackwater_base::{Instant, Map};
-use slackwater_wire::{ClientId, Durability, OperationId, Pin, Version};
+use slackwater_wire::{ChainPlace, ClientId, Durability, OperationId, Pin, Version};
 
 use crate::catalog::{Catalog, ObjectId, ReplicaId, SegmentIndex};
 
@@ -45,16 +45,7 @@ pub(crate) struct OpenPut {
     pub(crate) pin: Pin,
     pub(crate) group: Option<u64>,
     pub(crate) durability: Durability,
-    pub(crate) chain: ChainPosition,
-}
-
-/// The position of a block in its chain.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ChainPosition {
-    pub(crate) parent: Option<u64>,
-    pub(crate) position: u32,
-    pub(crate) hint: Option<u32>,
-    pub(crate) output_tokens: Option<u32>,
+    pub(crate) chain: ChainPlace,
 }
 
 impl Puts {

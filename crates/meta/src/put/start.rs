@@ -7,7 +7,7 @@ use slackwater_wire::{
     Chain, Durability, ErrorCode, Key, PutConfig, PutMode, PutStart, PutStarted, Reply,
 };
 
-use super::{ChainPosition, OpenPut};
+use super::{ChainPlace, OpenPut};
 use crate::catalog::{Mark, ObjectId, ReplicaId, TenantIndex};
 use crate::master::{Caller, Due, Master};
 use crate::placement;
@@ -41,7 +41,7 @@ pub(crate) struct Wanted {
     pub(crate) bytes: u64,
     /// Bytes that all its replicas take in memory.
     pub(crate) charge: u64,
-    pub(crate) chain: ChainPosition,
+    pub(crate) chain: ChainPlace,
 }
 
 /// What an entry waits for.
@@ -144,7 +144,7 @@ impl Master {
                 charge: self.charge_of(entry.bytes).saturating_mul(replicas),
                 chain,
             };
-            chain = ChainPosition {
+            chain = ChainPlace {
                 parent: Some(hash),
                 position: chain.position + 1,
                 ..chain
@@ -154,8 +154,8 @@ impl Master {
         .collect()
     }
 
-    pub(crate) fn chain_start(&self, tenant: TenantIndex, chain: &Chain) -> ChainPosition {
-        ChainPosition {
+    pub(crate) fn chain_start(&self, tenant: TenantIndex, chain: &Chain) -> ChainPlace {
+        ChainPlace {
             parent: chain
                 .parent
                 .as_ref()

@@ -162,6 +162,7 @@ fn segments_and_replicas_are_limited() {
         kind: SegmentKind::Memory,
         bytes: 64 * BLOCK,
         host: "host".to_owned(),
+        generations: None,
     });
     let full = Reply::Failed(ErrorCode::TaskPendingLimitExceeded);
     assert_eq!(world.ask(mount), full);

@@ -5,6 +5,7 @@ mod answers;
 mod disk;
 mod evict;
 mod hostile;
+mod inventory;
 mod lease;
 mod limits;
 mod model;

@@ -383,6 +383,7 @@ impl Run {
         let (node, order) = self.world.orders.remove(at).expect("within the queue");
         let report = match order {
             Order::Fence(extents) => Report::Fenced(extents),
+            Order::Published(_) => return,
             Order::Drop(entries) => {
                 self.model.records.retain(|entry| !entries.contains(entry));
                 Report::Dropped(entries)
@@ -441,6 +442,7 @@ impl Run {
                 kind,
                 bytes: bytes * BLOCK,
                 host: String::new(),
+                generations: None,
             };
             let call = self.world.send(ME, Request::Mount(mount));
             assert_eq!(self.world.reply(call), Some(Reply::Done));

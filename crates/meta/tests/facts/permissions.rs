@@ -92,6 +92,7 @@ fn requests() -> Vec<(By, Request)> {
         kind: SegmentKind::Memory,
         bytes: MIB,
         host: "host".into(),
+        generations: None,
     };
     let of = || tenant.clone();
     let operation = OperationId(1 << 30);

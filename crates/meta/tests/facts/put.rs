@@ -519,6 +519,7 @@ fn mounts_are_checked() {
             kind: SegmentKind::Memory,
             bytes,
             host: String::new(),
+            generations: None,
         })
     };
     assert_eq!(

@@ -79,6 +79,7 @@ impl World {
             kind,
             bytes,
             host: format!("host-{node}"),
+            generations: None,
         };
         assert_eq!(self.ask(Request::Mount(mount)), Reply::Done);
     }

@@ -88,6 +88,30 @@ impl NodeHost {
         }
     }
 
+    /// A master that knows nothing of this node is to be told what it holds. Generations below `floor` are dead, except those
+    /// of published extents.
+    pub(crate) fn begin_announcing(&mut self, now: Instant, floor: u64) {
+        if let Some(gate) = &self.gate {
+            let published = self.agent.published();
+            gate.outlive(
+                self.agent.arena().bytes(),
+                floor,
+                published,
+                &mut self.released,
+            );
+        }
+        self.agent.begin_announcing(now, &mut self.out);
+        self.sort();
+    }
+
+    /// Reports the next part of what is to be announced; false when there is nothing to be said now.
+    pub(crate) fn announce(&mut self, now: Instant) -> bool {
+        let quiet = self.gate.as_ref().is_none_or(|gate| !gate.is_outlived());
+        let announced = self.agent.announce(now, quiet, &mut self.out);
+        self.sort();
+        announced
+    }
+
     /// Takes in what the device did.
     pub(crate) fn disk_done(&mut self, now: Instant, done: &mut Vec<DiskDone>) {
         for done in done.drain(..) {
@@ -204,10 +228,14 @@ impl NodeHost {
                     if let Report::Disk(state) = &report {
                         self.accepting = state.accepting;
                     }
-                    if let (Some(gate), Report::Fenced(extents)) = (&self.gate, &mut report) {
-                        gate.keep_back(extents);
-                    }
+                    let kept = match (&self.gate, &mut report) {
+                        (Some(gate), Report::Fenced(extents)) => gate.keep_back(extents),
+                        _ => Vec::new(),
+                    };
                     self.reports.push(report);
+                    if !kept.is_empty() {
+                        self.reports.push(Report::Retired(kept));
+                    }
                 }
                 AgentOutput::Opened(opened) => self.opened(Ok(opened)),
                 AgentOutput::Refused(error) => self.opened(Err(error)),

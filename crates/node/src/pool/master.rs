@@ -347,9 +347,10 @@ impl MasterShell {
         }
         let minter = Arc::new(Minter::of(&hello.memory));
         let memory = identity(node).memory;
+        let floor = host.core.generations_from(memory).unwrap_or(u64::MAX);
         self.outgoing.minters.add(memory, Arc::clone(&minter));
         self.members.add(link, &hello, minter);
-        Attached::New
+        Attached::New { floor }
     }
 
     fn forget(&self, node: NodeId) {
@@ -428,6 +429,7 @@ mod tests {
             kind: *kind,
             bytes: 1 << 20,
             host: String::new(),
+            generations: None,
         };
         NodeHello {
             epoch: Epoch(0),

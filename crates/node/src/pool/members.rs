@@ -78,7 +78,7 @@ impl Members {
         let mut state = self.state();
         let MembersState { nodes, links } = &mut *state;
         match nodes.get_mut(&hello.node) {
-            Some(member) if member.life == hello.life => {
+            Some(member) if member.life == hello.life && hello.welcomed => {
                 if member.orders.resume(hello.taken).is_err() {
                     return Standing::Unknown;
                 }
@@ -286,6 +286,7 @@ mod tests {
                 kind: SegmentKind::Memory,
                 bytes: 1 << 20,
                 host: String::new(),
+                generations: None,
             }],
             memory: MemoryAccess {
                 contact: Contact {
@@ -337,7 +338,8 @@ mod tests {
         for linked in [true, false] {
             // The old link may be noticed to be gone only after the new one is there.
             check(linked, hello(1, true, 0), Standing::Resumed(0));
-            check(linked, hello(1, false, 0), Standing::Resumed(0));
+            // It has not heard that it was welcomed, nor what it is to announce.
+            check(linked, hello(1, false, 0), Standing::New);
             check(linked, hello(1, true, 1), Standing::Unknown);
             check(linked, hello(2, false, 0), Standing::New);
         }

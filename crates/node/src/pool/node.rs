@@ -1,7 +1,6 @@
 use std::io::{self, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -71,8 +70,7 @@ pub enum NodeError {
 /// A node that lends memory, and an SSD if it has one, to a master in another process. It stops when this is dropped.
 ///
 /// It waits for a master that is not there, now or later. A link that breaks is made anew, and nothing is lost by that.
-/// When its master does not know it any more, as after a restart of the master, the node begins another life: what only
-/// its memory held is gone, and what is on its SSD is announced.
+/// A master that does not know it, as after a restart of the master, is told what its memory and its SSD hold.
 pub struct NodeServer {
     shared: Arc<Supervised>,
     supervisor: Option<JoinHandle<Result<(), StoreError>>>,
@@ -101,8 +99,6 @@ struct Life {
     uplink: Arc<Uplink>,
     memory: Arc<ServedMemory>,
     engine: Engine,
-    /// The master has taken what it lends.
-    joined: AtomicBool,
 }
 
 /// Why a life ends.
@@ -110,8 +106,8 @@ struct Life {
 enum Ended {
     /// The node is to stop.
     Stopping,
-    /// Another life is to begin.
-    Forgotten,
+    /// It cannot go on: another life is to begin.
+    Broken,
 }
 
 /// The file in a node's directory that keeps its number.
@@ -271,7 +267,7 @@ impl Life {
         store.deliver_to(Arc::clone(&uplink) as _);
         let messages = messages(&memory, &uplink, links)?;
         uplink.send_by(messages.handle());
-        // What the log holds is announced first of all, as soon as there is a master to hear it. Orders come later.
+        // Orders come later, and what the log holds is announced when there is a master to hear it.
         store.recover()?;
         let clock = Arc::downgrade(&uplink);
         let every = TimerOptions {
@@ -296,7 +292,6 @@ impl Life {
             uplink,
             memory,
             engine,
-            joined: AtomicBool::new(false),
         })
     }
 
@@ -340,19 +335,25 @@ impl Life {
             };
             match happened {
                 Happened::Up(link) => self.uplink.greet(link, &self.memory),
-                // The welcome of a life's first hello may have been lost.
-                Happened::Answered(_, Attached::New | Attached::Resumed { .. }) => {
+                Happened::Answered(_, Attached::New { .. }) => {
                     *pause = Pauses::new(shared.node);
-                    if self.joined.swap(true, Ordering::Relaxed) {
-                        tracing::info!("the link to the master goes on");
-                    } else {
-                        (shared.told)(shared.node, Ok(()));
+                    (shared.told)(shared.node, Ok(()));
+                }
+                Happened::Answered(_, Attached::Resumed { .. }) => {
+                    *pause = Pauses::new(shared.node);
+                    tracing::info!("the link to the master goes on");
+                }
+                Happened::Answered(link, Attached::Unknown) => match random() {
+                    Ok(life) => {
+                        tracing::warn!("the master does not know what this node holds: it is told");
+                        self.uplink.begin_again(NodeLife(life));
+                        self.uplink.greet(link, &self.memory);
                     }
-                }
-                Happened::Answered(_, Attached::Unknown) => {
-                    tracing::warn!("the master does not know this node any more: it begins anew");
-                    return Some(Ended::Forgotten);
-                }
+                    Err(error) => {
+                        tracing::error!(%error, "the node cannot go on");
+                        return Some(Ended::Broken);
+                    }
+                },
                 Happened::Answered(link, Attached::Refused(code)) => {
                     if refused.replace(code) != Some(code) {
                         tracing::error!(%code, "the master refuses this node{}", hint(code));
@@ -362,7 +363,7 @@ impl Life {
                 }
                 Happened::Unanswered(link) => self.greet_later(link, pause),
                 Happened::Broken(_) => return None,
-                Happened::StoreBroken => return Some(Ended::Forgotten),
+                Happened::StoreBroken => return Some(Ended::Broken),
             }
         }
     }

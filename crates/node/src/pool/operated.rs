@@ -54,6 +54,8 @@ pub struct NodesStats {
     pub clients: u64,
     /// The nodes that lend something.
     pub nodes: Vec<NodeStats>,
+    /// Whether a node has yet to announce a part of what it holds: what is not found may be there.
+    pub partial: bool,
     /// Times that what a node holds was hidden, because it had no link for so long.
     pub hidden: u64,
     /// Times that a node was given up, because it had no link for longer still.
@@ -100,12 +102,14 @@ impl PoolMaster {
         let looked = self.look(|master, _| {
             let metrics = master.metrics();
             let absences = (metrics.nodes_hidden, metrics.nodes_given_up);
-            (Stats::of_master(master), master.segments(), absences)
+            let of_nodes = (absences, master.is_partial());
+            (Stats::of_master(master), master.segments(), of_nodes)
         });
-        let (stats, segments, (hidden, given_up)) = looked.unwrap_or_default();
+        let (stats, segments, ((hidden, given_up), partial)) = looked.unwrap_or_default();
         let nodes = NodesStats {
             clients: self.0.outgoing.clients().len() as u64,
             nodes: self.nodes(&segments),
+            partial,
             hidden,
             given_up,
         };

@@ -23,7 +23,6 @@ use crate::store::remote::{Deliver, Outbound};
 /// See the module. Of its locks, that of orders is taken before the store's, and that of reports under it.
 pub(super) struct Uplink {
     transfers: Transfers,
-    life: NodeLife,
     /// None before it is known and after the end: the message layer holds this.
     mq: Mutex<Option<Mq>>,
     /// The latest epoch that was seen.
@@ -37,6 +36,9 @@ pub(super) struct Uplink {
 }
 
 struct UplinkReports {
+    life: NodeLife,
+    /// The store waits for room to announce more.
+    room_wanted: bool,
     sender: NumberedSender<Report>,
     /// The link on which the master has welcomed the node.
     link: Option<ConnectionId>,
@@ -66,12 +68,13 @@ impl Uplink {
     pub(super) fn new(transfers: Transfers, life: NodeLife) -> Self {
         Self {
             transfers,
-            life,
             mq: Mutex::default(),
             epoch: AtomicU64::new(0),
             orders: Mutex::default(),
             taken: AtomicU64::new(0),
             reports: Mutex::new(UplinkReports {
+                life,
+                room_wanted: false,
                 sender: NumberedSender::new(),
                 link: None,
                 welcomed: false,
@@ -145,13 +148,32 @@ impl Uplink {
         }
     }
 
+    /// The master does not know this life: the next one is new to it, and has taken and reported nothing.
+    pub(super) fn begin_again(&self, life: NodeLife) {
+        let mut orders = lock(&self.orders);
+        let mut reports = self.reports();
+        *reports = UplinkReports {
+            life,
+            room_wanted: false,
+            sender: NumberedSender::new(),
+            link: None,
+            welcomed: false,
+        };
+        *orders = NumberedReceiver::default();
+        self.taken.store(0, Ordering::Release);
+    }
+
     /// Tells the master who this is.
-    pub(super) fn greet(self: &Arc<Self>, link: ConnectionId, memory: &ServedMemory) {
+    pub(super) fn greet(self: &Arc<Self>, link: ConnectionId, memory: &Arc<ServedMemory>) {
+        let (life, welcomed) = {
+            let reports = self.reports();
+            (reports.life, reports.welcomed)
+        };
         let hello = NodeHello {
             epoch: self.epoch(),
             node: memory.store.node(),
-            life: self.life,
-            welcomed: self.reports().welcomed,
+            life,
+            welcomed,
             taken: self.taken.load(Ordering::Acquire),
             segments: memory.store.mounts(),
             memory: memory.access(),
@@ -162,10 +184,10 @@ impl Uplink {
             inline: true,
             ..RequestOptions::default()
         };
-        let uplink = Arc::downgrade(self);
+        let (uplink, memory) = (Arc::downgrade(self), Arc::downgrade(memory));
         let heard = move |answer: Result<Answer, RequestError>| {
-            if let Some(uplink) = uplink.upgrade() {
-                uplink.heard(link, answer);
+            if let (Some(uplink), Some(memory)) = (uplink.upgrade(), memory.upgrade()) {
+                uplink.heard(link, &memory, answer);
             }
         };
         if let Some(mq) = self.mq() {
@@ -173,7 +195,12 @@ impl Uplink {
         }
     }
 
-    fn heard(&self, link: ConnectionId, answer: Result<Answer, RequestError>) {
+    fn heard(
+        &self,
+        link: ConnectionId,
+        memory: &ServedMemory,
+        answer: Result<Answer, RequestError>,
+    ) {
         let welcome = match answer {
             Err(RequestError::Refused(Refusal::UnknownCommand)) => {
                 let refused = Attached::Refused(ErrorCode::NotSupported);
@@ -199,7 +226,7 @@ impl Uplink {
         }
         let mut reports = self.reports();
         let goes_on = match welcome.attached {
-            Attached::New => true,
+            Attached::New { .. } => true,
             Attached::Resumed { taken } => reports.sender.resume(taken).is_ok(),
             Attached::Unknown | Attached::Refused(_) => false,
         };
@@ -212,6 +239,12 @@ impl Uplink {
             reports.welcomed = true;
         }
         drop(reports);
+        // Before any order is carried out, which may come from now on.
+        if let Attached::New { floor } = attached
+            && memory.store.begin_announcing(floor).is_err()
+        {
+            return self.tell(Happened::StoreBroken);
+        }
         self.tell(Happened::Answered(link, attached));
         self.send(false);
     }
@@ -227,12 +260,18 @@ impl Uplink {
         }
         // Held until the orders are carried out, so that none overtakes another.
         let mut receiver = lock(&self.orders);
-        let acknowledged = self.reports().sender.acknowledge(message.taken);
+        let (acknowledged, room) = {
+            let mut reports = self.reports();
+            let acknowledged = reports.sender.acknowledge(message.taken);
+            let room = reports.room_wanted && reports.sender.has_room();
+            reports.room_wanted &= !room;
+            (acknowledged, room)
+        };
         let orders = acknowledged.and_then(|()| receiver.accept(message.first, message.orders));
         let Ok(orders) = orders else {
             return broken();
         };
-        if !orders.is_empty() && memory.store.obey(orders).is_err() {
+        if (room || !orders.is_empty()) && memory.store.obey(orders).is_err() {
             return self.tell(Happened::StoreBroken);
         }
         self.taken.store(receiver.taken(), Ordering::Release);
@@ -329,6 +368,13 @@ impl Deliver for Uplink {
         reports
             .into_iter()
             .for_each(|report| queued.sender.push(report));
+    }
+
+    fn has_room(&self) -> bool {
+        let mut reports = self.reports();
+        let room = reports.sender.has_room();
+        reports.room_wanted |= !room;
+        room
     }
 
     fn deliver(&self, outbound: Outbound) {

@@ -4,14 +4,15 @@
 //! them, and what is under way does not count. The agent's report that an extent is fenced is kept back
 //! ([`ExtentGate::keep_back`]) until the last access of another process has ended too, so that bytes are never given out
 //! again while one may still arrive. [`ExtentGate::seal`] ends the right to write before an object is published, and
-//! [`ExtentGate::await_writers`] waits for the writes that began before.
+//! [`ExtentGate::await_writers`] waits for the writes that began before. [`ExtentGate::outlive`] leaves of what an earlier
+//! master granted only what was published.
 //!
 //! The gate has a lock of its own, which is held for a few look-ups and under which nothing else is taken: event loops
 //! call it.
 
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use slackwater_base::{Instant, Map};
+use slackwater_base::{Instant, Map, Set};
 use slackwater_transfer::{Extent, Gate, GateAccess, Refusal, Rights};
 use slackwater_wait::{Event, Park, Site, Waiting};
 use slackwater_wire::ExtentRef;
@@ -21,7 +22,8 @@ pub(crate) struct ExtentGate {
     granule: u64,
     bytes: u64,
     state: Mutex<GateState>,
-    /// Called when there is something to be taken by [`ExtentGate::take_drained`].
+    /// Called when there is something to be taken by [`ExtentGate::take_drained`], or the last access has ended that
+    /// [`ExtentGate::is_outlived`] tells of.
     drained: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// The last write to a sealed extent has ended.
     written: Event,
@@ -38,6 +40,8 @@ struct GateState {
     /// Extents that the agent has fenced, and that other processes still access.
     kept_back: Map<Use, ExtentRef>,
     drained: Vec<ExtentRef>,
+    /// What an earlier master granted, nobody published, and other processes still access.
+    outlived: Set<Use>,
 }
 
 /// One use of the bytes at an offset.
@@ -80,6 +84,7 @@ impl ExtentGate {
                 users: Map::default(),
                 kept_back: Map::default(),
                 drained: Vec::new(),
+                outlived: Set::default(),
             }),
             drained: OnceLock::new(),
             written: Event::new(),
@@ -139,17 +144,57 @@ impl ExtentGate {
         written.filter_map(|users| users.sealed).min()
     }
 
-    /// Keeps those of the fenced `extents` back that other processes still access.
-    pub(crate) fn keep_back(&self, extents: &mut Vec<ExtentRef>) {
+    /// Keeps those of the fenced `extents` back that other processes still access, and says which.
+    pub(crate) fn keep_back(&self, extents: &mut Vec<ExtentRef>) -> Vec<ExtentRef> {
         let mut state = self.state();
+        let mut kept = Vec::new();
         extents.retain(|extent| {
             let of = Use::of(extent);
             let busy = state.users.contains_key(&of);
             if busy {
                 state.kept_back.insert(of, *extent);
+                kept.push(*extent);
             }
             !busy
         });
+        kept
+    }
+
+    /// Makes every generation below `floor` dead in the first `bytes` bytes, except `published` extents, in the order of
+    /// their addresses, which may be read. Transfers at others are added to `released`.
+    pub(crate) fn outlive<'a>(
+        &self,
+        bytes: u64,
+        floor: u64,
+        published: impl Iterator<Item = &'a ExtentRef>,
+        released: &mut Vec<Extent>,
+    ) {
+        let mut state = self.state();
+        let mut published = published.peekable();
+        for at in 0..self.index(bytes) {
+            let offset = at as u64 * self.granule;
+            let held = published.next_if(|extent| extent.offset == offset);
+            let alive = held.map_or(floor, |extent| extent.generation.min(floor));
+            state.dead_below[at] = state.dead_below[at].max(alive);
+            state.sealed_below[at] = state.sealed_below[at].max(floor);
+        }
+        let dead =
+            |of: &Use| of.offset < bytes && of.generation < state.dead_below[self.index(of.offset)];
+        let under_way = state.users.iter().filter(|(of, _)| dead(of));
+        let under_way: Vec<Use> = under_way.map(|(of, _)| *of).collect();
+        for of in under_way {
+            released.push(Extent {
+                offset: of.offset,
+                bytes: self.granule,
+                generation: of.generation,
+            });
+            state.outlived.insert(of);
+        }
+    }
+
+    /// Whether what an earlier master granted and nobody published is still accessed.
+    pub(crate) fn is_outlived(&self) -> bool {
+        !self.state().outlived.is_empty()
     }
 
     /// Takes the extents that were kept back and that nobody accesses any more.
@@ -234,7 +279,8 @@ impl Gate for ExtentGate {
             state.users.remove(&of);
             let kept_back = state.kept_back.remove(&of);
             state.drained.extend(kept_back);
-            kept_back.is_some()
+            let quiet = state.outlived.remove(&of) && state.outlived.is_empty();
+            kept_back.is_some() || quiet
         };
         drop(state);
         if written {
@@ -417,5 +463,37 @@ mod tests {
         check(0, 4 * GRANULE + 1);
         check(4 * GRANULE, 1);
         check(u64::MAX - (u64::MAX % GRANULE), GRANULE);
+    }
+
+    /// A client went on writing to memory that a master had granted which died. The next one had given it to another.
+    #[test]
+    fn of_what_an_earlier_master_granted_only_published_extents_are_read() {
+        let (gate, rung) = gate();
+        let (published, granted) = (extent(GRANULE, 5), extent(2 * GRANULE, 6));
+        let beside = extent(3 * GRANULE, 1);
+        let reader = gate.begin(named(&published), Rights::READ).unwrap();
+        let writer = gate.begin(named(&granted), Rights::WRITE).unwrap();
+        let mut released = Vec::new();
+        gate.outlive(3 * GRANULE, 100, [published].iter(), &mut released);
+        assert_eq!(released, [named(&granted)]);
+        assert!(gate.is_live(reader) && !gate.is_live(writer));
+        let check = |extent: ExtentRef, rights, admitted: bool| {
+            let access = gate.begin(named(&extent), rights);
+            assert_eq!(access.is_ok(), admitted, "{extent:?}");
+            access.into_iter().for_each(|access| gate.end(access));
+        };
+        check(published, Rights::READ, true);
+        check(published, Rights::WRITE, false);
+        check(granted, Rights::READ, false);
+        check(granted, Rights::WRITE, false);
+        check(extent(0, 99), Rights::WRITE, false);
+        check(extent(0, 100), Rights::WRITE, true);
+        check(beside, Rights::WRITE, true);
+        assert!(gate.is_outlived());
+        assert_eq!(rung.load(Ordering::Relaxed), 0);
+        gate.end(writer);
+        assert!(!gate.is_outlived());
+        assert_eq!(rung.load(Ordering::Relaxed), 1);
+        gate.end(reader);
     }
 }

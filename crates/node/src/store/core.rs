@@ -12,7 +12,7 @@ use slackwater_wire::{
 };
 
 use super::StoreError;
-use super::remote::{Outbound, RemoteRequest};
+use super::remote::{Deliver, Outbound, RemoteRequest};
 use super::slot::{Later, Owed};
 use super::views::{Hold, ViewId, Views};
 pub(super) use crate::host::Asked;
@@ -129,6 +129,30 @@ impl Core {
             self.node.order(now, order);
         }
         self.settle(now);
+    }
+
+    /// A master in another process that knows nothing of this node is to be told what it holds.
+    pub(super) fn begin_announcing(&mut self, now: Instant, floor: u64) {
+        self.node.begin_announcing(now, floor);
+        self.settle(now);
+    }
+
+    /// Queues what a master in another process is to be told, and as much of what is to be announced as there is room for.
+    /// Whether there was anything.
+    pub(super) fn queue_reports(&mut self, now: Instant, deliver: &dyn Deliver) -> bool {
+        let mut told = false;
+        loop {
+            let reports = self.take_reports();
+            if !reports.is_empty() {
+                told = true;
+                deliver.queue(reports);
+            }
+            let announces = self.master.is_none() && self.node.agent.is_announcing();
+            if !announces || !deliver.has_room() || !self.node.announce(now) {
+                self.settle(now);
+                return told;
+            }
+        }
     }
 
     /// Takes what a master in another process is to be told, in order.

@@ -274,6 +274,7 @@ pub(super) fn mounts(config: &Config, identity: &Identity, incarnation: Incarnat
         kind,
         bytes,
         host: String::new(),
+        generations: None,
     };
     let mut mounts = vec![mount(
         identity.memory,
@@ -372,6 +373,8 @@ pub(super) fn master_config(config: &Config) -> MasterConfig {
 
 pub(super) fn agent(config: &Config, identity: &Identity, incarnation: Incarnation) -> Agent {
     let mut settings = AgentConfig::new(identity.node);
+    // Only a node of a pool has another number.
+    settings.outlives = identity.node != Identity::OWN.node;
     if config.ssd.0 > 0 {
         settings.log = Some(log(config, identity));
     }

@@ -63,6 +63,11 @@ pub(crate) trait Deliver: Send + Sync {
         drop(reports);
     }
 
+    /// Whether more may be queued of what can wait. When not, the store is told as soon as there is room.
+    fn has_room(&self) -> bool {
+        true
+    }
+
     /// Has what was queued sent, and takes what else leaves.
     fn deliver(&self, outbound: Outbound);
 }
@@ -115,6 +120,16 @@ impl Store {
     /// When the store is closed or broken.
     pub(crate) fn obey(&self, orders: Vec<Order>) -> Result<(), StoreError> {
         self.shared().with(|core, now| core.obey(now, orders))
+    }
+
+    /// A master in another process has taken what this node lends, and knows nothing else of it: it is told what the node
+    /// holds. Generations of extents below `floor` are dead, except those of what was published.
+    ///
+    /// # Errors
+    /// When the store is closed or broken.
+    pub(crate) fn begin_announcing(&self, floor: u64) -> Result<(), StoreError> {
+        self.shared()
+            .with(|core, now| core.begin_announcing(now, floor))
     }
 
     /// The number of the node that it is.
@@ -203,10 +218,13 @@ impl Store {
     /// What it lends to a master in another process.
     pub(crate) fn mounts(&self) -> Vec<Mount> {
         let shared = self.shared();
+        let generation = shared.with(|core, _| core.node.agent.highest_generation());
+        let generations = Some(generation.unwrap_or_default());
         let (identity, incarnation) = (&shared.identity, shared.segment.incarnation);
         let mut mounts = super::open::mounts(&shared.config, identity, incarnation);
         // The segments of every node would have the same two names.
         for mount in &mut mounts {
+            mount.generations = generations;
             mount.name = format!("{}-{}", mount.name, mount.node);
         }
         mounts

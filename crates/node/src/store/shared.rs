@@ -125,8 +125,14 @@ impl Shared {
         }
         let now = self.clock.now();
         // A panic inside leaves the cores in an unknown state: nothing may look at them again.
-        let result = match catch_unwind(AssertUnwindSafe(|| step(&mut core, now))) {
-            Ok(result) => result,
+        let deliver = self.deliver.get();
+        let stepped = || {
+            let result = step(&mut core, now);
+            let told = deliver.is_some_and(|deliver| core.queue_reports(now, &**deliver));
+            (result, told)
+        };
+        let (result, told) = match catch_unwind(AssertUnwindSafe(stepped)) {
+            Ok(stepped) => stepped,
             Err(panic) => {
                 let why = self.broken.get_or_init(|| panic_text(&*panic)).clone();
                 drop(core);
@@ -135,11 +141,6 @@ impl Shared {
         };
         let mut ops = core.take_ops();
         let outbound = std::mem::take(&mut core.outbound);
-        let reports = core.take_reports();
-        let told = !reports.is_empty();
-        if let Some(deliver) = self.deliver.get().filter(|_| told) {
-            deliver.queue(reports);
-        }
         let next = core.next_deadline();
         let ring = next < core.steward_wakes;
         if ring {
@@ -149,7 +150,7 @@ impl Shared {
         if let Some(ssd) = &self.disk {
             ssd.disk.device.submit(&mut ops);
         }
-        if let Some(deliver) = self.deliver.get()
+        if let Some(deliver) = deliver
             && (told || !outbound.is_empty())
         {
             deliver.deliver(outbound);

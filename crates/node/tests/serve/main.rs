@@ -499,6 +499,7 @@ fn what_only_others_may_ask_for_is_refused() {
             kind: SegmentKind::Memory,
             bytes: 1 << 30,
             host: String::new(),
+            generations: None,
         };
         check(2, Request::Mount(mount), ErrorCode::RoleNotPermitted);
         for segment in [SegmentId(1), SegmentId(2)] {

@@ -179,6 +179,7 @@ impl World {
                     kind: SegmentKind::Memory,
                     bytes: segment.bytes,
                     host: host_name(index),
+                    generations: None,
                 },
             );
         }
@@ -193,6 +194,7 @@ impl World {
                     kind: SegmentKind::Disk,
                     bytes: log.capacity,
                     host: host_name(index),
+                    generations: None,
                 },
             );
         }
@@ -271,7 +273,8 @@ impl World {
                         .map(|task| (task.ticket, (task.bytes, task.checksum))),
                 );
             }
-            Order::Staged { .. } | Order::Cancel { .. } | Order::Fence(_) => {}
+            Order::Staged { .. } | Order::Cancel { .. } | Order::Fence(_) | Order::Published(_) => {
+            }
         }
         self.node_step(index, AgentInput::Order(order))
     }

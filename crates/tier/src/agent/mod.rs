@@ -1,6 +1,7 @@
 //! The agent of one node: carries out the master's orders on arena and log.
 
 mod api;
+mod inventory;
 mod promote;
 
 use std::collections::BTreeMap;
@@ -17,6 +18,7 @@ pub use api::{AgentInput, AgentOutput, Opened, ReadEnd, ReadId, RecordRead, Tier
 use crate::arena::{Access, AccessEnd, AccessId, Arena, MemorySegment, Stale};
 use crate::config::AgentConfig;
 use crate::log::{Log, LogOut, Offload};
+use inventory::{Inventory, OWN_FLUSH};
 use promote::Promotions;
 
 /// One node's tiers: the books of its memory segments, its SSD log, and the orders under way.
@@ -27,15 +29,24 @@ pub struct Agent {
     config: AgentConfig,
     arena: Arena,
     log: Option<Log>,
-    /// The access that keeps the source of each offload in place.
-    offloads: BTreeMap<TicketId, AccessId>,
+    offloads: BTreeMap<TicketId, Offloading>,
     promotions: Promotions,
+    inventory: Inventory,
     reported: Option<DiskState>,
     /// Records were dropped since then.
     dropped: bool,
     stopping: bool,
     stopped: bool,
     scratch: Vec<LogOut>,
+}
+
+/// An offload that has not ended.
+#[derive(Debug)]
+struct Offloading {
+    /// The object and version that are written.
+    entry: DiskEntry,
+    /// The access that keeps its source in place.
+    access: AccessId,
 }
 
 impl Agent {
@@ -50,6 +61,7 @@ impl Agent {
             log,
             offloads: BTreeMap::new(),
             promotions,
+            inventory: Inventory::default(),
             reported: None,
             dropped: false,
             stopping: false,
@@ -67,6 +79,7 @@ impl Agent {
     /// Takes a memory segment back: every access to it is stale from now on.
     pub fn remove_segment(&mut self, segment: SegmentId) {
         self.arena.remove(segment);
+        self.inventory.forget_segment(segment);
         self.tell_memory();
     }
 
@@ -224,6 +237,11 @@ impl Agent {
                 None => out.push(AgentOutput::Report(Report::Dropped(entries))),
             },
             Order::Fence(extents) => self.fence(extents, out),
+            Order::Published(entries) => {
+                let live = entries.into_iter();
+                let live = live.filter(|it| self.arena.check(it.extent).is_ok());
+                live.for_each(|it| self.inventory.publish(now, it));
+            }
         }
     }
 
@@ -243,7 +261,11 @@ impl Agent {
                 bytes <= source.bytes && self.log.is_some() && !self.offloads.contains_key(&ticket);
             match self.arena.begin(source, Access::Read) {
                 Ok(access) if fits => {
-                    self.offloads.insert(ticket, access);
+                    let offloading = Offloading {
+                        entry: entry.clone(),
+                        access,
+                    };
+                    self.offloads.insert(ticket, offloading);
                     queued.push(Offload {
                         ticket,
                         entry,
@@ -270,15 +292,20 @@ impl Agent {
     }
 
     fn fence(&mut self, extents: Vec<ExtentRef>, out: &mut Vec<AgentOutput>) {
-        let mut idle = Vec::new();
+        let (mut idle, mut busy) = (Vec::new(), Vec::new());
         for extent in extents {
+            self.inventory.forget(&extent);
             if self.arena.fence(extent) {
                 idle.push(extent);
             } else {
+                busy.push(extent);
                 self.with_log(out, |log, events| log.source_died(extent, events));
             }
         }
         report_in_parts(idle, Report::Fenced, out);
+        if self.config.outlives {
+            report_in_parts(busy, Report::Retired, out);
+        }
     }
 
     /// Lets `act` use the log, and carries out its effects.
@@ -295,10 +322,21 @@ impl Agent {
             match event {
                 LogOut::Disk(op, request) => out.push(AgentOutput::Disk { op, request }),
                 LogOut::Written(ticket, result) => {
-                    if let Some(access) = self.offloads.remove(&ticket) {
-                        report_fence(self.arena.end(access), out);
+                    let offloading = self.offloads.remove(&ticket);
+                    let entry = offloading.map(|offloading| {
+                        report_fence(self.arena.end(offloading.access), out);
+                        offloading.entry
+                    });
+                    if let (Some(entry), Ok(()), true) = (&entry, result, self.config.outlives) {
+                        self.inventory.name(entry);
                     }
-                    written.push((ticket, result));
+                    match self.inventory.end_orphan(ticket) {
+                        Some(entry) if result == Err(TaskFailure::Device) => {
+                            self.inventory.doubt(entry);
+                        }
+                        Some(_) => {}
+                        None => written.push((ticket, result)),
+                    }
                 }
                 LogOut::Dropped(entry) => dropped.push(entry),
                 LogOut::Lost(entry) => lost.push(entry),
@@ -307,6 +345,9 @@ impl Agent {
                     read,
                     result,
                 } => self.promotions.came(ticket, read, result),
+                LogOut::Announce(entries) if self.config.outlives => {
+                    entries.iter().for_each(|it| self.inventory.name(&it.entry));
+                }
                 LogOut::Announce(entries) => {
                     let segment = self
                         .config
@@ -315,6 +356,9 @@ impl Agent {
                         .map(|log| log.segment)
                         .unwrap_or_default();
                     out.push(AgentOutput::Report(Report::Announce { segment, entries }));
+                }
+                LogOut::Opened(opened) if self.config.outlives => {
+                    out.push(AgentOutput::Opened(opened));
                 }
                 LogOut::Opened(opened) => {
                     let segment = self
@@ -328,11 +372,15 @@ impl Agent {
                     out.push(AgentOutput::Opened(opened));
                 }
                 LogOut::Refused(error) => out.push(AgentOutput::Refused(error)),
+                LogOut::Flushed(number) if number >= OWN_FLUSH => self.inventory.flushed(number),
                 LogOut::Flushed(number) => out.push(AgentOutput::Flushed(number)),
             }
         }
         self.scratch = events;
         self.dropped |= !dropped.is_empty();
+        if self.config.outlives {
+            self.forget_names(dropped.iter().chain(&lost));
+        }
         report_in_parts(written, Report::Offloaded, out);
         report_in_parts(dropped, Report::Dropped, out);
         report_in_parts(lost, Report::Lost, out);
@@ -344,6 +392,7 @@ impl Agent {
         self.begin_promotions(now, out);
         self.stop_expecting(now, out);
         self.with_log(out, |log, events| log.step(now, events));
+        self.settle_announcing(now, out);
         self.tell_state(out);
         let rest = self.log.as_ref().map_or(Some((0, 0)), Log::at_rest);
         if self.stopping

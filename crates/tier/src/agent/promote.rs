@@ -139,6 +139,13 @@ impl Promotions {
         until.min()
     }
 
+    /// The promotions that were ordered and have not ended.
+    pub(super) fn open(&self) -> Vec<TicketId> {
+        let waiting = self.waiting.places.keys();
+        let under_way = self.staging.keys().chain(self.reading.keys());
+        waiting.chain(under_way).copied().collect()
+    }
+
     /// Whether the promotion was ordered before and has not ended.
     fn is_open(&self, ticket: TicketId) -> bool {
         self.waiting.places.contains_key(&ticket)

@@ -20,7 +20,8 @@ use std::collections::BTreeMap;
 
 use slackwater_base::{BLOCK_BYTES, Checksum, Instant, KeyHash, Planted, planted, round_to_block};
 use slackwater_wire::{
-    DiskEntry, DiskState, ExtentRef, NodeId, ReportedEntry, TaskFailure, TicketId, Version,
+    DiskEntry, DiskState, ExtentRef, NodeId, ReportedEntry, SegmentId, TaskFailure, TicketId,
+    Version,
 };
 
 use crate::agent::{Opened, ReadId, TierStats};
@@ -242,6 +243,33 @@ impl Log {
             return self.early.push(entry);
         }
         self.drop_as(Answer::Dropped(entry), out);
+    }
+
+    /// Withdraws all values that wait to be written.
+    pub(crate) fn withdraw_all(&mut self, out: &mut Vec<LogOut>) {
+        let orders = self.writer.offloads.orders();
+        self.withdraw(&orders, TaskFailure::Stale, out);
+    }
+
+    /// The segment that represents the log at the master.
+    pub(crate) fn segment(&self) -> SegmentId {
+        self.config.segment
+    }
+
+    /// Most records in one report.
+    pub(crate) fn announced_at_once(&self) -> usize {
+        self.config.announce_entries_max
+    }
+
+    /// The newest version that the log has seen, of records that are gone too.
+    pub(crate) fn highest_version(&self) -> Version {
+        self.highest_version
+    }
+
+    /// Version, length and checksum of the record of a name.
+    pub(crate) fn newest_of(&self, name: KeyHash) -> Option<(Version, u64, Checksum)> {
+        let slot = self.index.get(name).filter(|_| self.is_open())?;
+        Some((slot.version, slot.length(), slot.checksum))
     }
 
     /// As [`Log::drop_entry`] for a record whose bytes are wrong.

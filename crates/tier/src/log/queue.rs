@@ -112,6 +112,11 @@ impl OffloadQueue {
             .collect()
     }
 
+    /// All orders.
+    pub(super) fn orders(&self) -> Vec<u64> {
+        self.queued.keys().copied().collect()
+    }
+
     /// The orders whose value is in `extent`.
     pub(super) fn of_source(&self, extent: ExtentRef) -> Vec<u64> {
         let source = source(&extent);

@@ -1,5 +1,6 @@
 //! One node on a disk in memory, with a master that remembers every report.
 
+mod announce;
 mod crash;
 mod faults;
 mod opening;
@@ -17,7 +18,7 @@ use std::time::Duration;
 use slackwater_base::{ByteSize, Checksum, Instant, Rng};
 use slackwater_wire::{
     DiskEntry, DiskState, ExtentRef, Incarnation, Key, NodeId, OffloadTask, Order, PromoteTask,
-    PromotionFailure, Report, SegmentId, TaskFailure, Tenant, TicketId, Version,
+    PromotionFailure, Published, Report, SegmentId, TaskFailure, Tenant, TicketId, Version,
 };
 
 use crate::arena::MemorySegment;
@@ -86,6 +87,10 @@ struct World {
     promotions_failed: BTreeMap<TicketId, PromotionFailure>,
     stages: Vec<(TicketId, u64)>,
     fenced: Vec<ExtentRef>,
+    retired: Vec<ExtentRef>,
+    holds: Vec<Published>,
+    /// Segments of which everything was announced.
+    told_all: Vec<SegmentId>,
     lost: Vec<DiskEntry>,
     dropped: Vec<DiskEntry>,
     flushed: BTreeSet<u64>,
@@ -176,6 +181,9 @@ impl World {
             promotions_failed: BTreeMap::new(),
             stages: Vec::new(),
             fenced: Vec::new(),
+            retired: Vec::new(),
+            holds: Vec::new(),
+            told_all: Vec::new(),
             lost: Vec::new(),
             dropped: Vec::new(),
             flushed: BTreeSet::new(),
@@ -327,8 +335,14 @@ impl World {
                     );
                 }
             }
+            Report::Holds { segment, entries } => {
+                assert!(segment == MEMORY && !entries.is_empty());
+                self.holds.extend(entries);
+            }
+            Report::Announced { segment, .. } if segment == MEMORY => self.told_all.push(segment),
             Report::Announced { segment, highest } => {
                 assert_eq!(segment, DISK);
+                self.told_all.push(segment);
                 let newest = self.announced.values().max().copied().unwrap_or_default();
                 assert!(
                     highest.0 >= newest,
@@ -343,6 +357,7 @@ impl World {
                 self.promotions_failed.insert(ticket, failure);
             }
             Report::Fenced(extents) => self.fenced.extend(extents),
+            Report::Retired(extents) => self.retired.extend(extents),
             Report::Disk(state) => {
                 self.asked = state.pressure;
                 self.state = Some(state);

@@ -137,6 +137,7 @@ fn requests() -> Vec<Request> {
             kind: SegmentKind::Disk,
             bytes: 1 << 40,
             host: "host".into(),
+            generations: None,
         }),
         Request::Unmount {
             segment: SegmentId(1),
@@ -237,7 +238,27 @@ fn orders() -> Vec<Order> {
         Order::Cancel { ticket },
         Order::Drop(vec![entry()]),
         Order::Fence(vec![extent()]),
+        Order::Published(vec![published()]),
     ]
+}
+
+fn published() -> Published {
+    Published {
+        extent: extent(),
+        entry: entry(),
+        bytes: 10,
+        checksum: Checksum(7),
+        writer: ClientId(5),
+        pin: Pin::Soft(Some(Duration::from_secs(9))),
+        durability: Durability::Disk,
+        group: Some(u64::MAX),
+        chain: ChainPlace {
+            parent: Some(u64::MAX),
+            position: u32::MAX,
+            hint: Some(u32::MAX),
+            output_tokens: Some(u32::MAX),
+        },
+    }
 }
 
 fn reports() -> Vec<Report> {
@@ -256,6 +277,11 @@ fn reports() -> Vec<Report> {
         Report::Dropped(vec![entry()]),
         Report::Lost(vec![entry()]),
         Report::Fenced(vec![extent()]),
+        Report::Retired(vec![extent()]),
+        Report::Holds {
+            segment,
+            entries: vec![published()],
+        },
         Report::Disk(DiskState {
             node: NodeId(2),
             accepting: false,

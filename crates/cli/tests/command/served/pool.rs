@@ -170,6 +170,7 @@ fn operators_see_the_nodes_of_a_pool() {
     assert_eq!(stats["reads"]["misses"], 1);
     assert_eq!(stats["puts"]["stored"], 20);
     assert_eq!(stats["nodes"]["clients"], 1);
+    assert_eq!(stats["nodes"]["partial"], false);
     assert_eq!(stats["nodes"]["nodes"].as_array().unwrap().len(), 2);
     assert_eq!(server.json("/debug/books")["objects"], 20);
     assert_eq!(server.json("/api/v1/explain?key=k3")[0]["tier"], "memory");
@@ -381,8 +382,85 @@ fn a_link_that_breaks_loses_nothing() {
     assert!(client.get(b"large", &GetOptions::default()).unwrap() == Some(large));
 }
 
-/// The master is killed and started again. Its nodes come back by themselves with what is on their SSDs, and clients go
-/// on.
+/// The master is killed under load, three times. What was in memory is there afterwards with its bytes, what was removed
+/// stays removed, and no room is lost.
+#[test]
+fn memory_outlives_a_master_that_is_killed_under_load() {
+    let place = Place::new();
+    let keep = ["--directory", "master"];
+    let mut served = master(&place, "127.0.0.1:0", &keep);
+    let listen = served.address.strip_prefix("tcp://").unwrap().to_owned();
+    let sizes = [
+        &["--memory", "48MiB"][..],
+        &["--memory", "48MiB", "--ssd", "64MiB", "--dir", "kv"][..],
+    ];
+    let mut nodes = sizes.map(|sizes| Node::start(&place, &served.address, sizes));
+    let client = served.connect();
+    (0..40).for_each(|name| put(&client, name));
+    let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    // Puts values and removes every second one; which were removed, and which of the others are there for sure.
+    let writer = {
+        let (client, stop) = (client.clone(), Arc::clone(&stop));
+        std::thread::spawn(move || {
+            let force = RemoveOptions {
+                force: true,
+                ..RemoveOptions::default()
+            };
+            let mut removed = Vec::new();
+            for name in 1000.. {
+                if stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    break;
+                }
+                let key = format!("k{name}");
+                let bytes = value(name, 20_000);
+                let stored = client.put(key.as_bytes(), &bytes, &PutOptions::default());
+                let got = client.get(key.as_bytes(), &GetOptions::default());
+                if let Ok(Some(got)) = got {
+                    assert!(got == bytes, "wrong bytes of {key}");
+                }
+                let gone = client.remove(&[key.as_bytes()], &force);
+                if stored.is_ok() && gone[0].is_ok() {
+                    removed.push(name);
+                }
+            }
+            removed
+        })
+    };
+    for round in 0..3 {
+        std::thread::sleep(Duration::from_millis(100 + 70 * round));
+        served.child.kill().unwrap();
+        end(&mut served.child);
+        served = master(&place, &listen, &keep);
+        nodes.iter_mut().for_each(|node| _ = node.joined());
+        until("everything is announced", || {
+            (0..40 + round).all(|name| get(&client, name).is_some())
+        });
+        put(&client, 40 + round);
+    }
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    let removed = writer.join().unwrap();
+    assert!(removed.len() > 10, "{} were removed", removed.len());
+    served.child.kill().unwrap();
+    end(&mut served.child);
+    served = master(&place, &listen, &keep);
+    nodes.iter_mut().for_each(|node| _ = node.joined());
+    until("everything is announced", || {
+        (0..43).all(|name| get(&client, name).is_some())
+    });
+    for name in removed {
+        let got = client.get(format!("k{name}").as_bytes(), &GetOptions::default());
+        assert_eq!(got.map(|got| got.is_some()), Ok(false), "k{name} came back");
+    }
+    // The writes of the old masters' clients are over, and their room is free.
+    let large = value(7, 30 << 20);
+    until("there is room", || {
+        client.put(b"large", &large, &PutOptions::default()) == Ok(Stored::New)
+    });
+    assert!(client.get(b"large", &GetOptions::default()).unwrap() == Some(large));
+    drop(served);
+}
+
+/// The master is killed and started again. Its nodes come back by themselves with what they hold, and clients go on.
 #[test]
 fn nodes_and_clients_find_a_master_that_comes_back() {
     let place = Place::new();
@@ -405,13 +483,16 @@ fn nodes_and_clients_find_a_master_that_comes_back() {
         let put = client.put(format!("k{name}").as_bytes(), &value(name, BYTES), &durable);
         assert_eq!(put, Ok(Stored::New));
     }
+    (50..70).for_each(|name| put(&client, name));
     for round in 0..2 {
         served.child.kill().unwrap();
         end(&mut served.child);
         served = master(&place, &listen, &keep);
         nodes.iter_mut().for_each(|node| _ = node.joined());
         until("everything is announced", || {
-            (0..20).all(|name| get(&client, name).is_some())
+            (0..20)
+                .chain(50..70)
+                .all(|name| get(&client, name).is_some())
         });
         put(&client, 100 + round);
         assert!(get(&client, 100 + round).is_some());

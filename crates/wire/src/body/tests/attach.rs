@@ -11,6 +11,7 @@ fn hellos() -> Vec<NodeHello> {
         kind,
         bytes: 1 << 30,
         host: "h".into(),
+        generations: None,
     };
     let Some(Welcome { nodes, .. }) = welcomes().pop() else {
         unreachable!("there is one")
@@ -37,7 +38,7 @@ fn hellos() -> Vec<NodeHello> {
 fn node_welcomes() -> Vec<NodeWelcome> {
     let refused = Attached::Refused(ErrorCode::RoleNotPermitted);
     [
-        Attached::New,
+        Attached::New { floor: 1 << 40 },
         Attached::Resumed { taken: 3 },
         Attached::Unknown,
         refused,
@@ -155,6 +156,17 @@ fn no_order_or_report_is_longer_than_it_says() {
     let more = [
         Order::Offload(vec![task; 40]),
         Order::Fence(vec![longest; 40]),
+        Order::Published(vec![
+            Published {
+                extent: longest,
+                bytes: u64::MAX,
+                checksum: Checksum(u64::MAX),
+                writer: ClientId(u64::MAX),
+                pin: Pin::Soft(Some(Duration::MAX)),
+                ..published()
+            };
+            40
+        ]),
     ];
     for order in orders().into_iter().chain(more) {
         assert!(body_of(&order).len() <= order.bytes(), "{order:?}");

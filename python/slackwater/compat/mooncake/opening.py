@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slackwater._native import RawClient
+from slackwater.compat.mooncake.variables import milliseconds, number, without_effect
 from slackwater.errors import SlackwaterError
 
 log = logging.getLogger("slackwater.mooncake")
@@ -24,6 +25,8 @@ _ALIASES = {"master_server_address": "master_server_addr", "device_name": "rdma_
 _PROTOCOLS = ("tcp", "rdma", "ascend", "efa", "cxl", "nvlink", "hip", "barex", "ubshmem")
 _SCHEMES = ("http://", "https://", "etcd://", "redis://")
 _NODE_BYTES_MIN = 1 << 20
+# What was said about variables, once in a process.
+_told: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -157,6 +160,10 @@ def server_address(text: str) -> str:
 
 def opened(client: RawClient, arguments: Arguments) -> tuple[int, str]:
     """Connects a client and lends its memory: 0 or a code, and the name of this client."""
+    for line in without_effect():
+        if line not in _told:
+            _told.add(line)
+            log.warning("setup: %s", line)
     address = server_address(arguments.master_server_addr)
     scheme = address.split("://")[0]
     if scheme in ("etcd", "redis", "k8s"):
@@ -168,8 +175,8 @@ def opened(client: RawClient, arguments: Arguments) -> tuple[int, str]:
             client.open(
                 address,
                 key_file=os.environ.get("SLACKWATER_KEY_FILE"),
-                timeout=_milliseconds("MC_RPC_TIMEOUT_MS", 30_000),
-                connect_timeout=_milliseconds("MC_RPC_CONNECT_TIMEOUT_MS", 10_000),
+                timeout=milliseconds("MC_RPC_TIMEOUT_MS"),
+                connect_timeout=milliseconds("MC_RPC_CONNECT_TIMEOUT_MS"),
                 force_tcp=bool(os.environ.get("MC_FORCE_TCP")),
                 tenant="" if arguments.tenant_id == "default" else arguments.tenant_id,
                 staging=arguments.local_buffer_size,
@@ -196,7 +203,7 @@ def _lend(client: RawClient, arguments: Arguments, address: str, name: str) -> i
         if not path.is_absolute() or path.is_symlink() or not os.access(path, os.W_OK) or not path.is_dir():
             log.error("setup: %r is no directory that can be written, by its whole path and not by a link", directory)
             return INVALID_PARAMS
-        ssd = int(os.environ.get("MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES", 16 << 30))
+        ssd = number("MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES")
     try:
         refused = client.lend(
             max(arguments.global_segment_size, _NODE_BYTES_MIN),
@@ -205,7 +212,7 @@ def _lend(client: RawClient, arguments: Arguments, address: str, name: str) -> i
             data=_data_address(name, address),
             key_file=os.environ.get("SLACKWATER_KEY_FILE"),
             allow=os.environ.get("SLACKWATER_ALLOW"),
-            timeout=_milliseconds("MC_RPC_CONNECT_TIMEOUT_MS", 10_000),
+            timeout=milliseconds("MC_RPC_CONNECT_TIMEOUT_MS"),
         )
     except (SlackwaterError, ValueError) as error:
         log.error("setup: nothing can be lent to the pool: %s", error)
@@ -245,8 +252,8 @@ class _reserved:
         host, port = _split(self.hostname)
         if port:
             return self.hostname
-        first = int(os.environ.get("MC_STORE_CLIENT_MIN_PORT", 12300))
-        last = int(os.environ.get("MC_STORE_CLIENT_MAX_PORT", 14300))
+        first = number("MC_STORE_CLIENT_MIN_PORT")
+        last = number("MC_STORE_CLIENT_MAX_PORT")
         for _ in range(_PORT_TRIES):
             port = first + int.from_bytes(os.urandom(4), "little") % max(last - first + 1, 1)
             held = socket.socket()
@@ -265,14 +272,6 @@ class _reserved:
 
 
 _PORT_TRIES = 20
-
-
-def _milliseconds(name: str, default: int) -> float:
-    try:
-        return int(os.environ.get(name, default)) / 1000
-    except ValueError:
-        log.warning("%s is no number of milliseconds: %s is taken", name, default)
-        return default / 1000
 
 
 def same(one: Arguments, other: Arguments) -> bool:

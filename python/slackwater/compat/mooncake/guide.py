@@ -1,0 +1,89 @@
+"""The guide for those who come from Mooncake, made of the tables that the programs and tests use.
+
+`python -m slackwater.compat.mooncake.guide` prints it; it is kept in `docs/guide/migrate-from-mooncake.md`.
+"""
+
+import json
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from slackwater.compat.mooncake import store
+from slackwater.compat.mooncake.master import FLAGS
+from slackwater.compat.mooncake.variables import IGNORED, READ
+
+_FOLDER = Path(__file__).parent
+_HEAD = """# From Mooncake to Slackwater
+
+Programs that use `mooncake.store` run on Slackwater when they import it from here. This page is made of the tables that
+the programs and their tests use.
+
+## Switching
+
+| before | now |
+|---|---|
+| `pip install mooncake-transfer-engine` | `pip uninstall mooncake-transfer-engine`, and `pip install . ./python/mooncake` in this folder |
+| `mooncake_master --rpc_port=50051` | the same command, or `slackwater master` |
+| a program that imports `mooncake.store` | the same program |
+
+Without the second package, `slackwater.compat.install()` gives one process the modules, before anything imports `mooncake`.
+A Mooncake that is installed is never overwritten and stays the one that programs get; `slackwater.compat.active()` names the
+active one. The reason of each code is logged once to `slackwater.mooncake`.
+
+`setup` connects to the `slackwater master` or `slackwater serve` at `master_server_addr`. With a segment of more than 0 bytes it
+lends memory of its process to a master; `serve` has memory of its own and takes none, which is logged. Without keys both
+sides are on one machine; for others give `master_server_addr` as `curve://HOST:PORT/KEY`, as
+[the guide to serving](serving.md) says, our own key in `SLACKWATER_KEY_FILE`, and the keys whose transfers a segment takes in
+`SLACKWATER_ALLOW`. A client that was closed leaves the pool like a node that dies: what only its memory held misses 10 s later.
+"""
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    lines = [tuple(head)]
+    lines += [("---",) * len(lines[0])]
+    lines += [tuple(str(cell).replace("|", "\\|") for cell in row) for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |".replace(" --- ", "---") for line in lines)
+
+
+def _names(names: Iterable[str]) -> str:
+    return textwrap.fill(", ".join(f"`{name}`" for name in names), 120, break_long_words=False, break_on_hyphens=False)
+
+
+def text() -> str:
+    """The guide."""
+    names = json.loads((_FOLDER / "names.json").read_text(encoding="utf-8"))
+    deviations = json.loads((_FOLDER / "deviations.json").read_text(encoding="utf-8"))
+    methods, module = set(dir(store.MooncakeDistributedStore)), set(dir(store))
+    has = [name for name in names["MooncakeDistributedStore"] if name in methods]
+    lacks = [name for name in names["MooncakeDistributedStore"] if name not in methods]
+    effective = [flag for flag in FLAGS.values() if flag["option"] is not None]
+    without = [flag for flag in FLAGS.values() if flag["option"] is None]
+    shown = [(f"`--{flag['name']}`", f"`{flag['default']}`", flag["option"], flag["meaning"]) for flag in effective]
+    parts = [
+        _HEAD,
+        "## Methods\n\nThere, with the same arguments and results but for what the next table says:\n",
+        _names(has),
+        "\nNot there yet; calling one is an `AttributeError`:\n",
+        _names(lacks),
+        "\nOf the names of `mooncake.store` these are not there yet:\n",
+        _names(name for name in names["mooncake.store"] if name not in module),
+        "\n## What is different\n",
+        _table(
+            ("", "Mooncake", "Slackwater"), ((row["point"], row["mooncake"], row["slackwater"]) for row in deviations)
+        ),
+        "\n## Environment\n",
+        _table(("variable", "default", "meaning"), ((f"`{name}`", *row) for name, row in READ.items())),
+        "\nThese are reported once when they are set, and have no effect:\n",
+        _table(("variable", "why"), ((f"`{name}`", why) for name, why in IGNORED.items())),
+        "\n## Flags of `mooncake_master`\n\nWith one or two dashes, as `--name=value` or `--name value`, or in the file that"
+        " `--config_path` names.\n",
+        _table(("flag", "default there", "option of `slackwater master`", "meaning"), shown),
+        "\nThese are taken with a warning, and have no effect:\n",
+        _table(("flag", "why"), ((f"`--{flag['name']}`", flag["meaning"]) for flag in without)),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    print(text(), end="")

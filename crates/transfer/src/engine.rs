@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use slab::Slab;
-use slackwater_base::Instant;
+use slackwater_base::{Checksum, Instant};
 use slackwater_wait::{Site, Waiting, now};
 use slackwater_wire::Incarnation;
 use slackwater_wire::data::{Capability, Op};
@@ -275,7 +275,24 @@ impl Engine {
     ) -> Result<(), Cause> {
         // SAFETY: the slice is borrowed alone until this returns, and `now` returns only when nothing touches it.
         let buffers = unsafe { Buffers::borrowed(into.as_mut_ptr(), into.len()) };
-        self.now(Op::Read, buffers, target, timeout)
+        self.now(Op::Read, buffers, target, timeout, false)
+            .map(drop)
+    }
+
+    /// [`Engine::read_now`], with the checksum of what was read: taken in passing, where this process copies the bytes.
+    ///
+    /// # Errors
+    /// As [`Engine::read_now`].
+    pub fn read_checked(
+        &self,
+        target: &Target,
+        into: &mut [u8],
+        timeout: Duration,
+    ) -> Result<Checksum, Cause> {
+        // SAFETY: as in `read_now`.
+        let buffers = unsafe { Buffers::borrowed(into.as_mut_ptr(), into.len()) };
+        let taken = self.now(Op::Read, buffers, target, timeout, true)?;
+        Ok(taken.unwrap_or_else(|| slackwater_pool::copy::checksum(into)))
     }
 
     /// Writes from memory that need not be registered, while the caller waits.
@@ -286,7 +303,8 @@ impl Engine {
         // SAFETY: a write only reads from its buffers; the slice is borrowed until this returns, and `now` returns only
         // when nothing touches it.
         let buffers = unsafe { Buffers::borrowed(from.as_ptr().cast_mut(), from.len()) };
-        self.now(Op::Write, buffers, target, timeout)
+        self.now(Op::Write, buffers, target, timeout, false)
+            .map(drop)
     }
 
     /// Keeps a batch under its id, for language bindings that cannot hold it.
@@ -410,9 +428,10 @@ impl Engine {
             buffers,
             remote: request.target.remote(),
             deadline,
+            checksum: false,
         };
         match mover.carry_now(&segment, single) {
-            Carried::Done(outcome) => Some(outcome),
+            Carried::Done(outcome) => Some(outcome.map(drop)),
             Carried::Back(_) => None,
         }
     }
@@ -423,9 +442,10 @@ impl Engine {
         buffers: Buffers,
         target: &Target,
         timeout: Duration,
-    ) -> Result<(), Cause> {
+        checksum: bool,
+    ) -> Result<Option<Checksum>, Cause> {
         if buffers.bytes() == 0 {
-            return Ok(());
+            return Ok(None);
         }
         let deadline = now() + timeout;
         let (mover, segment) = self.0.first_mover(target.peer)?;
@@ -436,6 +456,7 @@ impl Engine {
                 buffers,
                 remote: target.remote(),
                 deadline,
+                checksum,
             },
         ) {
             Carried::Done(outcome) => return outcome,
@@ -448,6 +469,7 @@ impl Engine {
                 buffers,
                 remote,
                 deadline,
+                ..
             } = single;
             let job = Job {
                 op,
@@ -462,7 +484,7 @@ impl Engine {
         // The memory is the caller's: the request has ended when this returns, whatever its outcome.
         let _ = batch.wait(&Waiting::at(&BATCHES).until(deadline + timeout));
         match batch.outcome(0) {
-            Some(outcome) => outcome.cause.map_or(Ok(()), Err),
+            Some(outcome) => outcome.cause.map_or(Ok(None), Err),
             None => Err(Cause::Dropped),
         }
     }

@@ -45,8 +45,8 @@ pub use mover::{
     Abilities, Carried, Mover, Notice, PeerStats, RegionKey, SingleRequest, Submission, WhenFull,
 };
 pub use region::{
-    Access, AccessError, Extent, Gate, GateAccess, Lookup, Region, RegionId, RegionSpec, Regions,
-    RegisterError, ReopenError, Revocation, StillBusy,
+    Access, AccessError, Extent, Gate, GateAccess, GenerationTable, Lookup, Region, RegionId,
+    RegionSpec, Regions, RegisterError, ReopenError, Revocation, StillBusy,
 };
 pub use request::{LocalRange, PeerId, Request, Submit, Target};
 pub use segment::{HostContact, Segment};

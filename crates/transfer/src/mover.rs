@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use slackwater_base::Checksum;
+
 use crate::batch::{BatchId, Part};
 use crate::cause::Cause;
 use crate::job::{Buffers, Job, Remote};
@@ -125,13 +127,15 @@ pub struct SingleRequest {
     pub remote: Remote,
     /// The caller stops waiting after this.
     pub deadline: slackwater_base::Instant,
+    /// Of a read: the caller wants the checksum of its bytes, which a mover that touches them itself takes in passing.
+    pub checksum: bool,
 }
 
 /// The result of carrying a request whose caller waits.
 #[derive(Debug)]
 pub enum Carried {
-    /// It has ended.
-    Done(Result<(), Cause>),
+    /// It has ended; with the checksum of what was read, if it was wanted and the mover took it.
+    Done(Result<Option<Checksum>, Cause>),
     /// It was not started.
     Back(SingleRequest),
 }

@@ -7,13 +7,16 @@
 //! [`ExtentGate::await_writers`] waits for the writes that began before. [`ExtentGate::outlive`] leaves of what an earlier
 //! master granted only what was published.
 //!
+//! Processes of this host read without asking: they see in a table ([`GenerationTable`]) which generations are dead, and
+//! nobody waits for them.
+//!
 //! The gate has a lock of its own, which is held for a few look-ups and under which nothing else is taken: event loops
 //! call it.
 
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use slackwater_base::{Instant, Map, Set};
-use slackwater_transfer::{Extent, Gate, GateAccess, Refusal, Rights};
+use slackwater_transfer::{Extent, Gate, GateAccess, GenerationTable, Refusal, Rights};
 use slackwater_wait::{Event, Park, Site, Waiting};
 use slackwater_wire::ExtentRef;
 
@@ -27,6 +30,8 @@ pub(crate) struct ExtentGate {
     drained: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// The last write to a sealed extent has ended.
     written: Event,
+    /// What is dead, for readers of this host; none where each of them asks.
+    generations: Option<GenerationTable>,
 }
 
 struct GateState {
@@ -72,6 +77,9 @@ static WRITTEN: Site = Site::new("store, ends of writes");
 impl ExtentGate {
     /// A gate of `bytes` bytes of memory whose extents begin at multiples of `granule`.
     pub(crate) fn new(bytes: u64, granule: u64) -> Self {
+        let generations = GenerationTable::create(bytes, granule).inspect_err(|error| {
+            tracing::warn!(%error, "processes of this host ask for each read");
+        });
         let granules = usize::try_from(bytes / granule).expect("the memory is mapped, so it fits");
         Self {
             granule,
@@ -88,6 +96,7 @@ impl ExtentGate {
             }),
             drained: OnceLock::new(),
             written: Event::new(),
+            generations: generations.ok(),
         }
     }
 
@@ -102,8 +111,7 @@ impl ExtentGate {
     pub(crate) fn fence(&self, extents: &[ExtentRef], released: &mut Vec<Extent>) {
         let mut state = self.state();
         for extent in extents {
-            let at = self.index(extent.offset);
-            state.dead_below[at] = state.dead_below[at].max(extent.generation.saturating_add(1));
+            self.kill(&mut state, extent.offset, extent.generation);
             state.release(extent, released);
         }
     }
@@ -175,7 +183,7 @@ impl ExtentGate {
             let offset = at as u64 * self.granule;
             let held = published.next_if(|extent| extent.offset == offset);
             let alive = held.map_or(floor, |extent| extent.generation.min(floor));
-            state.dead_below[at] = state.dead_below[at].max(alive);
+            self.kill_below(&mut state, offset, alive);
             state.sealed_below[at] = state.sealed_below[at].max(floor);
         }
         let dead =
@@ -205,14 +213,25 @@ impl ExtentGate {
     /// Makes an extent dead that no agent knows; says whether other processes access it.
     pub(crate) fn retire(&self, extent: Extent) -> bool {
         let mut state = self.state();
-        let at = self.index(extent.offset);
-        state.dead_below[at] = state.dead_below[at].max(extent.generation.saturating_add(1));
+        self.kill(&mut state, extent.offset, extent.generation);
         state.users.contains_key(&Use::named(&extent))
     }
 
     /// Whether other processes access an extent.
     pub(crate) fn is_busy(&self, extent: Extent) -> bool {
         self.state().users.contains_key(&Use::named(&extent))
+    }
+
+    fn kill(&self, state: &mut GateState, offset: u64, generation: u64) {
+        self.kill_below(state, offset, generation.saturating_add(1));
+    }
+
+    fn kill_below(&self, state: &mut GateState, offset: u64, dead_below: u64) {
+        let at = self.index(offset);
+        state.dead_below[at] = state.dead_below[at].max(dead_below);
+        if let Some(generations) = &self.generations {
+            generations.raise(offset, dead_below);
+        }
     }
 
     fn index(&self, offset: u64) -> usize {
@@ -289,6 +308,10 @@ impl Gate for ExtentGate {
         if let Some(drained) = self.drained.get().filter(|_| drained) {
             drained();
         }
+    }
+
+    fn generations(&self) -> Option<&GenerationTable> {
+        self.generations.as_ref()
     }
 }
 
@@ -396,6 +419,16 @@ mod tests {
         let next = gate.begin(named(&new), Rights::WRITE).unwrap();
         assert!(gate.is_live(next));
         gate.end(next);
+        let seen = gate.generations().unwrap();
+        let live =
+            [(0, 5), (0, 6), (GRANULE, 3), (GRANULE, 4)].map(|(at, of)| seen.is_live(at, of));
+        assert_eq!(
+            live,
+            [false, true, false, true],
+            "readers of this host see it"
+        );
+        gate.retire(named(&new));
+        assert!(!seen.is_live(0, 6));
         assert_eq!(rung.load(Ordering::Relaxed), 1, "nobody waited for it");
     }
 

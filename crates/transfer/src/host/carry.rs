@@ -1,8 +1,8 @@
 use std::ptr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
-use slackwater_base::Instant;
-use slackwater_pool::copy::{Isa, Stores, copy_with};
+use slackwater_base::{Checksum, Instant};
+use slackwater_pool::copy::{Isa, Stores, checksum, copy_checksum_with, copy_with};
 use slackwater_pool::{Class, Kind, Pool};
 use slackwater_wait::{failpoint, now};
 use slackwater_wire::data::{Op, Refusal};
@@ -36,6 +36,8 @@ pub(super) struct CopyRequest<'a> {
     pub(super) part: Option<&'a Part>,
     /// The bytes that were submitted with it, its own among them.
     pub(super) submitted_bytes: u64,
+    /// The checksum of what is read is wanted.
+    pub(super) checksum: bool,
 }
 
 impl<'a> CopyRequest<'a> {
@@ -55,6 +57,7 @@ impl<'a> CopyRequest<'a> {
             deadline: *deadline,
             part: Some(part),
             submitted_bytes,
+            checksum: false,
         }
     }
 }
@@ -68,6 +71,9 @@ struct CopyPiece<'a> {
 
 // SAFETY: a chunk names ranges that its job and its mark hold for all threads of the copy.
 unsafe impl Sync for CopyPiece<'_> {}
+
+/// The checksum of a piece, if it was wanted, and its length in bytes.
+type Summed = (Option<Checksum>, u64);
 
 /// Why a request was not copied.
 #[derive(Debug)]
@@ -88,7 +94,7 @@ pub(super) fn carry(
     job: &CopyRequest<'_>,
     window: &OpenWindow,
     copy_threads: &CopyThreads,
-) -> Result<(), NotCopied> {
+) -> Result<Option<Checksum>, NotCopied> {
     let (pool, cache_history) = (copy_threads.pool(), copy_threads.cache_history());
     stop(job)?;
     let claims = job.remote.capability.claims();
@@ -105,44 +111,53 @@ pub(super) fn carry(
     if job.op == Op::Write && !window.is_writable() {
         return Err(Cause::Refused(Refusal::Rights).into());
     }
-    let pieces = cut(job, window, job.remote.offset - claims.offset)
+    let pieces = cut(job, window, window.position(job.remote.offset, &claims))
         .ok_or(Cause::Refused(Refusal::Range))?;
     if let Some(part) = job.part {
         part.started();
     }
     under_mark(window, |mark| {
+        let check = || match !mark.is_stale() && window.is_live(&claims) {
+            true => Ok(()),
+            false => Err(Cause::Refused(Refusal::Generation)),
+        };
         let one = |piece: &CopyPiece<'_>| {
             stop(job)?;
-            if mark.is_stale() {
-                return Err(Cause::Refused(Refusal::Generation));
-            }
+            check()?;
             // SAFETY: the local range is held by the job; the peer's lies in the window, which its owner leaves alone
             // while the mark stands; the chunks of a job have no byte in common.
-            unsafe { piece.copy(job, cache_history) }?;
+            let checksum = unsafe { piece.copy(job, cache_history) }?;
             failpoint("host.copying");
-            Ok(())
+            Ok((checksum, piece.len as u64))
         };
-        if bytes >= SHARED_BYTES_MIN && pool.threads() > 1 && pieces.len() > 1 {
-            share(&pieces, pool, one)
+        let summed = if bytes >= SHARED_BYTES_MIN && pool.threads() > 1 && pieces.len() > 1 {
+            share(&pieces, pool, one)?
         } else {
-            pieces.iter().try_for_each(one)
-        }
+            pieces.iter().map(one).collect::<Result<_, _>>()?
+        };
+        // What was read counts only if the extent is still in its use now.
+        check()?;
+        let whole = summed.into_iter().reduce(|(sum, bytes), (next, more)| {
+            let joined = sum.zip(next).map(|(sum, next)| sum.followed_by(next, more));
+            (joined, bytes + more)
+        });
+        Ok(whole.and_then(|(checksum, _)| checksum))
     })
 }
 
 /// Runs `copy` between the mark that announces it to the owner and the one that ends it. The copy counts only if the
 /// window was in force, and its owner alive, until it had ended.
-pub(super) fn under_mark(
+pub(super) fn under_mark<T>(
     window: &OpenWindow,
-    copy: impl FnOnce(&Mark<'_>) -> Result<(), Cause>,
-) -> Result<(), NotCopied> {
+    copy: impl FnOnce(&Mark<'_>) -> Result<T, Cause>,
+) -> Result<T, NotCopied> {
     let mark = window.mark().map_err(|_| NotCopied::Stale)?;
-    copy(&mark)?;
+    let copied = copy(&mark)?;
     mark.finish()
         .map_err(|_| Cause::Refused(Refusal::Generation))?;
     match window.link().is_gone() {
         true => Err(Cause::Lost("the process has ended".to_owned()).into()),
-        false => Ok(()),
+        false => Ok(copied),
     }
 }
 
@@ -163,9 +178,10 @@ fn stop(job: &CopyRequest<'_>) -> Result<(), Cause> {
 fn share<'a>(
     pieces: &[CopyPiece<'a>],
     pool: &Pool,
-    one: impl Fn(&CopyPiece<'a>) -> Result<(), Cause> + Sync,
-) -> Result<(), Cause> {
+    one: impl Fn(&CopyPiece<'a>) -> Result<Summed, Cause> + Sync,
+) -> Result<Vec<Summed>, Cause> {
     let failed: Mutex<Option<Cause>> = Mutex::new(None);
+    let sums: Vec<OnceLock<Summed>> = pieces.iter().map(|_| OnceLock::new()).collect();
     let copied = pool
         .job(pieces.len())
         .class(Class::Bulk)
@@ -175,21 +191,25 @@ fn share<'a>(
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .is_some();
-            if !over && let Err(cause) = one(&pieces[index]) {
-                failed
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .get_or_insert(cause);
+            if over {
+                return;
+            }
+            match one(&pieces[index]) {
+                Ok(summed) => _ = sums[index].set(summed),
+                Err(cause) => {
+                    let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
+                    failed.get_or_insert(cause);
+                }
             }
         });
     debug_assert!(
         copied.is_ok(),
         "copies do not panic, and the job has no cancel handle"
     );
-    failed
-        .into_inner()
-        .unwrap_or_else(PoisonError::into_inner)
-        .map_or(Ok(()), Err)
+    match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        None => Ok(sums.into_iter().filter_map(OnceLock::into_inner).collect()),
+        Some(cause) => Err(cause),
+    }
 }
 
 /// The pieces that a request is copied in; `None` where the window ends too early.
@@ -224,7 +244,7 @@ impl CopyPiece<'_> {
         &self,
         job: &CopyRequest<'_>,
         cache_history: &CacheHistory,
-    ) -> Result<(), Cause> {
+    ) -> Result<Option<Checksum>, Cause> {
         match (self.remote, job.op) {
             (Reach::Mapped(theirs), op) => {
                 let (into, from) = if op == Op::Read {
@@ -233,6 +253,12 @@ impl CopyPiece<'_> {
                     (theirs, self.local)
                 };
                 let stores = cache_history.stores(into, self.len as u64, job.submitted_bytes);
+                if job.checksum && into.addr().abs_diff(from.addr()) >= self.len {
+                    // SAFETY: both ranges are valid, by the caller's promise, and have no byte in common.
+                    return Ok(Some(unsafe {
+                        copy_checksum_with(Isa::current(), into, from, self.len, stores)
+                    }));
+                }
                 // SAFETY: both ranges are valid, by the caller's promise.
                 unsafe { copy_any(into, from, self.len, stores) };
             }
@@ -241,7 +267,9 @@ impl CopyPiece<'_> {
                 unsafe { attach(process, op, self.local, address, self.len) }?;
             }
         }
-        Ok(())
+        // SAFETY: the local range was written by the read just now, and nothing else touches it.
+        let read = || unsafe { std::slice::from_raw_parts(self.local, self.len) };
+        Ok(job.checksum.then(|| checksum(read())))
     }
 }
 

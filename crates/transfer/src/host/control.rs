@@ -201,11 +201,9 @@ impl Core {
             let mut state = self.state();
             for (capability, window) in wanted.iter().zip(opened) {
                 match window {
-                    Ok(window) => {
-                        state
-                            .windows
-                            .insert(capability.to_bytes(), Arc::new(window));
-                    }
+                    Ok(window) => state.keep(capability, window),
+                    // What waits for it finds that one, or asks again.
+                    Err(WindowError::Before) => {}
                     Err(WindowError::NoSlot) => crowded = true,
                     Err(error) => {
                         if matches!(error, WindowError::NoAttach(_) | WindowError::Memory(_)) {
@@ -217,7 +215,7 @@ impl Core {
             }
             let mut left = VecDeque::new();
             for (job, ticket) in take(&mut state.waiting) {
-                if let Some(window) = state.open_window(&job) {
+                if let Some(window) = state.open_window(job.op, &job.remote) {
                     ready.push((job, window, ticket));
                     continue;
                 }
@@ -286,6 +284,7 @@ impl Core {
                 until,
             };
             state.windows.clear();
+            state.regions.clear();
             state.elsewhere.clear();
             (take(&mut state.waiting), take(&mut state.requests))
         };

@@ -2,7 +2,7 @@ use std::collections::{HashMap, VecDeque};
 use std::mem::take;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use slackwater_base::Instant;
+use slackwater_base::{Checksum, Instant};
 use slackwater_wait::Event;
 use slackwater_wire::data::{Capability, Op, Refusal};
 
@@ -37,6 +37,8 @@ pub(super) struct CoreState {
     pub(super) link: LinkState,
     pub(super) closed: bool,
     pub(super) windows: HashMap<[u8; Capability::BYTES], Arc<OpenWindow>>,
+    /// Windows on all of a region, by the number that capabilities name it by: for all reads there.
+    pub(super) regions: HashMap<u32, Arc<OpenWindow>>,
     /// Capabilities whose memory cannot be reached this way, with the reason: not asked for again.
     pub(super) elsewhere: HashMap<[u8; Capability::BYTES], String>,
     /// Jobs that wait until their window is open.
@@ -137,7 +139,7 @@ impl Core {
         // Before the end is reported: a caller that waits for it may be waiting for the slot of the window.
         drop(window);
         match carried {
-            Ok(()) => self.end(job, Ok(())),
+            Ok(_) => self.end(job, Ok(())),
             Err(NotCopied::Failed(cause)) => self.end(job, Err(cause)),
             Err(NotCopied::Stale) => return self.wait_for_window(job, ticket),
         }
@@ -159,37 +161,35 @@ impl Core {
     /// Forgets a window that was revoked.
     pub(super) fn forget_stale(
         &self,
-        carried: &Result<(), NotCopied>,
+        carried: &Result<Option<Checksum>, NotCopied>,
         remote: &Remote,
         window: &Arc<OpenWindow>,
     ) {
-        let over = matches!(
+        let refused = matches!(
             carried,
             Err(NotCopied::Stale | NotCopied::Failed(Cause::Refused(Refusal::Generation)))
         );
-        if !over {
+        if !refused || !window.is_over() {
             return;
         }
-        let mut state = self.state();
+        let state = &mut *self.state();
+        let is_it = |known: &Arc<OpenWindow>| Arc::ptr_eq(known, window);
         let key = remote.capability.to_bytes();
-        if state
-            .windows
-            .get(&key)
-            .is_some_and(|known| Arc::ptr_eq(known, window))
-        {
+        if state.windows.get(&key).is_some_and(is_it) {
             state.windows.remove(&key);
         }
+        state.regions.retain(|_, known| !is_it(known));
     }
 
-    pub(super) fn count(&self, op: Op, bytes: u64, result: &Result<(), Cause>) {
+    pub(super) fn count<T>(&self, op: Op, bytes: u64, result: &Result<T, Cause>) {
         let stats = &mut self.state().stats;
         match (result, op) {
             (Err(_), _) => stats.failed += 1,
-            (Ok(()), Op::Read) => {
+            (Ok(_), Op::Read) => {
                 (stats.completed, stats.bytes_read) =
                     (stats.completed + 1, stats.bytes_read + bytes);
             }
-            (Ok(()), Op::Write) => {
+            (Ok(_), Op::Write) => {
                 (stats.completed, stats.bytes_written) =
                     (stats.completed + 1, stats.bytes_written + bytes);
             }
@@ -231,19 +231,32 @@ impl Core {
 }
 
 impl CoreState {
-    pub(super) fn open_window(&self, job: &Job) -> Option<Arc<OpenWindow>> {
-        match &self.link {
-            LinkState::Open(_) => self
-                .windows
-                .get(&job.remote.capability.to_bytes())
-                .map(Arc::clone),
-            _ => None,
+    pub(super) fn open_window(&self, op: Op, remote: &Remote) -> Option<Arc<OpenWindow>> {
+        let LinkState::Open(_) = &self.link else {
+            return None;
+        };
+        let capability = &remote.capability;
+        if op == Op::Read
+            && let Some(window) = self.regions.get(&capability.claims().region)
+        {
+            return Some(Arc::clone(window));
         }
+        self.windows.get(&capability.to_bytes()).map(Arc::clone)
+    }
+
+    /// Keeps a window that was opened for a capability.
+    pub(super) fn keep(&mut self, capability: &Capability, window: OpenWindow) {
+        let window = Arc::new(window);
+        match window.is_on_region() {
+            true => self.regions.insert(capability.claims().region, window),
+            false => self.windows.insert(capability.to_bytes(), window),
+        };
     }
 
     /// Forgets the windows that their owner has taken back, so that the memory behind them is not kept here.
     pub(super) fn forget_over(&mut self) {
         self.windows.retain(|_, window| !window.is_over());
+        self.regions.retain(|_, window| !window.is_over());
     }
 
     /// Remembers that this memory cannot be reached this way, and why.

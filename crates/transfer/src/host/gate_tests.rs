@@ -3,11 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use slackwater_wire::data::{Refusal, Rights};
+use slackwater_base::Checksum;
+use slackwater_wait::now;
+use slackwater_wire::data::{Capability, Op, Refusal, Rights};
 
+use super::carry::{CopyRequest, NotCopied, carry};
+use super::copy_threads::CopyThreads;
 use super::link::WindowError;
 use super::service::ServiceLimits;
 use super::tests::{Owner, PATIENCE, ask, eventually, owner};
+use super::window::OpenWindow;
+use crate::cause::Cause;
+use crate::job::{Buffers, Remote};
 use crate::lender::{Lender, mint};
 use crate::memory::Memory;
 use crate::region::{Region, Revocation};
@@ -15,7 +22,11 @@ use crate::region::{Region, Revocation};
 const EXTENT: u64 = 4096;
 
 fn lending(rights: Rights) -> (Owner, Arc<Lender>, Arc<Region>) {
-    let (owner, lender) = (owner(ServiceLimits::default()), Arc::new(Lender::default()));
+    lending_by(Lender::default(), rights)
+}
+
+fn lending_by(lender: Lender, rights: Rights) -> (Owner, Arc<Lender>, Arc<Region>) {
+    let (owner, lender) = (owner(ServiceLimits::default()), Arc::new(lender));
     let memory = Memory::shared(4 * EXTENT as usize).unwrap();
     let regions = owner.life.regions();
     let region = regions.register(lender.region(memory, rights)).unwrap();
@@ -96,4 +107,96 @@ fn a_capability_of_the_previous_key_opens_no_window() {
         ask(&link, old),
         Err(WindowError::Refused(Refusal::Forged))
     ));
+}
+
+/// Reads an extent through a window, with its checksum.
+fn read(window: &OpenWindow, capability: Capability) -> Result<(Vec<u8>, Checksum), NotCopied> {
+    let mut into = vec![0; EXTENT as usize];
+    // SAFETY: the buffer outlives the request, and nothing else touches it.
+    let buffers = unsafe { Buffers::borrowed(into.as_mut_ptr(), into.len()) };
+    let remote = Remote {
+        offset: capability.claims().offset,
+        capability,
+        key: None,
+    };
+    let request = CopyRequest {
+        op: Op::Read,
+        buffers: &buffers,
+        remote: &remote,
+        deadline: now() + PATIENCE,
+        part: None,
+        submitted_bytes: EXTENT,
+        checksum: true,
+    };
+    let summed = carry(&request, window, &CopyThreads::start(1).unwrap())?;
+    drop(buffers);
+    Ok((into, summed.unwrap()))
+}
+
+/// Each read of a small object asked its owner for a window of its own, which took ten times as long as the copy.
+#[test]
+fn one_window_is_for_all_reads_of_a_region_whose_generations_are_seen() {
+    let table = Lender::with_table(4 * EXTENT, EXTENT);
+    let (far, lender, region) = lending_by(table, Rights::BOTH);
+    let near = owner(ServiceLimits::default());
+    let link = far.link(&near);
+    let [one, two] = [0, EXTENT].map(|offset| lender.lend(offset, EXTENT));
+    let [first, second] = [one, two].map(|extent| mint(&far.life, &region, extent, Rights::READ));
+    for (extent, byte) in [(one, 1), (two, 2)] {
+        let whole = region.access(extent.offset, EXTENT).unwrap();
+        whole.copy_in(0, &[byte; EXTENT as usize]);
+    }
+    let (mut opened, _) = link.ask(&[first, second], None, now() + PATIENCE).unwrap();
+    assert!(matches!(opened.pop(), Some(Err(WindowError::Before))));
+    let window = opened.pop().unwrap().unwrap();
+    assert!(window.is_on_region() && !window.is_writable());
+    assert!(lender.is_idle(one), "nobody waits for its readers");
+    for (capability, byte) in [(first, 1), (second, 2)] {
+        let bytes = vec![byte; EXTENT as usize];
+        let (got, summed) = read(&window, capability).unwrap();
+        assert!(got == bytes && summed == Checksum::of(&bytes));
+    }
+    lender.fence(one);
+    far.service.invalidate(&Revocation {
+        region: region.id(),
+        extent: Some(one),
+    });
+    let refused = read(&window, first).unwrap_err();
+    assert!(
+        matches!(
+            refused,
+            NotCopied::Failed(Cause::Refused(Refusal::Generation))
+        ),
+        "{refused:?}"
+    );
+    assert!(read(&window, second).is_ok() && !window.is_over());
+    let again = mint(&far.life, &region, lender.lend(0, EXTENT), Rights::READ);
+    assert!(read(&window, again).is_ok());
+    // A right to write is for its extent alone, and its copies are waited for.
+    let write = ask(&link, mint(&far.life, &region, two, Rights::BOTH)).unwrap();
+    assert!(!write.is_on_region() && !lender.is_idle(two));
+    far.life.rotate(PATIENCE).unwrap();
+    assert!(window.is_over() && matches!(read(&window, again), Err(NotCopied::Stale)));
+    assert!(
+        matches!(ask(&link, again), Err(WindowError::NoAttach(_))),
+        "it is of the old key"
+    );
+}
+
+/// Bytes that were read while the extent got another use do not count.
+#[test]
+fn a_read_is_judged_after_its_last_byte() {
+    let table = Lender::with_table(4 * EXTENT, EXTENT);
+    let (far, lender, region) = lending_by(table, Rights::BOTH);
+    let near = owner(ServiceLimits::default());
+    let extent = lender.lend(0, EXTENT);
+    let capability = mint(&far.life, &region, extent, Rights::READ);
+    let window = ask(&far.link(&near), capability).unwrap();
+    let claims = capability.claims();
+    let judged = super::carry::under_mark(&window, |_| {
+        assert!(window.is_live(&claims));
+        lender.fence(extent);
+        Ok(window.is_live(&claims))
+    });
+    assert!(!judged.unwrap());
 }

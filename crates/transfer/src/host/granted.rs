@@ -9,9 +9,12 @@ use slackwater_wire::data::{Refusal, Rights};
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::message::{Attached, Detach, ENTRY_DESCRIPTOR, ENTRY_SHARED, Entry, NO_SLOT, NOT_HERE};
+use super::message::{
+    Attached, BEFORE, Detach, ENTRY_DESCRIPTOR, ENTRY_REGION, ENTRY_SHARED, Entry, NO_SLOT,
+    NOT_HERE,
+};
 use super::page::ControlPage;
-use crate::region::Access;
+use crate::region::{Access, RegionId};
 
 /// The windows that one peer has: the owner's side of its control page.
 #[derive(Debug)]
@@ -91,6 +94,38 @@ impl GrantedWindows {
                 self.release_if_idle(slot);
             }
         }
+    }
+
+    /// Opens a window for a peer whose capability was admitted: on all of the region where readers see for themselves
+    /// which extents are dead, otherwise on what it grants.
+    pub(crate) fn open(&mut self, access: Access, answer: &mut Answer) {
+        let reads = |access: &Access| {
+            let right = access.peer().copied();
+            right.filter(|right| !right.outdated && !right.rights.allow(Rights::WRITE))
+        };
+        let region = Arc::clone(access.region());
+        let (Some(right), Some(table)) = (reads(&access), region.generations()) else {
+            let (entry, memory) = self.grant(access);
+            return answer.push(&entry, memory);
+        };
+        if answer.regions.contains(&region.id()) {
+            return answer.refuse(BEFORE);
+        }
+        let whole = region.access(0, region.bytes());
+        let (Ok(whole), Ok(dead)) = (whole, table.descriptor()) else {
+            let (entry, memory) = self.grant(access);
+            return answer.push(&entry, memory);
+        };
+        let (mut entry, memory) = self.grant(whole.for_peer(right));
+        if entry.refused.get() != 0 {
+            return answer.push(&entry, memory);
+        }
+        entry.flags |= U32::new(ENTRY_REGION);
+        entry.granule = U64::new(table.granule());
+        entry.granules = U64::new(table.granules());
+        answer.push(&entry, memory);
+        answer.memories.push(dead);
+        answer.regions.push(region.id());
     }
 
     /// Opens a window on `access`; returns the entry for the answer, and the descriptor that has to be sent with it.
@@ -247,6 +282,8 @@ impl GrantedWindows {
 pub(crate) struct Answer {
     pub(crate) bytes: Vec<u8>,
     memories: Vec<Arc<OwnedFd>>,
+    /// Regions on all of which it has a window.
+    regions: Vec<RegionId>,
 }
 
 impl Answer {
@@ -259,17 +296,19 @@ impl Answer {
         Self {
             bytes: head.as_bytes().to_vec(),
             memories: Vec::new(),
+            regions: Vec::new(),
         }
     }
 
-    pub(crate) fn push(&mut self, (entry, memory): (Entry, Option<Arc<OwnedFd>>)) {
+    fn push(&mut self, entry: &Entry, memory: Option<Arc<OwnedFd>>) {
         self.bytes.extend_from_slice(entry.as_bytes());
         self.memories.extend(memory);
     }
 
-    pub(crate) fn refuse(&mut self, reason: Refusal) {
+    /// No window; `reason` is one of those that [`Entry::refused`] names.
+    pub(crate) fn refuse(&mut self, reason: u32) {
         let mut entry = Entry::new_zeroed();
-        entry.refused = U32::new(reason.number().into());
+        entry.refused = U32::new(reason);
         self.bytes.extend_from_slice(entry.as_bytes());
     }
 

@@ -13,9 +13,10 @@ use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::message::{
-    ATTACH_MAX, Attach, Attached, DETACH_MAX, Detach, ENTRY_DESCRIPTOR, ENTRY_SHARED, Entry,
-    GOODBYE_BOOT, GOODBYE_CLOSING, GOODBYE_FULL, GOODBYE_INCARNATION, GOODBYE_USER,
-    GOODBYE_VERSION, Goodbye, Hello, MAGIC, NO_SLOT, NOT_HERE, PACKET_MAX, VERSION, Welcome, split,
+    ATTACH_MAX, Attach, Attached, BEFORE, DETACH_MAX, Detach, ENTRY_DESCRIPTOR, ENTRY_REGION,
+    ENTRY_SHARED, Entry, GOODBYE_BOOT, GOODBYE_CLOSING, GOODBYE_FULL, GOODBYE_INCARNATION,
+    GOODBYE_USER, GOODBYE_VERSION, Goodbye, Hello, MAGIC, NO_SLOT, NOT_HERE, PACKET_MAX, VERSION,
+    Welcome, split,
 };
 use super::packets::{Packets, Received};
 use super::page::ControlPage;
@@ -23,6 +24,7 @@ use super::process::Process;
 use super::service::{Service, Watched};
 use super::window::{OpenWindow, WindowSlot};
 use crate::mover::Notice;
+use crate::region::GenerationTable;
 
 /// Why there is no link to a process of this host.
 #[derive(Debug, Error)]
@@ -56,6 +58,9 @@ pub(crate) enum WindowError {
     /// The owner's control page has no slot left.
     #[error("no window left on the link")]
     NoSlot,
+    /// Another window of the same answer is on all of the region.
+    #[error("the window before it is on the whole region")]
+    Before,
     /// No answer came in time.
     #[error("no answer in time")]
     TimedOut,
@@ -370,6 +375,7 @@ impl Link {
         match entry.refused.get() {
             0 => {}
             NO_SLOT => return Err(WindowError::NoSlot),
+            BEFORE => return Err(WindowError::Before),
             NOT_HERE => return Err(WindowError::NoAttach("it is not host memory".to_owned())),
             number => {
                 let refusal = u16::try_from(number).ok().and_then(Refusal::from_number);
@@ -384,8 +390,9 @@ impl Link {
         let (start, len) = (entry.start.get(), entry.len.get());
         let end = start.checked_add(len).ok_or(WindowError::Garbled)?;
         if entry.flags.get() & ENTRY_SHARED == 0 {
+            let dead = dead(entry, descriptors)?;
             return match &self.process {
-                Ok(_) => Ok(OpenWindow::in_process(slot, start, len)),
+                Ok(_) => Ok(with(OpenWindow::in_process(slot, start, len), dead)),
                 Err(reason) => Err(WindowError::NoAttach(reason.clone())),
             };
         }
@@ -404,10 +411,34 @@ impl Link {
             (None, Some(memory)) => memory,
             (None, None) => return Err(WindowError::Garbled),
         };
+        let dead = dead(entry, descriptors)?;
         match end <= memory.bytes() as u64 {
-            true => Ok(OpenWindow::in_shared(slot, memory, start as usize, len)),
+            true => Ok(with(
+                OpenWindow::in_shared(slot, memory, start as usize, len),
+                dead,
+            )),
             false => Err(WindowError::Garbled),
         }
+    }
+}
+
+/// The generations of the extents of a region, where an entry is on all of one.
+fn dead(
+    entry: &Entry,
+    descriptors: &mut impl Iterator<Item = OwnedFd>,
+) -> Result<Option<GenerationTable>, WindowError> {
+    if entry.flags.get() & ENTRY_REGION == 0 {
+        return Ok(None);
+    }
+    let passed = descriptors.next().ok_or(WindowError::Garbled)?;
+    let (granule, granules) = (entry.granule.get(), entry.granules.get());
+    Ok(Some(GenerationTable::open(passed, granule, granules)?))
+}
+
+fn with(window: OpenWindow, generations: Option<GenerationTable>) -> OpenWindow {
+    match generations {
+        Some(generations) => window.on_region(generations),
+        None => window,
     }
 }
 

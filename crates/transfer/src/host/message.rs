@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// `SLWKHOST` read as a little-endian number.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"SLWKHOST");
 /// The version of these structures; both ends must have the same.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 /// The most capabilities in one [`Attach`].
 pub(crate) const ATTACH_MAX: usize = 64;
 /// The most forgotten windows in one [`Attach`]; more wait for the next.
@@ -110,12 +110,12 @@ pub(crate) struct Attached {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(crate) struct Entry {
-    /// 0, or why there is no window: the number of a [`Refusal`](slackwater_wire::data::Refusal), [`NO_SLOT`] or
-    /// [`NOT_HERE`].
+    /// 0, or why there is no window: the number of a [`Refusal`](slackwater_wire::data::Refusal), [`NO_SLOT`],
+    /// [`NOT_HERE`] or [`BEFORE`].
     pub(crate) refused: U32,
     pub(crate) slot: U32,
     pub(crate) epoch: U32,
-    /// [`ENTRY_SHARED`] and [`ENTRY_DESCRIPTOR`].
+    /// [`ENTRY_SHARED`], [`ENTRY_DESCRIPTOR`] and [`ENTRY_REGION`].
     pub(crate) flags: U32,
     /// The number of the shared memory.
     pub(crate) memory: U64,
@@ -124,17 +124,25 @@ pub(crate) struct Entry {
     /// The first byte: from the start of the shared memory, or an address of the target's process.
     pub(crate) start: U64,
     pub(crate) len: U64,
+    /// Of a window on a whole region: how far apart its extents begin, and how many can.
+    pub(crate) granule: U64,
+    pub(crate) granules: U64,
 }
 
 /// Every slot of the control page is in use: the initiator has to forget a window first.
 pub(crate) const NO_SLOT: u32 = u32::MAX;
 /// There is no window on this memory: the processor cannot reach it, or the capability is of the previous key.
 pub(crate) const NOT_HERE: u32 = u32::MAX - 1;
+/// An entry before it in the same answer is a window on the whole region.
+pub(crate) const BEFORE: u32 = u32::MAX - 2;
 
 /// The window lies in shared memory, not in the target's own.
 pub(crate) const ENTRY_SHARED: u32 = 1;
 /// A descriptor of that memory comes with the answer.
 pub(crate) const ENTRY_DESCRIPTOR: u32 = 2;
+/// The window is on all of the region, for reading. A descriptor of the generations of its extents comes with the answer,
+/// after that of its memory.
+pub(crate) const ENTRY_REGION: u32 = 4;
 
 /// `count` structures and what follows them.
 pub(crate) fn split<T>(bytes: &[u8], count: u32) -> Option<(&[T], &[u8])>
@@ -154,7 +162,7 @@ mod tests {
     fn structures_have_no_holes_and_packets_fit() {
         assert_eq!(size_of::<Hello>(), 48);
         assert_eq!(size_of::<Welcome>(), 56);
-        assert_eq!(size_of::<Entry>(), 48);
+        assert_eq!(size_of::<Entry>(), 64);
         assert!(size_of::<Goodbye>() < size_of::<Welcome>());
         let question =
             size_of::<Attach>() + DETACH_MAX * size_of::<Detach>() + ATTACH_MAX * Capability::BYTES;

@@ -126,7 +126,7 @@ impl HostPeer {
                 continue;
             }
             let ticket = core.flow.begin();
-            if let Some(window) = state.open_window(&job) {
+            if let Some(window) = state.open_window(job.op, &job.remote) {
                 taken.ready.push((job, window, ticket));
             } else if let Some(reason) = state.elsewhere.get(&job.remote.capability.to_bytes()) {
                 taken.reason.clone_from(reason);
@@ -143,12 +143,9 @@ impl HostPeer {
     /// Copies a request on the caller's thread, if its window is open; otherwise returns it.
     pub(super) fn carry_now(&self, single: SingleRequest) -> Carried {
         let core = &self.core;
-        let key = single.remote.capability.to_bytes();
         let window = {
             let state = core.state();
-            let known = matches!(state.link, LinkState::Open(_))
-                .then(|| state.windows.get(&key).map(Arc::clone))
-                .flatten();
+            let known = state.open_window(single.op, &single.remote);
             known.filter(|_| single.buffers.are_host() && !state.closed)
         };
         let Some(window) = window else {
@@ -160,6 +157,7 @@ impl HostPeer {
             ref buffers,
             ref remote,
             deadline,
+            checksum,
         } = single;
         let bytes = buffers.bytes();
         let carried = carry(
@@ -170,6 +168,7 @@ impl HostPeer {
                 deadline,
                 part: None,
                 submitted_bytes: bytes,
+                checksum,
             },
             &window,
             &core.copy_threads,
@@ -178,7 +177,7 @@ impl HostPeer {
         drop(window);
         drop(ticket);
         let result = match carried {
-            Ok(()) => Ok(()),
+            Ok(checksum) => Ok(checksum),
             Err(NotCopied::Failed(cause)) => Err(cause),
             // Submitted as a batch, the request asks the owner.
             Err(NotCopied::Stale) => return Carried::Back(single),
@@ -267,6 +266,7 @@ impl HostPeer {
         }
         let mut state = core.state();
         (state.link, state.windows) = (LinkState::Unknown, HashMap::new());
+        state.regions.clear();
     }
 }
 impl fmt::Debug for HostPeer {

@@ -573,15 +573,15 @@ impl ServiceState {
         // changed: either the access is refused here, or they find the window.
         for capability in capabilities {
             if self.closing.load(Ordering::Relaxed) {
-                answer.refuse(Refusal::Closing);
+                answer.refuse(Refusal::Closing.number().into());
                 continue;
             }
             // A window allows all that the capability does.
             let claims = capability.claims();
             let range = (claims.offset, claims.bytes);
             match self.home.admit(capability, claims.rights, range, from) {
-                Ok(access) => answer.push(granted.grant(access)),
-                Err(refusal) => answer.refuse(refusal),
+                Ok(access) => granted.open(access, &mut answer),
+                Err(refusal) => answer.refuse(refusal.number().into()),
             }
         }
         Some(answer)

@@ -233,7 +233,9 @@ fn a_copy_whose_window_is_revoked_before_it_ends_does_not_count() {
         ),
         "{revoked:?}"
     );
-    let stale = under_mark(&window, |_| panic!("nothing is copied"));
+    let stale = under_mark(&window, |_| -> Result<(), Cause> {
+        panic!("nothing is copied")
+    });
     assert!(matches!(stale, Err(NotCopied::Stale)), "{stale:?}");
 }
 

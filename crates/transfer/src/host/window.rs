@@ -3,7 +3,9 @@ use std::sync::Arc;
 use super::link::Link;
 use super::page::{Mark, Stale};
 use super::process::Process;
+use crate::region::GenerationTable;
 use slackwater_memory::Mapping;
+use slackwater_wire::data::Grant;
 
 /// A slot of the owner's page that this process was given. The owner is told when it is dropped.
 #[derive(Debug)]
@@ -21,6 +23,8 @@ pub(crate) struct OpenWindow {
     slot: WindowSlot,
     at: WindowMemory,
     len: u64,
+    /// Of a window on all of a region: which of its extents are dead.
+    generations: Option<GenerationTable>,
 }
 
 #[derive(Debug)]
@@ -67,6 +71,7 @@ impl OpenWindow {
             slot,
             at: WindowMemory::Shared { memory, offset },
             len,
+            generations: None,
         }
     }
 
@@ -76,7 +81,36 @@ impl OpenWindow {
             slot,
             at: WindowMemory::Process { address },
             len,
+            generations: None,
         }
+    }
+
+    /// The same, on all of a region whose extents have these generations.
+    pub(crate) fn on_region(self, generations: GenerationTable) -> Self {
+        Self {
+            generations: Some(generations),
+            ..self
+        }
+    }
+
+    /// Whether it is on all of a region, and so for all capabilities to read there.
+    pub(crate) fn is_on_region(&self) -> bool {
+        self.generations.is_some()
+    }
+
+    /// Where in the window the byte at this offset of the region is, which a capability grants.
+    pub(crate) fn position(&self, offset: u64, granted: &Grant) -> u64 {
+        match self.is_on_region() {
+            true => offset,
+            false => offset - granted.offset,
+        }
+    }
+
+    /// Whether the extent of a capability is in the use that is meant, as far as the window itself does not say it. What was
+    /// read of it before counts, if it is.
+    pub(crate) fn is_live(&self, granted: &Grant) -> bool {
+        let live = |table: &GenerationTable| table.is_live(granted.offset, granted.generation);
+        self.generations.as_ref().is_none_or(live)
     }
 
     pub(crate) fn link(&self) -> &Arc<Link> {

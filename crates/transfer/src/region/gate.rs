@@ -4,7 +4,7 @@ use std::fmt;
 
 use slackwater_wire::data::{Grant, Refusal, Rights};
 
-use super::{Access, RegionId};
+use super::{Access, GenerationTable, RegionId};
 
 /// A part of a gated region as a capability names it, and which use of its bytes is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -44,6 +44,13 @@ pub trait Gate: Send + Sync + fmt::Debug {
 
     /// Nothing is done under this access any more.
     fn end(&self, access: GateAccess);
+
+    /// Where processes of this host see for themselves which generations are dead. With it such a process may read all of
+    /// the region once it has shown one capability: its reads do not begin and end here, and nobody waits for them. Only
+    /// for memory whose readers may read everything in it. Its words are raised before the bytes get another use.
+    fn generations(&self) -> Option<&GenerationTable> {
+        None
+    }
 }
 
 /// What movers are told to release: all accesses of peers to a region that closes, or those to one extent that its gate

@@ -4,6 +4,7 @@
 //! wait for the last one before the bytes are reused: never on time alone.
 
 mod gate;
+mod generations;
 mod table;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,6 +16,7 @@ use slackwater_wire::data::{Grant, Refusal, Rights};
 use thiserror::Error;
 
 pub use gate::{Extent, Gate, GateAccess, Revocation};
+pub use generations::GenerationTable;
 pub use table::{Lookup, RegionSpec, Regions, RegisterError};
 
 use crate::memory::Memory;
@@ -172,6 +174,11 @@ impl Region {
     #[must_use]
     pub fn is_gated(&self) -> bool {
         self.gate.is_some()
+    }
+
+    /// The generations of its extents, where readers of this host may look at them.
+    pub(crate) fn generations(&self) -> Option<&GenerationTable> {
+        self.gate.as_ref()?.generations()
     }
 
     /// The generation: which use of its bytes this is. Of no meaning where a gate decides about each extent.

@@ -86,7 +86,7 @@ impl Direct {
         };
         let closed = self.end(peer);
         match outcome {
-            Ok(()) => Carried::Done(Ok(())),
+            Ok(()) => Carried::Done(Ok(None)),
             Err(_) if closed => Carried::Done(Err(Cause::Closed)),
             Err((Cause::Lost(_) | Cause::Unreachable(_), Some(again))) if now() < deadline => {
                 Carried::Back(again.single)

@@ -401,8 +401,8 @@ impl Mover for Tcp {
         if let Carried::Done(outcome) = &carried {
             let moved = match (outcome, op) {
                 (Err(_), _) => scheduler::Moved::Nothing,
-                (Ok(()), Op::Read) => scheduler::Moved::Read(bytes),
-                (Ok(()), Op::Write) => scheduler::Moved::Written(bytes),
+                (Ok(_), Op::Read) => scheduler::Moved::Read(bytes),
+                (Ok(_), Op::Write) => scheduler::Moved::Written(bytes),
             };
             self.context.scheduler().count_direct(segment, moved);
         }

@@ -4,14 +4,18 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use slackwater_transfer::{
-    Capability, CapabilityKey, Extent, Gate, GateAccess, Grant, Home, Memory, Refusal, Region,
-    RegionSpec, Rights,
+    Capability, CapabilityKey, Extent, Gate, GateAccess, GenerationTable, Grant, Home, Memory,
+    Refusal, Region, RegionSpec, Rights,
 };
 use slackwater_wire::Incarnation;
 
 /// The extents that are in use, and the accesses to those that are or were.
 #[derive(Debug, Default)]
-pub(crate) struct Lender(Mutex<Lent>);
+pub(crate) struct Lender {
+    lent: Mutex<Lent>,
+    /// Where readers of the host see which generations are dead, if they may.
+    generations: Option<GenerationTable>,
+}
 
 #[derive(Debug, Default)]
 struct Lent {
@@ -22,6 +26,18 @@ struct Lent {
 }
 
 impl Lender {
+    /// One whose readers on this host look at the generations of `bytes` bytes by themselves.
+    #[allow(
+        dead_code,
+        reason = "not every test that shares this file has such readers"
+    )]
+    pub(crate) fn with_table(bytes: u64, granule: u64) -> Self {
+        Self {
+            generations: Some(GenerationTable::create(bytes, granule).unwrap()),
+            ..Self::default()
+        }
+    }
+
     /// A region of this lender's.
     pub(crate) fn region(self: &Arc<Self>, memory: Memory, rights: Rights) -> RegionSpec {
         let gate = Some(Arc::clone(self) as Arc<dyn Gate>);
@@ -49,6 +65,9 @@ impl Lender {
     /// Makes an extent dead; its bytes may be lent again once it is idle.
     pub(crate) fn fence(&self, extent: Extent) {
         self.lent().extents.remove(&extent.offset);
+        if let Some(generations) = &self.generations {
+            generations.raise(extent.offset, extent.generation + 1);
+        }
     }
 
     /// The extent in use at an offset.
@@ -68,7 +87,7 @@ impl Lender {
     }
 
     fn lent(&self) -> MutexGuard<'_, Lent> {
-        self.0.lock().unwrap()
+        self.lent.lock().unwrap()
     }
 }
 
@@ -95,6 +114,10 @@ impl Gate for Lender {
     fn end(&self, access: GateAccess) {
         let ended = self.lent().accesses.remove(&access);
         assert!(ended.is_some(), "an access ends once");
+    }
+
+    fn generations(&self) -> Option<&GenerationTable> {
+        self.generations.as_ref()
     }
 }
 

@@ -77,6 +77,7 @@ fn a_write_through_memory_for_reading_is_refused() {
         deadline: now() + PATIENCE,
         part: None,
         submitted_bytes: 8,
+        checksum: false,
     };
     let carried = carry(&write, &opened.unwrap(), &CopyThreads::start(1).unwrap());
     assert!(

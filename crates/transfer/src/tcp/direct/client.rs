@@ -154,6 +154,7 @@ impl BorrowedConnection {
             buffers,
             remote,
             deadline,
+            ..
         } = &lone.single;
         let call = Call::Transfer {
             op: *op,

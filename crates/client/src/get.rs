@@ -15,6 +15,8 @@ use crate::{Action, FlowOptions};
 /// replica or looks up again where that can help.
 pub struct GetFlow {
     get: Get,
+    /// Nothing was asked: what was known before is read first.
+    from_known: bool,
     items: Vec<Item>,
     /// Items of the operation that is not answered yet, in the order of the request.
     asked: Vec<usize>,
@@ -41,6 +43,15 @@ pub enum GetOutcome {
     Miss,
     /// It could not be read for this reason.
     Failed(ErrorCode),
+}
+
+/// What an earlier look-up said of an object.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Known {
+    /// The object.
+    pub object: Object,
+    /// Until when it may be read so.
+    pub valid_until: Instant,
 }
 
 /// Why the read of a replica failed.
@@ -96,6 +107,45 @@ impl GetFlow {
         pick: Box<dyn Pick>,
         out: &mut Vec<Action>,
     ) -> Self {
+        let mut flow = Self::new(get, options, pick);
+        flow.asked = (0..flow.items.len()).collect();
+        let operation = flow.attempts.begin(now);
+        let request = Request::Get(flow.get.clone());
+        out.push(Action::Ask { operation, request });
+        flow
+    }
+
+    /// Begins a read, under leases, of objects that are all known, in the order of the keys. What cannot be read as it is
+    /// known is looked up.
+    pub fn start_known(
+        now: Instant,
+        get: Get,
+        known: Vec<Known>,
+        options: FlowOptions,
+        pick: Box<dyn Pick>,
+        out: &mut Vec<Action>,
+    ) -> Self {
+        debug_assert_eq!((known.len(), get.hold), (get.keys.len(), Hold::Lease));
+        let mut flow = Self::new(get, options, pick);
+        flow.from_known = true;
+        for (index, known) in known.into_iter().enumerate() {
+            let Known {
+                object,
+                valid_until,
+            } = known;
+            let rest = order(&*flow.pick, object.replicas.clone()).into();
+            let reading = Reading {
+                object,
+                rest,
+                valid_until,
+            };
+            flow.read_next(now, index, reading, out);
+        }
+        flow.plan_next(now, out);
+        flow
+    }
+
+    fn new(get: Get, options: FlowOptions, pick: Box<dyn Pick>) -> Self {
         let items: Vec<Item> = get
             .keys
             .iter()
@@ -104,17 +154,13 @@ impl GetFlow {
                 failure: None,
             })
             .collect();
-        let asked = (0..items.len()).collect();
         let unfinished = items.len();
-        let mut attempts = Attempts::new(options);
-        let operation = attempts.begin(now);
-        let request = Request::Get(get.clone());
-        out.push(Action::Ask { operation, request });
         Self {
             get,
+            from_known: false,
             items,
-            asked,
-            attempts,
+            asked: Vec::new(),
+            attempts: Attempts::new(options),
             guards: Vec::new(),
             unfinished,
             moving: 0,
@@ -140,18 +186,18 @@ impl GetFlow {
                 for (index, lookup) in asked.into_iter().zip(lookups) {
                     self.on_lookup(now, index, lookup, out);
                 }
-                self.plan_next(now);
+                self.plan_next(now, out);
             }
             Reply::Failed(code) => {
                 // An answer that granted something may have been lost.
                 if code == ErrorCode::OperationTooOld {
                     self.revoke(operation, out);
                 }
-                self.ask_again_or(now, asked, code);
+                self.ask_again_or(now, asked, code, out);
             }
             _ => {
                 self.revoke(operation, out);
-                self.ask_again_or(now, asked, ErrorCode::InternalError);
+                self.ask_again_or(now, asked, ErrorCode::InternalError, out);
             }
         }
         self.end_guards(out);
@@ -168,7 +214,7 @@ impl GetFlow {
         self.attempts.answered(operation);
         self.revoke(operation, out);
         let asked = std::mem::take(&mut self.asked);
-        self.ask_again_or(now, asked, ErrorCode::RpcFail);
+        self.ask_again_or(now, asked, ErrorCode::RpcFail, out);
         self.end_guards(out);
     }
 
@@ -197,7 +243,7 @@ impl GetFlow {
         let (from, expired) = (*from, now > *valid_until);
         match result {
             Ok(checksum) if checksum == object.checksum && expired => {
-                self.ask_again_or(now, vec![index], ErrorCode::LeaseExpired);
+                self.ask_again_or(now, vec![index], ErrorCode::LeaseExpired, out);
             }
             Ok(checksum)
                 if checksum == object.checksum || planted(Planted::ReadWithoutChecksum) =>
@@ -229,7 +275,7 @@ impl GetFlow {
                 self.next_replica(now, index, ErrorCode::TransferFail, out)
             }
         }
-        self.plan_next(now);
+        self.plan_next(now, out);
         self.end_guards(out);
     }
 
@@ -252,9 +298,7 @@ impl GetFlow {
         match self.attempts.take_due(now) {
             Some(Attempt::Repeat(operation)) => self.ask(operation, out),
             Some(Attempt::Another(operation)) => {
-                self.asked = (0..self.items.len())
-                    .filter(|index| matches!(self.items[*index].state, State::Asking))
-                    .collect();
+                self.asked = self.unanswered();
                 self.ask(operation, out);
             }
             None => {}
@@ -325,7 +369,7 @@ impl GetFlow {
             let code = self.items[index]
                 .failure
                 .unwrap_or(ErrorCode::InvalidReplica);
-            return self.ask_again_or(now, vec![index], code);
+            return self.ask_again_or(now, vec![index], code, out);
         };
         let object = &reading.object;
         out.push(Action::Read {
@@ -387,7 +431,13 @@ impl GetFlow {
         self.items[index].failure = Some(failure);
     }
 
-    fn ask_again_or(&mut self, now: Instant, indices: Vec<usize>, failure: ErrorCode) {
+    fn ask_again_or(
+        &mut self,
+        now: Instant,
+        indices: Vec<usize>,
+        failure: ErrorCode,
+        out: &mut Vec<Action>,
+    ) {
         for index in indices {
             if matches!(self.items[index].state, State::Done(_)) {
                 continue;
@@ -398,13 +448,22 @@ impl GetFlow {
                 self.finish(index, GetOutcome::Failed(failure));
             }
         }
-        self.plan_next(now);
+        self.plan_next(now, out);
     }
 
     /// When nothing is under way but items still need an answer: plans another look-up, or ends them.
-    fn plan_next(&mut self, now: Instant) {
+    fn plan_next(&mut self, now: Instant, out: &mut Vec<Action>) {
         let idle = self.asked.is_empty() && self.moving == 0;
-        if !idle || self.unfinished == 0 || self.attempts.plan(now) {
+        if !idle || self.unfinished == 0 {
+            return;
+        }
+        if std::mem::take(&mut self.from_known) {
+            // It is out of date, which no pause mends.
+            let operation = self.attempts.begin(now);
+            self.asked = self.unanswered();
+            return self.ask(operation, out);
+        }
+        if self.attempts.plan(now) {
             return;
         }
         for index in 0..self.items.len() {
@@ -422,6 +481,11 @@ impl GetFlow {
                 self.finish(index, outcome);
             }
         }
+    }
+
+    fn unanswered(&self) -> Vec<usize> {
+        let asking = |index: &usize| matches!(self.items[*index].state, State::Asking);
+        (0..self.items.len()).filter(asking).collect()
     }
 
     /// Looks up the items in `asked`, which are the same as before for a repeated operation.
@@ -505,8 +569,10 @@ struct Reading {
     valid_until: Instant,
 }
 
-/// The part of a lease that its holder may use: with ±5 % drift of both clocks, 9.5 % is the smallest safe margin.
-fn usable(lease: Duration) -> Duration {
+/// The part of a lease that its holder may use, from its first request: with ±5 % drift of both clocks, 9.5 % is the
+/// smallest safe margin.
+#[must_use]
+pub fn usable(lease: Duration) -> Duration {
     lease.saturating_sub((lease / 10).max(Duration::from_millis(100)))
 }
 

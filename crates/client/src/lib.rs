@@ -20,13 +20,15 @@
 
 mod call;
 mod get;
+mod locations;
 mod pick;
 mod put;
 mod retry;
 mod tells;
 
 pub use call::{Answer, CallFlow};
-pub use get::{GetFlow, GetOutcome, ReadFailure};
+pub use get::{GetFlow, GetOutcome, Known, ReadFailure, usable};
+pub use locations::{Located, Locations, Stamp};
 pub use pick::{LocalFirst, Pick};
 pub use put::{PutFlow, PutOutcome, WriteFailure};
 pub use retry::{FlowOptions, Operations};

@@ -341,7 +341,8 @@ impl Master {
 fn must_not_repeat(request: &Request) -> bool {
     match request {
         Request::Get(Get { hold, .. }) => *hold == Hold::Guard,
-        Request::GetEnd(_)
+        Request::Reads(_)
+        | Request::GetEnd(_)
         | Request::PutRevoke { .. }
         | Request::Revoke { .. }
         | Request::Suspect { .. }

@@ -2,7 +2,7 @@
 
 use slackwater_base::Instant;
 use slackwater_wire::{
-    ChainPlace, ErrorCode, Exists, Get, GetEnd, Hold, Key, Lookup, Object, Presence, ReplicaAt,
+    ChainPlace, ErrorCode, Exists, Get, GetEnd, Hold, Key, Lookup, Object, Presence, Reads, ReplicaAt,
     Reply,
 };
 
@@ -71,6 +71,28 @@ impl Master {
         self.tell_policies(now, &mut reading, chain, found);
         self.consider(now, &reading.links, &reading.cold, chain);
         self.reading = reading;
+        Reply::Get(answers)
+    }
+
+    /// Takes in reads that needed no look-up, a call after the other.
+    pub(crate) fn reads(&mut self, now: Instant, caller: &Caller, reads: &Reads) -> Reply {
+        if reads.keys().count() > self.config.limits.batch_keys {
+            return Reply::Failed(ErrorCode::InvalidParams);
+        }
+        let mut answers = Vec::new();
+        for call in &reads.calls {
+            let get = Get {
+                tenant: reads.tenant.clone(),
+                keys: call.keys.clone(),
+                chain: call.chain.clone(),
+                hold: Hold::Lease,
+                prefix_only: false,
+            };
+            match self.get(now, caller, &get) {
+                Reply::Get(lookups) => answers.extend(lookups),
+                other => return other,
+            }
+        }
         Reply::Get(answers)
     }
 

@@ -356,6 +356,7 @@ impl Master {
     fn request(&mut self, now: Instant, caller: &Caller, request: Request) {
         let reply = match request {
             Request::Get(get) => self.get(now, caller, &get),
+            Request::Reads(reads) => self.reads(now, caller, &reads),
             Request::GetEnd(end) => self.get_end(now, caller, &end),
             Request::Exists(exists) => self.exists(now, &exists),
             Request::PutStart(start) => return self.put_start(now, caller, start),

@@ -49,6 +49,7 @@ enum Named<'a> {
 fn named(request: &Request) -> Named<'_> {
     Named::One(match request {
         Request::Get(get) => &get.tenant,
+        Request::Reads(reads) => &reads.tenant,
         Request::Exists(exists) => &exists.tenant,
         Request::PutStart(start) => &start.tenant,
         Request::PutEnd(end) => &end.tenant,

@@ -1,6 +1,6 @@
 //! Bytes between a caller's buffer and an extent of a node.
 
-use slackwater_base::{Instant, Map};
+use slackwater_base::{Checksum, Instant, Map};
 use slackwater_transfer::{Capability, Cause, Engine, Target};
 use slackwater_wait::now;
 use slackwater_wire::{Class, ExtentRef};
@@ -34,27 +34,27 @@ pub(crate) enum NotMoved {
 
 impl Carrier<'_> {
     /// Takes the rights in that came with an answer.
-    pub(crate) fn granted(&mut self, extents: Vec<(ExtentRef, Capability)>) {
+    pub(crate) fn granted(&mut self, extents: impl IntoIterator<Item = (ExtentRef, Capability)>) {
         self.rights.extend(extents);
     }
 
-    /// Reads from `offset` of the region that a capability names.
+    /// Reads from `offset` of the region that a capability names; the checksum of what was read.
     pub(crate) fn read(
         &self,
         capability: Capability,
         offset: u64,
         into: &mut [u8],
-    ) -> Result<(), NotMoved> {
-        let mut at = 0;
+    ) -> Result<Checksum, NotMoved> {
+        let (mut at, mut whole) = (0, None::<Checksum>);
         for piece in into.chunks_mut(PIECE_BYTES) {
             let target = self.target(capability, offset + at)?;
-            at += piece.len() as u64;
-            let left = now().until(self.until);
-            self.engine
-                .read_now(&target, piece, left)
-                .map_err(|cause| self.failed(&cause))?;
+            let (bytes, left) = (piece.len() as u64, now().until(self.until));
+            at += bytes;
+            let read = self.engine.read_checked(&target, piece, left);
+            let next = read.map_err(|cause| self.failed(&cause))?;
+            whole = Some(whole.map_or(next, |whole| whole.followed_by(next, bytes)));
         }
-        Ok(())
+        Ok(whole.unwrap_or_else(|| Checksum::of(&[])))
     }
 
     /// Writes to `offset` of the region that a capability names.

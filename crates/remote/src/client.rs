@@ -15,6 +15,7 @@ use crate::carry::Carrier;
 use crate::drive::{Drive, Nothing};
 use crate::get::{Outcome, Sink};
 use crate::link::Link;
+use crate::locations::LocationCache;
 use crate::tells::Telling;
 use crate::{
     CallOptions, ClientError, ConnectError, ConnectOptions, GetOptions, PutOptions, RemoveOptions,
@@ -277,6 +278,10 @@ impl Client {
         }
     }
 
+    pub(crate) fn locations(&self) -> &LocationCache {
+        self.0.telling.locations()
+    }
+
     pub(crate) fn link(&self) -> &Arc<Link> {
         &self.0.link
     }
@@ -398,6 +403,7 @@ impl Call<'_> {
             keys: named.clone(),
             force,
         });
+        let removed = named.clone();
         let reply = self.ask("a removal", request);
         let each: Vec<Result<(), ClientError>> = match reply {
             Ok(Reply::Each(codes)) if codes.len() == named.len() => codes
@@ -408,6 +414,7 @@ impl Call<'_> {
             Ok(reply) => vec![Err(refusal(&reply)); named.len()],
             Err(error) => vec![Err(error); named.len()],
         };
+        self.client.locations().forget(&removed);
         let mut each = each.into_iter();
         for result in results.iter_mut().filter(|result| result.is_ok()) {
             if let Some(outcome) = each.next() {

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use slackwater_base::{Backoff, Rng};
-use slackwater_client::Operations;
+use slackwater_client::{Locations, Operations};
 use slackwater_mq::{
     Address, AllowList, Builder, ConnectError as LinkError, ConnectOptions as ToConnect, Options,
     load_key,
@@ -34,6 +34,9 @@ pub struct ConnectOptions {
     pub connect_timeout: Duration,
     /// How long a call may take that does not say.
     pub deadline: Duration,
+    /// Most objects whose places are remembered until their leases end, so that they are read without asking the server;
+    /// 0 to ask each time. Each takes some hundred bytes.
+    pub locations: usize,
 }
 
 impl Default for ConnectOptions {
@@ -44,6 +47,7 @@ impl Default for ConnectOptions {
             force_tcp: false,
             connect_timeout: Duration::from_secs(2),
             deadline: Duration::from_secs(10),
+            locations: 16_384,
         }
     }
 }
@@ -110,15 +114,22 @@ pub(crate) fn connect(options: &ConnectOptions) -> Result<Connected, ConnectErro
     let link = Arc::new(Link::new(running.handle(), to, client, engine.clone()));
     link.greet(until, None)
         .map_err(|unanswered| not_welcome(address, unanswered, &link))?;
-    let telling = Telling::start(Arc::clone(&link), Rng::new(seed))?;
+    let operations = Operations::Counted {
+        last: Arc::new(AtomicU64::new(0)),
+        may_repeat: true,
+    };
+    let locations = Locations::new(options.locations);
+    let telling = Telling::start(
+        Arc::clone(&link),
+        Rng::new(seed),
+        operations.clone(),
+        locations,
+    )?;
     Ok(Connected {
         telling,
         link,
         engine,
-        operations: Operations::Counted {
-            last: Arc::new(AtomicU64::new(0)),
-            may_repeat: true,
-        },
+        operations,
         seed,
         options: options.clone(),
         running,

@@ -6,7 +6,7 @@ use slackwater_base::Instant;
 use slackwater_client::{Action, CallFlow, GetFlow, PutFlow};
 use slackwater_transfer::Capability;
 use slackwater_wait::{Event, Park, Site, Waiting, now};
-use slackwater_wire::{ExtentRef, OperationId, Reply};
+use slackwater_wire::{Answered, ExtentRef, OperationId, Reply, Request};
 
 use crate::Cancel;
 use crate::link::{Link, Unanswered};
@@ -24,8 +24,12 @@ pub(crate) trait Flow {
 
 /// Moves the bytes of a flow.
 pub(crate) trait Carry<F> {
+    /// A request is about to be sent, for the first time or again.
+    fn asks(&mut self, operation: OperationId, request: &Request) {
+        let _ = (operation, request);
+    }
     /// The rights to the extents of a reply that the flow is about to be given.
-    fn granted(&mut self, extents: Vec<(ExtentRef, Capability)>);
+    fn granted(&mut self, request: &Request, reply: &Reply, extents: Vec<(ExtentRef, Capability)>);
     /// Moves the bytes of an [`Action::Read`] or [`Action::Write`] and tells the flow how that ended.
     fn carry(&mut self, flow: &mut F, action: Action, out: &mut Vec<Action>);
     /// Tells the flow that the movement of an item, which has not begun, is cancelled.
@@ -80,12 +84,16 @@ impl Drive<'_> {
                 let Some(until) = flow.next_deadline() else {
                     return;
                 };
+                carry.asks(operation, &request);
                 match self.link.ask(operation, &request, until, self.cancel) {
                     Ok(answered) => {
-                        let extents = answered.reply.extents();
-                        let named = extents.iter().map(|named| named.extent);
-                        carry.granted(named.zip(answered.capabilities).collect());
-                        flow.on_reply(now(), operation, answered.reply, out);
+                        let Answered {
+                            reply,
+                            capabilities,
+                            ..
+                        } = answered;
+                        carry.granted(&request, &reply, rights(&reply, capabilities));
+                        flow.on_reply(now(), operation, reply, out);
                     }
                     Err(Unanswered::Refused(code)) => {
                         flow.on_reply(now(), operation, Reply::Failed(code), out);
@@ -121,6 +129,13 @@ impl Drive<'_> {
             }
         }
     }
+}
+
+/// The extents that a reply names, with the rights to them.
+pub(crate) fn rights(reply: &Reply, capabilities: Vec<Capability>) -> Vec<(ExtentRef, Capability)> {
+    let extents = reply.extents();
+    let named = extents.iter().map(|named| named.extent);
+    named.zip(capabilities).collect()
 }
 
 /// Queues an action. A movement that is cancelled is in the queue still, as movements are made one after another.
@@ -201,7 +216,7 @@ impl Flow for CallFlow {
 pub(crate) struct Nothing;
 
 impl Carry<CallFlow> for Nothing {
-    fn granted(&mut self, _: Vec<(ExtentRef, Capability)>) {}
+    fn granted(&mut self, _: &Request, _: &Reply, _: Vec<(ExtentRef, Capability)>) {}
 
     fn carry(&mut self, _: &mut CallFlow, _: Action, _: &mut Vec<Action>) {
         unreachable!("a call moves no bytes")

@@ -1,18 +1,18 @@
-use slackwater_base::Checksum;
-use slackwater_client::{Action, GetFlow, GetOutcome, LocalFirst, ReadFailure};
-use slackwater_pool::copy::checksum;
+use slackwater_base::{Checksum, Instant};
+use slackwater_client::{Action, GetFlow, GetOutcome, LocalFirst, ReadFailure, Stamp};
 use slackwater_transfer::Capability;
 use slackwater_wait::{failpoint, now};
 use slackwater_wire::limits::BATCH_KEYS_MAX;
 use slackwater_wire::{
-    Chain, ClientId, DiskEntry, Epoch, ErrorCode, ExtentRef, Get, Hold, Key, ReadRecord, ReplicaAt,
-    Tenant, Version,
+    Chain, ClientId, DiskEntry, Epoch, ErrorCode, ExtentRef, Get, Hold, Key, OperationId,
+    ReadRecord, ReplicaAt, Reply, Request, Tenant, Version,
 };
 
 use crate::carry::{Carrier, NotMoved};
 use crate::client::Call;
 use crate::drive::Carry;
 use crate::link::Unanswered;
+use crate::locations::LocationCache;
 use crate::{ClientError, GetOptions};
 
 /// Where a value goes.
@@ -29,10 +29,22 @@ pub(crate) type Outcome = Result<Option<usize>, ClientError>;
 /// One request's reads, one after another.
 struct Reading<'a, 'b> {
     carrier: Carrier<'a>,
+    locations: &'a LocationCache,
+    /// The look-up that is under way.
+    asked: Option<LookUp>,
     tenant: Tenant,
     sinks: Vec<&'a mut Sink<'b>>,
     /// Errors that the flow's codes do not tell.
     errors: Vec<Option<ClientError>>,
+}
+
+/// A look-up.
+struct LookUp {
+    operation: OperationId,
+    /// When it was sent first.
+    at: Instant,
+    /// Of each key, from before that.
+    stamps: Vec<Stamp>,
 }
 
 /// A replica that is to be read.
@@ -103,12 +115,27 @@ impl Call<'_> {
             hold: Hold::Lease,
             prefix_only,
         };
+        let locations = self.client.locations();
+        let found = locations.find(&get.tenant, &named, chain);
         let mut begun = Vec::new();
         // The master names replicas in memory before those on SSD, which a read of another process has staged.
         let pick = Box::new(LocalFirst::default());
-        let mut flow = GetFlow::start(self.begun, get, self.flow_options(), pick, &mut begun);
+        let mut carrier = self.carrier();
+        let options = self.flow_options();
+        let mut flow = match found {
+            Some(found) => {
+                let known = found.into_iter().map(|located| {
+                    carrier.granted(located.rights);
+                    located.known
+                });
+                GetFlow::start_known(self.begun, get, known.collect(), options, pick, &mut begun)
+            }
+            None => GetFlow::start(self.begun, get, options, pick, &mut begun),
+        };
         let mut reading = Reading {
-            carrier: self.carrier(),
+            carrier,
+            locations,
+            asked: None,
             tenant: self.options.tenant.clone(),
             errors: vec![None; wanted.len()],
             sinks: wanted,
@@ -218,13 +245,36 @@ impl Reading<'_, '_> {
             NotMoved::Stale => ReadFailure::Stale,
             NotMoved::Failed => ReadFailure::Transfer,
             NotMoved::Cancelled => ReadFailure::Cancelled,
-        })?;
-        Ok(checksum(room))
+        })
     }
 }
 
 impl Carry<GetFlow> for Reading<'_, '_> {
-    fn granted(&mut self, extents: Vec<(ExtentRef, Capability)>) {
+    fn asks(&mut self, operation: OperationId, request: &Request) {
+        let Request::Get(get) = request else {
+            return;
+        };
+        // The lease may count from the first time that the operation is sent.
+        if self
+            .asked
+            .as_ref()
+            .is_none_or(|asked| asked.operation != operation)
+        {
+            self.asked = Some(LookUp {
+                operation,
+                at: now(),
+                stamps: self.locations.stamps(&get.keys),
+            });
+        }
+    }
+
+    fn granted(&mut self, request: &Request, reply: &Reply, extents: Vec<(ExtentRef, Capability)>) {
+        if let (Request::Get(get), Reply::Get(lookups), Some(asked)) = (request, reply, &self.asked)
+        {
+            let (keys, stamps) = (get.keys.iter(), &asked.stamps);
+            self.locations
+                .keep(&self.tenant, keys, stamps, asked.at, (lookups, &extents));
+        }
         self.carrier.granted(extents);
     }
 
@@ -248,7 +298,18 @@ impl Carry<GetFlow> for Reading<'_, '_> {
             checksum,
             from,
         };
+        let (key, expected) = (wanted.key.clone(), wanted.checksum);
         let read = self.fetch(wanted);
+        let stays = match read {
+            Ok(checksum) => checksum == expected,
+            Err(failure) => matches!(
+                failure,
+                ReadFailure::BufferTooSmall | ReadFailure::Cancelled
+            ),
+        };
+        if !stays {
+            self.locations.forget(std::slice::from_ref(&key));
+        }
         flow.on_read(now(), index, read, out);
     }
 

@@ -16,6 +16,7 @@ mod drive;
 mod error;
 mod get;
 mod link;
+mod locations;
 mod options;
 mod put;
 mod tells;

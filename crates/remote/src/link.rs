@@ -127,7 +127,7 @@ impl Link {
         self: &Arc<Self>,
         operation: OperationId,
         request: &Request,
-        heard: impl FnOnce(Result<Reply, Unanswered>) + Send + 'static,
+        heard: impl FnOnce(Result<Answered, Unanswered>) + Send + 'static,
     ) {
         let Ok(body) = self.asked(operation, request) else {
             return heard(Err(Unanswered::Refused(ErrorCode::InvalidParams)));
@@ -139,7 +139,7 @@ impl Link {
         let link = Arc::clone(self);
         let told = move |answer: Result<Answer, RequestError>| {
             let answer = answer.map_err(|error| link.failed(&error));
-            heard(answer.and_then(|answer| link.answered(&answer).map(|answered| answered.reply)));
+            heard(answer.and_then(|answer| link.answered(&answer)));
         };
         self.mq
             .request(self.to, command(request), [&body], &options, told);

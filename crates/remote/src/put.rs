@@ -4,7 +4,7 @@ use slackwater_pool::copy::checksum;
 use slackwater_transfer::Capability;
 use slackwater_wait::{failpoint, now};
 use slackwater_wire::limits::BATCH_KEYS_MAX;
-use slackwater_wire::{Chain, ExtentRef, Key, PutConfig, PutEntry, PutStart};
+use slackwater_wire::{Chain, ExtentRef, Key, PutConfig, PutEntry, PutStart, Reply, Request};
 
 use crate::carry::{Carrier, NotMoved};
 use crate::client::Call;
@@ -114,6 +114,7 @@ impl Call<'_> {
             values,
         };
         self.drive().run(&mut flow, begun, &mut writing);
+        self.client.locations().forget(&keys);
         let ends = flow.outcomes().unwrap_or_default().into_iter().zip(&keys);
         let mut settled = ends.map(|(outcome, key)| match outcome {
             PutOutcome::Stored => Ok(Stored::New),
@@ -150,7 +151,7 @@ impl Writing<'_, '_> {
 }
 
 impl Carry<PutFlow> for Writing<'_, '_> {
-    fn granted(&mut self, extents: Vec<(ExtentRef, Capability)>) {
+    fn granted(&mut self, _: &Request, _: &Reply, extents: Vec<(ExtentRef, Capability)>) {
         self.carrier.granted(extents);
     }
 

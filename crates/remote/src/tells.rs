@@ -1,17 +1,19 @@
-//! The thread that gives back what calls were granted and did not use: it sends each request until it is answered, and
-//! sleeps while there is none.
+//! The thread that gives back what calls were granted and did not use: it sends each request until it is answered. It also
+//! tells the master of reads that needed no look-up. It sleeps while there is nothing to say.
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use slackwater_base::{Backoff, Instant, Rng};
-use slackwater_client::Tells;
+use slackwater_client::{Locations, Operations, Stamp, Tells};
 use slackwater_wait::{Event, Park, Site, Waiting, now};
-use slackwater_wire::{ErrorCode, OperationId, Reply, Request};
+use slackwater_wire::{Answered, ErrorCode, OperationId, Reads, Reply, Request};
 
+use crate::drive::rights;
 use crate::link::{Link, Unanswered};
+use crate::locations::{LocationCache, Rights};
 
 /// See the module. It ends when this is dropped; what is unanswered then ends at the server with the link.
 pub(crate) struct Telling {
@@ -21,6 +23,8 @@ pub(crate) struct Telling {
 
 struct Shared {
     link: Arc<Link>,
+    operations: Operations,
+    locations: Arc<LocationCache>,
     tells: Mutex<Tells>,
     bell: Event,
 }
@@ -33,9 +37,24 @@ const AGAIN: Backoff = Backoff::doubling(Duration::from_millis(500), Duration::f
 static SITE: Site = Site::new("client, tells");
 
 impl Telling {
-    pub(crate) fn start(link: Arc<Link>, jitter: Rng) -> io::Result<Self> {
-        let shared = Arc::new(Shared {
+    pub(crate) fn start(
+        link: Arc<Link>,
+        jitter: Rng,
+        operations: Operations,
+        locations: Locations<Rights>,
+    ) -> io::Result<Self> {
+        let shared = Arc::new_cyclic(|shared: &Weak<Shared>| Shared {
             link,
+            operations,
+            locations: Arc::new(LocationCache::new(locations, {
+                let shared = Weak::clone(shared);
+                move || {
+                    shared
+                        .upgrade()
+                        .iter()
+                        .for_each(|shared| _ = shared.bell.notify_all())
+                }
+            })),
             tells: Mutex::new(Tells::new(TELLS_MAX, AGAIN, jitter)),
             bell: Event::new(),
         });
@@ -56,6 +75,11 @@ impl Telling {
         self.shared.bell.notify_all();
     }
 
+    /// Where objects are.
+    pub(crate) fn locations(&self) -> &LocationCache {
+        &self.shared.locations
+    }
+
     /// Whether so many requests are unanswered that nothing new is to begin.
     pub(crate) fn is_full(&self) -> bool {
         self.shared.tells().is_full()
@@ -72,7 +96,11 @@ impl Shared {
             for (operation, request) in due {
                 self.send(operation, &request);
             }
-            let until = self.tells().next_deadline().unwrap_or(Instant::NEVER);
+            for told in self.locations.on_deadline() {
+                self.renew(told);
+            }
+            let next = [self.tells().next_deadline(), self.locations.next_deadline()];
+            let until = next.into_iter().flatten().min().unwrap_or(Instant::NEVER);
             let waiting = Waiting::at(&SITE).by(&Park).until(until);
             // Rung, due or closed: the next turn looks at all three.
             let _ = self.bell.wait(seen, &waiting);
@@ -81,9 +109,9 @@ impl Shared {
 
     fn send(self: &Arc<Self>, operation: OperationId, request: &Request) {
         let shared = Arc::downgrade(self);
-        let heard = move |answer: Result<Reply, Unanswered>| {
+        let heard = move |answer: Result<Answered, Unanswered>| {
             let reply = match answer {
-                Ok(reply) => reply,
+                Ok(answered) => answered.reply,
                 Err(Unanswered::Refused(code)) => Reply::Failed(code),
                 Err(Unanswered::Foreign(_)) => Reply::Failed(ErrorCode::DeserializeFail),
                 // It is sent again.
@@ -94,6 +122,31 @@ impl Shared {
             }
         };
         self.link.ask_later(operation, request, heard);
+    }
+
+    /// Tells of reads that needed no look-up. Without an answer their leases end, and nothing else.
+    fn renew(self: &Arc<Self>, (reads, stamps): (Reads, Vec<Stamp>)) {
+        let (locations, at) = (Arc::clone(&self.locations), now());
+        let request = Request::Reads(reads.clone());
+        let heard = move |answer: Result<Answered, Unanswered>| {
+            if let Ok(Answered {
+                reply: reply @ Reply::Get(_),
+                capabilities,
+                ..
+            }) = answer
+            {
+                let extents = rights(&reply, capabilities);
+                let Reply::Get(lookups) = &reply else { return };
+                locations.keep(
+                    &reads.tenant,
+                    reads.keys(),
+                    &stamps,
+                    at,
+                    (lookups, &extents),
+                );
+            }
+        };
+        self.link.ask_later(self.operations.next(), &request, heard);
     }
 
     fn tells(&self) -> MutexGuard<'_, Tells> {

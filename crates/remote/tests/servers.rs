@@ -5,10 +5,12 @@
 )]
 
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
+use slackwater_base::Checksum;
 use slackwater_mq::{
     Access, Address, Admission, Builder, Call, Category, Level, ListenOptions, Options, Refusal,
     Running,
@@ -16,17 +18,28 @@ use slackwater_mq::{
 use slackwater_net::{Endpoint, UnixAccess};
 use slackwater_remote::{
     CallOptions, Cancel, Client, ClientError, ConnectError, ConnectOptions, GetOptions, PutOptions,
+    RemoveOptions,
+};
+use slackwater_transfer::{
+    Capability, Engine, EngineConfig, GrantSpec, Memory, Region, RegionSpec, Rights, TcpConfig,
 };
 use slackwater_wire::body;
 use slackwater_wire::{
-    Answered, Asked, Epoch, ErrorCode, ExtentRef, Incarnation, Key, OperationId, PutStarted, Reply,
-    Request, SegmentId, Version, Welcome,
+    Answered, Asked, Epoch, ErrorCode, ExtentRef, Incarnation, Key, Lookup, Object, OperationId,
+    PutStarted, ReplicaAt, Reply, Request, SegmentId, Version, Welcome,
 };
 
 const LONG: Duration = Duration::from_secs(20);
 
 /// A server of epoch 5 whose requests `answer` gets, with how many came before.
 fn server(answer: impl Fn(&Call<'_>, Asked, u64) + Send + Sync + 'static) -> (Running, Address) {
+    server_of(Vec::new(), answer)
+}
+
+fn server_of(
+    nodes: Vec<slackwater_transfer::Segment>,
+    answer: impl Fn(&Call<'_>, Asked, u64) + Send + Sync + 'static,
+) -> (Running, Address) {
     let mut builder = Builder::new(Options::default());
     let category = Category {
         access: Access {
@@ -38,10 +51,10 @@ fn server(answer: impl Fn(&Call<'_>, Asked, u64) + Send + Sync + 'static) -> (Ru
     let count = AtomicU64::new(0);
     builder.category("pool", category).unwrap();
     builder
-        .request_command("pool.hello", |call| {
+        .request_command("pool.hello", move |call| {
             let welcome = Welcome {
                 epoch: Epoch(5),
-                nodes: Vec::new(),
+                nodes: nodes.clone(),
                 value_bytes_max: 1 << 20,
             };
             call.reply([body::encode(&welcome).unwrap()]).unwrap();
@@ -78,10 +91,14 @@ fn connect(address: Address) -> Result<Client, ConnectError> {
 }
 
 fn reply(call: &Call<'_>, epoch: u64, reply: Reply) {
+    reply_with(call, epoch, reply, Vec::new());
+}
+
+fn reply_with(call: &Call<'_>, epoch: u64, reply: Reply, capabilities: Vec<Capability>) {
     let answered = Answered {
         epoch: Epoch(epoch),
         reply,
-        capabilities: Vec::new(),
+        capabilities,
     };
     call.reply([body::encode(&answered).unwrap()]).unwrap();
 }
@@ -241,4 +258,168 @@ fn what_answers_and_is_no_server_is_named() {
     let (_later, address) = listen(builder);
     let told = connect(address).unwrap_err().to_string();
     assert!(told.contains("format 9"), "{told}");
+}
+
+/// A node whose memory holds one value, which is the object of every key.
+struct Node {
+    engine: Engine,
+    region: Arc<Region>,
+}
+
+const VALUE: usize = 8192;
+
+impl Node {
+    fn start() -> Self {
+        let mut config = EngineConfig::new("node");
+        config.tcp = TcpConfig {
+            bind: vec![(Ipv4Addr::LOCALHOST, 0).into()],
+            ..TcpConfig::default()
+        };
+        let engine = Engine::start(config).unwrap();
+        let spec = RegionSpec {
+            memory: Memory::shared(VALUE).unwrap(),
+            rights: Rights::BOTH,
+            gate: None,
+        };
+        let region = engine.register(spec).unwrap();
+        let node = Self { engine, region };
+        node.fill(1);
+        node
+    }
+
+    fn fill(&self, byte: u8) {
+        let access = self.region.access(0, VALUE as u64).unwrap();
+        access.copy_in(0, &[byte; VALUE]);
+    }
+
+    /// The answer to a look-up of so many keys whose object is of this byte, and the rights that come with it.
+    fn found(&self, keys: usize, byte: u8, lease: Duration) -> (Reply, Vec<Capability>) {
+        let extent = ExtentRef {
+            segment: SegmentId(1),
+            incarnation: self.engine.home().incarnation(),
+            offset: 0,
+            bytes: VALUE as u64,
+            generation: 1,
+        };
+        let object = Object {
+            version: Version(byte.into()),
+            bytes: VALUE as u64,
+            checksum: Checksum::of(&[byte; VALUE]),
+            replicas: vec![ReplicaAt::Memory(extent)],
+            lease,
+            guard: None,
+        };
+        let right = self
+            .engine
+            .home()
+            .grant(&self.region, &GrantSpec::whole(&self.region, Rights::READ));
+        (
+            Reply::Get(vec![Lookup::Found(object); keys]),
+            vec![right; keys],
+        )
+    }
+}
+
+/// A server that says of every key that it is where `node` has it, and what it was asked.
+fn lending(
+    node: &Arc<Node>,
+    byte: &Arc<AtomicU64>,
+    lease: Duration,
+) -> (Running, Address, Receiver<Request>) {
+    let (told, heard) = channel();
+    let (of, byte) = (Arc::clone(node), Arc::clone(byte));
+    let nodes = vec![node.engine.segment().clone()];
+    let (running, address) = server_of(nodes, move |call, asked, _| {
+        let byte = byte.load(Ordering::SeqCst) as u8;
+        let (found, rights) = match &asked.request {
+            Request::Get(get) => of.found(get.keys.len(), byte, lease),
+            Request::Reads(reads) => of.found(reads.keys().count(), byte, lease),
+            Request::Remove(remove) => (Reply::Each(vec![Ok(()); remove.keys.len()]), Vec::new()),
+            _ => (Reply::Failed(ErrorCode::ObjectNotFound), Vec::new()),
+        };
+        told.send(asked.request).unwrap();
+        reply_with(call, 5, found, rights);
+    });
+    (running, address, heard)
+}
+
+fn asked(heard: &Receiver<Request>) -> Vec<&'static str> {
+    let kind = |request: Request| match request {
+        Request::Get(_) => "get",
+        Request::Reads(_) => "reads",
+        Request::Remove(_) => "remove",
+        Request::Suspect { .. } => "suspect",
+        _ => "other",
+    };
+    heard.try_iter().map(kind).collect()
+}
+
+#[test]
+fn an_object_is_read_where_it_was_until_it_changes_or_its_lease_ends() {
+    let (node, byte) = (Arc::new(Node::start()), Arc::new(AtomicU64::new(1)));
+    let (_server, address, heard) = lending(&node, &byte, LONG);
+    let client = connect(address).unwrap();
+    let get = || client.get(b"k", &GetOptions::default());
+    for _ in 0..3 {
+        assert_eq!(get(), Ok(Some(vec![1; VALUE])));
+    }
+    assert_eq!(asked(&heard), ["get"]);
+    // What the client changed itself is looked up again.
+    client
+        .remove(&[b"k"], &RemoveOptions::default())
+        .remove(0)
+        .unwrap();
+    assert_eq!(get(), Ok(Some(vec![1; VALUE])));
+    assert!(client.put(b"k", b"v", &PutOptions::default()).is_err());
+    assert_eq!(get(), Ok(Some(vec![1; VALUE])));
+    let others = asked(&heard);
+    assert_eq!(
+        others.iter().filter(|kind| **kind == "get").count(),
+        2,
+        "{others:?}"
+    );
+    // Other bytes than were put: nothing of the location is believed any more.
+    node.fill(2);
+    byte.store(2, Ordering::SeqCst);
+    assert_eq!(get(), Ok(Some(vec![2; VALUE])));
+    assert_eq!(get(), Ok(Some(vec![2; VALUE])));
+    let mut others = asked(&heard);
+    others.sort_unstable();
+    assert_eq!(others, ["get", "suspect"]);
+}
+
+/// The master learns of reads that did not ask it, and its answer brings the next lease.
+#[test]
+fn reads_without_a_look_up_are_told_to_the_master() {
+    let (node, byte) = (Arc::new(Node::start()), Arc::new(AtomicU64::new(1)));
+    let (_server, address, heard) = lending(&node, &byte, LONG);
+    let client = connect(address).unwrap();
+    let keys: [&[u8]; 2] = [b"a", b"b"];
+    for _ in 0..2 {
+        let got = client.get_batch(&keys, &GetOptions::default());
+        assert!(got.iter().all(|got| *got == Ok(Some(vec![1; VALUE]))));
+    }
+    assert!(matches!(heard.recv_timeout(LONG).unwrap(), Request::Get(_)));
+    let told = heard.recv_timeout(LONG).unwrap();
+    let Request::Reads(reads) = told else {
+        panic!("{told:?}");
+    };
+    let named: Vec<&[u8]> = reads.keys().map(Key::as_bytes).collect();
+    assert_eq!((reads.calls.len(), named), (1, keys.to_vec()));
+}
+
+#[test]
+fn a_client_without_locations_asks_each_time() {
+    let (node, byte) = (Arc::new(Node::start()), Arc::new(AtomicU64::new(1)));
+    let (_server, address, heard) = lending(&node, &byte, LONG);
+    let client = Client::connect(&ConnectOptions {
+        address,
+        locations: 0,
+        ..ConnectOptions::default()
+    });
+    for _ in 0..2 {
+        let got = client.as_ref().unwrap().get(b"k", &GetOptions::default());
+        assert_eq!(got, Ok(Some(vec![1; VALUE])));
+    }
+    assert_eq!(asked(&heard), ["get", "get"]);
 }

@@ -41,8 +41,8 @@ pub use reply::{
 };
 pub use request::{
     Chain, Durability, Exists, Get, GetEnd, Hold, List, Mount, Pin, PutConfig, PutDone, PutEnd,
-    PutEntry, PutMode, PutStart, Remove, RemoveAll, RemoveMatching, ReplicaClear, Request,
-    SegmentKind,
+    PutEntry, PutMode, PutStart, ReadCall, Reads, Remove, RemoveAll, RemoveMatching, ReplicaClear,
+    Request, SegmentKind,
 };
 
 /// The checksum as a plain number on the wire: its crate knows no serialisation.

@@ -13,6 +13,9 @@ use crate::{
 pub enum Request {
     /// Where are these objects? Grants a lease or a guard on each that is found.
     Get(Get),
+    /// Objects were read where earlier answers said that they are. Counts as those reads, and renews their leases.
+    /// Answered as [`Request::Get`] of all the keys.
+    Reads(Reads),
     /// The reads under these guards are over.
     GetEnd(GetEnd),
     /// Are these objects there? Answers [`crate::Reply::Exists`].
@@ -133,6 +136,35 @@ pub struct Get {
     /// Stop at the first key that is missing: the rest answer as missing and are neither held nor counted as reads.
     #[serde(default)]
     pub prefix_only: bool,
+}
+
+/// See [`Request::Reads`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Reads {
+    /// The tenant of the objects.
+    #[serde(default)]
+    pub tenant: Tenant,
+    /// The calls, in their order. They have at most [`BATCH_KEYS_MAX`](crate::limits::BATCH_KEYS_MAX) keys together.
+    #[serde(deserialize_with = "crate::body::list")]
+    pub calls: Vec<ReadCall>,
+}
+
+/// One call that read objects.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ReadCall {
+    /// The keys in chain order.
+    #[serde(deserialize_with = "crate::body::list")]
+    pub keys: Vec<Key>,
+    /// The place of the keys in their chain.
+    #[serde(default)]
+    pub chain: Chain,
+}
+
+impl Reads {
+    /// The keys of all calls, in their order.
+    pub fn keys(&self) -> impl Iterator<Item = &Key> {
+        self.calls.iter().flat_map(|call| &call.keys)
+    }
 }
 
 /// See [`Request::GetEnd`].

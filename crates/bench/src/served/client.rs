@@ -4,7 +4,7 @@ use std::io::{BufRead, Write};
 use std::sync::Barrier;
 use std::time::Duration;
 
-use slackwater_base::Rng;
+use slackwater_base::{Instant, Rng};
 use slackwater_remote::{Client, ConnectOptions, GetOptions, PutOptions, RemoveOptions};
 use slackwater_wait::now;
 use slackwater_wire::PutMode;
@@ -32,6 +32,8 @@ struct Run {
 struct Done {
     values: usize,
     micros: Vec<f64>,
+    /// From its first call to the end of its last one.
+    time: Option<(Instant, Instant)>,
 }
 
 pub(super) fn run(address: &str, path: Path) -> Result<(), ServedError> {
@@ -112,7 +114,6 @@ impl Run {
     /// The values that were moved, the seconds that took, and the microseconds of each call.
     fn on(self, client: &Client) -> Result<(usize, f64, Vec<f64>), ServedError> {
         let barrier = Barrier::new(self.concurrency);
-        let begun = now();
         let done: Result<Vec<Done>, ServedError> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..self.concurrency)
                 .map(|thread| {
@@ -125,8 +126,13 @@ impl Run {
                 .map(|end| end.map_err(|_| failed("a thread panicked")).flatten())
                 .collect()
         });
-        let seconds = now().since(begun).as_secs_f64();
         let done = done?;
+        // The making of threads and their memory is no part of it.
+        let times = || done.iter().filter_map(|done| done.time);
+        let first = times().map(|(begun, _)| begun).min();
+        let last = times().map(|(_, ended)| ended).max();
+        let took = first.zip(last).map(|(first, last)| last.since(first));
+        let seconds = took.unwrap_or_default().as_secs_f64();
         let values = done.iter().map(|done| done.values).sum();
         let micros = done.into_iter().flat_map(|done| done.micros).collect();
         Ok((values, seconds, micros))
@@ -145,7 +151,8 @@ impl Run {
         let mut done = Done::default();
         let mut slot = 0;
         barrier.wait();
-        let until = now() + self.window;
+        let first = now();
+        let until = first + self.window;
         while now() < until {
             if slot + at_once > slots {
                 slot = 0;
@@ -158,6 +165,7 @@ impl Run {
             done.values += at_once;
             slot += at_once;
         }
+        done.time = Some((first, now()));
         Ok(done)
     }
 

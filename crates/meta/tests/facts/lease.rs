@@ -47,6 +47,46 @@ fn a_read_blocks_eviction_and_removal_for_the_ttl() {
     assert!(!world.has("a"));
 }
 
+/// A client that reads where it knows an object to be asks nobody: what it read most was evicted first.
+#[test]
+fn reads_that_needed_no_look_up_lease_as_others_do() {
+    let mut world = world();
+    for name in ["a", "b", "c"] {
+        world.put(name, BLOCK);
+    }
+    let call = |names: &[&str]| ReadCall {
+        keys: names.iter().map(|name| key(name)).collect(),
+        chain: Chain::default(),
+    };
+    let reads = |calls| {
+        Request::Reads(Reads {
+            tenant: Tenant::DEFAULT,
+            calls,
+        })
+    };
+    let reply = world.ask(reads(vec![call(&["a", "gone"]), call(&["b"])]));
+    let Reply::Get(lookups) = reply else {
+        panic!("{reply:?}");
+    };
+    let found =
+        |lookup: &Lookup| matches!(lookup, Lookup::Found(object) if !object.lease.is_zero());
+    assert_eq!(
+        lookups.iter().map(found).collect::<Vec<_>>(),
+        [true, false, true]
+    );
+    flood(&mut world);
+    assert_eq!(
+        ["a", "b", "c"].map(|name| world.has(name)),
+        [true, true, false]
+    );
+    let names: Vec<String> = (0..5000).map(|number| number.to_string()).collect();
+    let many = names.iter().map(|name| call(&[name])).collect();
+    assert_eq!(
+        world.ask(reads(many)),
+        Reply::Failed(ErrorCode::InvalidParams)
+    );
+}
+
 #[test]
 fn a_forced_removal_overrides_leases() {
     let mut world = world();

@@ -98,6 +98,13 @@ fn requests() -> Vec<(By, Request)> {
     let operation = OperationId(1 << 30);
     vec![
         (By::Client, Request::Get(get)),
+        (
+            By::Client,
+            Request::Reads(Reads {
+                tenant: of(),
+                calls: vec![],
+            }),
+        ),
         (By::Client, Request::GetEnd(GetEnd { guards: vec![] })),
         (By::Client, Request::Exists(exists)),
         (By::Client, Request::PutStart(start)),

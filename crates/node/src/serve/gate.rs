@@ -513,6 +513,10 @@ mod tests {
         let check = |extent: ExtentRef, rights, admitted: bool| {
             let access = gate.begin(named(&extent), rights);
             assert_eq!(access.is_ok(), admitted, "{extent:?}");
+            let seen = gate.generations().unwrap();
+            if rights == Rights::READ {
+                assert_eq!(seen.is_live(extent.offset, extent.generation), admitted);
+            }
             access.into_iter().for_each(|access| gate.end(access));
         };
         check(published, Rights::READ, true);

@@ -61,6 +61,19 @@ fn requests() -> Vec<Request> {
             hold: Hold::Guard,
             prefix_only: true,
         }),
+        Request::Reads(Reads {
+            tenant: of(),
+            calls: vec![
+                ReadCall {
+                    keys: all(),
+                    chain: chain.clone(),
+                },
+                ReadCall {
+                    keys: vec![key("b")],
+                    chain: Chain::default(),
+                },
+            ],
+        }),
         Request::GetEnd(GetEnd {
             guards: vec![GuardId(1), GuardId(u64::MAX)],
         }),

@@ -382,7 +382,9 @@ impl Call<'_> {
     }
 
     fn count(&self, request: Request) -> Result<u64, ClientError> {
-        match self.ask("a removal", request)? {
+        let reply = self.ask("a removal", request);
+        self.client.locations().forget_all();
+        match reply? {
             Reply::Count(removed) => Ok(removed),
             reply => Err(refusal(&reply)),
         }

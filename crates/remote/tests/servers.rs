@@ -335,6 +335,7 @@ fn lending(
             Request::Get(get) => of.found(get.keys.len(), byte, lease),
             Request::Reads(reads) => of.found(reads.keys().count(), byte, lease),
             Request::Remove(remove) => (Reply::Each(vec![Ok(()); remove.keys.len()]), Vec::new()),
+            Request::RemoveAll(_) => (Reply::Count(1), Vec::new()),
             _ => (Reply::Failed(ErrorCode::ObjectNotFound), Vec::new()),
         };
         told.send(asked.request).unwrap();
@@ -372,10 +373,12 @@ fn an_object_is_read_where_it_was_until_it_changes_or_its_lease_ends() {
     assert_eq!(get(), Ok(Some(vec![1; VALUE])));
     assert!(client.put(b"k", b"v", &PutOptions::default()).is_err());
     assert_eq!(get(), Ok(Some(vec![1; VALUE])));
+    assert_eq!(client.remove_all(&RemoveOptions::default()), Ok(1));
+    assert_eq!(get(), Ok(Some(vec![1; VALUE])));
     let others = asked(&heard);
     assert_eq!(
         others.iter().filter(|kind| **kind == "get").count(),
-        2,
+        3,
         "{others:?}"
     );
     // Other bytes than were put: nothing of the location is believed any more.

@@ -13,18 +13,16 @@ use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::message::{
-    ATTACH_MAX, Attach, Attached, BEFORE, DETACH_MAX, Detach, ENTRY_DESCRIPTOR, ENTRY_REGION,
-    ENTRY_SHARED, Entry, GOODBYE_BOOT, GOODBYE_CLOSING, GOODBYE_FULL, GOODBYE_INCARNATION,
-    GOODBYE_USER, GOODBYE_VERSION, Goodbye, Hello, MAGIC, NO_SLOT, NOT_HERE, PACKET_MAX, VERSION,
-    Welcome, split,
+    ATTACH_MAX, Attach, Attached, BEFORE, DETACH_MAX, Detach, ENTRY_DESCRIPTOR, ENTRY_SHARED,
+    Entry, GOODBYE_BOOT, GOODBYE_CLOSING, GOODBYE_FULL, GOODBYE_INCARNATION, GOODBYE_USER,
+    GOODBYE_VERSION, Goodbye, Hello, MAGIC, NO_SLOT, NOT_HERE, PACKET_MAX, VERSION, Welcome, split,
 };
 use super::packets::{Packets, Received};
 use super::page::ControlPage;
 use super::process::Process;
 use super::service::{Service, Watched};
-use super::window::{OpenWindow, WindowSlot};
+use super::window::{OpenWindow, WindowSlot, generations};
 use crate::mover::Notice;
-use crate::region::GenerationTable;
 
 /// Why there is no link to a process of this host.
 #[derive(Debug, Error)]
@@ -390,9 +388,9 @@ impl Link {
         let (start, len) = (entry.start.get(), entry.len.get());
         let end = start.checked_add(len).ok_or(WindowError::Garbled)?;
         if entry.flags.get() & ENTRY_SHARED == 0 {
-            let dead = dead(entry, descriptors)?;
+            let dead = generations(entry, descriptors)?;
             return match &self.process {
-                Ok(_) => Ok(with(OpenWindow::in_process(slot, start, len), dead)),
+                Ok(_) => Ok(OpenWindow::in_process(slot, start, len).on_region(dead)),
                 Err(reason) => Err(WindowError::NoAttach(reason.clone())),
             };
         }
@@ -411,34 +409,11 @@ impl Link {
             (None, Some(memory)) => memory,
             (None, None) => return Err(WindowError::Garbled),
         };
-        let dead = dead(entry, descriptors)?;
+        let dead = generations(entry, descriptors)?;
         match end <= memory.bytes() as u64 {
-            true => Ok(with(
-                OpenWindow::in_shared(slot, memory, start as usize, len),
-                dead,
-            )),
+            true => Ok(OpenWindow::in_shared(slot, memory, start as usize, len).on_region(dead)),
             false => Err(WindowError::Garbled),
         }
-    }
-}
-
-/// The generations of the extents of a region, where an entry is on all of one.
-fn dead(
-    entry: &Entry,
-    descriptors: &mut impl Iterator<Item = OwnedFd>,
-) -> Result<Option<GenerationTable>, WindowError> {
-    if entry.flags.get() & ENTRY_REGION == 0 {
-        return Ok(None);
-    }
-    let passed = descriptors.next().ok_or(WindowError::Garbled)?;
-    let (granule, granules) = (entry.granule.get(), entry.granules.get());
-    Ok(Some(GenerationTable::open(passed, granule, granules)?))
-}
-
-fn with(window: OpenWindow, generations: Option<GenerationTable>) -> OpenWindow {
-    match generations {
-        Some(generations) => window.on_region(generations),
-        None => window,
     }
 }
 

@@ -1,6 +1,8 @@
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::link::Link;
+use super::link::{Link, WindowError};
+use super::message::{ENTRY_REGION, Entry};
 use super::page::{Mark, Stale};
 use super::process::Process;
 use crate::region::GenerationTable;
@@ -85,10 +87,10 @@ impl OpenWindow {
         }
     }
 
-    /// The same, on all of a region whose extents have these generations.
-    pub(crate) fn on_region(self, generations: GenerationTable) -> Self {
+    /// The same, on all of a region if there are generations of its extents.
+    pub(crate) fn on_region(self, generations: Option<GenerationTable>) -> Self {
         Self {
-            generations: Some(generations),
+            generations,
             ..self
         }
     }
@@ -156,4 +158,17 @@ impl OpenWindow {
             )),
         }
     }
+}
+
+/// The generations of the extents of a region, where an entry is on all of one.
+pub(super) fn generations(
+    entry: &Entry,
+    descriptors: &mut impl Iterator<Item = OwnedFd>,
+) -> Result<Option<GenerationTable>, WindowError> {
+    if entry.flags.get() & ENTRY_REGION == 0 {
+        return Ok(None);
+    }
+    let passed = descriptors.next().ok_or(WindowError::Garbled)?;
+    let (granule, granules) = (entry.granule.get(), entry.granules.get());
+    Ok(Some(GenerationTable::open(passed, granule, granules)?))
 }

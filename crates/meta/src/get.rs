@@ -2,8 +2,8 @@
 
 use slackwater_base::Instant;
 use slackwater_wire::{
-    ChainPlace, ErrorCode, Exists, Get, GetEnd, Hold, Key, Lookup, Object, Presence, Reads, ReplicaAt,
-    Reply,
+    ChainPlace, ErrorCode, Exists, Get, GetEnd, Hold, Key, Lookup, Object, Presence, Reads,
+    ReplicaAt, Reply,
 };
 
 use crate::catalog::{Mark, ObjectId, Replica, ReplicaId, SegmentIndex, TenantIndex};

@@ -75,7 +75,7 @@ impl Telling {
         self.shared.bell.notify_all();
     }
 
-    /// Where objects are.
+    /// The locations that calls share, which it renews.
     pub(crate) fn locations(&self) -> &LocationCache {
         &self.shared.locations
     }

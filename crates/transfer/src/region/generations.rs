@@ -11,8 +11,8 @@ use slackwater_memory::{Mapping, RefusedMemory, read_only};
 ///
 /// A reader that maps the region and this table needs nobody's permission for a copy: it looks at the word of its extent
 /// before the first byte and once more after the last one, as with a sequence lock. The owner raises the word before it
-/// gives the bytes another use. Whoever has read a byte of that use therefore finds the word raised, and discards what it
-/// has read. So the owner need not wait for readers.
+/// gives the bytes another use. A reader that has met a byte of that use therefore finds the word raised, and discards what
+/// it has read. So the owner need not wait for readers.
 ///
 /// The owner decides by books of its own: what other processes do to the table harms readers alone.
 #[derive(Debug)]

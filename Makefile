@@ -23,13 +23,14 @@ PACKAGING := target/packaging
 PACKAGED_FOR := x86_64-unknown-linux-gnu
 PACKAGED := target/$(PACKAGED_FOR)/release/slackwater
 
-.PHONY: help run test wheel bench soak test-aarch64 lint test-rust test-loom test-miri test-sim test-python mutants build clean
+.PHONY: help run test wheel deb bench soak test-aarch64 lint test-rust test-loom test-miri test-sim test-python mutants build clean
 
 help:
 	@echo "make run             replay generated chat traffic through the tiered store; report in report/"
 	@echo "make run TRACE=PATH  the same with a trace in the published JSONL format"
 	@echo "make test            every check and test; what cannot run here is named"
 	@echo "make wheel           a wheel with the Python module and the command, for every Linux of x86-64 with glibc 2.28, in dist/"
+	@echo "make deb             a Debian package with the command and its services, in dist/"
 	@echo "make bench           every benchmark, with ratios against limits and peers"
 	@echo "make soak MINUTES=30 the simulator's profiles on seeds that were never used before"
 	@echo "make test-aarch64    copies and checksums of aarch64, under an emulator"
@@ -96,6 +97,9 @@ wheel: $(PACKAGED) $(STAMP)
 		--compatibility manylinux_2_28 --out target/package/raw
 	cargo xtask wheel --binary $(PACKAGED) --wheel target/package/raw/*.whl --python $(PYTHON) --out dist
 	$(PACKAGING)/bin/auditwheel show dist/*.whl
+
+deb: $(PACKAGED)
+	cargo xtask deb --binary $(PACKAGED) --out dist
 
 .PHONY: $(PACKAGED)
 $(PACKAGED): toolchain $(PACKAGING)/.ready

@@ -1,5 +1,5 @@
 //! Checks of the house that no compiler makes: `cargo xtask layers | tidy | words | homes | deps`; and packages, from what
-//! cargo and maturin built: `cargo xtask wheel | sbom`.
+//! cargo and maturin built: `cargo xtask wheel | deb | sbom`.
 
 mod deps;
 mod homes;
@@ -52,9 +52,10 @@ fn run() -> Result<Vec<String>> {
         ]
         .concat(),
         Some("wheel") => package::wheel(rest)?,
+        Some("deb") => package::deb(rest)?,
         Some("sbom") => package::sbom(rest)?,
         _ => bail!(
-            "usage: cargo xtask layers | tidy | words | homes | deps | all, or wheel | sbom with their flags"
+            "usage: cargo xtask layers | tidy | words | homes | deps | all, or wheel | deb | sbom with their flags"
         ),
     };
     Ok(report)

@@ -1,7 +1,8 @@
-//! Packages: a wheel with the Python module, the command, its manual, and what they are built from.
+//! Packages: a wheel and a Debian package with the command, its manual, and what it is built from.
 //!
 //! Compiling is cargo's and maturin's work. What they made is packed here by the tools that own each format.
 
+mod debian;
 mod elf;
 mod licences;
 mod sbom;
@@ -32,6 +33,14 @@ pub(crate) fn wheel(arguments: &[String]) -> Result<Vec<String>> {
         &given["python"],
         &given["out"],
     )?;
+    Ok(vec![made.display().to_string()])
+}
+
+/// `cargo xtask deb`: a Debian package of the command and its services.
+pub(crate) fn deb(arguments: &[String]) -> Result<Vec<String>> {
+    let usage = "usage: cargo xtask deb --binary FILE --out DIR";
+    let given = flags(arguments, &["binary", "out"], usage)?;
+    let made = debian::make(&given["binary"], &given["out"])?;
     Ok(vec![made.display().to_string()])
 }
 

@@ -47,6 +47,11 @@ pub(crate) enum Command {
     /// Replays the trace against each policy at each size and prints the share of blocks that were there after all
     /// blocks before them, beside what an eviction that knows the future reaches.
     Policy(Policy),
+    /// Put two runs side by side: reports of replay, policy or bench
+    ///
+    /// Prints every figure that both reports have, their ratio, and how far runs of the same side are apart where there are
+    /// several.
+    Compare(crate::compare::Compare),
     /// Say why an object is kept, or will go
     ///
     /// Tells what the eviction of each tier has learned of a key: its class, when it was last read, how likely such

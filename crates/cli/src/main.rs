@@ -3,6 +3,7 @@
 mod admin;
 mod args;
 mod bench;
+mod compare;
 mod config;
 mod doctor;
 mod explain;
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
     let done = match cli.command {
         Command::Replay(arguments) => replay::run(&arguments, layers),
         Command::Policy(arguments) => policy::run(&arguments),
+        Command::Compare(arguments) => compare::run(&arguments),
         Command::Explain(arguments) => explain::run(&arguments, &layers),
         Command::Serve(arguments) => serve::run(&arguments, &layers),
         Command::Master(arguments) => pool::master(&arguments, &layers),

@@ -1,5 +1,7 @@
 //! The reference pages are generated from the code that they speak of, and this test fails when they are not current.
 
+mod deployment;
+
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::{env, fs};
@@ -92,6 +94,7 @@ fn metrics_are_current() {
     };
     let master = MasterServer::start(&Config::default(), &options).unwrap();
     let of_master = master.operated().metrics_text();
+    deployment::check_queries(&[&text, &of_master]);
     page.push_str(
         "\nThe master of a pool counts what a store's master does, over all nodes, and these:\n\n",
     );

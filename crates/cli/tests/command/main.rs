@@ -5,6 +5,7 @@
 )]
 
 mod bench;
+mod compare;
 mod explain;
 mod kill;
 mod mq;

@@ -1,0 +1,146 @@
+//! What only the tools that read these files can say. A tool that is not here is named.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use super::deploy;
+
+/// The outcome of a program, or nothing where there is no such program.
+#[expect(clippy::print_stderr, reason = "a test says what it could not check")]
+fn tool(program: &str, arguments: &[&str], folder: &Path) -> Option<Output> {
+    match Command::new(program)
+        .args(arguments)
+        .current_dir(folder)
+        .output()
+    {
+        Ok(output) => Some(output),
+        Err(error) => {
+            eprintln!(
+                "skipped: what {program} would say of {} ({error})",
+                folder.display()
+            );
+            None
+        }
+    }
+}
+
+fn accepts(program: &str, arguments: &[&str], folder: &str) {
+    let Some(output) = tool(program, arguments, &deploy().join(folder)) else {
+        return;
+    };
+    let (said, complained) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
+    assert!(output.status.success(), "{program}: {said}{complained}");
+}
+
+#[test]
+fn prometheus_takes_the_alerts_and_its_settings() {
+    accepts("promtool", &["check", "rules", "alerts.yaml"], "prometheus");
+    accepts(
+        "promtool",
+        &["check", "config", "prometheus.yaml"],
+        "prometheus",
+    );
+}
+
+#[test]
+fn systemd_understands_every_line_of_the_units() {
+    let units = [
+        "slackwater.service",
+        "slackwater-master.service",
+        "slackwater-node.service",
+    ];
+    let arguments = [&["verify", "--man=no"][..], &units].concat();
+    let Some(output) = tool("systemd-analyze", &arguments, &deploy().join("systemd")) else {
+        return;
+    };
+    let said = String::from_utf8_lossy(&output.stderr);
+    // That the program is not installed here is no fault of the units; nor are those of the machine's own units.
+    let ours = said.lines().filter(|line| {
+        line.contains("slackwater")
+            && !line.contains("is not executable")
+            && !line.contains("/run/systemd")
+    });
+    assert_eq!(ours.collect::<Vec<_>>(), Vec::<&str>::new());
+}
+
+#[test]
+fn the_dashboard_is_what_its_source_says() {
+    let folder = deploy().join("grafana");
+    let script = "import json, build; print(json.dumps(build.dashboard(), indent=1))";
+    let Some(output) = tool("python3", &["-B", "-c", script], &folder) else {
+        return;
+    };
+    let written = std::fs::read(folder.join("slackwater.json")).unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert!(
+        output.stdout == written,
+        "`python3 deploy/grafana/build.py` writes it"
+    );
+}
+
+#[test]
+fn helm_renders_the_chart() {
+    let key = "keys.masterPublicKey=abc";
+    let render = |more: &[&str]| {
+        let arguments = [&["template", "pool", "slackwater"][..], more].concat();
+        tool("helm", &arguments, &deploy().join("helm"))
+    };
+    let Some(without) = render(&[]) else { return };
+    let complained = String::from_utf8_lossy(&without.stderr);
+    assert!(
+        complained.contains("keys.masterPublicKey is needed"),
+        "{complained}"
+    );
+    for (kind, parts) in [
+        (
+            "StatefulSet",
+            [
+                "kind: StatefulSet",
+                "volumeClaimTemplates",
+                "clusterIP: None",
+            ],
+        ),
+        (
+            "DaemonSet",
+            ["kind: DaemonSet", "hostPath:", "key=\"$NODE_NAME.key\""],
+        ),
+    ] {
+        let kind = format!("node.kind={kind}");
+        let output = render(&[
+            "--set",
+            key,
+            "--set",
+            &kind,
+            "--set",
+            "serviceMonitor.enabled=true",
+        ])
+        .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        let common = [
+            "kind: PodDisruptionBudget",
+            "path: /readyz",
+            "secretName: \"slackwater-node\"",
+            "kind: ServiceMonitor",
+        ];
+        for part in common.iter().chain(&parts) {
+            assert!(text.contains(part), "{kind}: {part}: {text}");
+        }
+    }
+    accepts(
+        "helm",
+        &["lint", "--strict", "--set", key, "slackwater"],
+        "helm",
+    );
+}

@@ -81,38 +81,40 @@ impl Master {
         waiter: Option<Waiter>,
     ) {
         let waiter = waiter.filter(|_| !planted(Planted::RemoveBeforeDropped));
-        let hidden = self.segments.at(segment).presence == Presence::Hidden;
+        let kept = self.is_kept(segment);
+        let hidden = self.segments.at(segment).presence == Presence::Hidden && !kept;
         if let Some(waiter) = waiter.filter(|_| hidden) {
             self.acks
                 .fail(waiter, ErrorCode::UnavailableInCurrentStatus);
         }
         let waiters: Vec<Waiter> = waiter
-            .filter(|_| !hidden)
+            .filter(|_| !hidden && !kept)
             .into_iter()
             .map(|waiter| self.acks.wait(waiter))
             .collect();
         let node = self.segments.at(segment).node;
-        let pending = self
-            .drops
-            .pending
-            .entry((hash, entry.version, segment))
-            .or_insert_with(|| {
-                self.outbox.drop(node, entry.clone());
-                PendingDrop {
-                    entry,
-                    copies: 1,
-                    owed: false,
-                    waiters: Vec::new(),
-                }
-            });
+        let name = (hash, entry.version, segment);
+        let pending = self.drops.pending.entry(name).or_insert_with(|| {
+            self.outbox.drop(node, entry.clone());
+            PendingDrop {
+                entry,
+                copies: 1,
+                owed: false,
+                waiters: Vec::new(),
+            }
+        });
         pending.waiters.extend(waiters);
+        if kept {
+            self.keep_drop(name);
+        }
     }
 
-    /// Whether what waits for a drop at this segment need not: the node has been away for long, its memory comes back with
-    /// it alone, and the removal is kept for it until then.
+    /// Whether what waits for a drop at this segment need not: the node has been away for long, and the removal is kept for
+    /// it until it is back. Where nothing is noted this would not outlive the master, and what is on an SSD well might.
     fn is_kept(&self, segment: SegmentIndex) -> bool {
         let segment = self.segments.at(segment);
-        segment.presence == Presence::Hidden && segment.outlives && segment.memory().is_some()
+        let kept = self.notes.is_on() || segment.memory().is_some();
+        segment.presence == Presence::Hidden && segment.outlives && kept
     }
 
     fn keep_drop(&mut self, name: (u64, Version, SegmentIndex)) {

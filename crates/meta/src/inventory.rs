@@ -10,6 +10,7 @@ use crate::catalog::{Mark, ObjectId, PinKind, Replica, ReplicaId, SegmentIndex, 
 use crate::master::Master;
 use crate::numbers::VERSION_MAX;
 use crate::publish::{self, Fresh};
+use crate::segment::Segment;
 use crate::tenant::Ledger;
 
 impl Master {
@@ -17,7 +18,8 @@ impl Master {
     #[must_use]
     pub fn is_partial(&self) -> bool {
         let mut segments = self.segments.iter();
-        segments.any(|(_, it)| it.announcing && it.presence != Presence::Hidden)
+        let announcing = |it: &Segment| it.announcing && it.presence != Presence::Hidden;
+        self.notes.awaits_any() || segments.any(|(_, it)| announcing(it))
     }
 
     /// Generations of extents of a segment below this one are those of earlier masters. None when it is not mounted, or no
@@ -236,6 +238,10 @@ impl Master {
         self.numbers.start_above(highest);
         let segment = self.segments.at_mut(index);
         (segment.announcing, segment.unannounced) = (false, false);
+        let mut of_node = self.segments.of_node(node).into_iter();
+        if of_node.all(|index| !self.segments.at(index).unannounced) {
+            self.notes.complete(node);
+        }
         self.settle_owed(node);
         self.unsettled.resume(&self.segments, node);
     }

@@ -20,6 +20,7 @@ mod explain;
 mod get;
 mod index;
 mod inventory;
+mod journal;
 mod lease;
 mod lookup;
 mod master;
@@ -52,5 +53,6 @@ pub use config::{
     Promotion, PromotionAdmission, PutPolicy, SoftPinned, Tenancy,
 };
 pub use explain::{Held, Opinion};
+pub use journal::{Dead, Debt, Journaled, Note};
 pub use master::{Input, Master, Output};
 pub use metrics::{Metrics, OffloadMetrics, PromotionMetrics};

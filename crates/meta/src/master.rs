@@ -13,6 +13,7 @@ use crate::drops::Drops;
 use crate::due::Deadlines;
 use crate::evict::Leader;
 use crate::get::Reading;
+use crate::journal::Notes;
 use crate::lease::{GroupKey, Groups, Guards};
 use crate::metrics::Metrics;
 use crate::numbers::Numbers;
@@ -105,6 +106,7 @@ pub struct Master {
     pub(crate) acks: Acks,
     pub(crate) drops: Drops,
     pub(crate) owed: Owed,
+    pub(crate) notes: Notes,
     pub(crate) scans: Scans,
     pub(crate) offloads: Offloads,
     pub(crate) promotions: Promotions,
@@ -199,6 +201,7 @@ impl Master {
                 },
                 config.limits.nodes,
             ),
+            notes: Notes::default(),
             scans: Scans::default(),
             offloads: Offloads::default(),
             promotions: Promotions::new(&config.promotion),

@@ -39,6 +39,7 @@ impl Master {
             self.owed.begin(mount.node, self.numbers.newest_version());
             self.owe_pending_drops();
         }
+        self.notes.met(mount.node, mount.kind == SegmentKind::Disk);
         self.show(mount.node);
         let generations = self.numbers.generations_above(mount.generations);
         self.segments
@@ -67,6 +68,10 @@ impl Master {
             self.lose_segment(now, index);
         }
         self.outbox.forget_node(node);
+        if self.notes.is_fleeting(node) {
+            let until = now + self.config.absence.given_up_after;
+            self.due.set(Due::Absence(node), until);
+        }
     }
 
     /// The node has no link. Nothing new is placed there; after a while its replicas are hidden, and much later it is
@@ -95,6 +100,9 @@ impl Master {
     /// A node has had no link for as long as is waited for it.
     pub(crate) fn absence_due(&mut self, now: Instant, node: NodeId) {
         let segments = self.segments.of_node(node);
+        if segments.is_empty() {
+            return self.stop_waiting_for(node);
+        }
         let hidden = |index: &SegmentIndex| self.segments.at(*index).presence == Presence::Hidden;
         if segments.iter().any(hidden) {
             self.metrics.nodes_given_up += 1;

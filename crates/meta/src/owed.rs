@@ -6,6 +6,8 @@ use regex::bytes::Regex;
 use slackwater_base::{Map, Planted, planted};
 use slackwater_wire::{DiskEntry, NodeId, Tenant, Version};
 
+use crate::journal::{Dead, Debt};
+
 /// What was removed or replaced while a node was away, or before it had announced all its records.
 ///
 /// Removals are kept by key up to a limit. Beyond it, all older records of the tenant with the most of them are given
@@ -20,6 +22,12 @@ pub(crate) struct Owed {
     /// Removals since the master began, for nodes that it has not met: their records may be older.
     unmet: Removals,
     away: BTreeMap<NodeId, Away>,
+    /// Nodes that were known and are forgotten, or that only an earlier master can have known: what they hold is dead.
+    closed: bool,
+    known: BTreeSet<NodeId>,
+    /// What has come to be owed, and what was paid, since it was last asked for.
+    debts: Vec<(NodeId, Option<Debt>)>,
+    journaled: bool,
     limits: OwedLimits,
 }
 
@@ -63,6 +71,10 @@ impl Owed {
             beyond: Version(0),
             unmet: Removals::default(),
             away: BTreeMap::new(),
+            closed: false,
+            known: BTreeSet::new(),
+            debts: Vec::new(),
+            journaled: false,
             limits,
         }
     }
@@ -75,15 +87,74 @@ impl Owed {
             return;
         }
         self.met.insert(node);
+        let unknown = self.closed && !self.known.contains(&node);
+        self.known.insert(node);
         self.away.entry(node).or_insert_with(|| Away {
             first,
+            since: Removals {
+                floor: if unknown { newest } else { Version(0) },
+                ..Removals::default()
+            },
+        });
+    }
+
+    /// An earlier master knew this node, and may owe it something.
+    pub(crate) fn restore(&mut self, node: NodeId) {
+        (self.journaled, self.closed) = (true, true);
+        self.begin_known(node);
+    }
+
+    fn begin_known(&mut self, node: NodeId) {
+        self.met.insert(node);
+        self.known.insert(node);
+        self.away.entry(node).or_insert_with(|| Away {
+            first: false,
             since: Removals::default(),
         });
     }
 
+    /// An earlier master owed this.
+    pub(crate) fn restore_debt(&mut self, node: NodeId, debt: &Debt) {
+        let limits = self.limits;
+        let Some(away) = self.away.get_mut(&node) else {
+            return;
+        };
+        let mut again = Vec::new();
+        let since = &mut away.since;
+        let up_to = debt.up_to;
+        match &debt.of {
+            Dead::Key(tenant, hash) => since.key(tenant, *hash, up_to, limits, &mut again),
+            Dead::Pattern(tenant, pattern) => match Regex::new(pattern) {
+                Ok(pattern) => since.pattern(tenant, &pattern, up_to, limits, &mut again),
+                Err(_) => since.give_up_tenant(tenant, up_to, limits, &mut again),
+            },
+            Dead::Tenant(tenant) => since.give_up_tenant(tenant, up_to, limits, &mut again),
+            Dead::All => since.give_up(up_to, &mut again),
+        }
+    }
+
+    /// From now on debts are noted.
+    pub(crate) fn keep_notes(&mut self) {
+        self.journaled = true;
+    }
+
+    /// What has come to be owed since the last call, and the nodes to which nothing is owed any more.
+    pub(crate) fn take_debts(&mut self) -> Vec<(NodeId, Option<Debt>)> {
+        std::mem::take(&mut self.debts)
+    }
+
+    /// Nothing is kept for this node any more. What it holds, should it come back, is dead.
+    pub(crate) fn forget(&mut self, node: NodeId) {
+        self.closed = true;
+        self.known.remove(&node);
+        self.away.remove(&node);
+    }
+
     /// The node has announced all its records.
     pub(crate) fn end(&mut self, node: NodeId) {
-        self.away.remove(&node);
+        if self.away.remove(&node).is_some() && self.journaled {
+            self.debts.push((node, None));
+        }
         if !self.is_open() && !self.away.values().any(|away| away.first) {
             self.unmet = Removals::default();
         }
@@ -104,10 +175,20 @@ impl Owed {
         self.is_open() || !self.away.is_empty()
     }
 
-    fn lists(&mut self) -> impl Iterator<Item = &mut Removals> {
-        let unmet = self.is_open().then_some(&mut self.unmet);
-        let away = self.away.values_mut().map(|away| &mut away.since);
-        unmet.into_iter().chain(away)
+    /// Has `change` made in each list, and keeps what it says of those that are noted.
+    fn change(&mut self, change: impl Fn(&mut Removals, &mut Vec<Debt>)) {
+        let mut debts = Vec::new();
+        if self.is_open() {
+            change(&mut self.unmet, &mut debts);
+            debts.clear();
+        }
+        for (node, away) in &mut self.away {
+            change(&mut away.since, &mut debts);
+            let noted = debts.drain(..).map(|debt| (*node, Some(debt)));
+            if self.journaled {
+                self.debts.extend(noted);
+            }
+        }
     }
 
     /// Versions of the key up to `up_to` are dead.
@@ -116,9 +197,7 @@ impl Owed {
             return;
         }
         let limits = self.limits;
-        for removals in self.lists() {
-            removals.key(tenant, hash, up_to, limits);
-        }
+        self.change(|removals, debts| removals.key(tenant, hash, up_to, limits, debts));
     }
 
     /// Versions up to `up_to` of all keys of the tenant, or of all tenants, are dead; with a pattern, of those that
@@ -130,15 +209,13 @@ impl Owed {
         up_to: Version,
     ) {
         let limits = self.limits;
-        for removals in self.lists() {
-            match (tenant, pattern) {
-                (None, _) => removals.give_up(up_to),
-                (Some(tenant), None) => removals.give_up_tenant(tenant, up_to, limits),
-                (Some(tenant), Some(pattern)) => {
-                    removals.pattern(tenant, pattern, up_to, limits);
-                }
+        self.change(|removals, debts| match (tenant, pattern) {
+            (None, _) => removals.give_up(up_to, debts),
+            (Some(tenant), None) => removals.give_up_tenant(tenant, up_to, limits, debts),
+            (Some(tenant), Some(pattern)) => {
+                removals.pattern(tenant, pattern, up_to, limits, debts);
             }
-        }
+        });
     }
 
     /// Whether a record that this node announces was removed or replaced while the node could not be told.
@@ -166,31 +243,51 @@ impl Removals {
         dead(&self.floor) || self.tenants.get(&entry.tenant).is_some_and(of_tenant)
     }
 
-    fn key(&mut self, tenant: &Tenant, hash: u64, up_to: Version, limits: OwedLimits) {
-        let Some(removals) = self.of(tenant, up_to, limits) else {
+    fn key(
+        &mut self,
+        tenant: &Tenant,
+        hash: u64,
+        up_to: Version,
+        limits: OwedLimits,
+        debts: &mut Vec<Debt>,
+    ) {
+        let Some(removals) = self.of(tenant, up_to, limits, debts) else {
             return;
         };
         let before = removals.keys.len();
         let ceiling = removals.keys.entry(hash).or_default();
-        *ceiling = up_to.max(*ceiling);
+        if up_to > *ceiling {
+            *ceiling = up_to;
+            let of = Dead::Key(tenant.clone(), hash);
+            debts.push(Debt { of, up_to });
+        }
         self.keys += removals.keys.len() - before;
         if self.keys > limits.keys {
             // The tenant with the most of them pays, so that none can take the records of another.
             let most = self.tenants.iter().max_by_key(|(_, of)| of.keys.len());
             if let Some(most) = most.map(|(tenant, _)| tenant.clone()) {
-                self.give_up_tenant(&most, up_to, limits);
+                self.give_up_tenant(&most, up_to, limits, debts);
             }
         }
     }
 
-    fn pattern(&mut self, tenant: &Tenant, pattern: &Regex, up_to: Version, limits: OwedLimits) {
-        let Some(removals) = self.of(tenant, up_to, limits) else {
+    fn pattern(
+        &mut self,
+        tenant: &Tenant,
+        pattern: &Regex,
+        up_to: Version,
+        limits: OwedLimits,
+        debts: &mut Vec<Debt>,
+    ) {
+        let Some(removals) = self.of(tenant, up_to, limits, debts) else {
             return;
         };
         if removals.patterns.len() < PATTERNS_MAX {
             removals.patterns.push((pattern.clone(), up_to));
+            let of = Dead::Pattern(tenant.clone(), pattern.as_str().to_owned());
+            debts.push(Debt { of, up_to });
         } else {
-            self.give_up_tenant(tenant, up_to, limits);
+            self.give_up_tenant(tenant, up_to, limits, debts);
         }
     }
 
@@ -200,16 +297,23 @@ impl Removals {
         tenant: &Tenant,
         up_to: Version,
         limits: OwedLimits,
+        debts: &mut Vec<Debt>,
     ) -> Option<&mut TenantRemovals> {
         if self.tenants.len() >= limits.tenants && !self.tenants.contains_key(tenant) {
-            self.give_up(up_to);
+            self.give_up(up_to, debts);
             return None;
         }
         Some(self.tenants.entry(tenant.clone()).or_default())
     }
 
-    fn give_up_tenant(&mut self, tenant: &Tenant, up_to: Version, limits: OwedLimits) {
-        let Some(removals) = self.of(tenant, up_to, limits) else {
+    fn give_up_tenant(
+        &mut self,
+        tenant: &Tenant,
+        up_to: Version,
+        limits: OwedLimits,
+        debts: &mut Vec<Debt>,
+    ) {
+        let Some(removals) = self.of(tenant, up_to, limits, debts) else {
             return;
         };
         let keys = removals.keys.len();
@@ -217,14 +321,18 @@ impl Removals {
             floor: removals.floor.max(up_to),
             ..TenantRemovals::default()
         };
+        let (of, up_to) = (Dead::Tenant(tenant.clone()), removals.floor);
+        debts.push(Debt { of, up_to });
         self.keys -= keys;
     }
 
-    fn give_up(&mut self, up_to: Version) {
+    fn give_up(&mut self, up_to: Version, debts: &mut Vec<Debt>) {
         *self = Self {
             floor: self.floor.max(up_to),
             ..Self::default()
         };
+        let (of, up_to) = (Dead::All, self.floor);
+        debts.push(Debt { of, up_to });
     }
 }
 

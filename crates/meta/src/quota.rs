@@ -4,6 +4,7 @@ use slackwater_base::Instant;
 use slackwater_wire::{ErrorCode, Reply, Tenant};
 
 use crate::catalog::{Excluded, TenantIndex};
+use crate::journal::Note;
 use crate::master::Master;
 use crate::pressure::{Evictable, Evicted, Pass};
 use crate::tenant::Ledger;
@@ -21,6 +22,10 @@ impl Master {
         };
         let capacity = self.segments.capacity();
         self.tenants.set_quota(index, Some(quota), capacity);
+        self.notes.note(|| Note::Quota {
+            tenant: tenant.clone(),
+            quota: Some(quota),
+        });
         for ledger in [Ledger::Memory, Ledger::Disk] {
             self.trim(now, index, ledger);
         }
@@ -45,6 +50,10 @@ impl Master {
         }
         let capacity = self.segments.capacity();
         self.tenants.set_quota(index, None, capacity);
+        self.notes.note(|| Note::Quota {
+            tenant: tenant.clone(),
+            quota: None,
+        });
         self.tenants.forget_if_idle(index);
         Reply::Done
     }

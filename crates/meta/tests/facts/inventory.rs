@@ -43,7 +43,7 @@ fn mount(world: &mut World, generations: u64) {
     mount_as(world, MEMORY, SegmentKind::Memory, generations);
 }
 
-fn mount_as(world: &mut World, segment: SegmentId, kind: SegmentKind, generations: u64) {
+pub(crate) fn mount_as(world: &mut World, segment: SegmentId, kind: SegmentKind, generations: u64) {
     let mount = Mount {
         segment,
         name: "lent".to_owned(),
@@ -57,12 +57,12 @@ fn mount_as(world: &mut World, segment: SegmentId, kind: SegmentKind, generation
     assert_eq!(world.ask(Request::Mount(mount)), Reply::Done);
 }
 
-fn holds(world: &mut World, entries: Vec<Published>) {
+pub(crate) fn holds(world: &mut World, entries: Vec<Published>) {
     let segment = MEMORY;
     world.report(NODE, Report::Holds { segment, entries });
 }
 
-fn announced(world: &mut World) {
+pub(crate) fn announced(world: &mut World) {
     let (segment, highest) = (MEMORY, Version(0));
     world.report(NODE, Report::Announced { segment, highest });
 }
@@ -96,7 +96,7 @@ fn fences(world: &mut World) -> Vec<ExtentRef> {
     world.taken(fences).concat()
 }
 
-fn entry(name: &str, version: u64, at: u64) -> Published {
+pub(crate) fn entry(name: &str, version: u64, at: u64) -> Published {
     let ReportedEntry {
         entry,
         bytes,

@@ -19,6 +19,7 @@ use slackwater_wire::{
 use slackwater_zmtp::PublicKey;
 
 use super::identity;
+use super::journal::{Committer, JournalFile};
 use super::members::{Members, Standing};
 use crate::disk::Directory;
 use crate::host::{Asked, MasterHost};
@@ -55,6 +56,7 @@ pub struct MasterServer {
     messages: Running,
     shell: Arc<MasterShell>,
     steward: Option<JoinHandle<()>>,
+    committer: Option<JoinHandle<()>>,
     allowed: Option<AllowList>,
     address: SocketAddr,
     public_key: Option<PublicKey>,
@@ -77,7 +79,9 @@ pub(super) struct MasterShell {
     pub(super) deadline: Duration,
     /// Wakes the steward when something falls due before its next deadline.
     bell: Event,
-    /// A panic left the master in an unknown state.
+    /// None without a directory.
+    journal: Option<Committer>,
+    /// A panic left the master in an unknown state, or its journal cannot be written.
     broken: AtomicBool,
 }
 
@@ -111,6 +115,14 @@ impl MasterServer {
             why,
         })?;
         master.start_above(epoch::versions_above(epoch));
+        let journal = match &options.directory {
+            Some(directory) => {
+                let (file, kept) = JournalFile::open(directory)?;
+                master.restore(now(), kept);
+                Some(Committer::new(file))
+            }
+            None => None,
+        };
         let write_time = master.config().put.release_timeout;
         let shell = Arc::new_cyclic(|this| MasterShell {
             this: Weak::clone(this),
@@ -124,8 +136,10 @@ impl MasterServer {
             lease: config.lease_ttl,
             deadline: config.deadline,
             bell: Event::new(),
+            journal,
             broken: AtomicBool::new(false),
         });
+        let committer = shell.start_committer()?;
         let handlers = Arc::new(Handlers {
             backend: Arc::clone(&shell) as _,
             outgoing: Arc::clone(&shell.outgoing),
@@ -165,6 +179,7 @@ impl MasterServer {
             messages,
             shell,
             steward: Some(steward),
+            committer,
             public_key: links.public_key(),
             allowed: links.allowed.clone(),
             address: options.listen,
@@ -221,6 +236,14 @@ impl Drop for MasterServer {
         {
             tracing::error!("the steward panicked outside its guard");
         }
+        if let Some(journal) = &self.shell.journal {
+            journal.close();
+        }
+        if let Some(committer) = self.committer.take()
+            && committer.join().is_err()
+        {
+            tracing::error!("the thread of the journal panicked");
+        }
     }
 }
 
@@ -240,7 +263,10 @@ impl MasterShell {
             self.broken.store(true, Ordering::Release);
             ErrorCode::InternalError
         })?;
-        let replies = std::mem::take(&mut state.host.replies);
+        let mut replies = std::mem::take(&mut state.host.replies);
+        if let Some(journal) = &self.journal {
+            replies = journal.queue(state.host.core.take_notes(), replies);
+        }
         let told = self.members.queue(std::mem::take(&mut state.host.orders));
         let next = state.host.core.next_deadline().unwrap_or(Instant::NEVER);
         let ring = next < state.wakes;
@@ -257,6 +283,35 @@ impl MasterShell {
             self.bell.notify_all();
         }
         Ok(result)
+    }
+
+    /// Starts the thread that makes notes durable.
+    fn start_committer(self: &Arc<Self>) -> Result<Option<JoinHandle<()>>, OpenError> {
+        if self.journal.is_none() {
+            return Ok(None);
+        }
+        let shell = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("slack-journal".to_owned());
+        let run = move || {
+            let outgoing = &shell.outgoing;
+            let answer = |(client, operation, reply)| outgoing.answer(client, operation, reply);
+            let ran = shell.journal.as_ref().map(|journal| journal.run(answer));
+            if let Some(Err(error)) = ran {
+                tracing::error!(%error, "the master takes no more requests");
+                shell.broken.store(true, Ordering::Release);
+            }
+        };
+        let started = thread.spawn(run);
+        let what = "a thread";
+        started
+            .map(Some)
+            .map_err(|why| OpenError::System { what, why })
+    }
+
+    /// Waits until what was noted is durable.
+    pub(super) fn settle_journal(&self, until: Instant) -> bool {
+        let journal = self.journal.as_ref();
+        journal.is_none_or(|journal| journal.settle(until))
     }
 
     fn state(&self) -> MutexGuard<'_, MasterState> {

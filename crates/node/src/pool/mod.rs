@@ -6,6 +6,7 @@
 //! by transfers, under capabilities that the master makes with the keys that nodes hand to it.
 
 mod checks;
+mod journal;
 mod master;
 mod members;
 mod node;
@@ -13,6 +14,7 @@ mod operated;
 mod requests;
 mod uplink;
 
+pub use journal::JournalError;
 pub use master::{MasterOptions, MasterServer};
 pub use node::{NodeError, NodeOptions, NodeServer};
 pub use operated::{NodeStats, NodesStats, PoolMaster, PoolStats};

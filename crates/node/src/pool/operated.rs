@@ -149,14 +149,20 @@ impl Operated for PoolMaster {
             host.begin(now, request);
             host.end()
         });
-        let later = match asked? {
-            Asked::Now(reply) => return Ok(reply),
-            Asked::Later(later) => later,
-        };
         let after = self.0.deadline;
-        let waiting = Waiting::at(&ANSWER).by(&Park);
-        let answer = later.wait_until(now() + after, waiting);
-        answer.unwrap_or(Err(StoreError::Deadline { what, after }))
+        let until = now() + after;
+        let late = || Err(StoreError::Deadline { what, after });
+        let answer = match asked? {
+            Asked::Now(reply) => Ok(reply),
+            Asked::Later(later) => {
+                let waiting = Waiting::at(&ANSWER).by(&Park);
+                later.wait_until(until, waiting).unwrap_or_else(late)
+            }
+        };
+        match self.0.settle_journal(until) {
+            true => answer,
+            false => late(),
+        }
     }
 
     fn look<T>(&self, look: impl FnOnce(&Master, Instant) -> T) -> Result<T, StoreError> {

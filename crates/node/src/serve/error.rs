@@ -12,6 +12,9 @@ use crate::OpenError;
 /// Why a store is not served.
 #[derive(Debug, Error)]
 pub enum ServeError {
+    /// The journal of a master cannot be used.
+    #[error(transparent)]
+    Journal(#[from] crate::pool::JournalError),
     /// The store could not be opened.
     #[error(transparent)]
     Open(#[from] OpenError),

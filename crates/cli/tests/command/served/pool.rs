@@ -460,6 +460,42 @@ fn memory_outlives_a_master_that_is_killed_under_load() {
     drop(served);
 }
 
+/// A removal was answered while the node with the record was not there. The master was killed, and its successor took the
+/// record for one that nobody had removed.
+#[test]
+fn a_removal_outlives_the_master_and_the_absence_of_the_node_that_has_the_record() {
+    let place = Place::new();
+    let keep = ["--directory", "master"];
+    let sizes = ["--memory", "16MiB", "--ssd", "64MiB", "--dir", "kv"];
+    let mut served = master(&place, "127.0.0.1:0", &keep);
+    let listen = served.address.strip_prefix("tcp://").unwrap().to_owned();
+    let again = |served: &mut Served| {
+        served.child.kill().unwrap();
+        end(&mut served.child);
+        *served = master(&place, &listen, &keep);
+    };
+    let node = Node::start(&place, &served.address, &sizes);
+    let client = served.connect();
+    let durable = PutOptions {
+        durability: Durability::Disk,
+        ..PutOptions::default()
+    };
+    for name in 0..2 {
+        let put = client.put(format!("k{name}").as_bytes(), &value(name, BYTES), &durable);
+        assert_eq!(put, Ok(Stored::New));
+    }
+    node.kill();
+    again(&mut served);
+    let gone = client.remove(&[b"k0"], &RemoveOptions::default());
+    assert!(gone[0].is_err(), "nobody holds it now: {gone:?}");
+    again(&mut served);
+    let _node = Node::start(&place, &served.address, &sizes);
+    until("the other record is announced", || {
+        get(&client, 1).is_some()
+    });
+    assert!(get(&client, 0).is_none(), "it came back");
+}
+
 /// The master is killed and started again. Its nodes come back by themselves with what they hold, and clients go on.
 #[test]
 fn nodes_and_clients_find_a_master_that_comes_back() {

@@ -47,6 +47,12 @@ pub(crate) enum Command {
     /// Replays the trace against each policy at each size and prints the share of blocks that were there after all
     /// blocks before them, beside what an eviction that knows the future reaches.
     Policy(Policy),
+    /// Say how much memory and SSD a trace is worth
+    ///
+    /// Replays the trace without I/O at many sizes of memory over many of SSD, and tells the hit rate of each tier, the
+    /// prefill that is saved, where reading a block is slower than computing it again, and the smallest sizes that are
+    /// nearly as good as the best, with the configuration to paste.
+    Size(crate::size::Size),
     /// Put two runs side by side: reports of replay, policy or bench
     ///
     /// Prints every figure that both reports have, their ratio, and how far runs of the same side are apart where there are
@@ -398,7 +404,7 @@ fn blocks(text: &str) -> Result<usize, String> {
     size.ok_or_else(|| "expected a number of blocks, one or more".to_owned())
 }
 
-fn policy(text: &str) -> Result<PolicyKind, String> {
+pub(crate) fn policy(text: &str) -> Result<PolicyKind, String> {
     text.parse()
         .map_err(|error: slackwater_meta::evict::UnknownPolicy| error.to_string())
 }

@@ -16,6 +16,7 @@ mod remote;
 mod replay;
 mod serve;
 mod service;
+mod size;
 mod source;
 mod tools;
 mod usage;
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
     let done = match cli.command {
         Command::Replay(arguments) => replay::run(&arguments, layers),
         Command::Policy(arguments) => policy::run(&arguments),
+        Command::Size(arguments) => size::run(&arguments),
         Command::Compare(arguments) => compare::run(&arguments),
         Command::Explain(arguments) => explain::run(&arguments, &layers),
         Command::Serve(arguments) => serve::run(&arguments, &layers),

@@ -63,7 +63,7 @@ pub(crate) fn run(arguments: &Policy) -> Result<u8> {
     Ok(DONE)
 }
 
-fn progress_bar() -> ProgressBar {
+pub(crate) fn progress_bar() -> ProgressBar {
     let bar = ProgressBar::new(0);
     let style =
         ProgressStyle::with_template("{bar:28.cyan/dim} {percent:>3} % · {elapsed} · {eta} left");
@@ -113,7 +113,7 @@ fn options(arguments: &Policy) -> Options {
 }
 
 /// A request as policies know it.
-fn known(request: slackwater_replay::Request) -> Request {
+pub(crate) fn known(request: slackwater_replay::Request) -> Request {
     Request {
         now: Instant::ZERO + request.at,
         blocks: request.blocks,

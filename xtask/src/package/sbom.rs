@@ -149,5 +149,12 @@ mod tests {
         assert!(of("slackwater-cli").contains("pkg:cargo/clap@"));
         // What only tests need is not shipped.
         assert!(!of("slackwater-cli").contains("pkg:cargo/insta@"));
+        // Nor is a crate built from what only its tests need, though others are.
+        assert!(
+            references
+                .iter()
+                .any(|crates| crates.starts_with("pkg:cargo/tempfile@"))
+        );
+        assert!(!of("slackwater-node").contains("pkg:cargo/tempfile@"));
     }
 }

@@ -13,4 +13,5 @@ mod place;
 mod policy;
 mod replay;
 mod served;
+mod size;
 mod trouble;

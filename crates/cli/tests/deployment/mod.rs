@@ -163,7 +163,7 @@ fn takes(help: &str, variable: &str) -> bool {
     match options.iter().find(|option| option.env == variable) {
         // The help of a command has the flags of the options that it takes.
         Some(option) => words(help, "--").contains(format!("--{}", option.flag).as_str()),
-        None => help.contains(&format!("[env: {variable}")),
+        None => words(help, "SLACKWATER_").contains(variable),
     }
 }
 
@@ -189,6 +189,22 @@ fn services_are_set_by_variables_and_flags_that_they_take() {
         );
         for flag in words(line, "--") {
             assert!(words(&help, "--").contains(flag), "{line}: {flag}");
+        }
+    }
+}
+
+#[test]
+fn a_variable_that_a_process_does_not_take_would_be_found() {
+    let (master, node) = (help("master"), help("node"));
+    for (variable, by_master, by_node) in [
+        ("SLACKWATER_ADMIN_TOKEN_FILE", true, None),
+        ("SLACKWATER_POLICY", true, Some(false)),
+        ("SLACKWATER_SSD", false, Some(true)),
+        ("SLACKWATER_LISTENS", false, Some(false)),
+    ] {
+        assert_eq!(takes(&master, variable), by_master, "{variable}");
+        if let Some(by_node) = by_node {
+            assert_eq!(takes(&node, variable), by_node, "{variable}");
         }
     }
 }

@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use slackwater_base::ByteSize;
 use slackwater_wire::limits::BATCH_KEYS_MAX;
 use slackwater_wire::{
-    Description, ErrorCode, Key, List, Presence, ReplicaAt, ReplicaState, SegmentKind,
+    Description, Draining, ErrorCode, Key, List, Presence, ReplicaAt, ReplicaState, SegmentKind,
     SegmentState, Tenant,
 };
 
@@ -145,10 +145,12 @@ async fn segments_detail(State(source): Shared) -> Result<Json, Failure> {
 }
 
 /// The status of a segment, with the number that tools know. Of one whose node has no link nothing is known.
-fn status_of(state: &SegmentState) -> (u8, &'static str) {
-    match state.presence {
-        Presence::Here => (1, "OK"),
-        Presence::Away | Presence::Hidden => (0, "UNDEFINED"),
+pub(crate) fn status_of(state: &SegmentState) -> (u8, &'static str) {
+    match (state.presence, state.draining) {
+        (Presence::Here, Draining::No) => (1, "OK"),
+        (Presence::Here, Draining::Running) => (2, "DRAINING"),
+        (Presence::Here, Draining::Done) => (3, "DRAINED"),
+        (Presence::Away | Presence::Hidden, _) => (0, "UNDEFINED"),
     }
 }
 

@@ -18,7 +18,7 @@ use crate::arguments::Arguments;
 use crate::described::{described, shown};
 use crate::guard::TokenInForce;
 use crate::json::Json;
-use crate::{Failure, Segment, Source, drop_in};
+use crate::{Failure, Segment, Source, drop_in, jobs};
 
 /// Longest body of a request, in bytes.
 const BODY_BYTES_MAX: usize = 64 << 10;
@@ -46,6 +46,7 @@ pub(crate) fn router(source: Arc<dyn Source>, token: TokenInForce) -> Router {
             get(quotas).put(set_quota).delete(delete_quota),
         )
         .route("/api/v1/remove_all", post(remove_all))
+        .merge(jobs::router())
         .merge(drop_in::router())
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
@@ -159,6 +160,7 @@ fn segment(segment: &Segment) -> Value {
         "name": state.name,
         "node": state.node.0,
         "presence": state.presence.name(),
+        "status": drop_in::status_of(state).1,
         "tier": drop_in::tier_of(state.kind),
         "capacity_bytes": state.bytes,
         "used_bytes": state.used_bytes,

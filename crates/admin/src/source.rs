@@ -1,4 +1,6 @@
-use slackwater_wire::{Description, Key, List, Listed, QuotaState, SegmentState, Tenant};
+use slackwater_wire::{
+    Description, JobId, JobSpec, JobState, Key, List, Listed, QuotaState, SegmentState, Tenant,
+};
 
 use crate::Failure;
 
@@ -72,6 +74,30 @@ pub trait Source: Send + Sync + 'static {
     /// # Errors
     /// When there is none, the tenant has objects, or the source is closed.
     fn delete_quota(&self, tenant: &Tenant) -> Result<(), Failure>;
+
+    /// Begins a job.
+    ///
+    /// # Errors
+    /// When it makes no sense, or the source is closed.
+    fn start_job(&self, spec: JobSpec) -> Result<JobState, Failure>;
+
+    /// How far a job is.
+    ///
+    /// # Errors
+    /// When there is no such job, or the source is closed.
+    fn query_job(&self, job: JobId) -> Result<JobState, Failure>;
+
+    /// Ends a job: what is being carried arrives.
+    ///
+    /// # Errors
+    /// When there is no such job, or the source is closed.
+    fn cancel_job(&self, job: JobId) -> Result<JobState, Failure>;
+
+    /// The latest jobs, the oldest first.
+    ///
+    /// # Errors
+    /// When the source is closed.
+    fn jobs(&self) -> Result<Vec<JobState>, Failure>;
 
     /// Removes the objects of a tenant, or of all, those too that readers hold leases on if `force`; says how many.
     ///

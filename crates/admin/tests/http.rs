@@ -14,8 +14,9 @@ use serde_json::{Value, json};
 use slackwater_admin::{Admin, AdminError, AdminOptions, Failure, Segment, Source, Token};
 use slackwater_base::Checksum;
 use slackwater_wire::{
-    Description, ErrorCode, ExtentRef, Incarnation, Key, List, Listed, NodeId, Pin, Presence,
-    QuotaState, ReplicaAt, ReplicaState, SegmentId, SegmentKind, SegmentState, Tenant, Version,
+    Description, Draining, ErrorCode, ExtentRef, Incarnation, JobId, JobSpec, JobState, JobStatus,
+    JobWork, Key, List, Listed, NodeId, Pin, Presence, QuotaState, ReplicaAt, ReplicaState,
+    SegmentId, SegmentKind, SegmentState, Tenant, Version,
 };
 
 /// Longer than any answer takes.
@@ -31,6 +32,34 @@ struct Fake {
 impl Fake {
     fn note(&self, change: String) {
         self.changes.lock().unwrap().push(change);
+    }
+}
+
+fn drain() -> JobSpec {
+    JobSpec {
+        work: JobWork::Drain {
+            places: vec!["memory".into()],
+            targets: vec![],
+            disks: true,
+        },
+        concurrency: 0,
+        bytes_per_second: None,
+        time: None,
+    }
+}
+
+fn job(spec: JobSpec, status: JobStatus) -> JobState {
+    JobState {
+        job: JobId(7),
+        spec,
+        status,
+        age: Duration::from_millis(1500),
+        active: 1,
+        done: 2,
+        done_bytes: 8192,
+        failed: 1,
+        left_bytes: 4096,
+        errors: vec![(Key::new(b"k").unwrap(), ErrorCode::NoAvailableHandle)],
     }
 }
 
@@ -71,6 +100,7 @@ impl Source for Fake {
             state: SegmentState {
                 segment: SegmentId(id),
                 node: NodeId(1),
+                draining: Draining::No,
                 presence: match kind {
                     SegmentKind::Memory => Presence::Here,
                     SegmentKind::Disk => Presence::Hidden,
@@ -161,6 +191,27 @@ impl Source for Fake {
         Err(ErrorCode::TenantNotEmpty.into())
     }
 
+    fn start_job(&self, spec: JobSpec) -> Result<JobState, Failure> {
+        self.note(format!("{:?} {}", spec.work, spec.concurrency));
+        Ok(job(spec, JobStatus::Running))
+    }
+
+    fn query_job(&self, id: JobId) -> Result<JobState, Failure> {
+        match id {
+            JobId(7) => Ok(job(drain(), JobStatus::Running)),
+            _ => Err(ErrorCode::JobNotFound.into()),
+        }
+    }
+
+    fn cancel_job(&self, id: JobId) -> Result<JobState, Failure> {
+        self.note(format!("cancel {id}"));
+        Ok(job(drain(), JobStatus::Cancelled))
+    }
+
+    fn jobs(&self) -> Result<Vec<JobState>, Failure> {
+        Ok(vec![job(drain(), JobStatus::Succeeded)])
+    }
+
     fn remove_all(&self, tenant: Option<&Tenant>, force: bool) -> Result<u64, Failure> {
         self.note(format!("remove {:?} {force}", tenant.map(Tenant::name)));
         Ok(2)
@@ -230,6 +281,18 @@ fn each_path_answers_in_its_form() {
         200,
         json!({ "status": "ok", "service_ready": true, "role": "leader" }),
     );
+    let job = json!({
+        "job_id": "7", "status": "RUNNING", "succeeded_units": 2, "migrated_bytes": 8192,
+        "errors": [{ "key": "k", "error_code": -200, "error_name": "NO_AVAILABLE_HANDLE" }],
+    });
+    check("/api/v1/drain_jobs/query?job_id=7", 200, job);
+    let unknown = json!({ "error_code": -1402 });
+    check("/api/v1/drain_jobs/query?job_id=8", 404, unknown);
+    let wrong = json!({ "error_code": -600 });
+    check("/api/v1/drain_jobs/query", 400, wrong.clone());
+    check("/api/v1/drain_jobs/query?job_id=x", 400, wrong);
+    let (_, listed) = ask(admin.address(), "GET", "/api/v1/jobs", "");
+    assert!(listed.contains("SUCCEEDED"), "{listed}");
     check("/get_all_segments", 200, json!("memory\nssd\n"));
     check("/get_segments_detail", 200, json!({ "total_segments": 2 }));
     for (name, number, status) in [("memory", 1, "OK"), ("ssd", 0, "UNDEFINED")] {
@@ -359,16 +422,26 @@ fn changes_are_made_by_other_methods_than_get_and_once() {
         &" ".repeat(70_000),
         413,
     );
+    let drains = "/api/v1/drain_jobs";
+    check("POST", drains, "{}", 400);
+    check("POST", drains, r#"{"segments":["a"],"all":1}"#, 400);
+    check("GET", "/api/v1/drain_jobs/cancel?job_id=7", "", 405);
+    check("POST", "/api/v1/drain_jobs/query?job_id=7", "", 405);
     assert!(source.changes.lock().unwrap().is_empty());
     check("PUT", "/api/v1/tenant_quotas?tenant_id=t", quota, 200);
     check("DELETE", "/api/v1/tenant_quotas?tenant_id=t", "", 409);
     check("POST", "/api/v1/remove_all", "", 200);
     check("POST", "/api/v1/remove_all?tenant=t&force=true", "", 200);
+    let drain = r#"{"segments":["a"],"target_segments":["b"],"max_concurrency":9}"#;
+    check("POST", drains, drain, 200);
+    check("POST", "/api/v1/drain_jobs/cancel?job_id=7", "", 200);
     let changes = [
         "t 5 6",
         "-t",
         "remove None false",
         "remove Some(\"t\") true",
+        "Drain { places: [\"a\"], targets: [\"b\"], disks: true } 9",
+        "cancel 7",
     ];
     assert_eq!(*source.changes.lock().unwrap(), changes);
 }

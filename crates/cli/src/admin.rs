@@ -12,7 +12,9 @@ use serde_json::Value;
 use slackwater_admin::{Admin, AdminOptions, Failure, Segment, Source, Token, TokenInForce};
 use slackwater_mq::Address;
 use slackwater_node::{Operated, StoreError};
-use slackwater_wire::{Description, ErrorCode, Key, List, Listed, QuotaState, Tenant};
+use slackwater_wire::{
+    Description, ErrorCode, JobId, JobSpec, JobState, Key, List, Listed, QuotaState, Tenant,
+};
 
 /// Where and for whom a process answers operators.
 #[derive(Clone, Debug, Args)]
@@ -201,6 +203,22 @@ impl<O: Operated> Source for Administered<O> {
     fn delete_quota(&self, tenant: &Tenant) -> Result<(), Failure> {
         let deleted = self.operated.delete_quota(tenant.clone());
         deleted.map_err(failure)
+    }
+
+    fn start_job(&self, spec: JobSpec) -> Result<JobState, Failure> {
+        self.operated.start_job(spec).map_err(failure)
+    }
+
+    fn query_job(&self, job: JobId) -> Result<JobState, Failure> {
+        self.operated.query_job(job).map_err(failure)
+    }
+
+    fn cancel_job(&self, job: JobId) -> Result<JobState, Failure> {
+        self.operated.cancel_job(job).map_err(failure)
+    }
+
+    fn jobs(&self) -> Result<Vec<JobState>, Failure> {
+        self.operated.jobs().map_err(failure)
     }
 
     fn remove_all(&self, tenant: Option<&Tenant>, force: bool) -> Result<u64, Failure> {

@@ -93,6 +93,20 @@ pub(crate) enum Command {
     Stat(crate::remote::Stat),
     /// Remove keys from a served store
     Rm(crate::remote::Rm),
+    /// Copy a value into the memory of other nodes of a pool
+    ///
+    /// Needs the right of an operator, as do mv, drain and jobs. The exit code is 1 if a copy could not be made.
+    Cp(crate::jobs::Cp),
+    /// Move a value from the memory of one node of a pool to another's
+    Mv(crate::jobs::Mv),
+    /// Empty nodes of a pool: what only they hold goes elsewhere, and nothing new comes to them
+    ///
+    /// Values are read where they are until they are elsewhere. The exit code is 1 if something was left: the nodes still
+    /// take nothing new then, so that the drain can be begun again once there is room. `slackwater jobs --cancel JOB` ends a
+    /// drain, or undoes one that is done.
+    Drain(crate::jobs::Drain),
+    /// List the jobs of a pool, or cancel one
+    Jobs(crate::jobs::Jobs),
     /// Measure parts of Slackwater beside the machine's limits and beside peers
     #[command(subcommand)]
     Bench(Bench),

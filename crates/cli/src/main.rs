@@ -8,6 +8,7 @@ mod config;
 mod doctor;
 mod explain;
 mod interrupt;
+mod jobs;
 mod manual;
 mod notify;
 mod policy;
@@ -56,6 +57,10 @@ fn main() -> ExitCode {
         Command::Ls(arguments) => remote::ls(&arguments),
         Command::Stat(arguments) => remote::stat(&arguments),
         Command::Rm(arguments) => remote::rm(&arguments),
+        Command::Cp(arguments) => jobs::cp(&arguments),
+        Command::Mv(arguments) => jobs::mv(&arguments),
+        Command::Drain(arguments) => jobs::drain(&arguments),
+        Command::Jobs(arguments) => jobs::jobs(&arguments),
         Command::Bench(scenario) => bench::run(&scenario),
         Command::Config(arguments) => config::run(&arguments, &layers),
         Command::Keys(verb) => tools::keys(&verb),

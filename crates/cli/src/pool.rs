@@ -4,6 +4,7 @@ use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -56,6 +57,10 @@ pub(crate) struct Node {
 
     #[command(flatten)]
     keys: KeyFiles,
+
+    /// How long values that only this node's memory holds may go to other nodes when it is told to end; 0s ends at once
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = slackwater_base::parse_duration)]
+    leave_time: Duration,
 
     /// Memory for what is read from SSD on behalf of clients; they can read values of up to half of it from there
     #[arg(long, value_name = "SIZE", default_value_t = NodeOptions::default().staging)]
@@ -123,6 +128,9 @@ pub(crate) fn node(arguments: &Node, layers: &Layers) -> Result<u8> {
     );
     service.started(reload);
     service.wait();
+    if !arguments.leave_time.is_zero() {
+        server.leave(arguments.leave_time);
+    }
     server.close().context("the node was not closed cleanly")?;
     Ok(code(&service.interrupt))
 }

@@ -52,7 +52,7 @@ pub(crate) struct Connection {
 
     /// Print one JSON object on standard output
     #[arg(long)]
-    json: bool,
+    pub(crate) json: bool,
 }
 
 /// See the command.
@@ -134,7 +134,7 @@ pub(crate) struct Rm {
 }
 
 impl Connection {
-    fn open(&self) -> Result<(Client, CallOptions)> {
+    pub(crate) fn open(&self) -> Result<(Client, CallOptions)> {
         let call = CallOptions {
             tenant: Tenant::new(&self.tenant).context("the tenant has no such name")?,
             ..CallOptions::default()
@@ -324,11 +324,11 @@ fn lines(keys: &[Key]) -> Result<()> {
     Ok(())
 }
 
-fn print(object: &serde_json::Value) -> Result<()> {
+pub(crate) fn print(object: &serde_json::Value) -> Result<()> {
     writeln!(std::io::stdout(), "{object}").context("standard output")
 }
 
 #[expect(clippy::print_stderr, reason = "a word to the user beside the answer")]
-fn note(words: &str) {
+pub(crate) fn note(words: &str) {
     eprintln!("slackwater: {words}");
 }

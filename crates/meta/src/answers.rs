@@ -349,13 +349,18 @@ fn must_not_repeat(request: &Request) -> bool {
         | Request::Exists(_)
         | Request::List(_)
         | Request::Describe { .. }
-        | Request::Quotas => false,
+        | Request::Quotas
+        | Request::QueryJob { .. }
+        | Request::AwaitJob { .. }
+        | Request::CancelJob { .. }
+        | Request::Jobs => false,
         Request::PutStart(_)
         | Request::PutEnd(_)
         | Request::Remove(_)
         | Request::RemoveMatching(_)
         | Request::RemoveAll(_)
         | Request::ReplicaClear(_)
+        | Request::StartJob(_)
         | Request::Mount(_)
         | Request::Unmount { .. }
         | Request::SetQuota { .. }

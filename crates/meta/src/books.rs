@@ -271,6 +271,9 @@ impl Master {
             || format!("{:?}", books.promotion),
         )?;
         self.promotions.check().map_err(Imbalance)?;
+        ensure(self.jobs.balance(), || {
+            "jobs count other copies than there are".to_owned()
+        })?;
         for (id, replica) in self.catalog.all_replicas() {
             let orphan = self.orphans.contains_key(&id);
             let sound = match replica.state {

@@ -20,6 +20,7 @@ mod explain;
 mod get;
 mod index;
 mod inventory;
+mod jobs;
 mod journal;
 mod lease;
 mod lookup;

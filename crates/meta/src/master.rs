@@ -2,8 +2,8 @@ use std::sync::Arc;
 
 use slackwater_base::{Instant, Map, Rng};
 use slackwater_wire::{
-    ClientId, ExtentRef, NodeId, OperationId, Order, Permissions, Reply, Report, Request,
-    SegmentKind, SegmentState, TicketId, Version,
+    ClientId, CopyTask, ErrorCode, ExtentRef, JobId, NodeId, OperationId, Order, Permissions,
+    Reply, Report, Request, SegmentKind, SegmentState, TicketId, Version,
 };
 
 use crate::answers::{Answers, Arrival};
@@ -13,6 +13,7 @@ use crate::drops::Drops;
 use crate::due::Deadlines;
 use crate::evict::Leader;
 use crate::get::Reading;
+use crate::jobs::{JOBS_LISTED, Jobs};
 use crate::journal::Notes;
 use crate::lease::{GroupKey, Groups, Guards};
 use crate::metrics::Metrics;
@@ -61,6 +62,13 @@ pub enum Input {
     NodeAway(NodeId),
     /// A node has a link again, in the life that it had before.
     NodeBack(NodeId),
+    /// A copy has ended: the bytes are in their extent, verified, or the reason why not.
+    Copied {
+        /// The copy.
+        ticket: TicketId,
+        /// How it went.
+        result: Result<(), ErrorCode>,
+    },
 }
 
 /// What a master wants done.
@@ -82,6 +90,13 @@ pub enum Output {
         node: NodeId,
         /// What it is to do.
         order: Order,
+    },
+    /// Have a node bring a value of another one into its memory. Ends with [`Input::Copied`].
+    Copy {
+        /// The node that is to do it.
+        node: NodeId,
+        /// What it is to bring.
+        task: CopyTask,
     },
 }
 
@@ -110,6 +125,7 @@ pub struct Master {
     pub(crate) scans: Scans,
     pub(crate) offloads: Offloads,
     pub(crate) promotions: Promotions,
+    pub(crate) jobs: Jobs,
     pub(crate) answers: Answers,
     pub(crate) reading: Reading,
     pub(crate) outbox: Outbox,
@@ -147,6 +163,12 @@ pub(crate) enum Due {
     Promotions,
     /// A node has been without a link for as long as is waited for it.
     Absence(NodeId),
+    /// A copy of a job was not ended in time.
+    Copy(TicketId),
+    /// Jobs may go on.
+    Jobs,
+    /// The time of a job is over.
+    Job(JobId),
 }
 
 impl Due {
@@ -154,7 +176,12 @@ impl Due {
     fn is_step(self) -> bool {
         matches!(
             self,
-            Self::Relieve(_) | Self::Group(..) | Self::Wake(_) | Self::Scan(_) | Self::Lost(_)
+            Self::Relieve(_)
+                | Self::Group(..)
+                | Self::Wake(_)
+                | Self::Scan(_)
+                | Self::Lost(_)
+                | Self::Jobs
         )
     }
 }
@@ -205,6 +232,7 @@ impl Master {
             scans: Scans::default(),
             offloads: Offloads::default(),
             promotions: Promotions::new(&config.promotion),
+            jobs: Jobs::default(),
             outbox: Outbox::default(),
             metrics: Metrics::default(),
             numbers: Numbers::default(),
@@ -241,6 +269,7 @@ impl Master {
             Input::NodeLost(node) => self.node_lost(now, node),
             Input::NodeAway(node) => self.node_away(now, node),
             Input::NodeBack(node) => self.node_back(node),
+            Input::Copied { ticket, result } => self.copied(now, ticket, result),
         }
         self.settle(now);
         self.flush(out);
@@ -278,6 +307,9 @@ impl Master {
                 Due::Candidate(object) => self.candidate_due(now, object),
                 Due::Promotions => self.deliver_all(now),
                 Due::Absence(node) => self.absence_due(now, node),
+                Due::Copy(ticket) => self.copied(now, ticket, Err(ErrorCode::RpcTimeout)),
+                Due::Jobs => self.unsettled.jobs(),
+                Due::Job(job) => self.job_late(now, job),
             }
         }
         for (_, segment) in self.segments.iter_mut() {
@@ -385,6 +417,11 @@ impl Master {
             } => self.set_quota(now, &tenant, [memory_bytes, disk_bytes]),
             Request::DeleteQuota { tenant } => self.delete_quota(&tenant),
             Request::Quotas => Reply::Quotas(self.tenants.states().collect()),
+            Request::StartJob(spec) => self.start_job(now, spec),
+            Request::QueryJob { job } => self.query_job(now, job),
+            Request::AwaitJob { job } => return self.await_job(now, caller, job),
+            Request::CancelJob { job } => self.cancel_job(now, job),
+            Request::Jobs => Reply::Jobs(self.job_states(now, JOBS_LISTED)),
             Request::Mount(mount) => self.mount(now, &mount),
             Request::Unmount { segment } => self.unmount(now, segment),
         };

@@ -147,6 +147,7 @@ impl Master {
         self.numbers.note_generation(given.unwrap_or(0));
         self.lose_promotions(now, index);
         self.lose_offloads(now, index);
+        self.lose_copies(now, index);
         self.lose_open_puts(now, index);
         prospect::lose(&mut self.catalog, &mut self.segments, index);
         let lost: Vec<ReplicaId> =

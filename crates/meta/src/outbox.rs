@@ -3,8 +3,8 @@ use std::collections::BTreeMap;
 use slackwater_base::Map;
 use slackwater_wire::limits::BATCH_KEYS_MAX;
 use slackwater_wire::{
-    ClientId, DiskEntry, ErrorCode, ExtentRef, NodeId, OffloadTask, OperationId, Order, Published,
-    Reply, SegmentId,
+    ClientId, CopyTask, DiskEntry, ErrorCode, ExtentRef, NodeId, OffloadTask, OperationId, Order,
+    Published, Reply, SegmentId,
 };
 
 use crate::Output;
@@ -18,6 +18,7 @@ pub(crate) struct Outbox {
     drops: BTreeMap<NodeId, Vec<DiskEntry>>,
     published: BTreeMap<NodeId, Vec<Published>>,
     fences: BTreeMap<NodeId, Vec<ExtentRef>>,
+    copies: Vec<Output>,
 }
 
 impl Outbox {
@@ -49,6 +50,10 @@ impl Outbox {
         self.published.entry(node).or_default().push(published);
     }
 
+    pub(crate) fn copy(&mut self, node: NodeId, task: CopyTask) {
+        self.copies.push(Output::Copy { node, task });
+    }
+
     /// A segment is gone: its extents cannot be fenced any more, and need not be.
     pub(crate) fn forget_segment(&mut self, segment: SegmentId) {
         for extents in self.fences.values_mut() {
@@ -74,6 +79,7 @@ impl Outbox {
         out.append(&mut self.orders);
         in_parts(&mut self.published, Order::Published, out);
         in_parts(&mut self.fences, Order::Fence, out);
+        out.append(&mut self.copies);
         out.append(&mut self.replies);
     }
 }

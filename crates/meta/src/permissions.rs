@@ -20,9 +20,14 @@ pub(crate) fn check(
             Some(index) => permissions.admin || permissions.node.covers(segments.at(index).node),
             None => permissions.admin || permissions.node != NodePermission::None,
         },
-        Request::SetQuota { .. } | Request::DeleteQuota { .. } | Request::Quotas => {
-            permissions.admin
-        }
+        Request::SetQuota { .. }
+        | Request::DeleteQuota { .. }
+        | Request::Quotas
+        | Request::StartJob(_)
+        | Request::QueryJob { .. }
+        | Request::AwaitJob { .. }
+        | Request::CancelJob { .. }
+        | Request::Jobs => permissions.admin,
         Request::RemoveAll(remove) if remove.tenant.is_none() => permissions.admin,
         _ => permissions.client,
     };
@@ -66,7 +71,12 @@ fn named(request: &Request) -> Named<'_> {
         },
         Request::ReplicaClear(clear) => &clear.tenant,
         Request::List(list) => &list.tenant,
-        Request::Quotas => return Named::All,
+        Request::Quotas
+        | Request::StartJob(_)
+        | Request::QueryJob { .. }
+        | Request::AwaitJob { .. }
+        | Request::CancelJob { .. }
+        | Request::Jobs => return Named::All,
         Request::GetEnd(_)
         | Request::Revoke { .. }
         | Request::Mount(_)

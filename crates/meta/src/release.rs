@@ -56,6 +56,7 @@ impl Master {
     /// Frees the room of a replica that has neither an object nor references.
     pub(crate) fn free(&mut self, id: ReplicaId, tenant: TenantIndex, bytes: u64) {
         let replica = self.catalog.take_replica(id);
+        self.wake_drains(id);
         let segment = self.segments.at_mut(replica.segment);
         segment.unnumber(replica.slot);
         if let Medium::Disk(disk) = &mut segment.medium {

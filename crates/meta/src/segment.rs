@@ -5,7 +5,8 @@ use slackwater_base::{
     round_to_block,
 };
 use slackwater_wire::{
-    ExtentRef, Incarnation, Mount, NodeId, Presence, SegmentId, SegmentKind, SegmentState, Version,
+    Draining, ExtentRef, Incarnation, Mount, NodeId, Presence, SegmentId, SegmentKind,
+    SegmentState, Version,
 };
 
 use crate::catalog::{Catalog, ObjectId, Replica, ReplicaId, SegmentIndex};
@@ -28,6 +29,7 @@ pub(crate) struct Segment {
     pub(crate) announcing: bool,
     /// Removals are kept until all of it is announced.
     pub(crate) unannounced: bool,
+    pub(crate) draining: Draining,
     pub(crate) policy: Box<dyn Evict>,
     /// The SSD to which evicted objects may be written.
     pub(crate) below: Option<SegmentIndex>,
@@ -110,6 +112,7 @@ impl Segment {
             outlives: mount.generations.is_some(),
             announcing: mount.generations.is_some(),
             unannounced: mount.generations.is_some() || mount.kind == SegmentKind::Disk,
+            draining: Draining::No,
             policy,
             below: None,
             soft: Deadlines::new(),
@@ -123,7 +126,8 @@ impl Segment {
     /// Whether something may be placed there now.
     pub(crate) fn takes_new(&self) -> bool {
         let placed_early = planted(Planted::PlacedBeforeAnnounced);
-        self.presence == Presence::Here && (!self.announcing || placed_early)
+        let may = self.presence == Presence::Here && self.draining == Draining::No;
+        may && (!self.announcing || placed_early)
     }
 
     pub(crate) fn kind(&self) -> SegmentKind {
@@ -284,6 +288,19 @@ impl Segment {
         self.slots.get(slot as usize).is_some_and(|id| *id != NONE)
     }
 
+    /// The replicas at some of its slots, from `from` on, and the slot to continue from.
+    pub(crate) fn replicas_from(
+        &self,
+        from: usize,
+        step: usize,
+    ) -> (Vec<ReplicaId>, Option<usize>) {
+        let end = self.slots.len().min(from.saturating_add(step));
+        let some = self.slots.get(from..end).unwrap_or_default();
+        let held = some.iter().filter(|id| **id != NONE);
+        let next = (end < self.slots.len()).then_some(end);
+        (held.map(|id| ReplicaId(*id)).collect(), next)
+    }
+
     pub(crate) fn replicas(&self) -> impl Iterator<Item = ReplicaId> {
         self.slots
             .iter()
@@ -296,6 +313,7 @@ impl Segment {
             segment: self.id,
             node: self.node,
             presence: self.presence,
+            draining: self.draining,
             name: self.name.clone(),
             kind: self.kind(),
             bytes: self.capacity(),

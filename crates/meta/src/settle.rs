@@ -13,6 +13,7 @@ use crate::segment::Segments;
 #[derive(Default)]
 pub(crate) struct Unsettled {
     room: bool,
+    jobs: bool,
     /// With repetitions.
     pressed: Vec<SegmentIndex>,
 }
@@ -21,6 +22,11 @@ impl Unsettled {
     /// There may be room for puts that wait.
     pub(crate) fn room(&mut self) {
         self.room = true;
+    }
+
+    /// Jobs may go on.
+    pub(crate) fn jobs(&mut self) {
+        self.jobs = true;
     }
 
     /// A segment may be over its watermark.
@@ -56,13 +62,21 @@ impl Master {
         if std::mem::take(&mut self.unsettled.room) {
             self.serve(now);
         }
+        if std::mem::take(&mut self.unsettled.jobs) {
+            self.work_on_jobs(now);
+        }
         // What this made possible in turn is another step, so that one input does a bounded amount.
         std::mem::swap(&mut pressed, &mut self.unsettled.pressed);
         for index in pressed.drain(..) {
             self.due.set(Due::Relieve(index), now);
         }
+        let jobs = std::mem::take(&mut self.unsettled.jobs);
+        if jobs {
+            self.due.set(Due::Jobs, now);
+        }
         self.unsettled = Unsettled {
             room: false,
+            jobs: false,
             pressed,
         };
     }

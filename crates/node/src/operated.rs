@@ -2,8 +2,8 @@ use serde::Serialize;
 use slackwater_base::Instant;
 use slackwater_meta::{Books, Imbalance, Master};
 use slackwater_wire::{
-    Description, Epoch, ErrorCode, Key, List, Listed, NodeId, QuotaState, RemoveAll, Reply,
-    Request, SegmentState, Tenant,
+    Description, Epoch, ErrorCode, JobId, JobSpec, JobState, Key, List, Listed, NodeId, QuotaState,
+    RemoveAll, Reply, Request, SegmentState, Tenant,
 };
 
 use crate::StoreError;
@@ -127,11 +127,53 @@ pub trait Operated: Send + Sync + 'static {
         done(&self.ask("a quota", Request::DeleteQuota { tenant })?)
     }
 
+    /// Begins a job.
+    ///
+    /// # Errors
+    /// When it makes no sense.
+    fn start_job(&self, spec: JobSpec) -> Result<JobState, StoreError> {
+        job(self.ask("a job", Request::StartJob(spec))?)
+    }
+
+    /// How far a job is.
+    ///
+    /// # Errors
+    /// When there is no such job.
+    fn query_job(&self, id: JobId) -> Result<JobState, StoreError> {
+        job(self.ask("a job", Request::QueryJob { job: id })?)
+    }
+
+    /// Ends a job: what is being carried arrives.
+    ///
+    /// # Errors
+    /// When there is no such job.
+    fn cancel_job(&self, id: JobId) -> Result<JobState, StoreError> {
+        job(self.ask("a job", Request::CancelJob { job: id })?)
+    }
+
+    /// The latest jobs, the oldest first.
+    ///
+    /// # Errors
+    /// When the master is closed or broken.
+    fn jobs(&self) -> Result<Vec<JobState>, StoreError> {
+        match self.ask("jobs", Request::Jobs)? {
+            Reply::Jobs(jobs) => Ok(jobs),
+            reply => Err(refusal(&reply)),
+        }
+    }
+
     /// Removes the objects of a tenant, or of all, those too that readers hold leases on if `force`; says how many.
     ///
     /// # Errors
     /// When the deadline passes.
     fn remove_all(&self, tenant: Option<Tenant>, force: bool) -> Result<u64, StoreError> {
         count(&self.ask("a removal", Request::RemoveAll(RemoveAll { tenant, force }))?)
+    }
+}
+
+fn job(reply: Reply) -> Result<JobState, StoreError> {
+    match reply {
+        Reply::Job(state) => Ok(*state),
+        reply => Err(refusal(&reply)),
     }
 }

@@ -286,7 +286,7 @@ impl Client {
         &self.0.link
     }
 
-    fn call<'a>(&'a self, options: &'a CallOptions) -> Call<'a> {
+    pub(crate) fn call<'a>(&'a self, options: &'a CallOptions) -> Call<'a> {
         let begun = now();
         let deadline = options.deadline.unwrap_or(self.0.options.deadline);
         Call {
@@ -370,7 +370,7 @@ impl Call<'_> {
         }
     }
 
-    fn ask(&self, what: &'static str, request: Request) -> Result<Reply, ClientError> {
+    pub(crate) fn ask(&self, what: &'static str, request: Request) -> Result<Reply, ClientError> {
         self.check_room()?;
         let mut begun = Vec::new();
         let mut flow = CallFlow::start(self.begun, request, self.flow_options(), &mut begun);
@@ -440,7 +440,7 @@ fn only<T>(mut outcomes: Vec<Result<T, ClientError>>) -> Result<T, ClientError> 
 }
 
 /// What a reply of another kind than the request's means.
-fn refusal(reply: &Reply) -> ClientError {
+pub(crate) fn refusal(reply: &Reply) -> ClientError {
     match reply {
         Reply::Failed(code) => ClientError::RefusedCall(*code),
         _ => ClientError::RefusedCall(ErrorCode::InternalError),

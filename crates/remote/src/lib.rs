@@ -15,6 +15,7 @@ mod connect;
 mod drive;
 mod error;
 mod get;
+mod jobs;
 mod link;
 mod locations;
 mod options;

@@ -7,10 +7,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use slackwater_base::Checksum;
 
-use crate::data::Segment;
+use crate::data::{Capability, Segment};
 use crate::{
-    DiskEntry, Epoch, ErrorCode, ExtentRef, Mount, NodeId, Numbered, Order, Published, ReadRecord,
-    Report, checksum_serde,
+    DiskEntry, Epoch, ErrorCode, ExtentRef, JobState, Mount, NodeId, Numbered, Order, Published,
+    ReadRecord, Report, checksum_serde,
 };
 
 /// One life of a node, or as much of it as one master has known without a break: random, and compared for equality only.
@@ -161,6 +161,54 @@ pub struct StageRecord {
     pub holder: Option<[u8; 32]>,
     /// How long the memory is lent.
     pub lease: Duration,
+}
+
+/// Has a node bring a value of another one into an extent of its own. Answered by [`BytesCopied`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CopyBytes {
+    /// The epoch of the master.
+    pub epoch: Epoch,
+    /// How the memory of the other node is reached.
+    pub contact: Segment,
+    /// The right to read there.
+    #[serde(with = "crate::pool::capability")]
+    pub capability: Capability,
+    /// First byte, from the start of the region that the capability names.
+    pub offset: u64,
+    /// Length of the value.
+    pub bytes: u64,
+    /// The checksum that its bytes must have.
+    #[serde(with = "checksum_serde")]
+    pub checksum: Checksum,
+    /// The extent of the node that gets it, which nobody else may write.
+    pub target: ExtentRef,
+}
+
+/// Whether a value was brought.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BytesCopied {
+    /// The latest epoch that the node has seen.
+    pub epoch: Epoch,
+    /// Nothing, when it is in its extent, verified.
+    pub result: Result<(), ErrorCode>,
+}
+
+/// A node is about to end: what only its memory holds is to go to others. Answered by [`NodeLeft`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NodeLeave {
+    /// The latest epoch that the node has seen.
+    pub epoch: Epoch,
+    /// How long it waits.
+    pub time: Duration,
+}
+
+/// A node may end.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NodeLeft {
+    /// The epoch of the master.
+    pub epoch: Epoch,
+    /// What went and what did not.
+    pub result: Result<Box<JobState>, ErrorCode>,
 }
 
 impl Numbered for Order {

@@ -16,8 +16,9 @@ use thiserror::Error;
 
 use crate::limits::{BATCH_KEYS_MAX, BODY_BYTES_MAX, REQUEST_BYTES_MAX, SMALL_BYTES_MAX};
 use crate::{
-    Answered, Asked, CheckWritten, Hello, NodeHello, NodeWelcome, Order, Orders, ReadRecord,
-    RecordStaged, Release, Reply, Report, Reports, Request, StageRecord, Welcome, WrittenChecked,
+    Answered, Asked, BytesCopied, CheckWritten, CopyBytes, Hello, NodeHello, NodeLeave, NodeLeft,
+    NodeWelcome, Order, Orders, ReadRecord, RecordStaged, Release, Reply, Report, Reports, Request,
+    StageRecord, Welcome, WrittenChecked,
 };
 
 /// The format that this release writes, and the only one that it reads.
@@ -136,6 +137,22 @@ impl Message for StageRecord {
     const BYTES_MAX: usize = SMALL_BYTES_MAX;
 }
 
+impl Message for CopyBytes {
+    const BYTES_MAX: usize = SMALL_BYTES_MAX;
+}
+
+impl Message for BytesCopied {
+    const BYTES_MAX: usize = SMALL_BYTES_MAX;
+}
+
+impl Message for NodeLeave {
+    const BYTES_MAX: usize = SMALL_BYTES_MAX;
+}
+
+impl Message for NodeLeft {
+    const BYTES_MAX: usize = SMALL_BYTES_MAX;
+}
+
 mod sealed {
     pub trait Sealed {}
     impl Sealed for crate::NodeHello {}
@@ -144,6 +161,10 @@ mod sealed {
     impl Sealed for crate::Reports {}
     impl Sealed for crate::CheckWritten {}
     impl Sealed for crate::WrittenChecked {}
+    impl Sealed for crate::CopyBytes {}
+    impl Sealed for crate::BytesCopied {}
+    impl Sealed for crate::NodeLeave {}
+    impl Sealed for crate::NodeLeft {}
     impl Sealed for crate::StageRecord {}
     impl Sealed for crate::Request {}
     impl Sealed for crate::Reply {}

@@ -24,6 +24,10 @@ id! {
     SegmentId(u32)
 }
 id! {
+    /// One job of a master: a copy, a move or a drain.
+    JobId(u64)
+}
+id! {
     /// One storage node: the owner of memory segments and at most one SSD log.
     NodeId(u32)
 }

@@ -9,6 +9,7 @@ pub mod body;
 pub mod data;
 mod error;
 mod id;
+mod job;
 mod key;
 mod numbered;
 mod order;
@@ -18,13 +19,14 @@ mod reply;
 mod request;
 
 pub use attach::{
-    Attached, CheckWritten, MemoryAccess, NodeHello, NodeLife, NodeWelcome, Orders, Reports,
-    Secret, StageRecord, Written, WrittenChecked,
+    Attached, BytesCopied, CheckWritten, CopyBytes, MemoryAccess, NodeHello, NodeLeave, NodeLeft,
+    NodeLife, NodeWelcome, Orders, Reports, Secret, StageRecord, Written, WrittenChecked,
 };
 pub use error::{Class, ErrorCode};
 pub use id::{
-    ClientId, Epoch, GuardId, Incarnation, NodeId, OperationId, SegmentId, TicketId, Version,
+    ClientId, Epoch, GuardId, Incarnation, JobId, NodeId, OperationId, SegmentId, TicketId, Version,
 };
+pub use job::{CopyTask, JobSpec, JobState, JobStatus, JobWork};
 pub use key::{Key, KeyError, Tenant, TenantError};
 pub use numbered::{Numbered, NumberedReceiver, NumberedSender, OutOfStep};
 pub use order::{
@@ -36,8 +38,8 @@ pub use pool::{
     Answered, Asked, ExtentUse, Hello, ReadRecord, RecordStaged, Release, StagedRecord, Welcome,
 };
 pub use reply::{
-    Description, ExtentRef, Listed, Lookup, Object, Presence, PutStarted, QuotaState, ReplicaAt,
-    ReplicaState, Reply, SegmentState,
+    Description, Draining, ExtentRef, Listed, Lookup, Object, Presence, PutStarted, QuotaState,
+    ReplicaAt, ReplicaState, Reply, SegmentState,
 };
 pub use request::{
     Chain, Durability, Exists, Get, GetEnd, Hold, List, Mount, Pin, PutConfig, PutDone, PutEnd,

@@ -167,7 +167,7 @@ fn writes(started: &PutStarted) -> impl Iterator<Item = ExtentUse> {
 }
 
 /// A capability as bytes of fixed length.
-mod capability {
+pub(crate) mod capability {
     use std::fmt;
 
     use serde::de::{Error, Visitor};
@@ -175,14 +175,14 @@ mod capability {
 
     use crate::data::Capability;
 
-    pub(super) fn serialize<S: Serializer>(
+    pub(crate) fn serialize<S: Serializer>(
         capability: &Capability,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
         serializer.serialize_bytes(&capability.to_bytes())
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Capability, D::Error> {
         deserializer.deserialize_bytes(Bytes)

@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 use slackwater_base::Checksum;
 
 use crate::{
-    ErrorCode, GuardId, Incarnation, Key, NodeId, Pin, SegmentId, SegmentKind, Tenant, Version,
-    checksum_serde,
+    ErrorCode, GuardId, Incarnation, JobState, Key, NodeId, Pin, SegmentId, SegmentKind, Tenant,
+    Version, checksum_serde,
 };
 
 /// The master's answer to a request.
@@ -27,6 +27,10 @@ pub enum Reply {
     Describe(Box<Description>),
     /// Quotas and use.
     Quotas(Vec<QuotaState>),
+    /// How far a job is.
+    Job(Box<JobState>),
+    /// How far jobs are.
+    Jobs(Vec<JobState>),
     /// Done; there is nothing more to say.
     Done,
     /// The whole request was refused.
@@ -207,6 +211,18 @@ impl Presence {
     }
 }
 
+/// Whether a segment takes new values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Draining {
+    /// It does.
+    #[default]
+    No,
+    /// It does not, and a job carries what it holds elsewhere.
+    Running,
+    /// It does not, and nothing is left that only it holds.
+    Done,
+}
+
 /// What a segment is and how full.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SegmentState {
@@ -216,6 +232,8 @@ pub struct SegmentState {
     pub node: NodeId,
     /// Whether that node has a link.
     pub presence: Presence,
+    /// Whether it takes new values.
+    pub draining: Draining,
     /// Its name.
     pub name: String,
     /// Its medium.

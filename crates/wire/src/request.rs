@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 use slackwater_base::Checksum;
 
 use crate::{
-    GuardId, Incarnation, Key, NodeId, OperationId, ReplicaAt, SegmentId, Tenant, Version,
-    checksum_serde,
+    GuardId, Incarnation, JobId, JobSpec, Key, NodeId, OperationId, ReplicaAt, SegmentId, Tenant,
+    Version, checksum_serde,
 };
 
 /// What a client asks of the master.
@@ -89,6 +89,26 @@ pub enum Request {
     },
     /// Quotas and use of every tenant that has either.
     Quotas,
+    /// Begin a job. Answers [`crate::Reply::Job`] at once.
+    StartJob(JobSpec),
+    /// How far is this job?
+    QueryJob {
+        /// The job.
+        job: JobId,
+    },
+    /// Answers as [`Self::QueryJob`], once the job is over.
+    AwaitJob {
+        /// The job.
+        job: JobId,
+    },
+    /// End this job: what is being carried arrives, and nothing more is begun. Segments that are drained take new values
+    /// again, also when their job is over.
+    CancelJob {
+        /// The job.
+        job: JobId,
+    },
+    /// The latest jobs, 64 at most, the oldest first.
+    Jobs,
 }
 
 /// What the caller knows about the chain that the keys of a batch belong to.

@@ -193,7 +193,8 @@ impl Master {
         for (replica, facts) in self.catalog.replicas(id) {
             let segment = self.segments.at(facts.segment);
             let fits = |index| {
-                let memory = self.segments.at(index).memory();
+                let above = self.segments.at(index);
+                let memory = above.memory().filter(|_| above.takes_new());
                 memory.is_some_and(|memory| {
                     memory.extents.books().capacity >= self.catalog.object(id).bytes
                 })

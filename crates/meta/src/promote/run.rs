@@ -157,6 +157,7 @@ impl Master {
             Ledger::Memory,
         );
         self.tell_published(now, staged, chain, Durability::Memory);
+        self.wake_drains(staged);
         let replica = *self.catalog.replica(staged);
         let hash = self.catalog.object(object).hash;
         publish::introduce(

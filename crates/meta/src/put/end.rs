@@ -190,6 +190,7 @@ impl Master {
                 Ledger::Memory,
             );
             self.tell_published(now, *replica, put.chain, put.durability);
+            self.wake_drains(*replica);
             let Replica { segment, slot, .. } = *self.catalog.replica(*replica);
             fresh.push(Fresh {
                 segment,

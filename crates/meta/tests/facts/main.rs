@@ -6,6 +6,7 @@ mod disk;
 mod evict;
 mod hostile;
 mod inventory;
+mod jobs;
 mod journal;
 mod lease;
 mod limits;

@@ -94,6 +94,16 @@ fn requests() -> Vec<(By, Request)> {
         host: "host".into(),
         generations: None,
     };
+    let job = JobSpec {
+        work: JobWork::Copy {
+            tenant: tenant.clone(),
+            key: key("k"),
+            targets: vec!["8".into()],
+        },
+        concurrency: 0,
+        bytes_per_second: None,
+        time: None,
+    };
     let of = || tenant.clone();
     let operation = OperationId(1 << 30);
     vec![
@@ -149,6 +159,11 @@ fn requests() -> Vec<(By, Request)> {
         ),
         (By::Admin, Request::DeleteQuota { tenant: of() }),
         (By::Admin, Request::Quotas),
+        (By::Admin, Request::StartJob(job)),
+        (By::Admin, Request::QueryJob { job: JobId(1) }),
+        (By::Admin, Request::AwaitJob { job: JobId(1) }),
+        (By::Admin, Request::CancelJob { job: JobId(1) }),
+        (By::Admin, Request::Jobs),
         (By::Node, Request::Mount(mount)),
         (
             By::NodeOrAdmin,

@@ -22,6 +22,8 @@ pub(crate) struct World {
     pub(crate) now: Instant,
     /// Orders that no node has done yet.
     pub(crate) orders: VecDeque<(NodeId, Order)>,
+    /// Copies that no node has made yet.
+    pub(crate) copies: VecDeque<(NodeId, CopyTask)>,
     replies: Vec<(ClientId, OperationId, Reply)>,
     next_operation: u64,
     /// Whether nodes carry out fences and drops after each step.
@@ -36,6 +38,7 @@ impl World {
             master: Master::new(config, 7),
             now: Instant::from_nanos(1_000_000_000),
             orders: VecDeque::new(),
+            copies: VecDeque::new(),
             replies: Vec::new(),
             next_operation: 0,
             obedient: true,
@@ -103,6 +106,7 @@ impl World {
                     reply,
                 } => self.replies.push((client, operation, reply)),
                 Output::Order { node, order } => self.orders.push_back((node, order)),
+                Output::Copy { node, task } => self.copies.push_back((node, task)),
             }
         }
         if self.obedient {

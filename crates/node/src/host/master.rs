@@ -1,7 +1,8 @@
 use slackwater_base::{Instant, Map};
 use slackwater_meta::{Input, Master, Output};
 use slackwater_wire::{
-    ClientId, NodeId, OperationId, Order, Permissions, PutEnd, Reply, Report, Request, Written,
+    ClientId, CopyTask, NodeId, OperationId, Order, Permissions, PutEnd, Reply, Report, Request,
+    Written,
 };
 
 use crate::StoreError;
@@ -29,6 +30,8 @@ pub(crate) struct MasterHost {
     unanswered: Map<OperationId, Owed<Reply>>,
     /// What nodes are to do, in order. The owner takes it.
     pub(crate) orders: Vec<(NodeId, Order)>,
+    /// Values that nodes are to bring from others. The owner takes them.
+    pub(crate) copies: Vec<(NodeId, CopyTask)>,
     /// Answers to clients of other processes. The owner takes them.
     pub(crate) replies: Vec<(ClientId, OperationId, Reply)>,
 }
@@ -42,6 +45,7 @@ impl MasterHost {
             next_operation: 1,
             unanswered: Map::default(),
             orders: Vec::new(),
+            copies: Vec::new(),
             replies: Vec::new(),
         }
     }
@@ -175,6 +179,7 @@ impl MasterHost {
                     operation, reply, ..
                 } => self.reply(operation, reply),
                 Output::Order { node, order } => self.orders.push((node, order)),
+                Output::Copy { node, task } => self.copies.push((node, task)),
             }
         }
     }

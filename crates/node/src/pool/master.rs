@@ -14,7 +14,7 @@ use slackwater_mq::{
 use slackwater_wait::{Event, Park, Site, Waiting, now};
 use slackwater_wire::{
     Attached, ErrorCode, NodeHello, NodeId, NodeWelcome, Permissions, Reply, Reports, Request,
-    SegmentKind, body,
+    SegmentKind, TicketId, body,
 };
 use slackwater_zmtp::PublicKey;
 
@@ -78,7 +78,9 @@ pub(super) struct MasterShell {
     /// How long a call of this process may take.
     pub(super) deadline: Duration,
     /// Wakes the steward when something falls due before its next deadline.
-    bell: Event,
+    pub(super) bell: Event,
+    /// Copies that have ended, for the steward.
+    copied: Mutex<Vec<(TicketId, Result<(), ErrorCode>)>>,
     /// None without a directory.
     journal: Option<Committer>,
     /// A panic left the master in an unknown state, or its journal cannot be written.
@@ -137,6 +139,7 @@ impl MasterServer {
             deadline: config.deadline,
             bell: Event::new(),
             journal,
+            copied: Mutex::default(),
             broken: AtomicBool::new(false),
         });
         let committer = shell.start_committer()?;
@@ -160,6 +163,10 @@ impl MasterServer {
         let (greeted, greeter) = (Arc::clone(&shell), Arc::clone(&handlers));
         builder.request_command("nodes.hello", move |call: &Call<'_>| {
             greeted.hello(&greeter, call);
+        })?;
+        let (left, reader) = (Arc::clone(&shell), Arc::clone(&handlers));
+        builder.request_command("nodes.leave", move |call: &Call<'_>| {
+            left.leave(&reader, call);
         })?;
         let reported = Arc::clone(&shell);
         builder.command("nodes.reports", move |call: &Call<'_>| {
@@ -267,6 +274,7 @@ impl MasterShell {
         if let Some(journal) = &self.journal {
             replies = journal.queue(state.host.core.take_notes(), replies);
         }
+        let copies = std::mem::take(&mut state.host.copies);
         let told = self.members.queue(std::mem::take(&mut state.host.orders));
         let next = state.host.core.next_deadline().unwrap_or(Instant::NEVER);
         let ring = next < state.wakes;
@@ -279,6 +287,7 @@ impl MasterShell {
         for (client, operation, reply) in replies {
             self.outgoing.answer(client, operation, reply);
         }
+        self.begin_copies(copies);
         if ring {
             self.bell.notify_all();
         }
@@ -318,12 +327,19 @@ impl MasterShell {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    pub(super) fn copied_now(&self) -> MutexGuard<'_, Vec<(TicketId, Result<(), ErrorCode>)>> {
+        self.copied.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Does what falls due, and sleeps until the next thing does.
     fn steward(&self) {
         while !self.bell.is_closed() {
             // Taken before the look at what is due: a ring from here on ends the wait.
             let seen = self.bell.seen();
             let stepped = self.with(|host, now| {
+                for (ticket, result) in std::mem::take(&mut *self.copied_now()) {
+                    host.take(now, Input::Copied { ticket, result });
+                }
                 host.on_deadline(now);
                 for node in self.members.absent() {
                     if !host.core.has_node(node) {
@@ -408,7 +424,7 @@ impl MasterShell {
         Attached::New { floor }
     }
 
-    fn forget(&self, node: NodeId) {
+    pub(super) fn forget(&self, node: NodeId) {
         self.outgoing.minters.remove(identity(node).memory);
         self.members.forget(node);
     }

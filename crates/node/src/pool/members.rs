@@ -34,6 +34,8 @@ struct Member {
     contact: Contact,
     minter: Arc<Minter>,
     memory_bytes: u64,
+    /// It said that it ends: it is not waited for when its link is gone.
+    leaves: bool,
 }
 
 /// What a hello is, by what is known of its node.
@@ -109,6 +111,7 @@ impl Members {
             contact: hello.memory.contact.clone(),
             minter,
             memory_bytes: memory.map(|mount| mount.bytes).max().unwrap_or(0),
+            leaves: false,
         };
         let mut state = self.state();
         state.nodes.insert(hello.node, member);
@@ -126,6 +129,24 @@ impl Members {
     /// Whether a link is a node's.
     pub(super) fn is_link(&self, link: ConnectionId) -> bool {
         self.state().links.contains_key(&link)
+    }
+
+    /// The node of a link.
+    pub(super) fn node_of(&self, link: ConnectionId) -> Option<NodeId> {
+        self.state().links.get(&link).copied()
+    }
+
+    /// A node is about to end.
+    pub(super) fn leaves(&self, node: NodeId) {
+        if let Some(member) = self.state().nodes.get_mut(&node) {
+            member.leaves = true;
+        }
+    }
+
+    /// Whether a node said that it ends.
+    pub(super) fn has_left(&self, node: NodeId) -> bool {
+        let state = self.state();
+        state.nodes.get(&node).is_some_and(|member| member.leaves)
     }
 
     /// A link is gone; the node that it belonged to.

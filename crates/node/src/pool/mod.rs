@@ -5,8 +5,11 @@
 //! link that breaks loses and repeats none of them. Clients have links to the master alone, and reach the memory of nodes
 //! by transfers, under capabilities that the master makes with the keys that nodes hand to it.
 
+mod bring;
 mod checks;
+mod copies;
 mod journal;
+mod leave;
 mod master;
 mod members;
 mod node;

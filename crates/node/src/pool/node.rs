@@ -185,6 +185,22 @@ impl NodeServer {
         move || allowed.as_ref().map_or(Ok(()), |allowed| allowed.reload())
     }
 
+    /// Has what only this node's memory holds go to other nodes, where there is room, for at most `time`. The master
+    /// places nothing new here from then on.
+    pub fn leave(&self, time: Duration) {
+        let uplink = self.shared.current().uplink.clone();
+        match uplink.and_then(|uplink| uplink.leave(time)) {
+            None => tracing::info!("there is no master to leave"),
+            Some(Ok(left)) => tracing::info!(
+                values = left.done,
+                bytes = left.done_bytes,
+                left_bytes = left.left_bytes,
+                "values have gone to other nodes"
+            ),
+            Some(Err(why)) => tracing::warn!(why, "values have not gone to other nodes"),
+        }
+    }
+
     /// Makes everything queued for SSD durable and stops.
     ///
     /// # Errors
@@ -457,6 +473,7 @@ fn messages(
     )?;
     builder.request_command("bytes.check", with(Uplink::check))?;
     builder.request_command("bytes.stage", with(Uplink::stage))?;
+    builder.request_command("bytes.copy", with(Uplink::copy))?;
     let linked = Arc::clone(uplink);
     builder.on_link(move |event| linked.link(&event));
     Ok(builder.start()?)

@@ -129,7 +129,14 @@ impl Backend for MasterShell {
             return;
         }
         let _ = self.with(|host, now| {
-            if let Some(node) = self.members.unlink(link) {
+            let Some(node) = self.members.unlink(link) else {
+                return;
+            };
+            if self.members.has_left(node) {
+                tracing::info!(%node, "a node has left");
+                self.forget(node);
+                host.take(now, Input::NodeLost(node));
+            } else {
                 tracing::warn!(%node, "the link to a node is gone");
                 host.take(now, Input::NodeAway(node));
             }

@@ -11,18 +11,20 @@ use slackwater_mq::{
 };
 use slackwater_wait::{Event, Park, Site, Waiting, now};
 use slackwater_wire::{
-    Attached, CheckWritten, Epoch, ErrorCode, NodeHello, NodeLife, NodeWelcome, NumberedReceiver,
-    NumberedSender, Orders, RecordStaged, Release, Report, Reports, StageRecord, WrittenChecked,
-    body,
+    Attached, BytesCopied, CheckWritten, CopyBytes, Epoch, ErrorCode, JobState, NodeHello,
+    NodeLeave, NodeLeft, NodeLife, NodeWelcome, NumberedReceiver, NumberedSender, Orders,
+    RecordStaged, Release, Report, Reports, StageRecord, WrittenChecked, body,
 };
 use slackwater_zmtp::PublicKey;
 
+use super::bring::Sources;
 use crate::serve::memory::{ServedMemory, Transfers};
 use crate::store::remote::{Deliver, Outbound};
 
 /// See the module. Of its locks, that of orders is taken before the store's, and that of reports under it.
 pub(super) struct Uplink {
     transfers: Transfers,
+    sources: Sources,
     /// None before it is known and after the end: the message layer holds this.
     mq: Mutex<Option<Mq>>,
     /// The latest epoch that was seen.
@@ -68,6 +70,7 @@ impl Uplink {
     pub(super) fn new(transfers: Transfers, life: NodeLife) -> Self {
         Self {
             transfers,
+            sources: Sources::default(),
             mq: Mutex::default(),
             epoch: AtomicU64::new(0),
             orders: Mutex::default(),
@@ -291,6 +294,43 @@ impl Uplink {
         let epoch = self.epoch();
         let checked = WrittenChecked { epoch, result };
         let _ = call.reply([body::encode(&checked).expect("an answer is short")]);
+    }
+
+    /// `bytes.copy`: runs on a worker, as it waits for the bytes.
+    pub(super) fn copy(&self, memory: &ServedMemory, call: &Call<'_>) {
+        let result = body::decode::<CopyBytes>(call.part(0).unwrap_or_default())
+            .map_err(|_| ErrorCode::DeserializeFail)
+            .and_then(|copy| self.sources.bring(memory, &copy));
+        let epoch = self.epoch();
+        let copied = BytesCopied { epoch, result };
+        let _ = call.reply([body::encode(&copied).expect("an answer is short")]);
+    }
+
+    /// Tells the master that this node is about to end, and waits until what only its memory holds has gone, for `time` at
+    /// most. What went and what did not; none without a link.
+    pub(super) fn leave(&self, time: Duration) -> Option<Result<JobState, String>> {
+        let (link, mq) = (self.reports().link?, self.mq()?);
+        let leave = NodeLeave {
+            epoch: self.epoch(),
+            time,
+        };
+        let body = body::encode(&leave).expect("a leave is short");
+        let options = RequestOptions {
+            // The master answers at its end.
+            timeout: Some(time + HELLO_TIME),
+            ..RequestOptions::default()
+        };
+        let answer = mq.request_wait(link, "nodes.leave", [body], &options);
+        let left = answer
+            .map_err(|error| error.to_string())
+            .and_then(|answer| {
+                let left = body::decode::<NodeLeft>(answer.part(0).unwrap_or_default());
+                left.map_err(|error| error.to_string())
+            });
+        Some(left.and_then(|left| match left.result {
+            Ok(state) => Ok(*state),
+            Err(code) => Err(code.to_string()),
+        }))
     }
 
     /// `bytes.stage`: runs on a worker, as it waits for the SSD.

@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slackwater_base::{Checksum, Instant};
-use slackwater_meta::Master;
+use slackwater_meta::{Input, Master};
 use slackwater_tier::arena::{Access, AccessId};
 use slackwater_tier::io::{DiskDone, DiskOp, OpId};
 use slackwater_tier::{Agent, AgentInput, FormatError, Opened, ReadEnd, RecordRead};
@@ -114,6 +114,14 @@ impl Core {
         }
         self.seal_all(now, written);
         Some(held)
+    }
+
+    /// Begins to fill an extent for a master in another process, which nobody else may write any more; `None` when it is dead.
+    pub(super) fn begin_fill(&mut self, now: Instant, target: &ExtentRef) -> Option<AccessId> {
+        let access = self.begin_access(target, Access::Write)?;
+        self.node.seal(now, [target]);
+        self.outbound.released.append(&mut self.node.released);
+        Some(access)
     }
 
     /// Ends accesses.
@@ -330,7 +338,12 @@ impl Core {
             outbound.released.append(&mut node.released);
             return;
         };
-        while !(master.orders.is_empty() && node.reports.is_empty()) {
+        while !(master.orders.is_empty() && node.reports.is_empty() && master.copies.is_empty()) {
+            for (_, task) in std::mem::take(&mut master.copies) {
+                // There is one node, which has no other to bring values from.
+                let (ticket, result) = (task.ticket, Err(ErrorCode::NotSupported));
+                master.take(now, Input::Copied { ticket, result });
+            }
             for (_, order) in std::mem::take(&mut master.orders) {
                 node.order(now, order);
             }

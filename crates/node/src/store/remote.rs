@@ -4,12 +4,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use slackwater_base::Instant;
+use slackwater_base::{Checksum, Instant};
 use slackwater_transfer::Extent;
 use slackwater_wait::now;
 use slackwater_wire::{
-    ClientId, Epoch, ErrorCode, Lookup, Mount, NodeId, Object, OperationId, Order, Permissions,
-    PutEnd, ReadRecord, Reply, Report, Request, Written,
+    ClientId, Epoch, ErrorCode, ExtentRef, Lookup, Mount, NodeId, Object, OperationId, Order,
+    Permissions, PutEnd, ReadRecord, Reply, Report, Request, Written,
 };
 
 use super::get::Reader;
@@ -55,6 +55,9 @@ impl Outbound {
 const WRITES_WAIT: Duration = Duration::from_millis(10);
 /// How long after its seal an extent may still be written before its put is given up.
 const WRITES_TIME: Duration = Duration::from_secs(1);
+
+/// Bytes of a value that are on their way between two nodes at a time.
+const FILL_PIECE: u64 = 1 << 20;
 
 /// Takes what leaves a store, on any thread, outside its lock.
 pub(crate) trait Deliver: Send + Sync {
@@ -112,6 +115,64 @@ impl Store {
         };
         let ended = shared.with(|core, now| core.let_go(now, held));
         ended.map_err(failed).and(result)
+    }
+
+    /// Fills an extent with a value, piece by piece: `read` is given the place of each piece in the value. Nobody else may
+    /// write the extent from then on, and its bytes are not given out again before this returns.
+    ///
+    /// # Errors
+    /// What `read` says; [`ErrorCode::ReplicaIsGone`] when the extent is dead, [`ErrorCode::InvalidParams`] when it is too
+    /// short, and [`ErrorCode::ChecksumMismatch`].
+    pub(crate) fn fill(
+        &self,
+        target: &ExtentRef,
+        (bytes, checksum): (u64, Checksum),
+        read: impl FnMut(u64, &mut [u8]) -> Result<(), ErrorCode>,
+    ) -> Result<(), ErrorCode> {
+        if bytes == 0 || bytes > target.bytes {
+            return Err(ErrorCode::InvalidParams);
+        }
+        let (shared, failed) = (self.shared(), |error: StoreError| error.code());
+        let access = shared.with(|core, now| core.begin_fill(now, target));
+        let access = access.map_err(failed)?.ok_or(ErrorCode::ReplicaIsGone)?;
+        let filled = self.fill_pieces(target, bytes, read).and_then(|()| {
+            let written = Written {
+                extent: *target,
+                bytes,
+                checksum,
+            };
+            match self.holds(&written) {
+                true => Ok(()),
+                false => Err(ErrorCode::ChecksumMismatch),
+            }
+        });
+        let live = shared.with(|core, now| core.end_access(now, access));
+        match live.map_err(failed)? {
+            true => filled,
+            false => Err(ErrorCode::ReplicaIsGone),
+        }
+    }
+
+    fn fill_pieces(
+        &self,
+        target: &ExtentRef,
+        bytes: u64,
+        mut read: impl FnMut(u64, &mut [u8]) -> Result<(), ErrorCode>,
+    ) -> Result<(), ErrorCode> {
+        let region = &self.segment().region;
+        let mut piece = vec![0; bytes.min(FILL_PIECE) as usize];
+        let mut at = 0;
+        while at < bytes {
+            let length = FILL_PIECE.min(bytes - at);
+            let piece = &mut piece[..length as usize];
+            read(at, piece)?;
+            // SAFETY: the access was begun for writing, so that nobody else writes the extent and it is not given out
+            // again, and nobody reads it before it is published.
+            let grant = unsafe { Grant::new(region, target.offset + at, length, Access::Write) };
+            let _ = grant.ok_or(ErrorCode::InvalidParams)?.copy_in(piece);
+            at += length;
+        }
+        Ok(())
     }
 
     /// Carries out orders of a master in another process.
@@ -295,8 +356,7 @@ mod tests {
     use slackwater_base::ByteSize;
     use slackwater_transfer::{Gate, Rights as Reach};
     use slackwater_wire::{
-        Chain, DiskEntry, ExtentRef, Key, PutConfig, PutDone, PutEntry, PutStart, PutStarted,
-        Tenant, Version,
+        Chain, DiskEntry, Key, PutConfig, PutDone, PutEntry, PutStart, PutStarted, Tenant, Version,
     };
 
     use super::*;

@@ -4,6 +4,8 @@
     reason = "a test that cannot go on says so by panicking"
 )]
 
+mod roles;
+
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};

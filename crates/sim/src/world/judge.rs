@@ -39,6 +39,7 @@ impl World {
                 ..
             } => self.grant(*extent),
             Output::Order { .. } => Ok(()),
+            Output::Copy { task, .. } => self.grant(task.target),
         }
     }
 

@@ -261,6 +261,8 @@ impl World {
                         self.say(session, Process::Master, Control::Order(order));
                     }
                 }
+                // No client of this world starts jobs.
+                Output::Copy { .. } => {}
             }
             self.note_sent(Process::Master)?;
         }

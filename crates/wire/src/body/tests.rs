@@ -162,7 +162,56 @@ fn requests() -> Vec<Request> {
         },
         Request::DeleteQuota { tenant: of() },
         Request::Quotas,
+        Request::StartJob(job(JobWork::Copy {
+            tenant: of(),
+            key: key("a"),
+            targets: vec!["300".into()],
+        })),
+        Request::StartJob(job(JobWork::Move {
+            tenant: of(),
+            key: key("a"),
+            source: Some("memory-300".into()),
+            target: "301".into(),
+        })),
+        Request::StartJob(job(JobWork::Drain {
+            places: vec!["300".into()],
+            targets: vec![],
+            disks: true,
+        })),
+        Request::QueryJob { job: JobId(9) },
+        Request::AwaitJob { job: JobId(9) },
+        Request::CancelJob { job: JobId(9) },
+        Request::Jobs,
     ]
+}
+
+fn job(work: JobWork) -> JobSpec {
+    JobSpec {
+        work,
+        concurrency: 8,
+        bytes_per_second: Some(1 << 20),
+        time: Some(Duration::from_secs(30)),
+    }
+}
+
+fn job_state() -> JobState {
+    let work = JobWork::Drain {
+        places: vec!["300".into()],
+        targets: vec!["301".into()],
+        disks: false,
+    };
+    JobState {
+        job: JobId(9),
+        spec: job(work),
+        status: JobStatus::Running,
+        age: Duration::from_millis(1500),
+        active: 2,
+        done: 3,
+        done_bytes: 4096,
+        failed: 1,
+        left_bytes: 8192,
+        errors: vec![(key("b"), ErrorCode::NoAvailableHandle)],
+    }
 }
 
 fn replies() -> Vec<Reply> {
@@ -222,6 +271,8 @@ fn replies() -> Vec<Reply> {
             disk_bytes: 3,
             objects: 4,
         }]),
+        Reply::Job(Box::new(job_state())),
+        Reply::Jobs(vec![job_state()]),
         Reply::Done,
         Reply::Failed(ErrorCode::ShuttingDown),
     ]

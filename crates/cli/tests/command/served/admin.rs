@@ -44,13 +44,21 @@ impl Administered {
         Self { served, admin }
     }
 
-    /// Sends a request: the status and the body of its answer.
+    /// Sends a request without a body: the status and the body of its answer.
     pub(crate) fn ask(&self, method: &str, path: &str, header: &str) -> (u16, String) {
+        self.send(method, path, header, "")
+    }
+
+    pub(crate) fn post(&self, path: &str, header: &str, body: &str) -> (u16, String) {
+        self.send("POST", path, header, body)
+    }
+
+    fn send(&self, method: &str, path: &str, header: &str, body: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(&self.admin).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         write!(
             stream,
-            "{method} {path} HTTP/1.0\r\nHost: localhost\r\n{header}\r\n"
+            "{method} {path} HTTP/1.0\r\nHost: localhost\r\n{header}\r\n{body}"
         )
         .unwrap();
         let mut answer = String::new();

@@ -2,6 +2,7 @@
 
 mod admin;
 mod faults;
+mod jobs;
 mod keys;
 mod pool;
 mod signals;

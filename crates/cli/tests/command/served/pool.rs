@@ -58,7 +58,7 @@ impl Node {
         line
     }
 
-    fn kill(mut self) {
+    pub(crate) fn kill(mut self) {
         self.child.kill().unwrap();
         end(&mut self.child);
     }
@@ -81,7 +81,7 @@ pub(crate) fn put(client: &Client, name: u64) {
     assert_eq!(stored, Ok(Stored::New), "k{name}");
 }
 
-fn get(client: &Client, name: u64) -> Option<Vec<u8>> {
+pub(crate) fn get(client: &Client, name: u64) -> Option<Vec<u8>> {
     let got = client.get(format!("k{name}").as_bytes(), &GetOptions::default());
     let got = got.unwrap();
     assert!(

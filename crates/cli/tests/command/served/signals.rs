@@ -155,8 +155,11 @@ fn the_token_of_operators_is_read_again() {
     let place = Place::new();
     let file = place.path("token");
     let write = |token: &str, mode| {
+        // At no moment is the file one that may be used with the wrong token.
+        let mode: std::fs::Permissions = PermissionsExt::from_mode(mode);
+        let _ = std::fs::set_permissions(&file, mode.clone());
         std::fs::write(&file, format!("{token}\n")).unwrap();
-        std::fs::set_permissions(&file, PermissionsExt::from_mode(mode)).unwrap();
+        std::fs::set_permissions(&file, mode).unwrap();
     };
     let (first, second) = ("not-to-be-guessed-1", "not-to-be-guessed-2");
     write(first, 0o600);

@@ -1,6 +1,7 @@
 //! Messages between nodes and the master.
 
 use super::*;
+use crate::data::Capability;
 
 fn hellos() -> Vec<NodeHello> {
     let mount = |segment, kind| Mount {
@@ -100,6 +101,43 @@ fn stage_requests() -> Vec<StageRecord> {
         .into()
 }
 
+fn copies() -> Vec<CopyBytes> {
+    vec![CopyBytes {
+        epoch: Epoch(4),
+        contact: hellos()[0].memory.contact.clone(),
+        capability: Capability::from_bytes(&[7; Capability::BYTES]),
+        offset: 4096,
+        bytes: 5000,
+        checksum: Checksum(7),
+        target: extent(),
+    }]
+}
+
+fn copied() -> Vec<BytesCopied> {
+    [Ok(()), Err(ErrorCode::TransferFail)]
+        .map(|result| BytesCopied {
+            epoch: Epoch(4),
+            result,
+        })
+        .into()
+}
+
+fn leaves() -> Vec<NodeLeave> {
+    vec![NodeLeave {
+        epoch: Epoch(4),
+        time: Duration::from_secs(30),
+    }]
+}
+
+fn left() -> Vec<NodeLeft> {
+    [Ok(Box::new(job_state())), Err(ErrorCode::RoleNotPermitted)]
+        .map(|result| NodeLeft {
+            epoch: Epoch(4),
+            result,
+        })
+        .into()
+}
+
 #[test]
 fn messages_survive_and_nothing_shorter_or_longer_is_one() {
     round_trips(&hellos());
@@ -109,6 +147,10 @@ fn messages_survive_and_nothing_shorter_or_longer_is_one() {
     round_trips(&checks());
     round_trips(&checked());
     round_trips(&stage_requests());
+    round_trips(&copies());
+    round_trips(&copied());
+    round_trips(&leaves());
+    round_trips(&left());
 }
 
 /// The bytes of a release are read by the next one: a change here is a change of the format.
@@ -122,6 +164,10 @@ fn the_bytes_between_nodes_and_masters_stay_as_they_are() {
     lines(&checks(), &mut found);
     lines(&checked(), &mut found);
     lines(&stage_requests(), &mut found);
+    lines(&copies(), &mut found);
+    lines(&copied(), &mut found);
+    lines(&leaves(), &mut found);
+    lines(&left(), &mut found);
     let golden = include_str!("golden.txt");
     for (found, golden) in found.lines().zip(golden.lines()) {
         assert_eq!(found, golden);

@@ -1,0 +1,220 @@
+//! Jobs: copies and moves of single objects, and drains of segments.
+//!
+//! A job is cut into units, one object each. A unit that is begun holds a replica as its source, has an extent at its target,
+//! and is carried by the target's node; it ends once. A job knows segments by their ids, so that one may go away under it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use slackwater_base::Instant;
+use slackwater_wire::{
+    ErrorCode, JobId, JobSpec, JobState, JobStatus, JobWork, Key, Reply, SegmentId, SegmentKind,
+    TicketId, Version,
+};
+
+use crate::budget::Budget;
+use crate::catalog::{ObjectId, ReplicaId, TenantIndex};
+use crate::master::{Caller, Due, Master};
+
+mod run;
+mod start;
+
+/// Jobs, and what they have under way.
+#[derive(Default)]
+pub(crate) struct Jobs {
+    all: BTreeMap<JobId, Job>,
+    copies: BTreeMap<TicketId, Copying>,
+    /// Replicas on segments that are drained and that nobody can read yet: their drain looks at them again when that
+    /// changes.
+    awaited: BTreeMap<ReplicaId, JobId>,
+}
+
+struct Job {
+    spec: JobSpec,
+    status: JobStatus,
+    begun: Instant,
+    /// Units that are not begun.
+    queue: VecDeque<Unit>,
+    sweep: Sweep,
+    /// Where a drain may carry what it finds; empty for any memory.
+    targets: Arc<[SegmentId]>,
+    budget: Budget,
+    active: usize,
+    done: u64,
+    done_bytes: u64,
+    failed: u64,
+    errors: VecDeque<(Key, ErrorCode)>,
+    waiters: Vec<Caller>,
+}
+
+/// The segments of a drain that are still to be looked through.
+#[derive(Default)]
+struct Sweep {
+    segments: VecDeque<SegmentId>,
+    slot: usize,
+}
+
+/// One object that is to be carried.
+#[derive(Clone, Debug)]
+struct Unit {
+    object: ObjectId,
+    version: Version,
+    key: Key,
+    /// The segment that it is to leave; none for a copy.
+    from: Option<SegmentId>,
+    /// The segments that it may go to; empty for any memory.
+    to: Arc<[SegmentId]>,
+    /// Whether the object may be at one of them already.
+    drains: bool,
+    tries: u32,
+    not_before: Instant,
+}
+
+/// A unit that is being carried.
+struct Copying {
+    job: JobId,
+    unit: Unit,
+    tenant: TenantIndex,
+    bytes: u64,
+    source: ReplicaId,
+    staged: ReplicaId,
+}
+
+/// Jobs that may be under way at a time, and as many that are over are remembered.
+const JOBS_MAX: usize = 1024;
+/// Values that are carried at a time for one job when nothing else is asked for, at most, and for all jobs.
+const CONCURRENCY: (u32, u32, usize) = (4, 64, 256);
+/// Jobs that one answer tells of.
+pub(crate) const JOBS_LISTED: usize = 64;
+/// How often a unit is tried.
+const TRIES: u32 = 3;
+/// Pause before another try, for each one before.
+const PAUSE: Duration = Duration::from_millis(50);
+/// How long one value may be carried.
+const COPY_TIME: Duration = Duration::from_secs(60);
+/// Errors that are remembered for each job.
+const ERRORS_KEPT: usize = 8;
+/// Requests that may wait for the end of one job.
+const WAITERS_MAX: usize = 64;
+/// Units that are begun and slots that are looked at in one step.
+const STEP: usize = 256;
+
+impl Job {
+    fn concurrency(&self) -> usize {
+        let (usual, most, _) = CONCURRENCY;
+        match self.spec.concurrency {
+            0 => usual as usize,
+            asked => asked.min(most) as usize,
+        }
+    }
+
+    fn waits(&self, caller: &Caller) -> bool {
+        let mut waiters = self.waiters.iter();
+        waiters.any(|it| it.client == caller.client && it.operation == caller.operation)
+    }
+
+    fn note(&mut self, key: Key, code: ErrorCode) {
+        self.failed += 1;
+        if self.errors.len() == ERRORS_KEPT {
+            self.errors.pop_front();
+        }
+        self.errors.push_back((key, code));
+    }
+}
+
+impl Jobs {
+    /// Whether what each job counts is what there is.
+    pub(crate) fn balance(&self) -> bool {
+        let active = |id: JobId| self.copies.values().filter(|copy| copy.job == id).count();
+        self.all.iter().all(|(id, job)| job.active == active(*id))
+    }
+
+    /// Forgets the oldest that are over, beyond as many as are remembered.
+    fn prune(&mut self) {
+        let over = self.all.iter().filter(|(_, job)| job.status.is_over());
+        let over: Vec<JobId> = over.map(|(id, _)| *id).collect();
+        for id in over.iter().take(over.len().saturating_sub(JOBS_MAX)) {
+            self.all.remove(id);
+        }
+    }
+}
+
+impl Master {
+    /// How far the latest jobs are, so many at most, the oldest first.
+    #[must_use]
+    pub fn job_states(&self, now: Instant, most: usize) -> Vec<JobState> {
+        let all = &self.jobs.all;
+        let ids = all.keys().skip(all.len().saturating_sub(most));
+        ids.filter_map(|id| self.job_state(now, *id)).collect()
+    }
+
+    fn job_state(&self, now: Instant, id: JobId) -> Option<JobState> {
+        let job = self.jobs.all.get(&id)?;
+        let drained = match &job.spec.work {
+            JobWork::Drain { places, .. } => self.segments_at(places),
+            JobWork::Copy { .. } | JobWork::Move { .. } => Vec::new(),
+        };
+        let left = drained.into_iter().filter_map(|segment| {
+            let segment = self.segments.at(self.segments.find(segment)?);
+            (segment.kind() == SegmentKind::Memory).then(|| segment.used())
+        });
+        Some(JobState {
+            job: id,
+            spec: job.spec.clone(),
+            status: job.status,
+            age: now.since(job.begun),
+            active: job.active as u64,
+            done: job.done,
+            done_bytes: job.done_bytes,
+            failed: job.failed,
+            left_bytes: left.sum(),
+            errors: job.errors.iter().cloned().collect(),
+        })
+    }
+
+    pub(crate) fn query_job(&self, now: Instant, id: JobId) -> Reply {
+        match self.job_state(now, id) {
+            Some(state) => Reply::Job(Box::new(state)),
+            None => Reply::Failed(ErrorCode::JobNotFound),
+        }
+    }
+
+    /// Answers once the job is over.
+    pub(crate) fn await_job(&mut self, now: Instant, caller: &Caller, id: JobId) {
+        let waits = self.jobs.all.get_mut(&id);
+        let reply = match waits.filter(|job| !job.status.is_over()) {
+            None => self.query_job(now, id),
+            // A request that is repeated waits once.
+            Some(job) if job.waits(caller) => return,
+            Some(job) if job.waiters.len() < WAITERS_MAX => {
+                return job.waiters.push(caller.clone());
+            }
+            Some(_) => Reply::Failed(ErrorCode::TaskPendingLimitExceeded),
+        };
+        self.outbox.reply(caller.client, caller.operation, reply);
+    }
+
+    /// A job has ended: the callers that wait for it are told.
+    fn end_job(&mut self, now: Instant, id: JobId, status: JobStatus) {
+        let Some(job) = self.jobs.all.get_mut(&id) else {
+            return;
+        };
+        job.status = status;
+        job.queue.clear();
+        job.sweep = Sweep::default();
+        let waiters = std::mem::take(&mut job.waiters);
+        self.due.cancel(Due::Job(id));
+        self.jobs.awaited.retain(|_, of| *of != id);
+        for caller in waiters {
+            let reply = self.query_job(now, id);
+            self.outbox.reply(caller.client, caller.operation, reply);
+        }
+        self.jobs.prune();
+    }
+
+    /// The time of a job is over. What is being carried arrives.
+    pub(crate) fn job_late(&mut self, now: Instant, id: JobId) {
+        self.end_job(now, id, JobStatus::Failed);
+    }
+}

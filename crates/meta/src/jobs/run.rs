@@ -1,0 +1,513 @@
+//! The course of a job: its units are begun as its limits allow, and each of them ends once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use slackwater_base::Instant;
+use slackwater_wire::{
+    ChainPlace, Class, CopyTask, Draining, Durability, ErrorCode, JobId, JobStatus, Presence,
+    ReplicaAt, ReplicaState, SegmentId, SegmentKind, TicketId,
+};
+
+use super::{CONCURRENCY, COPY_TIME, Copying, PAUSE, STEP, TRIES, Unit};
+use crate::catalog::{ReplicaId, SegmentIndex};
+use crate::evict::Slot;
+use crate::master::{Due, Master};
+use crate::offload::{Cause, OffloadStart};
+use crate::pressure::Evictable;
+use crate::prospect;
+use crate::publish::{self, Fresh};
+use crate::release::Reason;
+use crate::tenant::Ledger;
+
+/// The outcome of an attempt to begin a unit.
+enum Begun {
+    /// It is being carried.
+    Carried,
+    /// There is nothing to be carried any more, or it goes another way.
+    Done,
+    /// It cannot be, for this reason.
+    Failed(ErrorCode),
+}
+
+impl Master {
+    /// Begins what may be begun, a limited number in each step.
+    pub(crate) fn work_on_jobs(&mut self, now: Instant) {
+        let running = self.jobs.all.iter();
+        let running = running.filter(|(_, job)| !job.status.is_over());
+        let running: Vec<JobId> = running.map(|(id, _)| *id).collect();
+        let mut left = STEP;
+        for id in running {
+            self.work_on_job(now, id, &mut left);
+            if left == 0 {
+                self.unsettled.jobs();
+                return;
+            }
+        }
+    }
+
+    fn work_on_job(&mut self, now: Instant, id: JobId, left: &mut usize) {
+        while *left > 0 {
+            let (_, _, all) = CONCURRENCY;
+            let job = &self.jobs.all[&id];
+            if job.active >= job.concurrency() || self.jobs.copies.len() >= all {
+                // The end of a copy goes on.
+                return;
+            }
+            *left -= 1;
+            let ready = job.queue.iter().position(|unit| unit.not_before <= now);
+            match ready {
+                Some(at) => {
+                    if let Err(later) = self.begin_unit(now, id, at) {
+                        return self.work_later(later);
+                    }
+                }
+                None if !job.sweep.segments.is_empty() => {
+                    let looked = self.sweep_on(now, id, *left);
+                    *left = left.saturating_sub(looked);
+                }
+                None => return self.rest_job(now, id),
+            }
+        }
+    }
+
+    /// Begins one unit of the queue; an error says when the rate allows it.
+    fn begin_unit(&mut self, now: Instant, id: JobId, at: usize) -> Result<(), Instant> {
+        let Some(job) = self.jobs.all.get_mut(&id) else {
+            return Ok(());
+        };
+        let Some(unit) = job.queue.remove(at) else {
+            return Ok(());
+        };
+        // What it takes of the rate is known when it is begun; the bucket only has to be full enough.
+        if let Err(later) = job.budget.take(now, 0) {
+            job.queue.push_front(unit);
+            return Err(later);
+        }
+        match self.begin(now, id, &unit) {
+            Begun::Carried | Begun::Done => {}
+            Begun::Failed(code) => self.unit_failed(now, id, unit, code),
+        }
+        Ok(())
+    }
+
+    /// There is nothing to be begun now: the job is over, or waits for something.
+    fn rest_job(&mut self, now: Instant, id: JobId) {
+        let job = &self.jobs.all[&id];
+        if let Some(at) = job.queue.iter().map(|unit| unit.not_before).min() {
+            return self.work_later(at);
+        }
+        if job.active > 0 || self.jobs.awaited.values().any(|of| *of == id) {
+            return;
+        }
+        let status = if job.failed == 0 {
+            JobStatus::Succeeded
+        } else {
+            JobStatus::Failed
+        };
+        if let slackwater_wire::JobWork::Drain { places, .. } = &job.spec.work
+            && status == JobStatus::Succeeded
+        {
+            for segment in self.segments_at(&places.clone()) {
+                if let Some(index) = self.segments.find(segment) {
+                    let segment = self.segments.at_mut(index);
+                    if segment.draining == Draining::Running {
+                        segment.draining = Draining::Done;
+                    }
+                }
+            }
+        }
+        self.end_job(now, id, status);
+    }
+
+    fn work_later(&mut self, at: Instant) {
+        let sooner = self.due.at(&Due::Jobs).is_some_and(|set| set <= at);
+        if !sooner {
+            self.due.set(Due::Jobs, at);
+        }
+    }
+
+    /// Looks at some slots of the segment that a drain is at; says at how many.
+    fn sweep_on(&mut self, now: Instant, id: JobId, most: usize) -> usize {
+        let Some(job) = self.jobs.all.get_mut(&id) else {
+            return 0;
+        };
+        let Some(segment) = job.sweep.segments.front().copied() else {
+            return 0;
+        };
+        let found = self.segments.find(segment);
+        let (held, next) = match found {
+            Some(index) => {
+                let step = most.clamp(1, STEP);
+                self.segments.at(index).replicas_from(job.sweep.slot, step)
+            }
+            None => (Vec::new(), None),
+        };
+        match next {
+            Some(slot) => job.sweep.slot = slot,
+            None => {
+                job.sweep.segments.pop_front();
+                job.sweep.slot = 0;
+            }
+        }
+        let looked = held.len();
+        for replica in held {
+            let is_prospect = found.is_some_and(|at| prospect::is(&self.catalog, at, replica));
+            if !is_prospect {
+                self.look_at(now, id, replica);
+            }
+        }
+        looked
+    }
+
+    /// Queues what a replica on a drained segment asks for.
+    fn look_at(&mut self, now: Instant, id: JobId, replica: ReplicaId) {
+        let held = self.catalog.replica(replica);
+        let from = self.segments.at(held.segment).id;
+        match (held.state, held.object()) {
+            (ReplicaState::Processing, _) => _ = self.jobs.awaited.insert(replica, id),
+            (ReplicaState::Complete, Some(object)) => {
+                let record = self.catalog.object(object);
+                let (version, key) = (record.version, record.key.clone());
+                if let Some(job) = self.jobs.all.get_mut(&id) {
+                    job.queue.push_back(Unit {
+                        object,
+                        version,
+                        key,
+                        from: Some(from),
+                        to: Arc::clone(&job.targets),
+                        drains: true,
+                        tries: 0,
+                        not_before: now,
+                    });
+                }
+            }
+            // It goes as soon as nobody reads it.
+            _ => {}
+        }
+    }
+
+    /// A replica was published or is gone that a drain may wait for.
+    pub(crate) fn wake_drains(&mut self, replica: ReplicaId) {
+        if self.jobs.awaited.is_empty() {
+            return;
+        }
+        if let Some(id) = self.jobs.awaited.remove(&replica) {
+            if self.catalog.is_replica(replica) {
+                self.look_at(Instant::ZERO, id, replica);
+            }
+            self.unsettled.jobs();
+        }
+    }
+
+    fn begin(&mut self, now: Instant, id: JobId, unit: &Unit) -> Begun {
+        let same = |object| {
+            let record = self.catalog.object(object);
+            record.version == unit.version && record.has_replicas()
+        };
+        if !self.catalog.is_object(unit.object) || !same(unit.object) {
+            return match unit.drains {
+                true => Begun::Done,
+                false => Begun::Failed(ErrorCode::ObjectNotFound),
+            };
+        }
+        let Some(source) = self.source_of(unit) else {
+            return match unit.drains {
+                true => Begun::Done,
+                false => Begun::Failed(ErrorCode::ReplicaIsGone),
+            };
+        };
+        if unit.drains && self.is_elsewhere(unit) {
+            self.leave_behind(now, source);
+            return Begun::Done;
+        }
+        let target = match self.target_for(unit) {
+            Ok(target) => target,
+            Err(ErrorCode::NoAvailableHandle) if unit.drains => {
+                return self.keep_on_own_disk(now, source);
+            }
+            Err(code) => return Begun::Failed(code),
+        };
+        self.carry(now, id, unit, source, target)
+    }
+
+    /// The replica that a unit reads: the one that is to leave, or the best that there is.
+    fn source_of(&self, unit: &Unit) -> Option<ReplicaId> {
+        let readable = self.catalog.replicas(unit.object).filter(|(_, replica)| {
+            let segment = self.segments.at(replica.segment);
+            let wanted = unit.from.is_none_or(|from| from == segment.id);
+            wanted && segment.presence == Presence::Here && replica.state == ReplicaState::Complete
+        });
+        let kind = |replica: &crate::catalog::Replica| self.segments.at(replica.segment).kind();
+        let best = readable.min_by_key(|(_, replica)| kind(replica) == SegmentKind::Disk);
+        best.map(|(id, _)| id)
+    }
+
+    /// Whether an object can be read without the segments that are drained.
+    fn is_elsewhere(&self, unit: &Unit) -> bool {
+        let mut replicas = self.catalog.replicas(unit.object);
+        replicas.any(|(_, it)| {
+            it.state == ReplicaState::Complete && self.segments.at(it.segment).takes_new()
+        })
+    }
+
+    /// The object is elsewhere, so this replica need not be. A record stays: it is the same value whenever its node is back.
+    fn leave_behind(&mut self, now: Instant, source: ReplicaId) {
+        let segment = self.catalog.replica(source).segment;
+        if self.segments.at(segment).kind() == SegmentKind::Memory {
+            self.discard(now, source, Reason::Removed);
+            self.unsettled.room();
+        }
+    }
+
+    /// Nowhere else is room: the SSD of the same node keeps the value, if there is one.
+    fn keep_on_own_disk(&mut self, now: Instant, source: ReplicaId) -> Begun {
+        let segment = self.catalog.replica(source).segment;
+        if self.segments.at(segment).kind() != SegmentKind::Memory {
+            return Begun::Failed(ErrorCode::NoAvailableHandle);
+        }
+        match self.offload(now, source, Cause::Promise) {
+            OffloadStart::Queued(_) => Begun::Done,
+            _ => Begun::Failed(ErrorCode::NoAvailableHandle),
+        }
+    }
+
+    /// The memory that a unit goes to: of those that it may go to and where the object is not, the one with most room.
+    fn target_for(&self, unit: &Unit) -> Result<SegmentIndex, ErrorCode> {
+        let bytes = self.charge_of(self.catalog.object(unit.object).bytes);
+        let fits = |id: SegmentId| unit.to.is_empty() || unit.to.contains(&id);
+        let all = self.segments.iter().filter(|(_, it)| fits(it.id));
+        let memory = all.filter(|(_, it)| it.kind() == SegmentKind::Memory);
+        let (mut known, mut taking, mut best) = (false, false, None);
+        for (index, segment) in memory {
+            known = true;
+            if !segment.takes_new() {
+                continue;
+            }
+            taking = true;
+            let mut replicas = self.catalog.replicas(unit.object);
+            if replicas.any(|(_, it)| it.segment == index) {
+                if !unit.drains {
+                    return Err(ErrorCode::ReplicaAlreadyExists);
+                }
+                continue;
+            }
+            let free = segment.memory().map_or(0, |it| it.extents.books().free);
+            // Beyond the watermark something else would be evicted for it.
+            let (high, _) = self.marks(index);
+            let fits = free >= bytes && segment.used() + bytes <= high;
+            if fits && best.is_none_or(|(most, _)| free > most) {
+                best = Some((free, index));
+            }
+        }
+        match (best, known, taking) {
+            (Some((_, index)), ..) => Ok(index),
+            (None, false, _) => Err(ErrorCode::SegmentNotFound),
+            (None, true, false) => Err(ErrorCode::UnavailableInCurrentStatus),
+            (None, true, true) => Err(ErrorCode::NoAvailableHandle),
+        }
+    }
+
+    /// Takes room at the target and has its node bring the bytes.
+    fn carry(
+        &mut self,
+        now: Instant,
+        id: JobId,
+        unit: &Unit,
+        source: ReplicaId,
+        target: SegmentIndex,
+    ) -> Begun {
+        let record = self.catalog.object(unit.object);
+        let (tenant, bytes, checksum) = (record.tenant, record.bytes, record.checksum);
+        self.hold(source);
+        let charge = self.charge_of(bytes);
+        // A replica that moves takes its room twice for a moment only.
+        let fits = unit.from.is_some() || self.fit_quota(now, tenant, Ledger::Memory, charge);
+        let staged = match fits {
+            true => self.segments.allocate(&mut self.catalog, target, bytes),
+            false => None,
+        };
+        let Some(staged) = staged else {
+            self.unhold(now, source);
+            self.unsettled.press(target);
+            return Begun::Failed(match fits {
+                true => ErrorCode::NoAvailableHandle,
+                false => ErrorCode::TenantQuotaExceeded,
+            });
+        };
+        let extent = self.extent_of(staged);
+        self.tenants.charge(tenant, Ledger::Memory, extent.bytes);
+        let held = *self.catalog.replica(source);
+        let from = self.segments.at(held.segment);
+        let (from_node, at) = match from.kind() {
+            SegmentKind::Memory => (from.node, ReplicaAt::Memory(self.extent_of(source))),
+            SegmentKind::Disk => {
+                let (node, segment) = (from.node, from.id);
+                (node, ReplicaAt::Disk { node, segment })
+            }
+        };
+        let ticket = self.numbers.ticket();
+        let task = CopyTask {
+            ticket,
+            entry: self.entry(unit.object),
+            bytes,
+            checksum,
+            from: from_node,
+            source: at,
+            target: extent,
+        };
+        self.outbox.copy(self.segments.at(target).node, task);
+        self.due.set(Due::Copy(ticket), now + COPY_TIME);
+        let copying = Copying {
+            job: id,
+            unit: unit.clone(),
+            tenant,
+            bytes,
+            source,
+            staged,
+        };
+        self.jobs.copies.insert(ticket, copying);
+        if let Some(job) = self.jobs.all.get_mut(&id) {
+            job.active += 1;
+            // It was not below zero a moment ago.
+            let _ = job.budget.take(now, bytes);
+        }
+        Begun::Carried
+    }
+
+    /// The copy of a unit has ended.
+    pub(crate) fn copied(&mut self, now: Instant, ticket: TicketId, result: Result<(), ErrorCode>) {
+        let Some(copying) = self.jobs.copies.remove(&ticket) else {
+            // It was late, or a segment is gone.
+            return;
+        };
+        self.due.cancel(Due::Copy(ticket));
+        self.unsettled.jobs();
+        let Copying {
+            job,
+            unit,
+            tenant,
+            bytes,
+            source,
+            staged,
+        } = copying;
+        if let Some(job) = self.jobs.all.get_mut(&job) {
+            job.active -= 1;
+        }
+        let is_current = self.catalog.is_object(unit.object) && {
+            let record = self.catalog.object(unit.object);
+            // Without a replica it was removed, and must not come back.
+            record.version == unit.version && record.has_replicas()
+        };
+        if result.is_ok() && is_current {
+            self.publish_copy(now, &unit, source, staged);
+            if let Some(job) = self.jobs.all.get_mut(&job) {
+                job.done += 1;
+                job.done_bytes += bytes;
+            }
+        } else {
+            self.free(staged, tenant, bytes);
+        }
+        self.unhold(now, source);
+        self.unsettled.room();
+        match result {
+            Err(code) => self.unit_failed(now, job, unit, code),
+            Ok(()) if !is_current && !unit.drains => {
+                self.unit_failed(now, job, unit, ErrorCode::ObjectNotFound);
+            }
+            Ok(()) => self.let_source_go(now, &unit, source),
+        }
+    }
+
+    /// Makes a replica readable whose bytes were brought.
+    fn publish_copy(&mut self, now: Instant, unit: &Unit, source: ReplicaId, staged: ReplicaId) {
+        let from = *self.catalog.replica(source);
+        let standing = match from.state {
+            ReplicaState::Complete => self
+                .segments
+                .at(from.segment)
+                .policy
+                .standing(now, Slot(from.slot)),
+            // Its policy has forgotten it.
+            ReplicaState::Processing | ReplicaState::Removed => None,
+        };
+        publish::attach(
+            &mut self.catalog,
+            &mut self.tenants,
+            unit.object,
+            staged,
+            Ledger::Memory,
+        );
+        let chain = ChainPlace::default();
+        self.tell_published(now, staged, chain, Durability::Memory);
+        let record = self.catalog.object(unit.object);
+        let (hash, bytes) = (record.hash, record.bytes);
+        let replica = *self.catalog.replica(staged);
+        publish::introduce(
+            &mut self.catalog,
+            &mut self.segments,
+            self.config.offload.mode,
+            now,
+            &mut [Fresh {
+                segment: replica.segment,
+                slot: replica.slot,
+                hash,
+                bytes,
+                chain,
+                standing,
+            }],
+        );
+        let lease = self.lease_end(unit.object);
+        if lease > now {
+            self.set_aside(staged, Evictable::NotBefore(lease));
+        }
+        self.unsettled.press(replica.segment);
+    }
+
+    /// The object was published elsewhere: the replica that was to leave goes. Readers that hold a lease on it find the new one.
+    fn let_source_go(&mut self, now: Instant, unit: &Unit, source: ReplicaId) {
+        let goes = self.catalog.is_replica(source) && {
+            let replica = self.catalog.replica(source);
+            let segment = self.segments.at(replica.segment);
+            unit.from == Some(segment.id)
+                && segment.kind() == SegmentKind::Memory
+                && replica.state == ReplicaState::Complete
+                && replica.object() == Some(unit.object)
+        };
+        if goes {
+            self.discard(now, source, Reason::Removed);
+            self.unsettled.room();
+        }
+    }
+
+    /// Tries a unit again, or counts it as failed.
+    fn unit_failed(&mut self, now: Instant, id: JobId, mut unit: Unit, code: ErrorCode) {
+        let Some(job) = self.jobs.all.get_mut(&id) else {
+            return;
+        };
+        unit.tries += 1;
+        let again = matches!(code.class(), Class::Retry | Class::Gone)
+            && code != ErrorCode::ObjectNotFound
+            && unit.tries < TRIES
+            && !job.status.is_over();
+        if again {
+            let pause: Duration = PAUSE * unit.tries;
+            unit.not_before = now + pause;
+            job.queue.push_back(unit);
+            self.unsettled.jobs();
+        } else {
+            job.note(unit.key, code);
+        }
+    }
+
+    /// A segment is being removed: ends what is carried from it and to it.
+    pub(crate) fn lose_copies(&mut self, now: Instant, index: SegmentIndex) {
+        let touches = |id: ReplicaId| self.catalog.replica(id).segment == index;
+        let copies = self.jobs.copies.iter();
+        let lost = copies.filter(|(_, it)| touches(it.source) || touches(it.staged));
+        let lost: Vec<TicketId> = lost.map(|(ticket, _)| *ticket).collect();
+        for ticket in lost {
+            self.copied(now, ticket, Err(ErrorCode::SegmentNotFound));
+        }
+    }
+}

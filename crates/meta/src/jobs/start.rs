@@ -1,0 +1,243 @@
+//! Starts and cancellations of jobs: whether they make sense, and the units that they begin with.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use slackwater_base::Instant;
+use slackwater_wire::{
+    Draining, ErrorCode, JobId, JobSpec, JobStatus, JobWork, Key, Reply, SegmentId, SegmentKind,
+    Tenant,
+};
+
+use super::{JOBS_MAX, Job, Sweep, Unit};
+use crate::budget::Budget;
+use crate::catalog::ObjectId;
+use crate::master::{Due, Master};
+
+/// What a job begins with.
+struct Plan {
+    units: VecDeque<Unit>,
+    drained: Vec<SegmentId>,
+    targets: Arc<[SegmentId]>,
+}
+
+impl Master {
+    pub(crate) fn start_job(&mut self, now: Instant, spec: JobSpec) -> Reply {
+        let running = self.jobs.all.values();
+        let running = running.filter(|job| !job.status.is_over()).count();
+        if running >= JOBS_MAX {
+            return Reply::Failed(ErrorCode::TaskPendingLimitExceeded);
+        }
+        let plan = match self.plan_job(&spec) {
+            Ok(plan) => plan,
+            Err(code) => return Reply::Failed(code),
+        };
+        // Numbers of versions are never given again, by no later master either.
+        let id = JobId(self.numbers.version().0);
+        for segment in &plan.drained {
+            if let Some(index) = self.segments.find(*segment) {
+                self.segments.at_mut(index).draining = Draining::Running;
+            }
+        }
+        if let Some(time) = spec.time {
+            self.due.set(Due::Job(id), now + time);
+        }
+        let job = Job {
+            budget: Budget::new(spec.bytes_per_second),
+            spec,
+            status: JobStatus::Running,
+            begun: now,
+            queue: plan.units,
+            sweep: Sweep {
+                segments: plan.drained.into(),
+                slot: 0,
+            },
+            targets: plan.targets,
+            active: 0,
+            done: 0,
+            done_bytes: 0,
+            failed: 0,
+            errors: VecDeque::new(),
+            waiters: Vec::new(),
+        };
+        self.jobs.all.insert(id, job);
+        self.unsettled.jobs();
+        self.query_job(now, id)
+    }
+
+    pub(crate) fn cancel_job(&mut self, now: Instant, id: JobId) -> Reply {
+        let Some(job) = self.jobs.all.get(&id) else {
+            return Reply::Failed(ErrorCode::JobNotFound);
+        };
+        let over = job.status.is_over();
+        if let JobWork::Drain { places, .. } = &job.spec.work {
+            for segment in self.segments_at(&places.clone()) {
+                if let Some(index) = self.segments.find(segment) {
+                    self.segments.at_mut(index).draining = Draining::No;
+                }
+            }
+            self.unsettled.room();
+        }
+        if !over {
+            self.end_job(now, id, JobStatus::Cancelled);
+        }
+        self.query_job(now, id)
+    }
+
+    fn plan_job(&self, spec: &JobSpec) -> Result<Plan, ErrorCode> {
+        let nothing = || Plan {
+            units: VecDeque::new(),
+            drained: Vec::new(),
+            targets: Arc::default(),
+        };
+        match &spec.work {
+            JobWork::Copy {
+                tenant,
+                key,
+                targets,
+            } => {
+                let object = self.object_to_carry(tenant, key)?;
+                if targets.is_empty() {
+                    return Err(ErrorCode::InvalidParams);
+                }
+                let to = targets.iter().map(|target| self.target(target));
+                let to: Vec<Arc<[SegmentId]>> = to.collect::<Result<_, _>>()?;
+                let units = to.into_iter().map(|to| self.unit(object, key, None, to));
+                Ok(Plan {
+                    units: units.collect(),
+                    ..nothing()
+                })
+            }
+            JobWork::Move {
+                tenant,
+                key,
+                source,
+                target,
+            } => {
+                let object = self.object_to_carry(tenant, key)?;
+                let to = self.target(target)?;
+                let from = self.source(object, source.as_deref(), &to)?;
+                let unit = self.unit(object, key, Some(from), to);
+                Ok(Plan {
+                    units: VecDeque::from([unit]),
+                    ..nothing()
+                })
+            }
+            JobWork::Drain {
+                places,
+                targets,
+                disks,
+            } => self.plan_drain(places, targets, *disks),
+        }
+    }
+
+    fn plan_drain(
+        &self,
+        places: &[String],
+        targets: &[String],
+        disks: bool,
+    ) -> Result<Plan, ErrorCode> {
+        let known = |place: &String| !self.segments_at(std::slice::from_ref(place)).is_empty();
+        if places.is_empty() || !places.iter().all(known) {
+            return Err(ErrorCode::SegmentNotFound);
+        }
+        let kind = |id: &SegmentId| {
+            let index = self.segments.find(*id);
+            index.map(|index| self.segments.at(index).kind())
+        };
+        let mut drained = self.segments_at(places);
+        drained.retain(|id| disks || kind(id) == Some(SegmentKind::Memory));
+        // Memory first: a record may have a copy there.
+        drained.sort_by_key(|id| kind(id) == Some(SegmentKind::Disk));
+        let running = self.jobs.all.values().filter(|job| !job.status.is_over());
+        let busy = running.flat_map(|job| match &job.spec.work {
+            JobWork::Drain { places, .. } => self.segments_at(places),
+            JobWork::Copy { .. } | JobWork::Move { .. } => Vec::new(),
+        });
+        let busy: BTreeSet<SegmentId> = busy.collect();
+        if drained.is_empty() || drained.iter().any(|id| busy.contains(id)) {
+            return Err(ErrorCode::UnavailableInCurrentStatus);
+        }
+        let mut to = BTreeSet::new();
+        for target in targets {
+            to.extend(self.target(target)?.iter().copied());
+        }
+        if drained.iter().any(|segment| to.contains(segment)) {
+            return Err(ErrorCode::InvalidParams);
+        }
+        Ok(Plan {
+            units: VecDeque::new(),
+            drained,
+            targets: to.into_iter().collect(),
+        })
+    }
+
+    fn object_to_carry(&self, tenant: &Tenant, key: &Key) -> Result<ObjectId, ErrorCode> {
+        let found = self.find(tenant, key);
+        let found = found.filter(|id| self.segments.is_readable(&self.catalog, *id));
+        found.ok_or(ErrorCode::ObjectNotFound)
+    }
+
+    fn unit(
+        &self,
+        object: ObjectId,
+        key: &Key,
+        from: Option<SegmentId>,
+        to: Arc<[SegmentId]>,
+    ) -> Unit {
+        Unit {
+            object,
+            version: self.catalog.object(object).version,
+            key: key.clone(),
+            from,
+            to,
+            drains: false,
+            tries: 0,
+            not_before: Instant::ZERO,
+        }
+    }
+
+    /// The segments that places name: numbers of nodes, or names of segments.
+    pub(super) fn segments_at(&self, places: &[String]) -> Vec<SegmentId> {
+        let named = |place: &String, segment: &crate::segment::Segment| {
+            segment.name == *place || place.parse() == Ok(segment.node.0)
+        };
+        let all = self.segments.iter();
+        let named = all.filter(|(_, it)| places.iter().any(|place| named(place, it)));
+        named.map(|(_, segment)| segment.id).collect()
+    }
+
+    /// The memory at a place, which must take new values.
+    fn target(&self, place: &String) -> Result<Arc<[SegmentId]>, ErrorCode> {
+        let at = |id: &SegmentId| self.segments.find(*id).map(|it| self.segments.at(it));
+        let mut memory = self.segments_at(std::slice::from_ref(place));
+        memory.retain(|id| at(id).is_some_and(|it| it.kind() == SegmentKind::Memory));
+        if memory.is_empty() {
+            return Err(ErrorCode::SegmentNotFound);
+        }
+        memory.retain(|id| at(id).is_some_and(crate::segment::Segment::takes_new));
+        if memory.is_empty() {
+            return Err(ErrorCode::UnavailableInCurrentStatus);
+        }
+        Ok(memory.into())
+    }
+
+    /// The segment with the replica in memory that is to leave: the one that is named, or any that is no target.
+    fn source(
+        &self,
+        object: ObjectId,
+        place: Option<&str>,
+        to: &[SegmentId],
+    ) -> Result<SegmentId, ErrorCode> {
+        let named = place.map(|place| self.segments_at(&[place.to_owned()]));
+        let fits = |id: &SegmentId| match &named {
+            Some(named) => named.contains(id),
+            None => !to.contains(id),
+        };
+        let replicas = self.catalog.replicas(object);
+        let segments = replicas.map(|(_, replica)| self.segments.at(replica.segment));
+        let memory = segments.filter(|it| it.kind() == SegmentKind::Memory);
+        let found = memory.map(|segment| segment.id).find(fits);
+        found.ok_or(ErrorCode::ReplicaNotInLocalMemory)
+    }
+}

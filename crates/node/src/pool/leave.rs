@@ -1,0 +1,111 @@
+//! A node that leaves its pool: what only its memory holds goes to others first.
+
+use std::sync::Weak;
+use std::time::Duration;
+
+use slackwater_mq::Call;
+use slackwater_wait::{Park, Site, Waiting, now};
+use slackwater_wire::{
+    ErrorCode, JobSpec, JobState, JobWork, NodeId, NodeLeave, NodeLeft, Reply, Request, body,
+};
+
+use super::master::MasterShell;
+use crate::StoreError;
+use crate::host::Asked;
+use crate::serve::handlers::Handlers;
+use crate::store::slot::Later;
+
+/// Values that leave a node at a time.
+const CONCURRENCY: u32 = 32;
+
+/// How much later than its job a node is answered.
+const SLACK: Duration = Duration::from_secs(2);
+
+static LEAVING: Site = Site::new("master, leaving node");
+
+impl MasterShell {
+    /// `nodes.leave`, which is answered once everything has gone, or when the time of the node is over.
+    pub(super) fn leave(&self, handlers: &Handlers, call: &Call<'_>) {
+        let Some(leave) = handlers.read::<NodeLeave>(call) else {
+            return;
+        };
+        let begun = handlers
+            .permitted(call, leave.epoch)
+            .and_then(|permissions| {
+                let own = self.members.node_of(call.from());
+                let node = own.filter(|node| permissions.node.covers(*node));
+                node.ok_or(ErrorCode::RoleNotPermitted)
+            })
+            .and_then(|node| Ok((node, self.begin_leave(node, &leave)?)));
+        let Ok(deferred) = call.defer() else { return };
+        let epoch = self.outgoing.epoch;
+        let answer = move |result: Result<JobState, ErrorCode>| {
+            let left = NodeLeft {
+                epoch,
+                result: result.map(Box::new),
+            };
+            deferred.reply([body::encode(&left).expect("the state of a job is short")]);
+        };
+        let (node, later) = match begun {
+            Ok(begun) => begun,
+            Err(code) => return answer(Err(code)),
+        };
+        tracing::info!(%node, "a node leaves");
+        // The job ends by itself at its time.
+        let until = now() + leave.time + SLACK;
+        let this = Weak::clone(&self.this);
+        // It sleeps until the job is over: an event loop and its workers must not.
+        let waits = std::thread::Builder::new()
+            .name("slack-leaving".to_owned())
+            .spawn(move || {
+                let waiting = Waiting::at(&LEAVING).by(&Park);
+                let left = later.wait_until(until, waiting);
+                let left = left.unwrap_or(Err(StoreError::Closed));
+                if let Some(shell) = this.upgrade() {
+                    shell.members.leaves(node);
+                }
+                answer(left.map_err(|error| error.code()).and_then(state));
+            });
+        if let Err(error) = waits {
+            tracing::error!(%error, "no thread waits for a node that leaves");
+        }
+    }
+
+    fn begin_leave(&self, node: NodeId, leave: &NodeLeave) -> Result<Later<Reply>, ErrorCode> {
+        let spec = JobSpec {
+            work: JobWork::Drain {
+                places: vec![node.to_string()],
+                targets: Vec::new(),
+                disks: false,
+            },
+            concurrency: CONCURRENCY,
+            bytes_per_second: None,
+            time: Some(leave.time),
+        };
+        let begun = self.with(|host, now| {
+            host.begin(now, Request::StartJob(spec));
+            let job = match host.end() {
+                Asked::Now(reply) => state(reply)?.job,
+                Asked::Later(_) => return Err(ErrorCode::InternalError),
+            };
+            host.begin(now, Request::AwaitJob { job });
+            Ok(match host.end() {
+                Asked::Now(reply) => {
+                    let (owed, later) = Later::new();
+                    owed.complete(Ok(reply));
+                    later
+                }
+                Asked::Later(later) => later,
+            })
+        });
+        begun?
+    }
+}
+
+fn state(reply: Reply) -> Result<JobState, ErrorCode> {
+    match reply {
+        Reply::Job(state) => Ok(*state),
+        Reply::Failed(code) => Err(code),
+        _ => Err(ErrorCode::InternalError),
+    }
+}

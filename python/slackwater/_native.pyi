@@ -330,6 +330,16 @@ def connect(
 def error_codes() -> dict[str, int]: ...
 def after_fork() -> None: ...
 
+class Cancelling:
+    """Ends the calls of clients that are made by `run`, from another thread."""
+
+    def __new__(cls) -> Self: ...
+    def cancel(self) -> None:
+        """Ends them soon: they return once nothing touches the caller's memory any more."""
+
+    def run(self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Calls a function on this thread, whose calls of clients can be ended."""
+
 class RawPlan:
     """How values are put by a `RawClient`: made once, used by many calls. `groups` has a name for each key of a call."""
 

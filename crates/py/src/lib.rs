@@ -5,6 +5,7 @@
 
 mod buffers;
 mod calls;
+mod cancelling;
 mod errors;
 mod options;
 mod raw;
@@ -24,6 +25,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<remote::Client>()?;
     module.add_function(wrap_pyfunction!(remote::connect, module)?)?;
     module.add_class::<options::Chain>()?;
+    module.add_class::<cancelling::Cancelling>()?;
     module.add_class::<raw::RawClient>()?;
     module.add_class::<raw::RawPlan>()?;
     module.add_class::<raw::BufferHandle>()?;

@@ -12,6 +12,7 @@ use slackwater_wire::{ErrorCode, Key, List};
 
 use crate::buffers::{KeyBytes, Memory, disjoint};
 use crate::calls::{each, put_options, same_count, was_there};
+use crate::cancelling::current;
 use crate::errors::{exception, not_connected, refused};
 use crate::options::{Chain, chain, seconds_of, tenant};
 use crate::store::{LIST_KEYS_MAX, forks};
@@ -385,6 +386,7 @@ impl Drop for Client {
 fn call_options(name: Option<&str>) -> PyResult<CallOptions> {
     Ok(CallOptions {
         tenant: tenant(name)?,
+        cancel: current(),
         ..CallOptions::default()
     })
 }
@@ -406,6 +408,7 @@ fn from_afar(options: slackwater_node::PutOptions) -> PutOptions {
     PutOptions {
         call: CallOptions {
             tenant: options.tenant,
+            cancel: current(),
             ..CallOptions::default()
         },
         mode: options.mode,

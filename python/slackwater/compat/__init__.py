@@ -13,7 +13,7 @@ from types import ModuleType
 
 __all__ = ["MODULES", "active", "install", "installed_mooncake"]
 
-MODULES = ("store",)
+MODULES = ("store", "async_store")
 """The modules of the package `mooncake` that are provided."""
 
 _NAME = "mooncake"

@@ -49,15 +49,17 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def master(kind: str, started: Starter) -> Iterator[str]:
-    """Where a server of each kind is, for all tests."""
+    """Where a server of each kind is, for all tests; a client lends it memory if it takes any."""
     with started(kind) as (address, _):
+        lender = calls.opened(mooncake.store, address, segment=32 << 20)
         yield address
+        lender.store.close()
 
 
 @pytest.fixture(scope="session")
 def shared_player(master: str) -> Iterator[calls.Player]:
     """A store for all tests."""
-    player = calls.opened(mooncake.store, master, segment=32 << 20)
+    player = calls.opened(mooncake.store, master, segment=0)
     yield player
     player.store.close()
 

@@ -135,7 +135,7 @@ impl RawClient {
     /// Whether the master answers: 0 or a code.
     fn ping(&self, py: Python<'_>) -> i64 {
         self.call(py, "health_check", |session| {
-            let asked = session.client.exists(&[b"\0"], &session.call);
+            let asked = session.client.exists(&[b"\0"], &session.call());
             asked.map(|_| 0)
         })
     }
@@ -247,7 +247,7 @@ impl RawClient {
     fn size(&self, py: Python<'_>, key: KeyBytes) -> i64 {
         let key = key.as_slice(py);
         self.call(py, "get_size", |session| {
-            match session.client.stat(key, &session.call) {
+            match session.client.stat(key, &session.call()) {
                 Ok(Some(found)) => Ok(found.bytes.cast_signed()),
                 Ok(None) | Err(ClientError::Key(_)) => Ok(ABSENT),
                 Err(error) => Err(error),
@@ -262,7 +262,7 @@ impl RawClient {
             let key = key.as_slice(py);
             let mut found = None;
             self.call(py, "get_replica_desc", |session| {
-                found = match session.client.stat(key, &session.call) {
+                found = match session.client.stat(key, &session.call()) {
                     Err(ClientError::Key(_)) => None,
                     found => found?,
                 };

@@ -20,6 +20,7 @@ use slackwater_wire::{ErrorCode, Tenant};
 use super::memory::{Registered, Staging};
 use super::plan::RawPlan;
 use super::sessions::Sessions;
+use crate::cancelling::current;
 
 /// What a call did for one key: a number that is not negative is success.
 pub(super) type Outcome = Result<i64, ClientError>;
@@ -27,7 +28,7 @@ pub(super) type Outcome = Result<i64, ClientError>;
 /// See the module.
 pub(super) struct Session {
     pub(super) client: Client,
-    pub(super) call: CallOptions,
+    tenant: Tenant,
     pub(super) registered: Registered,
     pub(super) staging: Staging,
     pub(super) sessions: Sessions,
@@ -79,13 +80,11 @@ impl Session {
             force_tcp: opening.force_tcp,
             connect_timeout: opening.connect_timeout,
             deadline: opening.deadline,
+            ..ConnectOptions::default()
         })?;
         Ok(Self {
             client,
-            call: CallOptions {
-                tenant: opening.tenant,
-                ..CallOptions::default()
-            },
+            tenant: opening.tenant,
             registered: Registered::default(),
             staging: Staging::default(),
             sessions: Sessions::default(),
@@ -134,6 +133,15 @@ impl Session {
         }
     }
 
+    /// How a call of this thread is made.
+    pub(super) fn call(&self) -> CallOptions {
+        CallOptions {
+            tenant: self.tenant.clone(),
+            cancel: current(),
+            ..CallOptions::default()
+        }
+    }
+
     /// Takes back what is lent. The client itself ends with its last call.
     pub(super) fn close(&self) {
         drop(self.node().take());
@@ -147,19 +155,19 @@ impl Session {
         keys: usize,
     ) -> (PutOptions, usize) {
         let (mut options, count) = plan.run(first, keys);
-        options.call = self.call.clone();
+        options.call = self.call();
         (options, count)
     }
 
     pub(super) fn get_options(&self) -> GetOptions {
         GetOptions {
-            call: self.call.clone(),
+            call: self.call(),
             ..GetOptions::default()
         }
     }
 
     pub(super) fn remove_options(&self, force: bool) -> RemoveOptions {
-        let call = self.call.clone();
+        let call = self.call();
         RemoveOptions { call, force }
     }
 

@@ -43,7 +43,7 @@ impl Session {
     pub(super) fn exist(&self, keys: &[&[u8]]) -> Vec<Outcome> {
         let is_key = |key: &&[u8]| slackwater_wire::Key::new(key).is_ok();
         let asked: Vec<&[u8]> = keys.iter().copied().filter(is_key).collect();
-        let found = match self.client.exists(&asked, &self.call) {
+        let found = match self.client.exists(&asked, &self.call()) {
             Ok(found) => found,
             Err(error) => return vec![Err(error); keys.len()],
         };
@@ -215,7 +215,7 @@ impl Session {
 
     /// Memory is not taken for a length that a caller only claims: the value must have it. Otherwise the outcome.
     fn check_length(&self, key: &[u8], bytes: usize) -> Result<(), Outcome> {
-        match self.client.stat(key, &self.call) {
+        match self.client.stat(key, &self.call()) {
             Ok(Some(found)) if found.bytes == bytes as u64 => Ok(()),
             Ok(Some(_)) => Err(Ok(WRONG)),
             Ok(None) | Err(ClientError::Key(_)) => Err(Ok(ABSENT)),

@@ -1,0 +1,139 @@
+"""Calls that are awaited."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import slackwater
+import slackwater.aio
+from slackwater.driver import THREADS, Driver
+
+
+@pytest.fixture
+def server(command: Path) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
+    """A server of little memory, which a test may stop."""
+    arguments = ["serve", "--listen", "127.0.0.1:0", "--admin", "none", "--memory", "16MiB", "--log", "error"]
+    with subprocess.Popen([command, *arguments], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().strip().removeprefix("serving at "), process
+        finally:
+            process.kill()
+
+
+@asynccontextmanager
+async def connected(server: tuple[str, "subprocess.Popen[str]"]) -> AsyncIterator[slackwater.aio.AsyncClient]:
+    """A client of it."""
+    async with await slackwater.aio.connect(server[0]) as client:
+        yield client
+
+
+def test_every_call_is_awaited(server: tuple[str, "subprocess.Popen[str]"]) -> None:
+    async def main() -> None:
+        async with connected(server) as client:
+            assert await client.put("k", b"v") and not await client.put("k", b"w")
+            assert await client.get("k") == b"v" and await client.get("none") is None
+            assert await client.put_batch(["a", "b"], [b"1", b"22"]) == [True, True]
+            assert await client.get_batch(["a", "none"], prefix_only=True) == [b"1", None]
+            one, other = bytearray(2), bytearray(2)
+            assert await client.get_into("b", one) == 2 and one == b"22"
+            assert await client.get_batch_into(["a", "b"], [one, other]) == [1, 2] and other == b"22"
+            assert await client.exists("a") and await client.exists_batch(["a", "none"]) == [True, False]
+            assert await client.list(pattern="^[ab]$") == [b"a", b"b"]
+            assert await client.remove("a", force=True) and not await client.remove("a")
+            assert await client.remove_batch(["b", "none"], force=True) == [True, False]
+            with pytest.raises(slackwater.RefusedError):
+                await client.put("", b"v")
+            with pytest.raises(TypeError):
+                await client.get(7)  # type: ignore[arg-type]
+        assert client.closed
+        with pytest.raises(RuntimeError):
+            await client.get("k")
+
+    asyncio.run(main())
+
+
+def test_many_calls_share_few_threads(server: tuple[str, "subprocess.Popen[str]"]) -> None:
+    async def main() -> int:
+        async with connected(server) as client:
+            before = len(os.listdir("/proc/self/task"))
+            await asyncio.gather(*(client.put(f"k{number}", bytes([number])) for number in range(200)))
+            got = await asyncio.gather(*(client.get(f"k{number}") for number in range(200)))
+            assert got == [bytes([number]) for number in range(200)]
+            return len(os.listdir("/proc/self/task")) - before
+
+    assert asyncio.run(main()) <= THREADS
+
+
+def test_a_cancelled_call_ends_soon_and_leaves_the_buffer_alone(server: tuple[str, "subprocess.Popen[str]"]) -> None:
+    """The server is stopped, so that the call would last until its deadline."""
+
+    async def main() -> None:
+        async with connected(server) as client:
+            await client.put("k", bytes(1 << 20))
+            os.kill(server[1].pid, signal.SIGSTOP)
+            begun = time.monotonic()
+            buffer = bytearray(1 << 20)
+            calls = [asyncio.ensure_future(client.get_into("k", buffer)) for _ in range(2 * THREADS)]
+            # The first ones wait for the server by then, and the others in line.
+            while not any(thread.name.startswith("slackwater") for thread in threading.enumerate()):
+                await asyncio.sleep(0)
+            for call in calls:
+                call.cancel()
+            ended = await asyncio.gather(*calls, return_exceptions=True)
+            assert all(isinstance(one, asyncio.CancelledError) for one in ended)
+            assert time.monotonic() - begun < 5
+            buffer[:] = b"\x01" * len(buffer)
+            os.kill(server[1].pid, signal.SIGCONT)
+            assert await client.get("k") == bytes(1 << 20)
+            assert buffer == b"\x01" * len(buffer)
+
+    asyncio.run(main())
+
+
+def test_a_cancellation_waits_for_the_call_however_often_it_comes() -> None:
+    """The memory of a call is in use until the call has ended."""
+
+    async def main() -> None:
+        driver, entered, release = Driver(1), threading.Event(), threading.Event()
+
+        def call() -> None:
+            entered.set()
+            release.wait()
+            raise ValueError
+
+        task = asyncio.ensure_future(driver.call(call))
+        while not entered.is_set():
+            await asyncio.sleep(0)
+        for _ in range(3):
+            task.cancel()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert not task.done()
+        release.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        driver.close()
+        with pytest.raises(ValueError, match="at least one"):
+            Driver(0)
+
+    asyncio.run(main())
+
+
+def test_what_is_not_there_is_said() -> None:
+    with pytest.raises(slackwater.RetryError, match="no server"):
+        asyncio.run(slackwater.aio.connect("tcp://127.0.0.1:9", timeout=0.2))
+
+
+def test_two_loops_share_a_client(server: tuple[str, "subprocess.Popen[str]"]) -> None:
+    client = asyncio.run(slackwater.aio.connect(server[0]))
+    assert asyncio.run(client.put("k", b"v"))
+    assert asyncio.run(client.get("k")) == b"v"
+    asyncio.run(client.close())

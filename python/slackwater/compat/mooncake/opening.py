@@ -22,7 +22,7 @@ _UNITS = {"": 1, "b": 1} | {
 }
 _TRUTHS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 _ALIASES = {"master_server_address": "master_server_addr", "device_name": "rdma_devices"}
-_PROTOCOLS = ("tcp", "rdma", "ascend", "efa", "cxl", "nvlink", "hip", "barex", "ubshmem")
+PROTOCOLS = ("tcp", "rdma", "ascend", "efa", "cxl", "nvlink", "hip", "barex", "ubshmem")
 _SCHEMES = ("http://", "https://", "etcd://", "redis://")
 _NODE_BYTES_MIN = 1 << 20
 # What was said about variables, once in a process.
@@ -119,11 +119,16 @@ def _read(name: str, value: Any) -> Any:
     if kind is int:
         return size_of(name, value)
     if kind is bool:
-        truth = _TRUTHS.get(str(value).strip().lower())
-        if truth is None:
-            raise ValueError(f"{name}: expected true or false, found {value!r}")
-        return truth
+        return truth_of(name, value)
     return value if kind is Any else str(value)
+
+
+def truth_of(name: str, value: Any) -> bool:
+    """A truth, or a text such as `yes` or `off`."""
+    truth = _TRUTHS.get(str(value).strip().lower())
+    if truth is None:
+        raise ValueError(f"{name}: expected true or false, found {value!r}")
+    return truth
 
 
 def size_of(name: str, value: Any) -> int:
@@ -140,8 +145,8 @@ def size_of(name: str, value: Any) -> int:
 
 def checked(arguments: Arguments) -> int:
     """0, or the code of what `setup` refuses; the reason is in the log."""
-    if arguments.protocol not in _PROTOCOLS:
-        log.error("setup: unknown protocol %r: it is one of %s", arguments.protocol, ", ".join(_PROTOCOLS))
+    if arguments.protocol not in PROTOCOLS:
+        log.error("setup: unknown protocol %r: it is one of %s", arguments.protocol, ", ".join(PROTOCOLS))
         return INTERNAL_ERROR
     if not arguments.local_hostname:
         log.error("setup: the local host name is empty")

@@ -34,6 +34,7 @@ class Chain:
         *,
         parent: Key | None = None,
         position: int = 0,
+        expect: Literal["continues", "ends"] | None = None,
         hint: int | None = None,
         output_tokens: int | None = None,
     ) -> Self: ...

@@ -150,9 +150,17 @@ def test_batches_answer_for_each_key(store: Store) -> None:
 
 def test_a_prefix_ends_at_the_first_gap(store: Store) -> None:
     store.put_batch(["a", "c"], [b"1", b"3"])
-    chain = Chain(parent="root", position=1, hint=3, output_tokens=250)
+    chain = Chain(parent="root", position=1, expect="continues", hint=3, output_tokens=250)
+    assert "expect='continues', hint=3" in repr(chain)
     assert store.get_batch(["a", "b", "c"], prefix_only=True, chain=chain) == [b"1", None, None]
     assert store.get_batch(["a", "b", "c"]) == [b"1", None, b"3"]
+
+
+def test_an_expectation_is_one_of_two_words() -> None:
+    assert "expect='ends'" in repr(Chain(expect="ends"))
+    assert "expect=None" in repr(Chain())
+    with pytest.raises(ValueError, match="expect: `soon` is neither"):
+        Chain(expect="soon")  # type: ignore[arg-type]
 
 
 def test_buffers_of_one_call_must_not_overlap(store: Store) -> None:

@@ -202,6 +202,7 @@ mod tests {
             input_tokens: 48,
             output_tokens: None,
             hint: None,
+            expect: None,
         };
         (0..count).map(request).collect()
     }

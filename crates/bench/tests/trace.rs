@@ -26,6 +26,7 @@ fn parse(text: &str) -> Vec<Request> {
             input_tokens: number("input_length"),
             output_tokens: Some(number("output_length") as u32),
             hint: value["hint"].as_u64().map(|hint| hint as u32),
+            expect: None,
         }
     };
     text.lines().map(request).collect()

@@ -131,8 +131,8 @@ pub(crate) enum Command {
 /// Where requests come from.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Origin {
-    /// Trace in the published JSONL format (timestamp, input_length, output_length, hash_ids, optional hint); `-` reads
-    /// standard input
+    /// Trace in the published JSONL format (timestamp, input_length, output_length, hash_ids, optional hint
+    /// and expect); `-` reads standard input
     #[arg(required_unless_present = "generate", conflicts_with = "generate")]
     pub(crate) trace: Option<PathBuf>,
 

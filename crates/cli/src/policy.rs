@@ -120,6 +120,7 @@ pub(crate) fn known(request: slackwater_replay::Request) -> Request {
         input_tokens: request.input_tokens,
         output_tokens: Some(u32::try_from(request.output_tokens).unwrap_or(u32::MAX)),
         hint: request.hint,
+        expect: request.expect,
     }
 }
 

@@ -303,6 +303,7 @@ impl Master {
                 position: chain.position,
                 found,
                 hint: chain.hint,
+                expect: chain.expect,
                 output_tokens: chain.output_tokens,
             });
             for (_, position, _) in mine {

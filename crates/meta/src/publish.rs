@@ -51,6 +51,7 @@ pub(crate) fn introduce(
             && next.chain.parent == Some(before.hash)
             && next.chain.position == before.chain.position.wrapping_add(1)
             && next.chain.hint == before.chain.hint
+            && next.chain.expect == before.chain.expect
             && next.standing.is_none()
     };
     for run in fresh.chunk_by(follows) {
@@ -77,6 +78,7 @@ pub(crate) fn introduce(
             position: chain.position,
             found: 0,
             hint: chain.hint,
+            expect: chain.expect,
             output_tokens: chain.output_tokens,
         };
         segments.at_mut(run[0].segment).policy.insert(&walk);

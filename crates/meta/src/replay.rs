@@ -9,6 +9,7 @@ mod tiers;
 use std::collections::BinaryHeap;
 
 use slackwater_base::{Instant, Map};
+use slackwater_wire::Expectation;
 
 use crate::evict::{Evict, Link, Slot, Walk};
 
@@ -27,6 +28,8 @@ pub struct Request {
     pub output_tokens: Option<u32>,
     /// The caller's opaque hint, where there is one.
     pub hint: Option<u32>,
+    /// What the caller expects of the chain, where it says so.
+    pub expect: Option<Expectation>,
 }
 
 /// A trace prepared for replays: blocks are numbered densely, so that a replay spends its time in the policy.
@@ -46,6 +49,7 @@ struct Head {
     full_blocks: usize,
     output_tokens: Option<u32>,
     hint: Option<u32>,
+    expect: Option<Expectation>,
 }
 
 impl Head {
@@ -54,6 +58,7 @@ impl Head {
         let Self {
             now,
             hint,
+            expect,
             output_tokens,
             ..
         } = *self;
@@ -64,6 +69,7 @@ impl Head {
             position: 0,
             found: 0,
             hint,
+            expect,
             output_tokens,
         }
     }
@@ -139,6 +145,7 @@ impl Trace {
                 full_blocks: full.min(request.blocks.len()),
                 output_tokens: request.output_tokens,
                 hint: request.hint,
+                expect: request.expect,
             });
         }
         trace
@@ -365,6 +372,7 @@ mod tests {
             input_tokens: 512 * blocks.len() as u64,
             output_tokens: None,
             hint: None,
+            expect: None,
         };
         Trace::new(chains.iter().enumerate().map(request), 512)
     }
@@ -388,6 +396,7 @@ mod tests {
             input_tokens: 1023,
             output_tokens: None,
             hint: None,
+            expect: None,
         };
         let first = request.clone();
         request.now = Instant::from_nanos(1);

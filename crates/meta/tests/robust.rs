@@ -94,6 +94,7 @@ fn request(at: f64, blocks: &[u64], output_tokens: u32) -> Request {
         input_tokens: blocks.len() as u64 * u64::from(BLOCK_TOKENS),
         output_tokens: Some(output_tokens),
         hint: None,
+        expect: None,
     }
 }
 
@@ -231,9 +232,58 @@ fn a_hint_that_tells_is_learned() {
             .into_iter()
             .map(|request| Request {
                 hint: None,
+                expect: None,
                 ..request
             })
             .collect(),
     );
     assert!(told > 1.2 * untold, "told {told:.4}, untold {untold:.4}");
+}
+
+/// What a caller expects of a chain has a meaning from the first request on; a caller that is always wrong is understood, and
+/// one that says anything at random costs next to nothing.
+#[test]
+fn an_expectation_is_worth_what_it_tells() {
+    use slackwater_wire::Expectation::{Continues, Ends};
+    let mut rng = Rng::new(8);
+    let requests = CONVERSATION.requests(&mut rng, 1, 0.0);
+    let mut requests: Vec<Request> = requests.into_iter().take(6_000).collect();
+    requests.sort_by_key(|request| request.now);
+    let follows = |at: usize| {
+        let (last, until) = (
+            requests[at].blocks.last(),
+            requests[at].now + Duration::from_secs(600),
+        );
+        let later = requests[at + 1..].iter();
+        let mut soon = later.take_while(|request| request.now <= until);
+        soon.any(|request| last.is_some_and(|last| request.blocks.contains(last)))
+    };
+    let follows: Vec<bool> = (0..requests.len()).map(follows).collect();
+    let mut rate = |right: Option<f64>| {
+        let with = requests.iter().zip(&follows).map(|(request, &follows)| {
+            let expect = right.map(|right| match follows == rng.chance(right) {
+                true => Continues,
+                false => Ends,
+            });
+            Request {
+                expect,
+                ..request.clone()
+            }
+        });
+        Trace::new(with, BLOCK_TOKENS)
+            .replay(&mut *PolicyKind::Gittins.build(0), 1_000, |_, _| ())
+            .hit_rate()
+    };
+    let untold = rate(None);
+    for (story, right, least) in [
+        ("mostly right", 0.8, 1.05),
+        ("always wrong", 0.0, 1.1),
+        ("at random", 0.5, 0.97),
+    ] {
+        let told = rate(Some(right));
+        assert!(
+            told > least * untold,
+            "{story}: {told:.4}, untold {untold:.4}"
+        );
+    }
 }

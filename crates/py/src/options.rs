@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyString};
 use slackwater_base::ByteSize;
 use slackwater_node::Config;
-use slackwater_wire::{Key, Pin, Tenant};
+use slackwater_wire::{Expectation, Key, Pin, Tenant};
 
 use crate::buffers::KeyBytes;
 use crate::errors::misconfigured;
@@ -13,8 +13,9 @@ use crate::errors::misconfigured;
 /// The chain of the keys of one call: they are the blocks of a chain, in order.
 ///
 /// A call that passes a whole chain from its root needs none of this. A call that passes a piece names the key of the
-/// block before the piece and the position of its first block. `hint` is an opaque small number that is expected to
-/// distinguish requests that will return from others, and `output_tokens` what the request generated.
+/// block before the piece and the position of its first block. `expect` is `"continues"` where another request is expected
+/// to continue the chain within ten minutes, and `"ends"` where none is; `hint` is an opaque small number that
+/// distinguishes requests that will return from others, and `output_tokens` what the request generated.
 #[pyclass(frozen, module = "slackwater")]
 #[derive(Clone, Default)]
 pub(crate) struct Chain {
@@ -24,21 +25,24 @@ pub(crate) struct Chain {
 #[pymethods]
 impl Chain {
     #[new]
-    #[pyo3(signature = (*, parent=None, position=0, hint=None, output_tokens=None))]
+    #[pyo3(signature = (*, parent=None, position=0, expect=None, hint=None, output_tokens=None))]
     fn new(
         py: Python<'_>,
         parent: Option<KeyBytes>,
         position: u32,
+        expect: Option<&str>,
         hint: Option<u32>,
         output_tokens: Option<u32>,
     ) -> PyResult<Self> {
         let parent = parent.map(|key| Key::new(key.as_slice(py))).transpose();
         let parent = parent.map_err(|error| PyValueError::new_err(format!("parent: {error}")))?;
+        let expect = expect.map(expectation).transpose()?;
         Ok(Self {
             inner: slackwater_wire::Chain {
                 parent,
                 position,
                 hint,
+                expect,
                 output_tokens,
             },
         })
@@ -49,6 +53,7 @@ impl Chain {
             parent,
             position,
             hint,
+            expect,
             output_tokens,
         } = &self.inner;
         let number =
@@ -57,9 +62,24 @@ impl Chain {
             .as_ref()
             .map_or("None".to_owned(), |key| format!("{key:?}"));
         let (hint, output_tokens) = (number(hint), number(output_tokens));
+        let expect = match expect {
+            None => "None",
+            Some(Expectation::Continues) => "'continues'",
+            Some(Expectation::Ends) => "'ends'",
+        };
         format!(
-            "Chain(parent={parent}, position={position}, hint={hint}, output_tokens={output_tokens})"
+            "Chain(parent={parent}, position={position}, expect={expect}, hint={hint}, output_tokens={output_tokens})"
         )
+    }
+}
+
+fn expectation(text: &str) -> PyResult<Expectation> {
+    match text {
+        "continues" => Ok(Expectation::Continues),
+        "ends" => Ok(Expectation::Ends),
+        other => Err(PyValueError::new_err(format!(
+            "expect: `{other}` is neither \"continues\" nor \"ends\""
+        ))),
     }
 }
 

@@ -99,6 +99,7 @@ impl AgentGenerator {
             output_tokens,
             blocks,
             hint: None,
+            expect: None,
         };
         task.context_tokens += output_tokens;
         task.steps_left -= 1;

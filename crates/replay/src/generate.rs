@@ -127,6 +127,7 @@ impl Generator {
             output_tokens,
             blocks,
             hint: None,
+            expect: None,
         };
         session.context_tokens += output_tokens;
         session.turns_left -= 1;

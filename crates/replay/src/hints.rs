@@ -2,14 +2,14 @@ use std::time::Duration;
 
 use slackwater_base::{Map, Rng, Set};
 
-use crate::Request;
+use crate::{Expectation, Request};
 
 /// Which hints [`add_hints`] adds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Hints {
     /// The share of requests that get one.
     pub share: f64,
-    /// How often the finish reason agrees with what follows.
+    /// How often what is expected agrees with what follows.
     pub accuracy: f64,
     /// The seed of all random choices.
     pub seed: u64,
@@ -18,8 +18,8 @@ pub struct Hints {
 impl Hints {
     /// What the hints say, as text for `--help` and documents.
     pub const MEANING: &str = "\
-2 x turn of the conversation (0 to 6, later ones count as 6) + 1 if the request ended so that the conversation is \
-expected to continue within ten minutes, which agrees with what follows in 80 % of the cases";
+whether the request ended so that the conversation is expected to continue within ten minutes, which agrees with what \
+follows in 80 % of the cases, and the turn of the conversation as an opaque number (0 to 6, later ones count as 6)";
 }
 
 /// A conversation continues when its chain is continued within this time.
@@ -49,7 +49,13 @@ pub fn add_hints(requests: &mut [Request], hints: Hints) {
         }
         let expected = follows == rng.chance(hints.accuracy);
         let hinted = rng.chance(hints.share);
-        request.hint = hinted.then_some(2 * turn + u32::from(expected));
+        let says = if expected {
+            Expectation::Continues
+        } else {
+            Expectation::Ends
+        };
+        request.hint = hinted.then_some(turn);
+        request.expect = hinted.then_some(says);
     }
 }
 
@@ -104,6 +110,7 @@ mod tests {
             output_tokens: 1,
             blocks: blocks.to_vec(),
             hint: None,
+            expect: None,
         }
     }
 
@@ -122,8 +129,11 @@ mod tests {
             request(621, &[1, 2, 3, 4]),
         ];
         add_hints(&mut requests, EXACT);
-        let hints: Vec<Option<u32>> = requests.iter().map(|request| request.hint).collect();
-        assert_eq!(hints, [Some(1), Some(0), Some(2), Some(4)]);
+        let turns: Vec<Option<u32>> = requests.iter().map(|request| request.hint).collect();
+        assert_eq!(turns, [Some(0), Some(0), Some(1), Some(2)]);
+        use Expectation::{Continues, Ends};
+        let expected = requests.iter().map(|request| request.expect);
+        assert!(expected.eq([Continues, Ends, Ends, Ends].map(Some)));
     }
 
     /// The first block of a published trace opens all of its conversations. Some have no other full block, and then
@@ -136,9 +146,7 @@ mod tests {
         requests.push(request(20, &[1, 15, 40]));
         requests.push(request(21, &[1]));
         add_hints(&mut requests, EXACT);
-        let turns = requests
-            .iter()
-            .map(|request| request.hint.map(|hint| hint / 2));
+        let turns = requests.iter().map(|request| request.hint);
         let expected = (0..22).map(|at| Some(u32::from(at == 20)));
         assert!(
             turns.clone().eq(expected),
@@ -164,11 +172,12 @@ mod tests {
         let hinted = requests
             .iter()
             .zip(follows)
-            .filter(|it| it.0.hint.is_some());
+            .filter(|it| it.0.expect.is_some());
         let (mut count, mut right) = (0u32, 0u32);
         for (request, follows) in hinted {
             count += 1;
-            right += u32::from(request.hint.is_some_and(|hint| hint % 2 == 1) == follows);
+            right += u32::from((request.expect == Some(Expectation::Continues)) == follows);
+            assert!(request.hint.is_some());
         }
         assert!((1_350..1_650).contains(&count), "{count} of 5,000");
         let share = f64::from(right) / f64::from(count);

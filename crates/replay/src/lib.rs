@@ -23,6 +23,8 @@ pub use variant::{UnknownVariant, Variant};
 
 use std::time::Duration;
 
+pub use slackwater_wire::Expectation;
+
 /// Tokens of one block in the published traces.
 pub const BLOCK_TOKENS: u64 = 512;
 
@@ -39,4 +41,6 @@ pub struct Request {
     pub blocks: Vec<u64>,
     /// An opaque small number that is expected to distinguish returning requests from others.
     pub hint: Option<u32>,
+    /// What the caller expects of the chain, where it says so.
+    pub expect: Option<Expectation>,
 }

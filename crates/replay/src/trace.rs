@@ -4,7 +4,7 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 use thiserror::Error;
 
-use crate::Request;
+use crate::{Expectation, Request};
 
 /// Latest request of a trace, a century after its start: clocks hold that even when the time is stretched. It is later
 /// than the Unix time of any recorder.
@@ -14,7 +14,8 @@ const LATEST: Duration = Duration::from_millis(3_155_760_000_000);
 pub const LINE_BYTES_MAX: u64 = 16 << 20;
 
 /// Reads the published trace format: one JSON object a line with `timestamp` (milliseconds since the start),
-/// `input_length` and `output_length` (tokens) and `hash_ids` (one id per prefix block), and an optional `hint`.
+/// `input_length` and `output_length` (tokens) and `hash_ids` (one id per prefix block), and optional
+/// `hint` (a small number) and `expect` (`continues` or `ends`).
 ///
 /// Unknown fields and blank lines are skipped. The size of a block is not part of the format: blocks of any size read.
 #[derive(Debug)]
@@ -158,6 +159,7 @@ const MILLISECONDS: &str = "milliseconds since the start of the trace, from 0 to
 const TOKENS: &str = "a whole number of tokens, zero or more";
 const IDS: &str = "a list of block ids";
 const ID: &str = "a whole number from 0 to 18446744073709551615";
+const EXPECT: &str = "\"continues\", \"ends\" or null";
 const HINT: &str = "a whole number from 0 to 4294967295, or null";
 
 fn parse(line: &[u8]) -> Result<Request, Problem> {
@@ -177,6 +179,7 @@ fn parse(line: &[u8]) -> Result<Request, Problem> {
         output_tokens: tokens(&fields, "output_length")?,
         blocks: blocks(field(&fields, "hash_ids", IDS)?)?,
         hint: fields.get("hint").map_or(Ok(None), hint)?,
+        expect: fields.get("expect").map_or(Ok(None), expect)?,
     })
 }
 
@@ -226,6 +229,15 @@ fn hint(value: &Value) -> Result<Option<u32>, Problem> {
     number.map(Some).ok_or_else(|| wrong("hint", value, HINT))
 }
 
+fn expect(value: &Value) -> Result<Option<Expectation>, Problem> {
+    match value.as_str() {
+        None if value.is_null() => Ok(None),
+        Some("continues") => Ok(Some(Expectation::Continues)),
+        Some("ends") => Ok(Some(Expectation::Ends)),
+        _ => Err(wrong("expect", value, EXPECT)),
+    }
+}
+
 fn wrong(field: &str, value: &Value, expected: &'static str) -> Problem {
     Problem::Wrong {
         field: field.to_owned(),
@@ -268,8 +280,8 @@ mod tests {
     fn requests_read_in_order_with_all_their_fields() {
         let text = "\u{feff}{\"timestamp\": 27482, \"input_length\": 6955, \"output_length\": 52, \"hash_ids\": [46, 47]}\r\n\
              \n\
-             {\"hash_ids\": [], \"model\": {\"a\": [1]}, \"hint\": 7, \"output_length\": 0, \"input_length\": 0, \"timestamp\": 1.5}\n\
-             {\"timestamp\": 2, \"input_length\": 16, \"output_length\": 1, \"hash_ids\": [18446744073709551615], \"hint\": null}";
+             {\"hash_ids\": [], \"model\": {\"a\": [1]}, \"hint\": 7, \"expect\": \"ends\", \"output_length\": 0, \"input_length\": 0, \"timestamp\": 1.5}\n\
+             {\"timestamp\": 2, \"input_length\": 16, \"output_length\": 1, \"hash_ids\": [18446744073709551615], \"hint\": null, \"expect\": null}";
         let requests = read(text.as_bytes()).unwrap();
         assert_eq!(requests.len(), 3);
         assert_eq!(
@@ -279,12 +291,17 @@ mod tests {
                 input_tokens: 6955,
                 output_tokens: 52,
                 blocks: vec![46, 47],
-                hint: None
+                hint: None,
+                expect: None
             }
         );
         assert_eq!(
-            (requests[1].at, requests[1].hint),
-            (Duration::from_micros(1500), Some(7))
+            (requests[1].at, requests[1].hint, requests[1].expect),
+            (
+                Duration::from_micros(1500),
+                Some(7),
+                Some(Expectation::Ends)
+            )
         );
         assert_eq!(
             (requests[2].blocks.as_slice(), requests[2].hint),
@@ -364,6 +381,10 @@ mod tests {
         check(
             r#"{"timestamp":0,"input_length":1,"output_length":1,"hash_ids":[0],"hint":4294967296}"#,
             "field `hint` is 4294967296; expected a whole number from 0 to 4294967295, or null",
+        );
+        check(
+            r#"{"timestamp":0,"input_length":1,"output_length":1,"hash_ids":[0],"expect":"soon"}"#,
+            "field `expect` is the text \"soon\"; expected \"continues\", \"ends\" or null",
         );
     }
 

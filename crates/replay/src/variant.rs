@@ -220,6 +220,7 @@ fn scan(trace: &[Request]) -> Vec<Request> {
             output_tokens: 50 + rng.below(500),
             blocks: (chain * SCAN_BLOCKS..(chain + 1) * SCAN_BLOCKS).collect(),
             hint: None,
+            expect: None,
         })
         .collect();
     requests.sort_by_key(|request| request.at);
@@ -346,6 +347,7 @@ mod tests {
             output_tokens: 1,
             blocks: vec![u64::MAX - 1, u64::MAX],
             hint: None,
+            expect: None,
         };
         for variant in Variant::all().into_iter().filter(|it| it.uses_trace()) {
             let requests = variant.requests(&[request.clone(), request.clone()]);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use slackwater_base::Rng;
-use slackwater_wire::{Chain, Durability, Hold, Key, Pin, PutConfig, PutMode, Tenant};
+use slackwater_wire::{Chain, Durability, Expectation, Hold, Key, Pin, PutConfig, PutMode, Tenant};
 
 use crate::fault::span;
 use crate::value::HEADER_BYTES;
@@ -260,6 +260,11 @@ impl LoadOptions {
                 parent,
                 position: first as u32,
                 hint,
+                expect: match hint {
+                    Some(1) => Some(Expectation::Continues),
+                    Some(2) => Some(Expectation::Ends),
+                    _ => None,
+                },
                 output_tokens: None,
             },
         )

@@ -42,9 +42,9 @@ pub use reply::{
     ReplicaAt, ReplicaState, Reply, SegmentState,
 };
 pub use request::{
-    Chain, Durability, Exists, Get, GetEnd, Hold, List, Mount, Pin, PutConfig, PutDone, PutEnd,
-    PutEntry, PutMode, PutStart, ReadCall, Reads, Remove, RemoveAll, RemoveMatching, ReplicaClear,
-    Request, SegmentKind,
+    Chain, Durability, Exists, Expectation, Get, GetEnd, Hold, List, Mount, Pin, PutConfig,
+    PutDone, PutEnd, PutEntry, PutMode, PutStart, ReadCall, Reads, Remove, RemoveAll,
+    RemoveMatching, ReplicaClear, Request, SegmentKind,
 };
 
 /// The checksum as a plain number on the wire: its crate knows no serialisation.

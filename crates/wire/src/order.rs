@@ -2,8 +2,8 @@ use serde::{Deserialize, Serialize};
 use slackwater_base::Checksum;
 
 use crate::{
-    ClientId, Durability, ExtentRef, Key, NodeId, Pin, SegmentId, Tenant, TicketId, Version,
-    checksum_serde,
+    ClientId, Durability, Expectation, ExtentRef, Key, NodeId, Pin, SegmentId, Tenant, TicketId,
+    Version, checksum_serde,
 };
 
 /// An order of the master to a node. Orders are pushed down the open link the moment they are decided.
@@ -66,6 +66,13 @@ pub struct ChainPlace {
     pub position: u32,
     /// The hint of the request that wrote it.
     pub hint: Option<u32>,
+    /// What that request expected of the chain.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "crate::request::known_expectation"
+    )]
+    pub expect: Option<Expectation>,
     /// Tokens that that request generated.
     pub output_tokens: Option<u32>,
 }

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use slackwater_base::Checksum;
 
 use crate::{
@@ -124,8 +124,35 @@ pub struct Chain {
     pub position: u32,
     /// An opaque small number that callers expect to distinguish returning requests from others.
     pub hint: Option<u32>,
+    /// What the caller expects of the chain. Without one the field is left out, as peers of earlier versions do, which
+    /// skip it; a word of a later version counts as none.
+    #[serde(
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "known_expectation"
+    )]
+    pub expect: Option<Expectation>,
     /// Tokens that the request generated, where the caller knows.
     pub output_tokens: Option<u32>,
+}
+
+/// What the caller of a request expects of its chain. It may be wrong in some cases: how often is learned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Expectation {
+    /// Another request continues the chain within ten minutes.
+    Continues,
+    /// None does.
+    Ends,
+}
+
+pub(crate) fn known_expectation<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Expectation>, D::Error> {
+    let word: Option<String> = Option::deserialize(deserializer)?;
+    Ok(match word.as_deref() {
+        Some("Continues") => Some(Expectation::Continues),
+        Some("Ends") => Some(Expectation::Ends),
+        _ => None,
+    })
 }
 
 /// How a read keeps its replica in place.

@@ -188,6 +188,7 @@ mod tests {
             input_tokens: 512,
             output_tokens: None,
             hint: None,
+            expect: None,
         };
         (0..200).map(request).collect()
     }

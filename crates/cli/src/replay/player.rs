@@ -257,6 +257,7 @@ impl Keys {
             parent,
             position: u32::try_from(first).unwrap_or(u32::MAX),
             hint: request.hint,
+            expect: request.expect,
             output_tokens: Some(u32::try_from(request.output_tokens).unwrap_or(u32::MAX)),
         }
     }
@@ -282,7 +283,7 @@ mod tests {
     use std::cell::RefCell;
     use std::collections::BTreeMap;
 
-    use slackwater_wire::ErrorCode;
+    use slackwater_wire::{ErrorCode, Expectation};
 
     use super::*;
 
@@ -380,6 +381,7 @@ mod tests {
             blocks: blocks.to_vec(),
             output_tokens: 9,
             hint: Some(3),
+            expect: Some(Expectation::Ends),
             ..Request::default()
         }
     }
@@ -425,9 +427,10 @@ mod tests {
                 *entries,
                 chain.position,
                 chain.hint,
+                chain.expect,
                 chain.output_tokens
             ),
-            ("write", 2, 2, Some(3), Some(9))
+            ("write", 2, 2, Some(3), Some(Expectation::Ends), Some(9))
         );
         assert_eq!(
             chain.parent,

@@ -232,6 +232,7 @@ mod tests {
             input_tokens: 32,
             output_tokens: None,
             hint: None,
+            expect: None,
         };
         Trace::new((0..chains * rounds).map(request), 16)
     }

@@ -303,6 +303,7 @@ fn walk_of(now: Instant) -> Walk<'static> {
         position: 0,
         found: 0,
         hint: None,
+        expect: None,
         output_tokens: Some(100),
     }
 }

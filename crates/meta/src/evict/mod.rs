@@ -20,6 +20,7 @@ mod wtinylfu;
 mod conformance;
 
 use slackwater_base::Instant;
+use slackwater_wire::Expectation;
 
 pub use explain::{Contender, Explanation, Leader, ReturnChance, Standing};
 pub use kind::{PolicyKind, UnknownPolicy};
@@ -55,6 +56,8 @@ pub struct Walk<'a> {
     pub found: u32,
     /// The caller's opaque hint.
     pub hint: Option<u32>,
+    /// What the caller expects of the chain.
+    pub expect: Option<Expectation>,
     /// Tokens that the request generated, where the caller knows.
     pub output_tokens: Option<u32>,
 }
@@ -89,6 +92,7 @@ pub trait Evict: Send {
             position,
             found: 0,
             hint: None,
+            expect: None,
             output_tokens: None,
         });
     }

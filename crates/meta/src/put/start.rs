@@ -162,6 +162,7 @@ impl Master {
                 .map(|key| self.tenants.hash(tenant, key)),
             position: chain.position.min(POSITION_MAX),
             hint: chain.hint,
+            expect: chain.expect,
             output_tokens: chain.output_tokens,
         }
     }

@@ -22,6 +22,10 @@ fn world(policy: PolicyKind) -> World {
 
 /// Puts the blocks of one request, each the parent of the next.
 fn put_chain(world: &mut World, numbers: std::ops::Range<u64>, bytes: u64) {
+    put_chain_as(world, numbers, bytes, Chain::default());
+}
+
+fn put_chain_as(world: &mut World, numbers: std::ops::Range<u64>, bytes: u64, chain: Chain) {
     let names: Vec<Key> = numbers.map(|n| key(&format!("k{n}"))).collect();
     let entries = names
         .iter()
@@ -30,7 +34,7 @@ fn put_chain(world: &mut World, numbers: std::ops::Range<u64>, bytes: u64) {
             bytes,
         })
         .collect();
-    let (chain, config) = (Chain::default(), PutConfig::default());
+    let config = PutConfig::default();
     let start = PutStart {
         tenant: Tenant::DEFAULT,
         entries,
@@ -53,6 +57,53 @@ fn put_chain(world: &mut World, numbers: std::ops::Range<u64>, bytes: u64) {
         tenant: Tenant::DEFAULT,
         puts,
     }));
+}
+
+/// What the policy takes the hint of an object to say.
+fn hinted(world: &World, number: u64) -> String {
+    let opinions = world
+        .master
+        .explain(world.now, &Tenant::DEFAULT, &key(&format!("k{number}")))
+        .expect("the object is there");
+    let explanation = opinions.into_iter().find_map(|it| it.explanation);
+    let class = explanation.expect("the default policy explains").class;
+    class
+        .split_once(", with a hint")
+        .map_or(String::new(), |(_, hint)| hint.to_owned())
+}
+
+#[test]
+fn what_a_caller_expects_of_a_chain_reaches_the_policy_with_puts_and_reads() {
+    let mut world = world(PolicyKind::Adaptive);
+    let chain = |expect| Chain {
+        expect,
+        ..Chain::default()
+    };
+    put_chain_as(&mut world, 0..3, BLOCK, chain(Some(Expectation::Ends)));
+    put_chain_as(
+        &mut world,
+        10..13,
+        BLOCK,
+        chain(Some(Expectation::Continues)),
+    );
+    put_chain(&mut world, 20..23, BLOCK);
+    let found = [2, 12, 22].map(|number| hinted(&world, number));
+    let (few, many) = (" after which few return", " after which many return");
+    assert_eq!(found, [few, many, ""]);
+    let get = |numbers: std::ops::Range<u64>, expect| {
+        Request::Get(Get {
+            tenant: Tenant::DEFAULT,
+            keys: numbers.map(|n| key(&format!("k{n}"))).collect(),
+            chain: chain(expect),
+            hold: Hold::Lease,
+            prefix_only: true,
+        })
+    };
+    world.pass(seconds(5));
+    world.ask(get(0..3, None));
+    world.ask(get(20..23, Some(Expectation::Continues)));
+    let found = [2, 12, 22].map(|number| hinted(&world, number));
+    assert_eq!(found, ["", many, many]);
 }
 
 #[test]

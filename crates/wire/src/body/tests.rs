@@ -40,6 +40,7 @@ fn requests() -> Vec<Request> {
         parent: Some(key("p")),
         position: 7,
         hint: Some(1),
+        expect: None,
         output_tokens: None,
     };
     let config = PutConfig {
@@ -320,6 +321,7 @@ fn published() -> Published {
             parent: Some(u64::MAX),
             position: u32::MAX,
             hint: Some(u32::MAX),
+            expect: None,
             output_tokens: Some(u32::MAX),
         },
     }
@@ -622,6 +624,7 @@ struct LaterRemove {
 enum Later {
     Remove(LaterRemove),
     Paint(u32),
+    Get(LaterGet),
 }
 
 fn body_of(message: &impl Serialize) -> Vec<u8> {
@@ -660,6 +663,62 @@ fn other_releases_are_understood_or_refused() {
     assert_eq!(decode::<Request>(&body), Err(BodyError::Format { found }));
     assert_eq!(decode::<Request>(&[]), Err(BodyError::Empty));
     assert!(decode::<Reply>(&encode(&Request::Quotas).unwrap()).is_err());
+}
+
+#[derive(Serialize)]
+struct LaterGet {
+    keys: Vec<Key>,
+    chain: LaterChain,
+}
+
+#[derive(Serialize)]
+struct LaterChain {
+    position: u32,
+    expect: Option<&'static str>,
+}
+
+#[test]
+fn an_expectation_is_left_out_where_there_is_none_and_later_words_count_as_none() {
+    let get = |expect| {
+        Request::Get(Get {
+            tenant: Tenant::DEFAULT,
+            keys: vec![key("a")],
+            chain: Chain {
+                position: 7,
+                expect,
+                ..Chain::default()
+            },
+            hold: Hold::default(),
+            prefix_only: false,
+        })
+    };
+    for (word, expect) in [
+        (None, None),
+        (Some("Continues"), Some(Expectation::Continues)),
+        (Some("Ends"), Some(Expectation::Ends)),
+        (Some("Branches"), None),
+    ] {
+        let sent = Later::Get(LaterGet {
+            keys: vec![key("a")],
+            chain: LaterChain {
+                position: 7,
+                expect: word,
+            },
+        });
+        assert_eq!(decode(&body_of(&sent)), Ok(get(expect)), "{word:?}");
+        let body = encode(&get(expect)).unwrap();
+        assert_eq!(decode(&body), Ok(get(expect)), "{word:?}");
+        let place = ChainPlace {
+            expect,
+            ..ChainPlace::default()
+        };
+        let placed = rmp_serde::to_vec_named(&place).unwrap();
+        assert_eq!(rmp_serde::from_slice::<ChainPlace>(&placed).unwrap(), place);
+        for bytes in [body, placed] {
+            let text = String::from_utf8_lossy(&bytes);
+            assert_eq!(text.contains("expect"), expect.is_some(), "{word:?}");
+        }
+    }
 }
 
 #[test]

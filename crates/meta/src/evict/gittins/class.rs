@@ -1,6 +1,7 @@
 //! Which blocks are alike: the class of a segment, its features, and the bins of age.
 
 use slackwater_base::Instant;
+use slackwater_wire::Expectation;
 
 use super::outlook::Outlook;
 
@@ -78,17 +79,20 @@ pub(super) const fn count_bucket(count: u8) -> u8 {
     }
 }
 
-/// Shapes of the hazard: of blocks never reused, five by the length of the output and two by a hint that tells
-/// something; of reused ones, five by reuse count and four by such a hint.
-pub(super) const SHAPES: usize = 16;
-/// The first shape of blocks that were reused.
-pub(super) const FIRST_REUSED_SHAPE: usize = 7;
-/// The first shapes of hinted blocks: never reused, reused once, and more often.
-const HINTED_SHAPES: [usize; 3] = [5, 12, 14];
+/// Shapes of blocks that no hint tells anything of: of those never reused, five by the length of the output; of reused
+/// ones, five by reuse count.
+pub(super) const PLAIN_SHAPES: usize = 10;
+/// The first plain shape of blocks that were reused.
+pub(super) const FIRST_REUSED_SHAPE: usize = 5;
+/// Each of the first plain shapes has two more, of blocks that a hint says leave or return. Blocks reused ten times and more
+/// return whatever a hint says.
+pub(super) const HINTED_SHAPES: usize = 9;
+/// Shapes of the hazard.
+pub(super) const SHAPES: usize = PLAIN_SHAPES + 2 * HINTED_SHAPES;
 /// Levels of the multiplier, half octaves around [`NEUTRAL_LEVEL`].
-pub(super) const LEVELS: usize = 13;
+pub(super) const LEVELS: usize = 9;
 /// The level of a multiplier of one.
-pub(super) const NEUTRAL_LEVEL: usize = 6;
+pub(super) const NEUTRAL_LEVEL: usize = 4;
 /// Number of classes: shapes times levels.
 pub(super) const CLASSES: usize = SHAPES * LEVELS;
 /// Number of cells: classes times bins of age.
@@ -125,37 +129,42 @@ impl Class {
 /// The shape of a block by the bucket of its reuse count, the output length of the request that inserted it, and what
 /// the request's hint says.
 pub(super) const fn shape(bucket: u8, output_tokens: Option<u32>, outlook: Outlook) -> usize {
-    let returns = match outlook {
-        Outlook::Unknown if bucket > 0 => return FIRST_REUSED_SHAPE - 1 + bucket as usize,
-        Outlook::Unknown => {
-            return match output_tokens {
-                Some(0..40) => 0,
-                Some(40..150) => 1,
-                Some(150..350) => 2,
-                Some(_) => 3,
-                None => 4,
-            };
-        }
-        Outlook::Leaves => 0,
-        Outlook::Returns => 1,
+    let plain = match (bucket, output_tokens) {
+        (1.., _) => FIRST_REUSED_SHAPE - 1 + bucket as usize,
+        (0, Some(0..40)) => 0,
+        (0, Some(40..150)) => 1,
+        (0, Some(150..350)) => 2,
+        (0, Some(_)) => 3,
+        (0, None) => 4,
     };
-    HINTED_SHAPES[group(bucket)] + returns
+    hinted_shape(plain, outlook)
 }
 
-/// What the hint of blocks of a shape says.
-pub(super) fn outlook(shape: usize) -> Outlook {
-    for first in HINTED_SHAPES {
-        match shape.wrapping_sub(first) {
-            0 => return Outlook::Leaves,
-            1 => return Outlook::Returns,
-            _ => {}
-        }
+/// The shape of blocks of a plain shape whose hint says something.
+pub(super) const fn hinted_shape(plain: usize, outlook: Outlook) -> usize {
+    match outlook {
+        Outlook::Leaves if plain < HINTED_SHAPES => PLAIN_SHAPES + 2 * plain,
+        Outlook::Returns if plain < HINTED_SHAPES => PLAIN_SHAPES + 2 * plain + 1,
+        _ => plain,
     }
-    Outlook::Unknown
 }
 
-/// The features of a request's blocks beside their class, packed in twelve bits: group of reuse count, new length, gap
-/// since the last turn, the caller's hint.
+/// The plain shape of blocks of any shape, and what their hint says.
+pub(super) const fn plain_shape(shape: usize) -> (usize, Outlook) {
+    match shape.checked_sub(PLAIN_SHAPES) {
+        None => (shape, Outlook::Unknown),
+        Some(hinted) if hinted.is_multiple_of(2) => (hinted / 2, Outlook::Leaves),
+        Some(hinted) => (hinted / 2, Outlook::Returns),
+    }
+}
+
+/// Whether blocks of a shape were reused.
+pub(super) const fn is_reused(shape: usize) -> bool {
+    plain_shape(shape).0 >= FIRST_REUSED_SHAPE
+}
+
+/// The features of a request's blocks beside their class, packed in fourteen bits: group of reuse count, what the caller
+/// expects, new length, gap since the last turn, the caller's opaque hint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Features(pub(super) u16);
 
@@ -168,17 +177,39 @@ pub(super) const HINT_BUCKETS: usize = 16;
 pub(super) const NO_GAP: u8 = 0;
 
 impl Features {
-    pub(super) const fn new(new_bucket: u8, gap_bucket: u8, hint_bucket: u8) -> Self {
-        Self((new_bucket as u16) << 7 | (gap_bucket as u16) << 4 | hint_bucket as u16)
+    pub(super) const fn new(
+        new_bucket: u8,
+        gap_bucket: u8,
+        hint_bucket: u8,
+        expect: Option<Expectation>,
+    ) -> Self {
+        let expect = match expect {
+            None => 0,
+            Some(Expectation::Ends) => 1,
+            Some(Expectation::Continues) => 2,
+        };
+        Self(
+            expect << 10 | (new_bucket as u16) << 7 | (gap_bucket as u16) << 4 | hint_bucket as u16,
+        )
+    }
+
+    /// What the caller expects of the chain.
+    pub(super) const fn expect(self) -> Option<Expectation> {
+        match self.0 >> 10 & 3 {
+            1 => Some(Expectation::Ends),
+            2 => Some(Expectation::Continues),
+            _ => None,
+        }
     }
 
     /// The same request's features for blocks of another reuse count.
     pub(super) const fn with_count(self, bucket: u8) -> Self {
-        Self(self.0 & 0x3ff | (group(bucket) as u16) << 10)
+        Self(self.0 & 0xfff | (group(bucket) as u16) << 12)
     }
 
-    const fn group(self) -> usize {
-        (self.0 >> 10) as usize
+    /// The group of reuse count.
+    pub(super) const fn group(self) -> usize {
+        (self.0 >> 12) as usize
     }
 
     /// Row of the table of new lengths.
@@ -199,14 +230,9 @@ impl Features {
         }
     }
 
-    /// Row of the table of hints, of which each group has one for blocks without a hint too.
-    pub(super) const fn any_hint_row(self) -> usize {
-        self.group() * HINT_BUCKETS + (self.0 & 15) as usize
-    }
-
     /// Row of the table of hints; `None` where the caller gave none.
     pub(super) fn hint_row(self) -> Option<usize> {
-        self.hint().map(|_| self.any_hint_row())
+        self.hint().map(|hint| self.group() * HINT_BUCKETS + hint)
     }
 }
 
@@ -266,14 +292,23 @@ mod tests {
 
     #[test]
     fn features_unpack_to_what_was_packed() {
-        let features = Features::new(new_bucket(12.0), gap_bucket(61.0), hint_bucket(Some(3)));
+        let features = Features::new(
+            new_bucket(12.0),
+            gap_bucket(61.0),
+            hint_bucket(Some(3)),
+            Some(Expectation::Continues),
+        );
         for (bucket, group) in [(0, 0), (1, 1), (2, 2), (5, 2)] {
             let features = features.with_count(bucket);
             assert_eq!(features.new_row(), group * NEW_BUCKETS + 4);
             assert_eq!(features.gap_row(), group * GAP_BUCKETS + 3);
             assert_eq!(features.hint_row(), Some(group * HINT_BUCKETS + 4));
+            assert_eq!(features.expect(), Some(Expectation::Continues));
         }
-        assert_eq!(Features::new(0, NO_GAP, hint_bucket(None)).hint_row(), None);
+        for expect in [None, Some(Expectation::Ends), Some(Expectation::Continues)] {
+            let features = Features::new(7, 5, hint_bucket(None), expect).with_count(5);
+            assert_eq!((features.hint_row(), features.expect()), (None, expect));
+        }
     }
 
     #[test]
@@ -281,17 +316,21 @@ mod tests {
         let outputs = [Some(0), Some(40), Some(150), Some(350), None];
         let mut shapes = Vec::new();
         for bucket in 0..=5 {
-            let plain = outputs.map(|output| shape(bucket, output, Outlook::Unknown));
-            shapes.extend(plain);
-            for hinted in [Outlook::Leaves, Outlook::Returns] {
-                let shape = shape(bucket, None, hinted);
-                assert_eq!(outlook(shape), hinted);
-                assert_eq!(shape >= FIRST_REUSED_SHAPE, bucket > 0, "{bucket}");
-                shapes.push(shape);
-            }
-            for shape in plain {
-                assert_eq!(outlook(shape), Outlook::Unknown);
-                assert_eq!(shape >= FIRST_REUSED_SHAPE, bucket > 0, "{bucket}");
+            for output in outputs {
+                let plain = shape(bucket, output, Outlook::Unknown);
+                for outlook in [Outlook::Unknown, Outlook::Leaves, Outlook::Returns] {
+                    let shape = shape(bucket, output, outlook);
+                    // The most reused ones return whatever a hint says.
+                    let heard = if bucket < 5 {
+                        outlook
+                    } else {
+                        Outlook::Unknown
+                    };
+                    assert_eq!(plain_shape(shape), (plain, heard));
+                    assert_eq!(hinted_shape(plain, heard), shape);
+                    assert_eq!(is_reused(shape), bucket > 0, "{bucket}");
+                    shapes.push(shape);
+                }
             }
         }
         shapes.sort_unstable();

@@ -1,14 +1,23 @@
 //! The mathematics of the policy, without its state: from counts to hazards, and from hazards to the index.
 
 use super::class::{
-    BINS, CELLS, CLASSES, FIRST_FALLING_BIN, LEVELS, NEUTRAL_LEVEL, SHAPES, bin_start_seconds,
+    BINS, CELLS, CLASSES, FIRST_FALLING_BIN, LEVELS, NEUTRAL_LEVEL, PLAIN_SHAPES, SHAPES,
+    bin_start_seconds, plain_shape,
 };
+use super::hinted;
 
 /// Reused blocks and block-seconds at risk, in one class and bin of age.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Count {
     pub(super) reused: f64,
     pub(super) exposed: f64,
+}
+
+impl Count {
+    pub(super) fn add(&mut self, other: Self) {
+        self.reused += other.reused;
+        self.exposed += other.exposed;
+    }
 }
 
 /// Hazards in events a second.
@@ -34,21 +43,23 @@ pub(super) struct Hazards {
     pub(super) pooled: Curve,
     pub(super) shapes: Box<[Curve; SHAPES]>,
     pub(super) classes: Vec<Curve>,
-    /// The first shape with the same curves as each: of several without data, the first, otherwise itself.
+    /// The first shape with the same curves as each: of several without data, the first, of hinted ones while there is no
+    /// hint, their plain shape, otherwise itself.
     pub(super) same_as: [usize; SHAPES],
 }
 
 /// Estimates hazards from `counts` (a cell each), where a typical event has `weight` blocks: pooled over classes first,
-/// then by shape around the pooled curve, then by class around its shape, each weighted by its amount of data.
+/// then by shape around the pooled curve, then by class around its shape, each weighted by its amount of data. Blocks with
+/// a hint count as those of their plain shape here, so that a hint takes no evidence from others; their own curves follow
+/// from these ([`hinted`]).
 pub(super) fn hazards(counts: &[Count], weight: f64) -> Hazards {
-    let mut by_shape = [[Count::default(); BINS]; SHAPES];
+    let plain = hinted::plain_counts(counts);
+    let mut by_shape = [[Count::default(); BINS]; PLAIN_SHAPES];
     let mut pooled = [Count::default(); BINS];
-    for (cell, count) in counts.iter().enumerate() {
+    for (cell, count) in plain.iter().enumerate() {
         let (shape, bin) = (cell / BINS / LEVELS, cell % BINS);
-        for sum in [&mut by_shape[shape][bin], &mut pooled[bin]] {
-            sum.reused += count.reused;
-            sum.exposed += count.exposed;
-        }
+        by_shape[shape][bin].add(*count);
+        pooled[bin].add(*count);
     }
     let pooled_weight = POOLED_WEIGHT * weight;
     let h0: Curve = std::array::from_fn(|bin| {
@@ -62,12 +73,13 @@ pub(super) fn hazards(counts: &[Count], weight: f64) -> Hazards {
     }
     let empty = |row: &[Count; BINS]| row.iter().all(|count| *count == Count::default());
     let first_empty = by_shape.iter().position(empty);
-    let same_as = std::array::from_fn(|shape| {
+    let plain_same_as = |shape: usize| {
         let first = first_empty.filter(|_| empty(&by_shape[shape]));
         first.unwrap_or(shape)
-    });
+    };
+    let same_as = std::array::from_fn(|shape| plain_same_as(plain_shape(shape).0));
     let mut classes: Vec<Curve> = Vec::with_capacity(CLASSES);
-    for class in 0..CLASSES {
+    for class in 0..PLAIN_SHAPES * LEVELS {
         let same = same_as[class / LEVELS] * LEVELS + class % LEVELS;
         if same < class {
             classes.push(classes[same]);
@@ -77,22 +89,28 @@ pub(super) fn hazards(counts: &[Count], weight: f64) -> Hazards {
             .exp2()
             .sqrt();
         let base = shapes[class / LEVELS].map(|h| h * multiplier);
-        let row = &counts[class * BINS..(class + 1) * BINS];
+        let row = &plain[class * BINS..(class + 1) * BINS];
         let level = ratio(row, &base, LEVEL_WEIGHT * weight);
         let curve = shrunk(row, &base.map(|h| h * level), CELL_WEIGHT * weight);
         classes.push(curve);
     }
-    let pooled = h0;
-    Hazards {
-        pooled,
+    for shape in PLAIN_SHAPES..SHAPES {
+        let (plain, _) = plain_shape(shape);
+        shapes[shape] = shapes[plain];
+        classes.extend_from_within(plain * LEVELS..(plain + 1) * LEVELS);
+    }
+    let mut hazards = Hazards {
+        pooled: h0,
         shapes,
         classes,
         same_as,
-    }
+    };
+    hinted::apply(&mut hazards, counts, weight);
+    hazards
 }
 
 /// The ratio of observed to expected events under `base`, drawn towards one by `weight` events.
-fn ratio(row: &[Count], base: &Curve, weight: f64) -> f64 {
+pub(super) fn ratio(row: &[Count], base: &Curve, weight: f64) -> f64 {
     let seen: f64 = row.iter().map(|count| count.reused).sum();
     let expected: f64 = row
         .iter()
@@ -140,7 +158,7 @@ fn make_falling(values: &mut [f64], weights: &[f64]) {
     }
 }
 
-fn smoothed(curve: &Curve) -> Curve {
+pub(super) fn smoothed(curve: &Curve) -> Curve {
     std::array::from_fn(|bin| {
         let (left, right) = (curve[bin.saturating_sub(1)], curve[(bin + 1).min(BINS - 1)]);
         0.4 * curve[bin] + 0.3 * (left + right)
@@ -335,8 +353,11 @@ mod tests {
         counts[0].exposed = 1e6;
         counts[3 * LEVELS * BINS + 5].reused = 10.0;
         let hazards = hazards(&counts, 10.0);
-        let expected =
-            std::array::from_fn(|shape| if shape == 0 || shape == 3 { shape } else { 1 });
+        let expected = std::array::from_fn(|shape| match plain_shape(shape).0 {
+            0 => 0,
+            3 => 3,
+            _ => 1,
+        });
         assert_eq!(hazards.same_as, expected);
         for (class, curve) in hazards.classes.iter().enumerate() {
             let same = expected[class / LEVELS] * LEVELS + class % LEVELS;

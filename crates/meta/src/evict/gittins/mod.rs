@@ -14,6 +14,7 @@ mod block;
 mod checkpoints;
 mod class;
 mod estimate;
+mod hinted;
 mod leave;
 mod net;
 mod opinion;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use slackwater_base::Instant;
 
 use super::Gittins;
-use super::class::{Class, FIRST_REUSED_SHAPE, NEUTRAL_LEVEL, TICK_SECONDS, Tick, outlook, shape};
+use super::class::{Class, NEUTRAL_LEVEL, TICK_SECONDS, Tick, plain_shape, shape};
 use super::estimate::return_chance;
 use super::outlook::Outlook;
 use super::segments::Place;
@@ -111,14 +111,13 @@ fn in_words(class: Class, reuses: u8) -> String {
         "long output",
         "output unknown",
     ];
-    let hint = match outlook(class.shape()) {
+    let hint = match plain_shape(class.shape()).1 {
         Outlook::Unknown => "",
         Outlook::Leaves => ", with a hint after which few return",
         Outlook::Returns => ", with a hint after which many return",
     };
-    let history = match OUTPUTS.get(class.shape()) {
-        Some(output) => format!("not reused yet ({output})"),
-        None if class.shape() < FIRST_REUSED_SHAPE => format!("not reused yet{hint}"),
+    let history = match OUTPUTS.get(plain_shape(class.shape()).0) {
+        Some(output) => format!("not reused yet ({output}){hint}"),
         None if reuses == 1 => format!("reused once{hint}"),
         None => format!("reused {reuses} times{hint}"),
     };
@@ -155,7 +154,7 @@ mod tests {
                 0,
                 0,
                 Outlook::Leaves,
-                "not reused yet, with a hint after which few return",
+                "not reused yet (output below 150 tokens), with a hint after which few return",
             ),
             (
                 1,

@@ -1,7 +1,11 @@
-//! What hints tell: which of their values mark requests whose blocks return, and which mark those whose blocks do not.
+//! What hints tell: which of them mark requests whose blocks return, and which mark those whose blocks do not.
 //!
-//! Hints are opaque, so that this is learned too. A hint changes not only how often blocks return but also when:
-//! a chain that is going to be continued soon is, or it is not at all. Blocks with such hints are of shapes of their own.
+//! The values of an opaque hint have no meaning until it is learned. What a caller expects has one, and is believed until
+//! events speak against it: a caller may be wrong, or always wrong. A hint changes not only how often blocks return but
+//! also when: a chain that is going to be continued soon is, or it is not at all. Blocks with such hints are of shapes of
+//! their own.
+
+use slackwater_wire::Expectation;
 
 use super::class::{Features, GROUPS, HINT_BUCKETS};
 
@@ -16,10 +20,11 @@ pub(super) enum Outlook {
     Returns,
 }
 
-/// Returns by value of the hint, beside what is expected of all blocks of their ages.
+/// Returns by value of the hint, beside what is expected of all blocks of their ages. A group of rows for each group of
+/// reuse count: one for each opaque hint, of which the first is of blocks without one, then one for each expectation.
 #[derive(Clone, Debug)]
 pub(super) struct Outlooks {
-    rows: [HintCount; JUDGED_GROUPS * HINT_BUCKETS],
+    rows: [HintCount; Self::COUNT],
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -28,16 +33,22 @@ pub(super) struct HintCount {
     pub(super) expected: f64,
 }
 
-/// Blocks that were not reused yet, or once. Those after them return whatever the hint says.
+/// Groups by which a hint is judged: blocks that were not reused yet, or once. Those after them mostly return.
 const JUDGED_GROUPS: usize = GROUPS - 1;
-/// Returns by which the ratio of a hint is drawn to one, in typical events.
-const WEIGHT: f64 = 8.0;
+const ROWS: usize = HINT_BUCKETS + 2;
+/// Returns by which the ratio of an opaque hint is drawn to one, in typical events.
+const OPAQUE_WEIGHT: f64 = 8.0;
+/// Returns by which the ratio of an expectation is drawn to [`EXPECTED_RATIO`] or its inverse, in typical events: a caller
+/// that is wrong is soon not believed.
+const EXPECTED_WEIGHT: f64 = 3.0;
+/// A little more than what tells something.
+const EXPECTED_RATIO: f64 = 1.5;
 /// A hint tells something when blocks return this many times as often, or as rarely, as all of their kind.
 const TELLING: f64 = 1.3;
 
 impl Outlooks {
     /// How many counts there are.
-    pub(super) const COUNT: usize = JUDGED_GROUPS * HINT_BUCKETS;
+    pub(super) const COUNT: usize = JUDGED_GROUPS * ROWS;
 
     pub(super) const fn new() -> Self {
         const NONE: HintCount = HintCount {
@@ -51,35 +62,49 @@ impl Outlooks {
 
     /// Blocks with these features were at risk, and so many would have returned if they were like all others.
     pub(super) fn expect(&mut self, features: Features, blocks: f64) {
-        if let Some(row) = self.rows.get_mut(features.any_hint_row()) {
-            row.expected += blocks;
-        }
+        self.change(features, |row| row.expected += blocks);
     }
 
     /// Blocks with these features returned.
     pub(super) fn reuse(&mut self, features: Features, blocks: f64) {
-        if let Some(row) = self.rows.get_mut(features.any_hint_row()) {
-            row.reused += blocks;
+        self.change(features, |row| row.reused += blocks);
+    }
+
+    fn change(&mut self, features: Features, change: impl Fn(&mut HintCount)) {
+        let Some(group) = self.rows.chunks_exact_mut(ROWS).nth(features.group()) else {
+            return;
+        };
+        change(&mut group[features.hint().unwrap_or(0)]);
+        if let Some(expect) = features.expect() {
+            change(&mut group[row_of(expect)]);
         }
     }
 
-    /// What the hint of a request says, where a typical event has `weight` blocks.
+    /// What the hint of a request says, where a typical event has `weight` blocks. An expectation goes before an opaque
+    /// hint.
     pub(super) fn outlook(&self, features: Features, weight: f64) -> Outlook {
-        let Some(hint) = features.hint() else {
-            return Outlook::Unknown;
+        let (row, prior, ratio) = match (features.expect(), features.hint()) {
+            (Some(expect @ Expectation::Continues), _) => {
+                (row_of(expect), EXPECTED_WEIGHT, EXPECTED_RATIO)
+            }
+            (Some(expect @ Expectation::Ends), _) => {
+                (row_of(expect), EXPECTED_WEIGHT, 1.0 / EXPECTED_RATIO)
+            }
+            (None, Some(hint)) => (hint, OPAQUE_WEIGHT, 1.0),
+            (None, None) => return Outlook::Unknown,
         };
-        let prior = WEIGHT * weight;
-        let (mut reused, mut expected) = (prior, prior);
-        for group in self.rows.chunks_exact(HINT_BUCKETS) {
-            let all = group
+        let (mut reused, mut expected) = (prior * weight * ratio, prior * weight);
+        for group in self.rows.chunks_exact(ROWS) {
+            // Every block is in one of the rows of opaque hints.
+            let all = group[..HINT_BUCKETS]
                 .iter()
                 .fold(HintCount::default(), |sum, row| HintCount {
                     reused: sum.reused + row.reused,
                     expected: sum.expected + row.expected,
                 });
             if all.expected > 0.0 {
-                reused += group[hint].reused;
-                expected += group[hint].expected * all.reused / all.expected;
+                reused += group[row].reused;
+                expected += group[row].expected * all.reused / all.expected;
             }
         }
         match reused / expected {
@@ -105,13 +130,20 @@ impl Outlooks {
     }
 }
 
+const fn row_of(expect: Expectation) -> usize {
+    match expect {
+        Expectation::Ends => HINT_BUCKETS,
+        Expectation::Continues => HINT_BUCKETS + 1,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::class::{NO_GAP, hint_bucket};
     use super::*;
 
     fn features(bucket: u8, hint: Option<u32>) -> Features {
-        Features::new(0, NO_GAP, hint_bucket(hint)).with_count(bucket)
+        Features::new(0, NO_GAP, hint_bucket(hint), None).with_count(bucket)
     }
 
     #[test]
@@ -165,6 +197,41 @@ mod tests {
             &[plain, (2, Some(3), 9e3, 500.0)],
             Outlook::Unknown,
         );
+    }
+
+    /// A caller that is wrong costs little: what it says is believed until some returns have told otherwise.
+    #[test]
+    fn an_expectation_is_believed_until_events_speak_against_it() {
+        use Expectation::{Continues, Ends};
+        let says = |expect, hint| Features::new(0, NO_GAP, hint_bucket(hint), Some(expect));
+        let check = |story: &str, seen: &[(Expectation, f64, f64)], expected: [Outlook; 2]| {
+            let mut outlooks = Outlooks::new();
+            outlooks.reuse(features(0, None), 1e4);
+            outlooks.expect(features(0, None), 1e4);
+            for &(expect, reused, expected) in seen {
+                outlooks.reuse(says(expect, None), reused);
+                outlooks.expect(says(expect, None), expected);
+            }
+            let found = [Ends, Continues].map(|it| outlooks.outlook(says(it, Some(3)), 10.0));
+            assert_eq!(found, expected, "{story}");
+        };
+        let meant = [Outlook::Leaves, Outlook::Returns];
+        check("nothing seen", &[], meant);
+        check(
+            "little seen",
+            &[(Ends, 4.0, 4.0), (Continues, 4.0, 4.0)],
+            meant,
+        );
+        check(
+            "right",
+            &[(Ends, 50.0, 200.0), (Continues, 400.0, 200.0)],
+            meant,
+        );
+        let random = [(Ends, 200.0, 200.0), (Continues, 200.0, 200.0)];
+        check("at random", &random, [Outlook::Unknown; 2]);
+        let wrong = [(Ends, 400.0, 200.0), (Continues, 50.0, 200.0)];
+        check("always wrong", &wrong, [Outlook::Returns, Outlook::Leaves]);
+        check("one of them wrong", &wrong[1..], [Outlook::Leaves; 2]);
     }
 
     #[test]

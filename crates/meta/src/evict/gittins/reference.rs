@@ -358,7 +358,12 @@ impl Reference {
             }
             _ => NO_GAP,
         };
-        Features::new(new_bucket(f64::from(new)), gap, hint_bucket(walk.hint))
+        Features::new(
+            new_bucket(f64::from(new)),
+            gap,
+            hint_bucket(walk.hint),
+            walk.expect,
+        )
     }
 
     /// Makes segments of `blocks`, each with its position; `None` breaks a run. Returns their numbers, root first.

@@ -91,6 +91,7 @@ mod tests {
             position: 0,
             found: 0,
             hint: None,
+            expect: None,
             output_tokens: None,
         };
         sample.admit(&walk, threshold)

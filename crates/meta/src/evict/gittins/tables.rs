@@ -1,8 +1,8 @@
 //! The learned state: events and exposure by class and age, factors by feature, and the index computed from them.
 
 use super::class::{
-    BINS, CELLS, Class, FIRST_REUSED_SHAPE, Features, GAP_BUCKETS, GROUPS, HINT_BUCKETS, LEVELS,
-    NEW_BUCKETS, SHAPES, TICK_SECONDS, Tick, bin_starts, shape,
+    self, BINS, CELLS, Class, Features, GAP_BUCKETS, GROUPS, HINT_BUCKETS, LEVELS, NEW_BUCKETS,
+    SHAPES, TICK_SECONDS, Tick, bin_starts, shape,
 };
 use super::estimate::{Count, Curve, gittins_index, hazards, ranking};
 use super::outlook::{HintCount, Outlooks};
@@ -396,7 +396,7 @@ impl Tables {
 
 /// Whether the blocks of a cell were reused.
 const fn is_reused(cell: usize) -> bool {
-    Class((cell / BINS) as u8).shape() >= FIRST_REUSED_SHAPE
+    class::is_reused(cell / BINS / LEVELS)
 }
 
 impl Factor {
@@ -412,12 +412,12 @@ impl Factor {
 
 #[cfg(test)]
 mod tests {
-    use super::super::class::{CLASSES, NO_GAP, hint_bucket, outlook};
+    use super::super::class::{CLASSES, NO_GAP, hint_bucket, plain_shape};
     use super::super::outlook::Outlook;
     use super::*;
 
     fn features(hint: Option<u32>) -> Features {
-        Features::new(3, NO_GAP, hint_bucket(hint))
+        Features::new(3, NO_GAP, hint_bucket(hint), None)
     }
 
     /// New blocks were at risk, of which so many returned.
@@ -437,7 +437,7 @@ mod tests {
     }
 
     fn says(tables: &Tables, hint: Option<u32>) -> Outlook {
-        outlook(tables.class(0, features(hint), Some(100)).shape())
+        plain_shape(tables.class(0, features(hint), Some(100)).shape()).1
     }
 
     #[test]

@@ -201,7 +201,7 @@ impl Gittins {
             }
             _ => NO_GAP,
         };
-        Features::new(new_bucket(new), gap, hint_bucket(walk.hint))
+        Features::new(new_bucket(new), gap, hint_bucket(walk.hint), walk.expect)
     }
 
     /// The request of an insertion that no read came before.

@@ -96,7 +96,7 @@ wheel: $(PACKAGED) $(STAMP)
 	PATH="$(CURDIR)/$(PACKAGING)/bin:$$PATH" maturin build --quiet --release --zig --locked --target $(PACKAGED_FOR) \
 		--compatibility manylinux_2_28 --out target/package/raw
 	cargo xtask wheel --binary $(PACKAGED) --wheel target/package/raw/*.whl --python $(PYTHON) --out dist
-	$(PACKAGING)/bin/auditwheel show dist/*.whl
+	$(PACKAGING)/bin/auditwheel show dist/$$(basename target/package/raw/*.whl)
 
 deb: $(PACKAGED)
 	cargo xtask deb --binary $(PACKAGED) --out dist

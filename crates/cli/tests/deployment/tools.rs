@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
+use serde_json::{Value, json};
+
 use super::deploy;
 
 /// The outcome of a program, or nothing where there is no such program.
@@ -40,9 +42,47 @@ fn prometheus_takes_the_alerts_and_its_settings() {
     accepts("promtool", &["check", "rules", "alerts.yaml"], "prometheus");
     accepts(
         "promtool",
+        &["test", "rules", "alerts.test.yaml"],
+        "prometheus",
+    );
+    accepts(
+        "promtool",
         &["check", "config", "prometheus.yaml"],
         "prometheus",
     );
+}
+
+/// The queries of the dashboard, with Grafana's variables replaced, are ones that Prometheus can read.
+#[test]
+fn prometheus_takes_the_queries_of_the_dashboard() {
+    let text = std::fs::read(deploy().join("grafana/slackwater.json")).unwrap();
+    let dashboard: Value = serde_json::from_slice(&text).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap();
+    let targets = panels
+        .iter()
+        .filter_map(|panel| panel["targets"].as_array());
+    let rules: Vec<Value> = targets
+        .flatten()
+        .enumerate()
+        .map(|(number, target)| {
+            let query = target["expr"].as_str().unwrap();
+            let query = query.replace("$__rate_interval", "5m");
+            json!({ "record": format!("query:{number}"), "expr": query })
+        })
+        .collect();
+    assert!(rules.len() > 20, "{rules:?}");
+    let folder = tempfile::tempdir().unwrap();
+    let groups = json!({ "groups": [{ "name": "queries", "rules": rules }] });
+    std::fs::write(folder.path().join("queries.yaml"), groups.to_string()).unwrap();
+    let Some(output) = tool(
+        "promtool",
+        &["check", "rules", "queries.yaml"],
+        folder.path(),
+    ) else {
+        return;
+    };
+    let complained = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{complained}");
 }
 
 #[test]

@@ -95,6 +95,8 @@ pub(super) const LEVELS: usize = 9;
 pub(super) const NEUTRAL_LEVEL: usize = 4;
 /// Number of classes: shapes times levels.
 pub(super) const CLASSES: usize = SHAPES * LEVELS;
+/// Cells of the plain shapes, which come first.
+pub(super) const PLAIN_CELLS: usize = PLAIN_SHAPES * LEVELS * BINS;
 /// Number of cells: classes times bins of age.
 pub(super) const CELLS: usize = CLASSES * BINS;
 

@@ -1,7 +1,7 @@
 //! The mathematics of the policy, without its state: from counts to hazards, and from hazards to the index.
 
 use super::class::{
-    BINS, CELLS, CLASSES, FIRST_FALLING_BIN, LEVELS, NEUTRAL_LEVEL, PLAIN_SHAPES, SHAPES,
+    BINS, CLASSES, FIRST_FALLING_BIN, LEVELS, NEUTRAL_LEVEL, PLAIN_SHAPES, SHAPES,
     bin_start_seconds, plain_shape,
 };
 use super::hinted;
@@ -48,7 +48,7 @@ pub(super) struct Hazards {
     pub(super) same_as: [usize; SHAPES],
 }
 
-/// Estimates hazards from `counts` (a cell each), where a typical event has `weight` blocks: pooled over classes first,
+/// Estimates hazards from `counts` (a cell each, or a plain cell each), where a typical event has `weight` blocks: pooled over classes first,
 /// then by shape around the pooled curve, then by class around its shape, each weighted by its amount of data. Blocks with
 /// a hint count as those of their plain shape here, so that a hint takes no evidence from others; their own curves follow
 /// from these ([`hinted`]).
@@ -253,9 +253,10 @@ pub(super) fn return_chance(curve: &Curve, bin: usize, seconds: f64) -> f64 {
 /// By digits from the last to the first, which takes a quarter of the time of comparisons. No key may be negative.
 pub(super) fn ranking(keys_by_cell: &[f32]) -> Vec<u16> {
     const DIGIT_BITS: u32 = 11;
-    let by_age = (0..BINS).rev().flat_map(|bin| (bin..CELLS).step_by(BINS));
+    let count = keys_by_cell.len();
+    let by_age = (0..BINS).rev().flat_map(|bin| (bin..count).step_by(BINS));
     let mut cells: Vec<u16> = by_age.map(|cell| cell as u16).collect();
-    let mut sorted = vec![0; CELLS];
+    let mut sorted = vec![0; count];
     for shift in [0, DIGIT_BITS, 2 * DIGIT_BITS] {
         // The bits of positive floats sort like the floats.
         let digit = |cell: u16| {
@@ -285,6 +286,7 @@ pub(super) fn ranking(keys_by_cell: &[f32]) -> Vec<u16> {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::class::CELLS;
     use super::*;
 
     /// The definition, term by term.

@@ -2,8 +2,8 @@
 //! of which such a thing is said, and from their own returns how much it is worth in fact.
 
 use super::class::{
-    BINS, FIRST_REUSED_SHAPE, HINTED_SHAPES, LEVELS, PLAIN_SHAPES, bin_start_seconds, hinted_shape,
-    plain_shape,
+    BINS, FIRST_REUSED_SHAPE, HINTED_SHAPES, LEVELS, PLAIN_CELLS, PLAIN_SHAPES, bin_start_seconds,
+    hinted_shape, plain_shape,
 };
 use super::estimate::{Count, Curve, Hazards, ratio, smoothed};
 use super::outlook::Outlook;
@@ -22,7 +22,6 @@ const KINDS: [std::ops::Range<usize>; 3] = [
 ];
 /// No hazard is less than this part of that of all blocks of the kind.
 const LEAST_PART: f64 = 0.01;
-const PLAIN_CELLS: usize = PLAIN_SHAPES * LEVELS * BINS;
 
 /// The counts of the plain classes, with those of hinted blocks of each.
 pub(super) fn plain_counts(counts: &[Count]) -> Vec<Count> {

@@ -223,6 +223,15 @@ impl Gittins {
         );
     }
 
+    /// Puts a segment in the order of eviction, behind those of its list.
+    fn shelve(&mut self, number: u32) {
+        if self.tables.cover(self.segments[number].kept_as) {
+            self.shelves.rank_anew(&self.tables);
+        }
+        self.shelves
+            .push_newest(&mut self.segments, &self.tables, number);
+    }
+
     /// Adds a segment to its cell and lists, at age zero.
     fn enlist(&mut self, number: u32) {
         let segment = self.segments[number];
@@ -232,8 +241,7 @@ impl Gittins {
             segment.last_use,
         );
         self.ages[0].push_newest(&mut self.segments, By::Age, number);
-        self.shelves
-            .push_newest(&mut self.segments, &self.tables, number);
+        self.shelve(number);
     }
 
     /// Removes a segment from the list that its place names.

@@ -2,7 +2,7 @@
 
 use super::class::{
     self, BINS, CELLS, Class, Features, GAP_BUCKETS, GROUPS, HINT_BUCKETS, LEVELS, NEW_BUCKETS,
-    SHAPES, TICK_SECONDS, Tick, bin_starts, shape,
+    PLAIN_CELLS, SHAPES, TICK_SECONDS, Tick, bin_starts, shape,
 };
 use super::estimate::{Count, Curve, gittins_index, hazards, ranking};
 use super::outlook::{HintCount, Outlooks};
@@ -24,6 +24,9 @@ pub(super) struct Tables {
     pooled_hazards: Curve,
     shape_hazards: Box<[Curve; SHAPES]>,
     index: Vec<f32>,
+    /// Cells that blocks are in, or were: those of hinted classes are left out until there is such a block, because they
+    /// are most of all.
+    covered: usize,
     /// By what blocks are valued.
     rule: Rule,
     /// Cells are ranked by their [`Tables::floor`].
@@ -93,6 +96,7 @@ impl Tables {
             pooled_hazards: [0.0; BINS],
             shape_hazards: Box::new([[0.0; BINS]; SHAPES]),
             index: vec![0.0; CELLS],
+            covered: PLAIN_CELLS,
             rule: Rule::default(),
             ranks: vec![0; CELLS],
             cells_by_rank: Vec::new(),
@@ -172,8 +176,21 @@ impl Tables {
         self.sort_cells();
     }
 
+    /// Ranks the cells of hinted classes too, from the first block of one on. Returns whether they were not: then every
+    /// list has to be ranked anew.
+    pub(super) fn cover(&mut self, class: Class) -> bool {
+        if class.cell(0) < self.covered {
+            return false;
+        }
+        self.covered = CELLS;
+        self.sort_cells();
+        true
+    }
+
     fn sort_cells(&mut self) {
-        let floors: Vec<f32> = (0..CELLS).map(|cell| self.floor(cell) as f32).collect();
+        let floors: Vec<f32> = (0..self.covered)
+            .map(|cell| self.floor(cell) as f32)
+            .collect();
         self.cells_by_rank = ranking(&floors);
         for (rank, &cell) in self.cells_by_rank.iter().enumerate() {
             self.ranks[usize::from(cell)] = rank as u16;
@@ -260,7 +277,7 @@ impl Tables {
     /// Decays the sums after `requests` more requests.
     pub(super) fn decay(&mut self, requests: u64) {
         let keep = DECAY.powf(requests as f64 / DECAY_REQUESTS);
-        for cell in &mut self.cells {
+        for cell in &mut self.cells[..self.covered] {
             cell.reused *= keep;
             cell.exposed *= keep;
         }
@@ -314,7 +331,8 @@ impl Tables {
                 exposed: (cell.exposed + so_far.clamp(0.0, most)) * TICK_SECONDS,
             }
         };
-        self.cells.iter().enumerate().map(count).collect()
+        let covered = &self.cells[..self.covered];
+        covered.iter().enumerate().map(count).collect()
     }
 
     /// What was learned, as plain numbers.
@@ -345,6 +363,10 @@ impl Tables {
         let (factors, hints) = rest.split_at(2 * FACTORS);
         for (cell, pair) in self.cells.iter_mut().zip(cells.chunks_exact(2)) {
             (cell.reused, cell.exposed) = (pair[0], pair[1]);
+        }
+        let hinted = &self.cells[PLAIN_CELLS..];
+        if hinted.iter().any(|cell| cell.reused + cell.exposed > 0.0) {
+            self.covered = CELLS;
         }
         for (factor, pair) in self.factors_mut().zip(factors.chunks_exact(2)) {
             *factor = Factor {
@@ -413,6 +435,8 @@ impl Factor {
 #[cfg(test)]
 mod tests {
     use super::super::class::{CLASSES, NO_GAP, hint_bucket, plain_shape};
+    use slackwater_wire::Expectation;
+
     use super::super::outlook::Outlook;
     use super::*;
 
@@ -465,6 +489,37 @@ mod tests {
         restored.set_numbers(&numbers);
         check(&restored);
         assert!(restored.numbers().eq(numbers), "nothing is left out");
+    }
+
+    #[test]
+    fn cells_of_hinted_classes_are_ranked_from_the_first_such_block_on() {
+        let mut tables = Tables::new();
+        let ranked = |tables: &Tables| {
+            let cells = || (0..tables.covered).map(|rank| tables.cell_at(rank));
+            assert!(
+                cells()
+                    .enumerate()
+                    .all(|(at, cell)| tables.rank(cell) == at)
+            );
+            let floors: Vec<f64> = cells().map(|cell| tables.floor(cell)).collect();
+            assert!(floors.windows(2).all(|pair| pair[0] <= pair[1]));
+            tables.covered
+        };
+        let expecting = |expect| Features::new(3, NO_GAP, hint_bucket(None), expect);
+        let plain = tables.class(0, expecting(None), None);
+        let hinted = tables.class(0, expecting(Some(Expectation::Ends)), None);
+        assert!(!tables.cover(plain));
+        assert_eq!(ranked(&tables), PLAIN_CELLS);
+        assert!(tables.cover(hinted));
+        assert_eq!(ranked(&tables), CELLS);
+        assert!(!tables.cover(hinted) && !tables.cover(plain));
+        // What was learned of them is not left out after a restart either.
+        tables.reuse(hinted, 10, expecting(Some(Expectation::Ends)), 5);
+        let numbers: Vec<f64> = tables.numbers().collect();
+        let mut restored = Tables::new();
+        restored.set_numbers(&numbers);
+        restored.estimate(Tick(0));
+        assert_eq!(ranked(&restored), CELLS);
     }
 
     /// The index of shapes without data is computed once and copied.

@@ -118,8 +118,7 @@ impl Gittins {
         self.nodes[slot.0 as usize].segment = number;
         self.tables.enter(class.cell(segment.bin), 1, last_use);
         self.list_by_age(number);
-        self.shelves
-            .push_newest(&mut self.segments, &self.tables, number);
+        self.shelve(number);
     }
 }
 

@@ -173,6 +173,19 @@ TABLE: dict[str, list[tuple[list[Any], Any]]] = {
         (["batch_put_from_multi_buffers", [["g"], [[at(0)]], [[5]], config(prefer_alloc_in_same_node=True)]], [0]),
         (["batch_put_from_multi_buffers", [["h"], [[at(0)]], [[5]], config(dfs_replica_num=1)]], [-1601]),
     ],
+    "metadata": [
+        (["put_from_with_metadata", ["k", at(65), at(97), 3, 2]], 0),
+        (["get", ["k"]], {"bytes": "abABC"}),
+        (["put_from_with_metadata", ["k", at(0), at(0), 3, 2]], 0),
+        (["get", ["k"]], {"bytes": "abABC"}),
+        (["put_from_with_metadata", ["none", at(65), at(97), 0, 2]], 0),
+        (["is_exist", ["none"]], 0),
+        (["put_from_with_metadata", ["data", at(65), at(97), 3, 0]], 0),
+        (["get", ["data"]], {"bytes": "ABC"}),
+        (["put_from_with_metadata", ["", at(65), at(97), 3, 2]], -600),
+        (["put_from_with_metadata", ["n", 0, at(97), 3, 2]], -600),
+        (["put_from_with_metadata", ["n", at(65), at(97), 3, 2, config(replica_num=0)]], -600),
+    ],
     "ranges": [
         PAGES,
         (["register_buffer", [at(0), 2000]], 0),
@@ -320,6 +333,6 @@ CALLED = {call[0] for rows in TABLE.values() for call, _ in rows}
 
 
 def test_every_call_is_in_the_table() -> None:
-    beside = {"setup", "setup_dummy", "init_all", "close", "health_check", "get_hostname"}
+    beside = {"setup", "setup_dummy", "init_all", "close", "health_check", "get_hostname", "alloc_from_mem_pool"}
     methods = {name for name in dir(mooncake.store.MooncakeDistributedStore) if name[0] != "_"}
     assert methods - beside == CALLED

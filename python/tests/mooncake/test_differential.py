@@ -210,6 +210,7 @@ KINDS: list[Callable[[random.Random], Call]] = [
     lambda draw: ["put_batch", [different(draw), some(draw, value)]],
     lambda draw: ["upsert_batch", [different(draw), some(draw, value)]],
     lambda draw: ["put_from", [key(draw), at(draw), size(draw)]],
+    lambda draw: ["put_from_with_metadata", [key(draw) or "a", at(draw), at(draw), size(draw), draw.choice([1, 9])]],
     lambda draw: ["upsert_from", [key(draw), at(draw), size(draw)]],
     lambda draw: ["get_into", [key(draw), at(draw), size(draw)]],
     lambda draw: ["remove", [key(draw), True]],

@@ -150,6 +150,7 @@ def test_other_ways_to_set_up_are_refused(caplog: pytest.LogCaptureFixture) -> N
     store = MooncakeDistributedStore()
     assert store.setup_dummy(1, 1, "127.0.0.1:1") == -1012
     assert "setup_dummy" in caplog.text
+    assert store.alloc_from_mem_pool(1) == 0
     with pytest.raises(TypeError):
         store.init_all("tcp", "")  # type: ignore[call-arg]
 
@@ -173,6 +174,9 @@ def test_a_pool_has_the_memory_that_its_clients_lend(started: Starter, soon: Non
         assert setup(other, address, global_segment_size=32 << 20) == 0
         assert one.put("k", b"v") == 0 and other.get("k") == b"v"
         assert one.put("large", bytes(1 << 20)) == 0
+        assert setup(third := MooncakeDistributedStore(), address, local_buffer_size=64 << 20) == 0
+        assert third.put("longer than any segment", bytes(33 << 20)) == -200
+        third.close()
         assert other.close() == 0
 
 

@@ -240,6 +240,28 @@ class MooncakeDistributedStore:
             return [plan] * len(keys)
         return self._raw.put_from_many(keys, all_buffer_ptrs, all_sizes, plan)
 
+    def put_from_with_metadata(
+        self,
+        key: str,
+        buffer_ptr: int,
+        metadata_buffer_ptr: int,
+        size: int,
+        metadata_size: int,
+        config: ReplicateConfig = DEFAULT,
+    ) -> int:
+        """Stores metadata and the data after it as one value; without data nothing, which is no error."""
+        plan = plan_of(config, CREATE_NEAR)
+        if plan.__class__ is int:
+            return plan
+        if not size:
+            return self._raw.state()
+        pieces = [[metadata_buffer_ptr, buffer_ptr]], [[metadata_size, size]]
+        return self._raw.put_from_many([key], *pieces, plan)[0]
+
+    def alloc_from_mem_pool(self, size: int) -> int:
+        """0: only a stand-alone client, of which there is none, has such a pool."""
+        return 0
+
     def get_into(self, key: str, buffer_ptr: int, size: int) -> int:
         """Reads a value into memory: its length, or a code."""
         return self._raw.get_into([key], [buffer_ptr], [size])[0]

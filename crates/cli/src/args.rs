@@ -107,6 +107,11 @@ pub(crate) enum Command {
     Drain(crate::jobs::Drain),
     /// List the jobs of a pool, or cancel one
     Jobs(crate::jobs::Jobs),
+    /// Show what a served store or the master of a pool does: rates, hits by tier, segments, nodes, jobs
+    ///
+    /// Asks the admin address each second. q and Ctrl-C end it. Where standard output is no terminal, pages follow one
+    /// another.
+    Top(crate::top::Top),
     /// Measure parts of Slackwater beside the machine's limits and beside peers
     #[command(subcommand)]
     Bench(Bench),

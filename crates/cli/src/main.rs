@@ -20,6 +20,7 @@ mod service;
 mod size;
 mod source;
 mod tools;
+mod top;
 mod usage;
 
 use std::process::ExitCode;
@@ -61,6 +62,7 @@ fn main() -> ExitCode {
         Command::Mv(arguments) => jobs::mv(&arguments),
         Command::Drain(arguments) => jobs::drain(&arguments),
         Command::Jobs(arguments) => jobs::jobs(&arguments),
+        Command::Top(arguments) => top::run(&arguments),
         Command::Bench(scenario) => bench::run(&scenario),
         Command::Config(arguments) => config::run(&arguments, &layers),
         Command::Keys(verb) => tools::keys(&verb),

@@ -6,6 +6,7 @@ mod jobs;
 mod keys;
 mod pool;
 mod signals;
+mod top;
 mod verbs;
 
 use std::io::{BufRead, BufReader, Write};

@@ -38,6 +38,99 @@ impl Carrier<'_> {
         self.rights.extend(extents);
     }
 
+    /// Reads several values, each from an offset of the region that its capability names, as many together as the next look
+    /// at a cancellation may wait for; an outcome each, with the checksum of what was read.
+    pub(crate) fn read_all(
+        &self,
+        reads: Vec<(Capability, u64, &mut [u8])>,
+    ) -> Vec<Result<Checksum, NotMoved>> {
+        let mut outcomes = Vec::with_capacity(reads.len());
+        let mut group = Vec::new();
+        let mut bytes = 0;
+        for (capability, offset, into) in reads {
+            if !group.is_empty() && bytes + into.len() > PIECE_BYTES {
+                self.read_group(std::mem::take(&mut group), &mut outcomes);
+                bytes = 0;
+            }
+            bytes += into.len();
+            group.push((capability, offset, into));
+        }
+        self.read_group(group, &mut outcomes);
+        outcomes
+    }
+
+    fn read_group(
+        &self,
+        group: Vec<(Capability, u64, &mut [u8])>,
+        outcomes: &mut Vec<Result<Checksum, NotMoved>>,
+    ) {
+        if group.len() == 1 {
+            let alone = group.into_iter();
+            outcomes.extend(alone.map(|(right, offset, into)| self.read(right, offset, into)));
+            return;
+        }
+        let (mut places, mut targeted) = (Vec::new(), Vec::new());
+        for (capability, offset, into) in group {
+            let target = self.target(capability, offset);
+            // What has no target stays as it is; the others are replaced.
+            outcomes.push(Err(*target.as_ref().err().unwrap_or(&NotMoved::Failed)));
+            if let Ok(target) = target {
+                places.push(outcomes.len() - 1);
+                targeted.push((target, into));
+            }
+        }
+        let read = self.engine.read_all(&mut targeted, now().until(self.until));
+        for (place, read) in places.into_iter().zip(read) {
+            outcomes[place] = read.map_err(|cause| self.failed(&cause));
+        }
+    }
+
+    /// Writes several values, as [`Carrier::read_all`] reads them.
+    pub(crate) fn write_all(
+        &self,
+        writes: &[(Capability, u64, &[u8])],
+    ) -> Vec<Result<(), NotMoved>> {
+        let mut outcomes = Vec::with_capacity(writes.len());
+        let mut rest = writes;
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let fits = |(.., from): &&(Capability, u64, &[u8])| {
+                bytes += from.len();
+                bytes <= PIECE_BYTES
+            };
+            let count = rest.iter().take_while(fits).count().max(1);
+            let (group, after) = rest.split_at(count);
+            rest = after;
+            match group {
+                [(capability, offset, from)] => {
+                    outcomes.push(self.write(*capability, *offset, from))
+                }
+                group => self.write_group(group, &mut outcomes),
+            }
+        }
+        outcomes
+    }
+
+    fn write_group(
+        &self,
+        group: &[(Capability, u64, &[u8])],
+        outcomes: &mut Vec<Result<(), NotMoved>>,
+    ) {
+        let (mut places, mut targeted) = (Vec::new(), Vec::new());
+        for (capability, offset, from) in group {
+            let target = self.target(*capability, *offset);
+            outcomes.push(Err(*target.as_ref().err().unwrap_or(&NotMoved::Failed)));
+            if let Ok(target) = target {
+                places.push(outcomes.len() - 1);
+                targeted.push((target, *from));
+            }
+        }
+        let written = self.engine.write_all(&targeted, now().until(self.until));
+        for (place, written) in places.into_iter().zip(written) {
+            outcomes[place] = written.map_err(|cause| self.failed(&cause));
+        }
+    }
+
     /// Reads from `offset` of the region that a capability names; the checksum of what was read.
     pub(crate) fn read(
         &self,

@@ -30,8 +30,8 @@ pub(crate) trait Carry<F> {
     }
     /// The rights to the extents of a reply that the flow is about to be given.
     fn granted(&mut self, request: &Request, reply: &Reply, extents: Vec<(ExtentRef, Capability)>);
-    /// Moves the bytes of an [`Action::Read`] or [`Action::Write`] and tells the flow how that ended.
-    fn carry(&mut self, flow: &mut F, action: Action, out: &mut Vec<Action>);
+    /// Moves the bytes of these [`Action::Read`]s or [`Action::Write`]s together, and tells the flow how each ended.
+    fn carry(&mut self, flow: &mut F, moves: Vec<Action>, out: &mut Vec<Action>);
     /// Tells the flow that the movement of an item, which has not begun, is cancelled.
     fn cancelled(&mut self, flow: &mut F, index: usize, out: &mut Vec<Action>);
 }
@@ -55,6 +55,10 @@ impl Drive<'_> {
             if !given_up && self.is_cancelled() {
                 given_up = true;
                 flow.cancel(&mut out);
+            } else if queue.front().is_some_and(is_move) {
+                let others = queue.iter().position(|queued| !is_move(queued));
+                let moves = queue.drain(..others.unwrap_or(queue.len()));
+                carry.carry(flow, moves.collect(), &mut out);
             } else if let Some(action) = queue.pop_front() {
                 self.act(flow, action, carry, &mut out);
             } else if flow.is_over() {
@@ -109,8 +113,9 @@ impl Drive<'_> {
                 }
             }
             Action::Tell { operation, request } => self.telling.tell(operation, request),
-            moves @ (Action::Read { .. } | Action::Write { .. }) => carry.carry(flow, moves, out),
-            Action::Cancel { .. } => unreachable!("a cancellation is not queued"),
+            Action::Read { .. } | Action::Write { .. } | Action::Cancel { .. } => {
+                unreachable!("movements are made together, and a cancellation is not queued")
+            }
         }
     }
 
@@ -138,7 +143,11 @@ pub(crate) fn rights(reply: &Reply, capabilities: Vec<Capability>) -> Vec<(Exten
     named.zip(capabilities).collect()
 }
 
-/// Queues an action. A movement that is cancelled is in the queue still, as movements are made one after another.
+fn is_move(action: &Action) -> bool {
+    matches!(action, Action::Read { .. } | Action::Write { .. })
+}
+
+/// Queues an action. A movement that is cancelled is in the queue still: those that were begun have ended.
 fn enter<F>(flow: &mut F, action: Action, carry: &mut impl Carry<F>, queue: &mut VecDeque<Action>) {
     let Action::Cancel { index: cancelled } = action else {
         return queue.push_back(action);
@@ -218,7 +227,7 @@ pub(crate) struct Nothing;
 impl Carry<CallFlow> for Nothing {
     fn granted(&mut self, _: &Request, _: &Reply, _: Vec<(ExtentRef, Capability)>) {}
 
-    fn carry(&mut self, _: &mut CallFlow, _: Action, _: &mut Vec<Action>) {
+    fn carry(&mut self, _: &mut CallFlow, _: Vec<Action>, _: &mut Vec<Action>) {
         unreachable!("a call moves no bytes")
     }
 

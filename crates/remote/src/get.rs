@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use slackwater_base::{Checksum, Instant};
 use slackwater_client::{Action, GetFlow, GetOutcome, LocalFirst, ReadFailure, Stamp};
 use slackwater_transfer::Capability;
@@ -26,7 +28,7 @@ pub(crate) enum Sink<'a> {
 /// The length of a value that was read; `None` when there is none.
 pub(crate) type Outcome = Result<Option<usize>, ClientError>;
 
-/// One request's reads, one after another.
+/// One request's reads.
 struct Reading<'a, 'b> {
     carrier: Carrier<'a>,
     locations: &'a LocationCache,
@@ -55,6 +57,29 @@ struct Wanted {
     bytes: u64,
     checksum: Checksum,
     from: ReplicaAt,
+}
+
+impl Wanted {
+    fn of(action: Action) -> Self {
+        match action {
+            Action::Read {
+                index,
+                key,
+                version,
+                bytes,
+                checksum,
+                from,
+            } => Self {
+                index,
+                key,
+                version,
+                bytes,
+                checksum,
+                from,
+            },
+            _ => unreachable!("a flow that reads does not write"),
+        }
+    }
 }
 
 impl Call<'_> {
@@ -160,45 +185,76 @@ impl Call<'_> {
 }
 
 impl Reading<'_, '_> {
-    fn fetch(&mut self, wanted: Wanted) -> Result<Checksum, ReadFailure> {
+    /// Reads replicas, an outcome each: those in memory together, then the others.
+    fn fetch(&mut self, wanted: &[Wanted]) -> Vec<Result<Checksum, ReadFailure>> {
         failpoint("get.located");
-        let (index, bytes, from) = (wanted.index, wanted.bytes, wanted.from);
-        let length = bytes as usize;
-        match &mut *self.sinks[index] {
+        let mut outcomes = Vec::with_capacity(wanted.len());
+        // Of each sink: the outcome that is its own, and where it is read.
+        let mut sources: BTreeMap<usize, (usize, Capability, u64)> = BTreeMap::new();
+        let mut records = Vec::new();
+        for (place, wanted) in wanted.iter().enumerate() {
+            let ready = self.make_room(wanted).and_then(|()| match wanted.from {
+                ReplicaAt::Memory(extent) => {
+                    let right = self.carrier.rights.get(&extent).copied();
+                    Ok(Some((right.ok_or(ReadFailure::Stale)?, extent.offset)))
+                }
+                ReplicaAt::Disk { .. } => Ok(None),
+            });
+            if let Ok(Some((right, offset))) = ready {
+                sources.insert(wanted.index, (place, right, offset));
+            }
+            if matches!(ready, Ok(None)) {
+                records.push(place);
+            }
+            outcomes.push(Err(ready.err().unwrap_or(ReadFailure::Transfer)));
+        }
+        let (mut places, mut reads) = (Vec::new(), Vec::new());
+        for (index, sink) in self.sinks.iter_mut().enumerate() {
+            if let Some((place, right, offset)) = sources.remove(&index) {
+                places.push(place);
+                reads.push((right, offset, room(sink, wanted[place].bytes as usize)));
+            }
+        }
+        for (place, read) in places.into_iter().zip(self.carrier.read_all(reads)) {
+            outcomes[place] = read.map_err(failure);
+        }
+        for place in records {
+            outcomes[place] = self.fetch_record(&wanted[place]);
+        }
+        outcomes
+    }
+
+    /// Makes room for a value where it goes.
+    fn make_room(&mut self, wanted: &Wanted) -> Result<(), ReadFailure> {
+        let length = wanted.bytes as usize;
+        match &mut *self.sinks[wanted.index] {
             Sink::Given(buffer) if buffer.len() < length => {
-                self.errors[index] = Some(ClientError::BufferTooSmall {
-                    key: wanted.key,
-                    need: bytes,
+                self.errors[wanted.index] = Some(ClientError::BufferTooSmall {
+                    key: wanted.key.clone(),
+                    need: wanted.bytes,
                     have: buffer.len(),
                 });
                 return Err(ReadFailure::BufferTooSmall);
             }
             // No object is longer than the memory that it was put into.
-            Sink::Fresh(_) if bytes > self.carrier.link.value_bytes_max() => {
+            Sink::Fresh(_) if wanted.bytes > self.carrier.link.value_bytes_max() => {
                 return Err(ReadFailure::Corrupt);
             }
             Sink::Fresh(value) => value.resize(length, 0),
             Sink::Given(_) => {}
         }
-        match from {
-            ReplicaAt::Memory(extent) => {
-                let right = self.carrier.rights.get(&extent).copied();
-                let right = right.ok_or(ReadFailure::Stale)?;
-                self.copy(index, length, right, extent.offset)
-            }
-            ReplicaAt::Disk { .. } => self.fetch_record(wanted),
-        }
+        Ok(())
     }
 
-    fn fetch_record(&mut self, wanted: Wanted) -> Result<Checksum, ReadFailure> {
+    fn fetch_record(&mut self, wanted: &Wanted) -> Result<Checksum, ReadFailure> {
         let Wanted {
             index,
-            key,
+            ref key,
             version,
             bytes,
             checksum,
             ..
-        } = wanted;
+        } = *wanted;
         let (until, cancel) = (self.carrier.until, self.carrier.cancel);
         let entry = DiskEntry {
             tenant: self.tenant.clone(),
@@ -215,6 +271,7 @@ impl Reading<'_, '_> {
         let staged = self.carrier.link.read_record(record, until, cancel);
         let staged = staged.map_err(|unanswered| match unanswered {
             Unanswered::Refused(code @ ErrorCode::ValueTooLong) => {
+                let key = key.clone();
                 self.errors[index] = Some(ClientError::Refused { key, code });
                 ReadFailure::BufferTooSmall
             }
@@ -224,28 +281,26 @@ impl Reading<'_, '_> {
             Unanswered::Cancelled => ReadFailure::Cancelled,
             _ => ReadFailure::Transfer,
         })?;
-        let copied = self.copy(index, bytes as usize, staged.capability, staged.offset);
+        let into = room(self.sinks[index], bytes as usize);
+        let read = self.carrier.read(staged.capability, staged.offset, into);
         self.carrier.link.release(&staged);
-        copied
+        read.map_err(failure)
     }
+}
 
-    fn copy(
-        &mut self,
-        index: usize,
-        length: usize,
-        right: Capability,
-        offset: u64,
-    ) -> Result<Checksum, ReadFailure> {
-        let room = match &mut *self.sinks[index] {
-            Sink::Given(buffer) => &mut buffer[..length],
-            Sink::Fresh(value) => value,
-        };
-        let moved = self.carrier.read(right, offset, room);
-        moved.map_err(|not_moved| match not_moved {
-            NotMoved::Stale => ReadFailure::Stale,
-            NotMoved::Failed => ReadFailure::Transfer,
-            NotMoved::Cancelled => ReadFailure::Cancelled,
-        })
+/// The part of a sink that a value goes to, for which there is room.
+fn room<'s>(sink: &'s mut Sink<'_>, length: usize) -> &'s mut [u8] {
+    match sink {
+        Sink::Given(buffer) => &mut buffer[..length],
+        Sink::Fresh(value) => value,
+    }
+}
+
+fn failure(not_moved: NotMoved) -> ReadFailure {
+    match not_moved {
+        NotMoved::Stale => ReadFailure::Stale,
+        NotMoved::Failed => ReadFailure::Transfer,
+        NotMoved::Cancelled => ReadFailure::Cancelled,
     }
 }
 
@@ -278,39 +333,24 @@ impl Carry<GetFlow> for Reading<'_, '_> {
         self.carrier.granted(extents);
     }
 
-    fn carry(&mut self, flow: &mut GetFlow, action: Action, out: &mut Vec<Action>) {
-        let Action::Read {
-            index,
-            key,
-            version,
-            bytes,
-            checksum,
-            from,
-        } = action
-        else {
-            unreachable!("a flow that reads does not write")
-        };
-        let wanted = Wanted {
-            index,
-            key,
-            version,
-            bytes,
-            checksum,
-            from,
-        };
-        let (key, expected) = (wanted.key.clone(), wanted.checksum);
-        let read = self.fetch(wanted);
-        let stays = match read {
-            Ok(checksum) => checksum == expected,
-            Err(failure) => matches!(
-                failure,
-                ReadFailure::BufferTooSmall | ReadFailure::Cancelled
-            ),
-        };
-        if !stays {
-            self.locations.forget(std::slice::from_ref(&key));
+    fn carry(&mut self, flow: &mut GetFlow, moves: Vec<Action>, out: &mut Vec<Action>) {
+        let wanted: Vec<Wanted> = moves.into_iter().map(Wanted::of).collect();
+        let reads = self.fetch(&wanted);
+        for (wanted, read) in wanted.into_iter().zip(reads) {
+            let stays = match read {
+                Ok(checksum) => checksum == wanted.checksum,
+                Err(failure) => {
+                    matches!(
+                        failure,
+                        ReadFailure::BufferTooSmall | ReadFailure::Cancelled
+                    )
+                }
+            };
+            if !stays {
+                self.locations.forget(std::slice::from_ref(&wanted.key));
+            }
+            flow.on_read(now(), wanted.index, read, out);
         }
-        flow.on_read(now(), index, read, out);
     }
 
     fn cancelled(&mut self, flow: &mut GetFlow, index: usize, out: &mut Vec<Action>) {

@@ -132,21 +132,38 @@ impl Call<'_> {
 }
 
 impl Writing<'_, '_> {
-    fn write(&self, index: usize, extents: &[ExtentRef]) -> Result<Checksum, WriteFailure> {
+    /// Writes values to all their extents, an outcome each.
+    fn write(&self, puts: &[(usize, Vec<ExtentRef>)]) -> Vec<Result<Checksum, WriteFailure>> {
         failpoint("put.granted");
-        let value = self.values[index];
-        for extent in extents {
-            let right = self.carrier.rights.get(extent).copied();
-            let right = right.ok_or(WriteFailure::Stale)?;
-            let moved = self.carrier.write(right, extent.offset, value);
-            moved.map_err(|not_moved| match not_moved {
+        let mut outcomes = Vec::with_capacity(puts.len());
+        let (mut places, mut writes) = (Vec::new(), Vec::new());
+        for (place, (index, extents)) in puts.iter().enumerate() {
+            let rights = extents.iter().map(|extent| {
+                let right = self.carrier.rights.get(extent).copied();
+                right.map(|right| (right, extent.offset, self.values[*index]))
+            });
+            match rights.collect::<Option<Vec<_>>>() {
+                Some(rights) => {
+                    outcomes.push(Ok(()));
+                    places.extend(rights.iter().map(|_| place));
+                    writes.extend(rights);
+                }
+                None => outcomes.push(Err(WriteFailure::Stale)),
+            }
+        }
+        for (place, written) in places.into_iter().zip(self.carrier.write_all(&writes)) {
+            let written = written.map_err(|not_moved| match not_moved {
                 NotMoved::Stale => WriteFailure::Stale,
                 NotMoved::Failed => WriteFailure::Transfer,
                 NotMoved::Cancelled => WriteFailure::Cancelled,
-            })?;
+            });
+            outcomes[place] = outcomes[place].and(written);
         }
         failpoint("put.written");
-        Ok(checksum(value))
+        let summed = outcomes.into_iter().zip(puts);
+        summed
+            .map(|(outcome, (index, _))| outcome.map(|()| checksum(self.values[*index])))
+            .collect()
     }
 }
 
@@ -155,12 +172,16 @@ impl Carry<PutFlow> for Writing<'_, '_> {
         self.carrier.granted(extents);
     }
 
-    fn carry(&mut self, flow: &mut PutFlow, action: Action, out: &mut Vec<Action>) {
-        let Action::Write { index, extents } = action else {
-            unreachable!("a flow that puts does not read")
+    fn carry(&mut self, flow: &mut PutFlow, moves: Vec<Action>, out: &mut Vec<Action>) {
+        let put = |action| match action {
+            Action::Write { index, extents } => (index, extents),
+            _ => unreachable!("a flow that puts does not read"),
         };
-        let written = self.write(index, &extents);
-        flow.on_written(now(), index, written, out);
+        let puts: Vec<(usize, Vec<ExtentRef>)> = moves.into_iter().map(put).collect();
+        let written = self.write(&puts);
+        for ((index, _), written) in puts.into_iter().zip(written) {
+            flow.on_written(now(), index, written, out);
+        }
     }
 
     fn cancelled(&mut self, flow: &mut PutFlow, index: usize, out: &mut Vec<Action>) {

@@ -1,5 +1,7 @@
 //! The interface of the crate: regions, peers, batches. Every request goes to the first mover that reaches its peer.
 
+mod together;
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::Duration;

@@ -38,10 +38,15 @@ struct Done {
 
 pub(super) fn run(address: &str, path: Path) -> Result<(), ServedError> {
     let wrong = |what: &str| ServedError::Call(format!("`{what}` is no command"));
-    let client = Client::connect(&ConnectOptions {
+    let options = ConnectOptions {
         address: address.parse().map_err(|_| wrong(address))?,
         force_tcp: path == Path::Tcp,
         ..ConnectOptions::default()
+    };
+    let client = Client::connect(&options)?;
+    let asking = Client::connect(&ConnectOptions {
+        locations: 0,
+        ..options
     })?;
     say("ready")?;
     let mut filled = None;
@@ -64,7 +69,11 @@ pub(super) fn run(address: &str, path: Path) -> Result<(), ServedError> {
                 };
                 say("begun")?;
                 lines.next();
-                let (values, seconds, mut micros) = run.on(&client)?;
+                let of = match run.op {
+                    Op::GetIntoAsked => &asking,
+                    _ => &client,
+                };
+                let (values, seconds, mut micros) = run.on(of)?;
                 let p50 = quantile(&mut micros, 0.5);
                 let p99 = quantile(&mut micros, 0.99);
                 say(&format!("ran {values} {seconds} {p50} {p99}"))?;
@@ -200,7 +209,7 @@ impl Run {
                 let got = client.get(&key(self.block, number as usize), &GetOptions::default());
                 check(number, got.map_err(failed)?.as_deref())
             }
-            Op::GetInto => {
+            Op::GetInto | Op::GetIntoAsked => {
                 let number = rng.below(count);
                 let key = key(self.block, number as usize);
                 let got = client.get_into(&key, room, &GetOptions::default());

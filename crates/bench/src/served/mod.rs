@@ -91,6 +91,8 @@ pub enum Op {
     PutBatch,
     /// Reads a value into the caller's memory.
     GetInto,
+    /// The same by a client that remembers no location and asks each time.
+    GetIntoAsked,
     /// Reads a value into fresh memory.
     Get,
     /// Reads several into the caller's memory in one call.
@@ -99,10 +101,11 @@ pub enum Op {
 
 impl Op {
     /// Everything that is measured.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::PutFrom,
         Self::PutBatch,
         Self::GetInto,
+        Self::GetIntoAsked,
         Self::Get,
         Self::GetBatchInto,
     ];
@@ -114,6 +117,7 @@ impl Op {
             Self::PutFrom => "put_from",
             Self::PutBatch => "put_batch",
             Self::GetInto => "get_into",
+            Self::GetIntoAsked => "get_into_asked",
             Self::Get => "get",
             Self::GetBatchInto => "get_batch_into",
         }

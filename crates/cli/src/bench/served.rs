@@ -14,7 +14,7 @@ use crate::args::block_bytes;
 #[derive(Clone, Debug, Args)]
 #[group(id = "grid", requires = "served")]
 pub(crate) struct Grid {
-    /// Calls: put_from, put_batch, get_into, get, get_batch_into [default: all]
+    /// Calls: put_from, put_batch, get_into, get_into_asked, get, get_batch_into [default: all]
     #[arg(long, value_name = "OP,…", value_delimiter = ',', value_parser = op)]
     ops: Vec<served::Op>,
 

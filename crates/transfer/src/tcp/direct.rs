@@ -20,6 +20,11 @@ use crate::mover::{Carried, SingleRequest};
 use crate::segment::Segment;
 use client::{BorrowedConnection, LoneRequest};
 
+/// Requests of no more than this cost their wake-ups more than their bytes, so that more callers carry theirs themselves.
+const SMALL_BYTES: u64 = 64 << 10;
+/// How many callers with small requests.
+const SMALL_CALLERS: usize = 64;
+
 /// The connections that callers borrow.
 #[derive(Debug, Default)]
 pub(crate) struct Direct {
@@ -58,7 +63,8 @@ impl Direct {
         single: SingleRequest,
     ) -> Carried {
         let peer = segment.incarnation;
-        let idle = match self.begin(peer, context.config.lanes_per_peer) {
+        let callers_max = callers_max(single.buffers.bytes(), context.config.lanes_per_peer);
+        let idle = match self.begin(peer, callers_max) {
             Ok(idle) => idle,
             Err(Unavailable::Full) => return Carried::Back(single),
             Err(Unavailable::Closed) => return Carried::Done(Err(Cause::Closed)),
@@ -187,6 +193,14 @@ impl Direct {
     }
 }
 
+/// How many callers at once may carry requests of this length to one peer.
+fn callers_max(bytes: u64, lanes_per_peer: usize) -> usize {
+    match bytes <= SMALL_BYTES {
+        true => lanes_per_peer.max(SMALL_CALLERS),
+        false => lanes_per_peer,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
@@ -195,6 +209,17 @@ mod tests {
     use slackwater_wait::now;
 
     use super::*;
+
+    /// Of 64 threads with small requests 60 went by the loops, each with a wake of one of them and a wake back.
+    #[test]
+    fn many_callers_carry_small_requests_and_few_carry_large_ones() {
+        let check = |bytes, lanes, expected| assert_eq!(callers_max(bytes, lanes), expected);
+        check(1, 4, 64);
+        check(64 << 10, 4, 64);
+        check((64 << 10) + 1, 4, 4);
+        check(4096, 100, 100);
+        check(1 << 20, 100, 100);
+    }
 
     /// A process that had read from many peers, and outlived them, kept one socket for each in CLOSE_WAIT until its idle
     /// time was over: nobody looked at a connection between two callers.

@@ -1,7 +1,9 @@
 //! Bytes arrive, all of them, and nothing else changes.
 
-use slackwater_base::Rng;
-use slackwater_transfer::{Op, Request};
+use std::time::Duration;
+
+use slackwater_base::{Checksum, Rng};
+use slackwater_transfer::{Cause, Op, Refusal, Request, Target};
 
 use crate::check;
 use crate::world::{World, at, noise, over, request, submit};
@@ -213,4 +215,53 @@ fn batches_of_one_to_ten_thousand_complete_each_request_once() {
             );
         }
     });
+}
+
+/// Requests on memory of the caller's own go together, and one that fails does not touch its neighbours.
+fn together(world: &World) {
+    const EACH: usize = 10_000;
+    const COUNT: usize = 40;
+    const PATIENCE: Duration = Duration::from_secs(20);
+    let far = world.far.filled(&vec![0; EACH * COUNT]);
+    let (engine, target) = (&world.near.engine, world.target(&far));
+    let values: Vec<Vec<u8>> = (0..COUNT).map(|value| noise(value as u64, EACH)).collect();
+    let places = (0..COUNT).map(|place| at(target, place * EACH));
+    let beyond = at(target, EACH * COUNT - 1);
+    let mut writes: Vec<(Target, &[u8])> = places
+        .clone()
+        .zip(values.iter().map(Vec::as_slice))
+        .collect();
+    writes.push((beyond, &[1, 2]));
+    writes.push((target, &[]));
+    let mut written = engine.write_all(&writes, PATIENCE);
+    assert_eq!(
+        written.pop(),
+        Some(Ok(())),
+        "{}: nothing is no failure",
+        world.name
+    );
+    let refused = Some(Err(Cause::Refused(Refusal::Range)));
+    assert_eq!(written.pop(), refused, "{}", world.name);
+    assert!(
+        written.iter().all(Result::is_ok),
+        "{}: {written:?}",
+        world.name
+    );
+    assert!(far.load() == values.concat(), "{}", world.name);
+    let mut memory = vec![vec![0; EACH]; COUNT];
+    let mut spare = [0; 2];
+    let rooms = memory.iter_mut().map(Vec::as_mut_slice);
+    let mut reads: Vec<(Target, &mut [u8])> = places.zip(rooms).collect();
+    reads.push((beyond, &mut spare));
+    let mut read = engine.read_all(&mut reads, PATIENCE);
+    assert!(read.pop().unwrap().is_err(), "{}", world.name);
+    let sums: Vec<_> = values.iter().map(|value| Ok(Checksum::of(value))).collect();
+    assert!(read == sums, "{}: {read:?}", world.name);
+    assert!(memory == values, "{}", world.name);
+    assert!(engine.read_all(&mut [], PATIENCE).is_empty());
+}
+
+#[test]
+fn requests_of_a_caller_that_waits_go_together() {
+    check(together);
 }

@@ -1,0 +1,151 @@
+//! Several requests on memory that is not registered, whose caller waits for all of them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use slackwater_base::{Checksum, Instant};
+use slackwater_wait::{Waiting, now};
+use slackwater_wire::data::Op;
+
+use super::{BATCHES, Engine};
+use crate::cause::Cause;
+use crate::job::{Buffers, Job, Priority};
+use crate::mover::{Carried, SingleRequest, WhenFull};
+use crate::request::Target;
+use crate::segment::Segment;
+
+/// A request that goes with others: its place among them, its peer, and what it is.
+type Joint = (usize, Arc<Segment>, SingleRequest);
+
+impl Engine {
+    /// Reads into memory that need not be registered, from several places at once, while the caller waits: an outcome
+    /// each, with the checksum of what was read.
+    pub fn read_all(
+        &self,
+        reads: &mut [(Target, &mut [u8])],
+        timeout: Duration,
+    ) -> Vec<Result<Checksum, Cause>> {
+        if let [(target, into)] = reads {
+            return vec![self.read_checked(target, into, timeout)];
+        }
+        let requests = reads.iter_mut().map(|(target, into)| {
+            // SAFETY: the slices are borrowed alone until this returns, and `together` returns only when nothing touches
+            // them.
+            let buffers = unsafe { Buffers::borrowed(into.as_mut_ptr(), into.len()) };
+            (*target, buffers)
+        });
+        let outcomes = self.together(Op::Read, requests.collect(), timeout);
+        let summed = outcomes.into_iter().zip(reads).map(|(outcome, (_, into))| {
+            let taken = outcome?;
+            Ok(taken.unwrap_or_else(|| slackwater_pool::copy::checksum(into)))
+        });
+        summed.collect()
+    }
+
+    /// Writes from memory that need not be registered, to several places at once, while the caller waits: an outcome each.
+    pub fn write_all(
+        &self,
+        writes: &[(Target, &[u8])],
+        timeout: Duration,
+    ) -> Vec<Result<(), Cause>> {
+        if let [(target, from)] = writes {
+            return vec![self.write_now(target, from, timeout)];
+        }
+        let requests = writes.iter().map(|(target, from)| {
+            // SAFETY: a write only reads from its buffers; the slices are borrowed until this returns, and `together`
+            // returns only when nothing touches them.
+            let buffers = unsafe { Buffers::borrowed(from.as_ptr().cast_mut(), from.len()) };
+            (*target, buffers)
+        });
+        let outcomes = self.together(Op::Write, requests.collect(), timeout);
+        outcomes
+            .into_iter()
+            .map(|outcome| outcome.map(drop))
+            .collect()
+    }
+
+    fn together(
+        &self,
+        op: Op,
+        requests: Vec<(Target, Buffers)>,
+        timeout: Duration,
+    ) -> Vec<Result<Option<Checksum>, Cause>> {
+        let deadline = now() + timeout;
+        let mut outcomes = Vec::with_capacity(requests.len());
+        let mut joint: Vec<Joint> = Vec::new();
+        for (index, (target, buffers)) in requests.into_iter().enumerate() {
+            outcomes.push(Ok(None));
+            if buffers.bytes() == 0 {
+                continue;
+            }
+            let (mover, segment) = match self.0.first_mover(target.peer) {
+                Ok(found) => found,
+                Err(cause) => {
+                    outcomes[index] = Err(cause);
+                    continue;
+                }
+            };
+            let single = SingleRequest {
+                op,
+                buffers,
+                remote: target.remote(),
+                deadline,
+                checksum: op == Op::Read,
+            };
+            // Where this thread copies by itself, the requests take their turns; over a wire they go together.
+            let carried = match mover.abilities().one_sided {
+                true => mover.carry_now(&segment, single),
+                false => Carried::Back(single),
+            };
+            match carried {
+                Carried::Done(outcome) => outcomes[index] = outcome,
+                Carried::Back(single) => joint.push((index, segment, single)),
+            }
+        }
+        self.join(joint, deadline, timeout, &mut outcomes);
+        outcomes
+    }
+
+    fn join(
+        &self,
+        joint: Vec<Joint>,
+        deadline: Instant,
+        timeout: Duration,
+        outcomes: &mut [Result<Option<Checksum>, Cause>],
+    ) {
+        if joint.is_empty() {
+            return;
+        }
+        let (batch, parts) = self.new_batch(joint.len(), None);
+        let (mut places, mut by_peer) = (Vec::new(), Vec::<(Arc<Segment>, Vec<Job>)>::new());
+        for ((index, segment, single), part) in joint.into_iter().zip(parts) {
+            places.push(index);
+            let job = Job {
+                op: single.op,
+                buffers: single.buffers,
+                remote: single.remote,
+                deadline,
+                priority: Priority::Normal,
+                part,
+            };
+            let known = by_peer
+                .iter_mut()
+                .find(|(peer, _)| Arc::ptr_eq(peer, &segment));
+            match known {
+                Some((_, jobs)) => jobs.push(job),
+                None => by_peer.push((segment, vec![job])),
+            }
+        }
+        for (segment, jobs) in by_peer {
+            self.0.dispatch(&segment, jobs, WhenFull::Wait);
+        }
+        // The memory is the caller's: all requests have ended when this returns, whatever their outcomes.
+        let _ = batch.wait(&Waiting::at(&BATCHES).until(deadline + timeout));
+        for (position, index) in places.into_iter().enumerate() {
+            outcomes[index] = match batch.outcome(position) {
+                Some(outcome) => outcome.cause.map_or(Ok(None), Err),
+                None => Err(Cause::Dropped),
+            };
+        }
+    }
+}

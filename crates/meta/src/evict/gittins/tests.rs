@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use slackwater_base::Instant;
+use slackwater_wire::Expectation;
 
 use super::Gittins;
 use super::rule::Rule;
@@ -18,6 +19,8 @@ struct World {
     hits: usize,
     /// Blocks that were resident when they were asked for, but not all before them.
     orphans: usize,
+    // What requests say of their chain from now on.
+    expect: Option<Expectation>,
 }
 
 impl World {
@@ -32,6 +35,7 @@ impl World {
             now: Instant::ZERO,
             hits: 0,
             orphans: 0,
+            expect: None,
         }
     }
 
@@ -53,7 +57,7 @@ impl World {
             position: 0,
             found: 0,
             hint: None,
-            expect: None,
+            expect: self.expect,
             output_tokens: None,
         };
         let found = links.iter().take_while(|link| link.slot.is_some()).count();
@@ -188,6 +192,21 @@ fn read_and_insert_of_one_request_make_one_chain() {
         let standing = world.policy.standing(later, Slot(slot)).unwrap();
         assert_eq!(standing.age, Duration::ZERO, "{slot}");
     }
+}
+
+/// The lists of hinted classes have no rank until there is such a block, and then all lists have other ranks than before.
+#[test]
+fn after_the_first_hint_every_block_is_still_found() {
+    let mut world = World::new(100);
+    world.teach(200);
+    world.expect = Some(Expectation::Ends);
+    world.request(&[900_001, 900_002, 900_003]);
+    let mut found = 0;
+    while let Some(slot) = world.policy.victim(world.now) {
+        world.policy.evicted(world.now, slot);
+        found += 1;
+    }
+    assert_eq!(found, world.kept);
 }
 
 #[test]

@@ -128,9 +128,6 @@ impl Planted {
         Self::OldestWinsAtRecovery,
         Self::TrustAfterFailedSync,
         Self::RemoveBeforeDropped,
-        Self::RemoveBeforeForgotten,
-        Self::FencedIsAnnounced,
-        Self::PlacedBeforeAnnounced,
         Self::PromotionKeepsSource,
         Self::ExpiredPromotionKeepsSlot,
         Self::MemberHoldsGroup,
@@ -156,6 +153,16 @@ impl Planted {
         Self::GiveUpForgetsCopies,
         Self::TombstoneBeforeSync,
         Self::MemoryGoesBeforeRecord,
+    ];
+
+    /// Bugs of nodes that outlive their master, which the simulator's pool must catch.
+    pub const POOL: &[Planted] = &[
+        Self::RemoveBeforeForgotten,
+        Self::FencedIsAnnounced,
+        Self::PlacedBeforeAnnounced,
+        Self::ForgetOwedRemoval,
+        Self::AccessWithoutGeneration,
+        Self::FreeWithoutQuarantine,
     ];
 
     /// Other bugs of the node's shell, which the simulator does not run: its own tests must catch them.

@@ -41,6 +41,9 @@ impl Master {
                         .tenants
                         .hash_of(&reported.entry.tenant, &reported.entry.key);
                     self.drop_record(index, hash, reported.entry.clone(), None);
+                    if self.segments.at(index).outlives {
+                        self.keep_drop((hash, reported.entry.version, index));
+                    }
                 }
             }
         }

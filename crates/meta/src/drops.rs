@@ -117,7 +117,8 @@ impl Master {
         segment.presence == Presence::Hidden && segment.outlives && kept
     }
 
-    fn keep_drop(&mut self, name: (u64, Version, SegmentIndex)) {
+    /// Keeps a removal for the node until it has forgotten the copy, instead of having anything wait for that.
+    pub(crate) fn keep_drop(&mut self, name: (u64, Version, SegmentIndex)) {
         let node = self.segments.at(name.2).node;
         self.owed.begin(node, self.numbers.newest_version());
         let Some(drop) = self.drops.pending.get_mut(&name) else {

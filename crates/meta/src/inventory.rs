@@ -127,6 +127,17 @@ impl Master {
         let Some((tenant, object)) = object.flatten() else {
             let dead = self.segments.at_mut(index).retire(held.slot());
             self.outbox.fence(node, dead);
+            if sound {
+                // Until the node has forgotten it, another master would be told of it again.
+                let hash = self.tenants.hash_of(&entry.tenant, &entry.key);
+                let name = (hash, entry.version);
+                if let Some(memory) = self.segments.at_mut(index).memory_mut() {
+                    let place = (dead.generation, name);
+                    memory.forgetting.insert(dead.offset, place);
+                }
+                self.drops.expect(hash, entry.clone(), index);
+                self.keep_drop((hash, entry.version, index));
+            }
             return None;
         };
         self.tenants.charge(tenant, Ledger::Memory, held.bytes);

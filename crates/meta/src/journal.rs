@@ -65,6 +65,8 @@ pub enum Dead {
 /// What the notes of a master add up to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Journaled {
+    /// Whether a node was ever forgotten: one that is not known may come back then with what was removed.
+    pub forgot: bool,
     /// The nodes of the pool, and whether they have an SSD.
     pub nodes: BTreeMap<NodeId, bool>,
     /// The tenants' quotas of memory and SSD in bytes.
@@ -79,6 +81,7 @@ impl Journaled {
         match note {
             Note::Node { node, ssd } => _ = self.nodes.insert(*node, *ssd),
             Note::Forget(node) => {
+                self.forgot = true;
                 self.nodes.remove(node);
                 self.debts.retain(|(of, _), _| of != node);
             }
@@ -167,12 +170,13 @@ impl Master {
     /// Takes in what an earlier master had noted, before anything else, and notes changes from now on.
     pub fn restore(&mut self, now: Instant, journaled: Journaled) {
         self.notes.on = true;
-        self.owed.keep_notes();
         let Journaled {
+            forgot,
             nodes,
             quotas,
             debts,
         } = journaled;
+        self.owed.keep_notes(forgot);
         for (tenant, quota) in quotas {
             let index = self
                 .tenants

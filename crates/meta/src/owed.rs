@@ -133,9 +133,9 @@ impl Owed {
         }
     }
 
-    /// From now on debts are noted.
-    pub(crate) fn keep_notes(&mut self) {
-        self.journaled = true;
+    /// From now on debts are noted. `forgot` says whether an earlier master has forgotten nodes.
+    pub(crate) fn keep_notes(&mut self, forgot: bool) {
+        (self.journaled, self.closed) = (true, forgot);
     }
 
     /// What has come to be owed since the last call, and the nodes to which nothing is owed any more.

@@ -21,6 +21,8 @@ const NAME: &str = "journal";
 const NODES: TableDefinition<'_, u32, bool> = TableDefinition::new("nodes");
 /// Quotas of memory and SSD by tenant.
 const QUOTAS: TableDefinition<'_, &str, (u64, u64)> = TableDefinition::new("quotas");
+/// Whether a node was ever forgotten.
+const FORGOT: TableDefinition<'_, (), bool> = TableDefinition::new("forgot");
 /// The newest dead versions, by what they are of.
 const DEBTS: TableDefinition<'_, Owed<'_>, u64> = TableDefinition::new("debts");
 
@@ -71,6 +73,7 @@ impl JournalFile {
             file.open_table(NODES)?;
             file.open_table(QUOTAS)?;
             file.open_table(DEBTS)?;
+            file.open_table(FORGOT)?;
             file.commit()?;
             let kept = read(&database)?;
             Ok((database, kept))
@@ -98,6 +101,7 @@ impl JournalFile {
                     match note {
                         Note::Node { node, ssd } => _ = nodes.insert(node.0, ssd)?,
                         Note::Forget(node) => {
+                            file.open_table(FORGOT)?.insert((), true)?;
                             nodes.remove(node.0)?;
                             forget(&mut debts, *node)?;
                         }
@@ -160,7 +164,10 @@ fn owe(
 /// What a journal holds, or what is wrong with that.
 fn read(database: &Database) -> Result<Result<Journaled, &'static str>, redb::Error> {
     let file = database.begin_read()?;
-    let mut kept = Journaled::default();
+    let mut kept = Journaled {
+        forgot: file.open_table(FORGOT)?.get(())?.is_some(),
+        ..Journaled::default()
+    };
     for row in file.open_table(NODES)?.iter()? {
         let (node, ssd) = row?;
         kept.nodes.insert(NodeId(node.value()), ssd.value());

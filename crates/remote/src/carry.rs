@@ -1,5 +1,7 @@
 //! Bytes between a caller's buffer and an extent of a node.
 
+use std::time::Duration;
+
 use slackwater_base::{Checksum, Instant, Map};
 use slackwater_transfer::{Capability, Cause, Engine, Target};
 use slackwater_wait::now;
@@ -11,6 +13,9 @@ use crate::link::Link;
 /// Bytes that are moved before the next look at whether the caller has cancelled.
 const PIECE_BYTES: usize = 16 << 20;
 
+/// How long a node may take to send what it was known to have: one that has ended is tried again and again until then.
+const KNOWN_TIME: Duration = Duration::from_secs(1);
+
 /// The transfers of one call.
 pub(crate) struct Carrier<'a> {
     pub(crate) engine: &'a Engine,
@@ -18,6 +23,8 @@ pub(crate) struct Carrier<'a> {
     pub(crate) cancel: Option<&'a Cancel>,
     /// When the call ends.
     pub(crate) until: Instant,
+    /// When bytes must have come from where they were known to be: the master may know better by then.
+    pub(crate) known_until: Instant,
     pub(crate) rights: Map<ExtentRef, Capability>,
 }
 
@@ -33,6 +40,15 @@ pub(crate) enum NotMoved {
 }
 
 impl Carrier<'_> {
+    /// The bytes to come are read where they are known to be.
+    pub(crate) fn known(&mut self) {
+        self.known_until = now() + KNOWN_TIME;
+    }
+
+    fn left(&self) -> Duration {
+        now().until(self.until.min(self.known_until))
+    }
+
     /// Takes the rights in that came with an answer.
     pub(crate) fn granted(&mut self, extents: impl IntoIterator<Item = (ExtentRef, Capability)>) {
         self.rights.extend(extents);
@@ -79,7 +95,7 @@ impl Carrier<'_> {
                 targeted.push((target, into));
             }
         }
-        let read = self.engine.read_all(&mut targeted, now().until(self.until));
+        let read = self.engine.read_all(&mut targeted, self.left());
         for (place, read) in places.into_iter().zip(read) {
             outcomes[place] = read.map_err(|cause| self.failed(&cause));
         }
@@ -125,7 +141,7 @@ impl Carrier<'_> {
                 targeted.push((target, *from));
             }
         }
-        let written = self.engine.write_all(&targeted, now().until(self.until));
+        let written = self.engine.write_all(&targeted, self.left());
         for (place, written) in places.into_iter().zip(written) {
             outcomes[place] = written.map_err(|cause| self.failed(&cause));
         }
@@ -141,7 +157,7 @@ impl Carrier<'_> {
         let (mut at, mut whole) = (0, None::<Checksum>);
         for piece in into.chunks_mut(PIECE_BYTES) {
             let target = self.target(capability, offset + at)?;
-            let (bytes, left) = (piece.len() as u64, now().until(self.until));
+            let (bytes, left) = (piece.len() as u64, self.left());
             at += bytes;
             let read = self.engine.read_checked(&target, piece, left);
             let next = read.map_err(|cause| self.failed(&cause))?;
@@ -161,7 +177,7 @@ impl Carrier<'_> {
         for piece in from.chunks(PIECE_BYTES) {
             let target = self.target(capability, offset + at)?;
             at += piece.len() as u64;
-            let left = now().until(self.until);
+            let left = self.left();
             self.engine
                 .write_now(&target, piece, left)
                 .map_err(|cause| self.failed(&cause))?;

@@ -327,6 +327,7 @@ impl Call<'_> {
             link: &self.client.0.link,
             cancel: self.options.cancel.as_ref(),
             until: self.until,
+            known_until: Instant::NEVER,
             rights: Map::default(),
         }
     }

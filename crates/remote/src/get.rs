@@ -149,6 +149,7 @@ impl Call<'_> {
         let options = self.flow_options();
         let mut flow = match found {
             Some(found) => {
+                carrier.known();
                 let known = found.into_iter().map(|located| {
                     carrier.granted(located.rights);
                     located.known
@@ -330,6 +331,7 @@ impl Carry<GetFlow> for Reading<'_, '_> {
             self.locations
                 .keep(&self.tenant, keys, stamps, asked.at, (lookups, &extents));
         }
+        self.carrier.known_until = Instant::NEVER;
         self.carrier.granted(extents);
     }
 
@@ -346,8 +348,11 @@ impl Carry<GetFlow> for Reading<'_, '_> {
                     )
                 }
             };
-            if !stays {
-                self.locations.forget(std::slice::from_ref(&wanted.key));
+            match read {
+                // Its node may be gone, and with it everything that was there.
+                Err(ReadFailure::Transfer) => self.locations.forget_all(),
+                _ if !stays => self.locations.forget(std::slice::from_ref(&wanted.key)),
+                _ => {}
             }
             flow.on_read(now(), wanted.index, read, out);
         }

@@ -426,3 +426,34 @@ fn a_client_without_locations_asks_each_time() {
     }
     assert_eq!(asked(&heard), ["get", "get"]);
 }
+
+/// A node ended, and each read of what it was known to have tried to reach it until the end of the call.
+#[test]
+fn what_a_node_had_that_ended_is_looked_up_again() {
+    let (node, other) = (Arc::new(Node::start()), Arc::new(Node::start()));
+    let (of, turn) = (
+        [Arc::clone(&node), Arc::clone(&other)],
+        Arc::new(AtomicU64::new(0)),
+    );
+    let nodes = of.each_ref().map(|node| node.engine.segment().clone());
+    let now_at = Arc::clone(&turn);
+    let (_server, address) = server_of(nodes.to_vec(), move |call, asked, _| {
+        let at = &of[now_at.load(Ordering::SeqCst) as usize];
+        let Request::Get(get) = &asked.request else {
+            return reply(call, 5, Reply::Failed(ErrorCode::ObjectNotFound));
+        };
+        let (found, rights) = at.found(get.keys.len(), 1, LONG);
+        reply_with(call, 5, found, rights);
+    });
+    let client = connect(address).unwrap();
+    let get = |key: u8| client.get(&[key], &GetOptions::default());
+    (1..20).for_each(|key| assert_eq!(get(key), Ok(Some(vec![1; VALUE]))));
+    turn.store(1, Ordering::SeqCst);
+    node.engine.close();
+    let begun = std::time::Instant::now();
+    (1..20).for_each(|key| assert_eq!(get(key), Ok(Some(vec![1; VALUE]))));
+    assert!(
+        begun.elapsed() < LONG / 4,
+        "one of them waits, and not for long"
+    );
+}

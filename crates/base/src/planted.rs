@@ -26,6 +26,8 @@ pub enum Planted {
     RemoveBeforeForgotten,
     /// A node announces memory that was fenced.
     FencedIsAnnounced,
+    /// What is left of an announcement to one master is said to the next.
+    AnnouncementGoesOn,
     /// Memory is given out before its node has announced what it holds.
     PlacedBeforeAnnounced,
     /// A failed promotion keeps its hold on the source.
@@ -159,6 +161,7 @@ impl Planted {
     pub const POOL: &[Planted] = &[
         Self::RemoveBeforeForgotten,
         Self::FencedIsAnnounced,
+        Self::AnnouncementGoesOn,
         Self::PlacedBeforeAnnounced,
         Self::ForgetOwedRemoval,
         Self::AccessWithoutGeneration,

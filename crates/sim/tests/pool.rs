@@ -706,6 +706,7 @@ impl Pool {
             }
             Down::Welcome(Attached::Unknown) => {
                 (node.life, node.welcomed) = (life, false);
+                node.agent.stop_announcing();
                 node.reports = NumberedSender::new();
                 node.orders = NumberedReceiver::default();
                 node.link = None;

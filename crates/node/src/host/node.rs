@@ -104,6 +104,11 @@ impl NodeHost {
         self.sort();
     }
 
+    /// The master that was being told does not know this node any more.
+    pub(crate) fn stop_announcing(&mut self) {
+        self.agent.stop_announcing();
+    }
+
     /// Reports the next part of what is to be announced; false when there is nothing to be said now.
     pub(crate) fn announce(&mut self, now: Instant) -> bool {
         let quiet = self.gate.as_ref().is_none_or(|gate| !gate.is_outlived());

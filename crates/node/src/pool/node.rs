@@ -362,7 +362,10 @@ impl Life {
                 Happened::Answered(link, Attached::Unknown) => match random() {
                     Ok(life) => {
                         tracing::warn!("the master does not know what this node holds: it is told");
-                        self.uplink.begin_again(NodeLife(life));
+                        let again = self.uplink.begin_again(NodeLife(life), &self.memory);
+                        if again.is_err() {
+                            return Some(Ended::Broken);
+                        }
                         self.uplink.greet(link, &self.memory);
                     }
                     Err(error) => {

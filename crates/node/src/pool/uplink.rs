@@ -18,6 +18,7 @@ use slackwater_wire::{
 use slackwater_zmtp::PublicKey;
 
 use super::bring::Sources;
+use crate::StoreError;
 use crate::serve::memory::{ServedMemory, Transfers};
 use crate::store::remote::{Deliver, Outbound};
 
@@ -152,7 +153,16 @@ impl Uplink {
     }
 
     /// The master does not know this life: the next one is new to it, and has taken and reported nothing.
-    pub(super) fn begin_again(&self, life: NodeLife) {
+    ///
+    /// # Errors
+    /// When the store is closed or broken.
+    pub(super) fn begin_again(
+        &self,
+        life: NodeLife,
+        memory: &ServedMemory,
+    ) -> Result<(), StoreError> {
+        // Before the queue is emptied: the next master must hear nothing of it.
+        memory.store.stop_announcing()?;
         let mut orders = lock(&self.orders);
         let mut reports = self.reports();
         *reports = UplinkReports {
@@ -164,6 +174,7 @@ impl Uplink {
         };
         *orders = NumberedReceiver::default();
         self.taken.store(0, Ordering::Release);
+        Ok(())
     }
 
     /// Tells the master who this is.

@@ -145,6 +145,11 @@ impl Core {
         self.settle(now);
     }
 
+    /// The master in another process that was being told does not know this node any more.
+    pub(super) fn stop_announcing(&mut self) {
+        self.node.stop_announcing();
+    }
+
     /// Queues what a master in another process is to be told, and as much of what is to be announced as there is room for.
     /// Whether there was anything.
     pub(super) fn queue_reports(&mut self, now: Instant, deliver: &dyn Deliver) -> bool {

@@ -193,6 +193,14 @@ impl Store {
             .with(|core, now| core.begin_announcing(now, floor))
     }
 
+    /// A master in another process does not know this node any more: nothing is announced until one takes what it lends.
+    ///
+    /// # Errors
+    /// When the store is closed or broken.
+    pub(crate) fn stop_announcing(&self) -> Result<(), StoreError> {
+        self.shared().with(|core, _| core.stop_announcing())
+    }
+
     /// The number of the node that it is.
     pub(crate) fn node(&self) -> NodeId {
         self.shared().identity.node

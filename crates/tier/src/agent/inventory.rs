@@ -174,6 +174,14 @@ impl Agent {
         self.settle(now, out);
     }
 
+    /// The master that was being told does not know this node any more: what is left would reach the next one before
+    /// [`Agent::begin_announcing`], and pass for its own.
+    pub fn stop_announcing(&mut self) {
+        if !planted(Planted::AnnouncementGoesOn) {
+            self.inventory.announcing = None;
+        }
+    }
+
     /// Whether something is still to be announced.
     #[must_use]
     pub fn is_announcing(&self) -> bool {

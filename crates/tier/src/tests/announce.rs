@@ -222,3 +222,20 @@ fn an_extent_that_the_device_still_fills_keeps_memory_from_being_given_out() {
     assert!(world.promoted.is_empty() && world.promotions_failed.is_empty());
     assert!(world.holds.is_empty(), "nobody published it");
 }
+
+/// A master that had forgotten the node was still being told when the next one took it in. That one heard first that all was
+/// announced, and then what was held, which it did not believe any more: it lost the object, removed it without telling the
+/// node, and the master after it heard of the object again.
+#[test]
+fn what_is_left_of_an_announcement_is_not_said_to_the_next_master() {
+    let mut world = world(1);
+    let a = world.publish(b"a", 1, Pin::None);
+    world.begin();
+    world.agent.stop_announcing();
+    world.tell(true);
+    assert!(!world.agent.is_announcing());
+    assert!(world.extents_told().is_empty() && world.told_all.is_empty());
+    world.begin();
+    world.tell(true);
+    assert_eq!(world.extents_told(), [a]);
+}

@@ -1,5 +1,6 @@
 //! Removals that nodes could not be told of: what they announce later must not bring back what was removed.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use regex::bytes::Regex;
@@ -89,13 +90,19 @@ impl Owed {
         self.met.insert(node);
         let unknown = self.closed && !self.known.contains(&node);
         self.known.insert(node);
-        self.away.entry(node).or_insert_with(|| Away {
-            first,
-            since: Removals {
-                floor: if unknown { newest } else { Version(0) },
-                ..Removals::default()
-            },
-        });
+        let Entry::Vacant(away) = self.away.entry(node) else {
+            return;
+        };
+        let mut since = Removals::default();
+        if unknown {
+            since.floor = newest;
+            if self.journaled && !planted(Planted::ForgetOwedRemoval) {
+                let (of, up_to) = (Dead::All, newest);
+                // The next master knows the node, and must not believe more of it.
+                self.debts.push((node, Some(Debt { of, up_to })));
+            }
+        }
+        away.insert(Away { first, since });
     }
 
     /// An earlier master knew this node, and may owe it something.

@@ -146,6 +146,31 @@ fn a_node_without_an_ssd_is_forgotten_after_long_and_what_it_had_is_dead() {
     }
 }
 
+/// A node came back after it had been forgotten, and the master died before the node had announced what it held. The next
+/// master knew the node, but not that all of that was dead, and removed objects were hits again.
+#[test]
+fn what_a_forgotten_node_has_is_dead_to_the_masters_after_too() {
+    let mut journal = Journaled::default();
+    let mut world = restored(&journal, plain());
+    mount(&mut world);
+    announced(&mut world);
+    world.input(Input::NodeLost(NODE));
+    world.pass(seconds(LONG));
+    world.master.start_above(Version(50));
+    mount(&mut world);
+    keep(&mut world, &mut journal);
+    let mut world = restored(&journal, plain());
+    world.master.start_above(Version(1 << 30));
+    mount(&mut world);
+    holds(&mut world, vec![entry("a", 50, 0), entry("b", 51, 1)]);
+    announced(&mut world);
+    assert_eq!(world.get("a"), Lookup::Missing);
+    assert!(matches!(world.get("b"), Lookup::Found(_)), "a later put");
+    world.obey();
+    keep(&mut world, &mut journal);
+    assert!(journal.debts.is_empty(), "{journal:?}");
+}
+
 #[test]
 fn a_node_with_an_ssd_is_known_for_ever_and_waited_for_in_vain_no_longer() {
     let mut journal = Journaled::default();

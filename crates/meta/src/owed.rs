@@ -96,11 +96,12 @@ impl Owed {
         let mut since = Removals::default();
         if unknown {
             since.floor = newest;
-            if self.journaled && !planted(Planted::ForgetOwedRemoval) {
-                let (of, up_to) = (Dead::All, newest);
-                // The next master knows the node, and must not believe more of it.
-                self.debts.push((node, Some(Debt { of, up_to })));
-            }
+        }
+        if self.journaled && !planted(Planted::ForgetOwedRemoval) {
+            // The next master knows the node, and must not believe more of it.
+            let unmet = first.then(|| self.unmet.debts()).into_iter().flatten();
+            let owed = since.debts().into_iter().chain(unmet);
+            self.debts.extend(owed.map(|debt| (node, Some(debt))));
         }
         away.insert(Away { first, since });
     }
@@ -237,6 +238,24 @@ impl Owed {
 }
 
 impl Removals {
+    /// All that is dead, what takes the place of other debts before these.
+    fn debts(&self) -> Vec<Debt> {
+        let of_all = (self.floor > Version(0)).then_some((Dead::All, self.floor));
+        let of_tenants = self.tenants.iter().flat_map(|(tenant, removals)| {
+            let floor = (removals.floor > Version(0)).then_some(removals.floor);
+            let whole = floor.map(|up_to| (Dead::Tenant(tenant.clone()), up_to));
+            let patterns = removals.patterns.iter().map(|(pattern, up_to)| {
+                let pattern = pattern.as_str().to_owned();
+                (Dead::Pattern(tenant.clone(), pattern), *up_to)
+            });
+            let keys = removals.keys.iter();
+            let keys = keys.map(|(hash, up_to)| (Dead::Key(tenant.clone(), *hash), *up_to));
+            whole.into_iter().chain(patterns).chain(keys)
+        });
+        let all = of_all.into_iter().chain(of_tenants);
+        all.map(|(of, up_to)| Debt { of, up_to }).collect()
+    }
+
     fn covers(&self, hash: u64, entry: &DiskEntry) -> bool {
         let dead = |up_to: &Version| entry.version <= *up_to;
         let by_pattern = |(pattern, up_to): &(Regex, Version)| {

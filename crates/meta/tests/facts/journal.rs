@@ -171,6 +171,36 @@ fn what_a_forgotten_node_has_is_dead_to_the_masters_after_too() {
     assert!(journal.debts.is_empty(), "{journal:?}");
 }
 
+/// A journal that begins when nodes have been there for long: what was removed before such a node was met was known to the
+/// master alone, which died before the node had announced what it held.
+#[test]
+fn what_was_removed_before_a_node_was_met_is_dead_to_the_masters_after_too() {
+    let mut journal = Journaled::default();
+    let mut world = restored(&journal, plain());
+    world.master.start_above(Version(50));
+    assert_eq!(world.remove("a"), Err(ErrorCode::ObjectNotFound));
+    let remove = Request::RemoveMatching(RemoveMatching {
+        tenant: Tenant::DEFAULT,
+        pattern: "^x".to_owned(),
+        force: true,
+    });
+    world.ask(remove);
+    mount(&mut world);
+    keep(&mut world, &mut journal);
+    assert_eq!(journal.debts.len(), 2);
+    let mut world = restored(&journal, plain());
+    world.master.start_above(Version(1 << 30));
+    mount(&mut world);
+    let held = ["a", "x1", "b"].into_iter().zip(0..);
+    holds(
+        &mut world,
+        held.map(|(name, at)| entry(name, 50, at)).collect(),
+    );
+    announced(&mut world);
+    let found = ["a", "x1", "b"].map(|name| matches!(world.get(name), Lookup::Found(_)));
+    assert_eq!(found, [false, false, true]);
+}
+
 #[test]
 fn a_node_with_an_ssd_is_known_for_ever_and_waited_for_in_vain_no_longer() {
     let mut journal = Journaled::default();

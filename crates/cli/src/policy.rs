@@ -260,14 +260,6 @@ fn page(label: &str, requests: usize, report: &Report) -> Page {
 }
 
 fn curves(report: &Report, value: fn(&Row) -> f64) -> impl Iterator<Item = Line> {
-    const TONES: [Tone; 6] = [
-        Tone::Blue,
-        Tone::Orange,
-        Tone::Green,
-        Tone::Purple,
-        Tone::Red,
-        Tone::Teal,
-    ];
     let mut names: Vec<&str> = Vec::new();
     for row in &report.rows {
         if !names.contains(&row.policy) {
@@ -276,7 +268,7 @@ fn curves(report: &Report, value: fn(&Row) -> f64) -> impl Iterator<Item = Line>
     }
     names
         .into_iter()
-        .zip(TONES.into_iter().cycle())
+        .zip(Tone::SERIES.into_iter().cycle())
         .map(move |(name, tone)| {
             let own = report.rows.iter().filter(|row| row.policy == name);
             Line {

@@ -16,7 +16,7 @@ use slackwater_wire::ErrorCode;
 use crate::admin::AdminArguments;
 use crate::config::Layers;
 use crate::serve::DRAIN;
-use crate::service::{KeyFiles, Service, announce, code, reload_of};
+use crate::service::{KeyFiles, Service, code, reload_of};
 
 /// How a master is served.
 #[derive(Clone, Debug, Args)]
@@ -82,18 +82,13 @@ pub(crate) fn master(arguments: &Master, layers: &Layers) -> Result<u8> {
         ..Address::tcp(server.address())
     };
     let admin = arguments.admin.start(token, server.operated(), &address)?;
-    announce(&address, admin.as_ref());
-    let token = arguments.admin.reload(admin.as_ref());
-    let reload = reload_of(
+    service.serve(
+        &address,
         &arguments.keys,
-        server.public_key(),
         server.reloader(),
-        token,
+        &arguments.admin,
+        admin,
     );
-    service.notify.status(&format!("serving at {address}"));
-    service.started(reload);
-    service.wait();
-    drop(admin);
     server.close(DRAIN);
     Ok(code(&service.interrupt))
 }

@@ -11,7 +11,7 @@ use slackwater_node::serve::{ServeOptions, Server};
 
 use crate::admin::AdminArguments;
 use crate::config::Layers;
-use crate::service::{KeyFiles, Service, announce, code, reload_of};
+use crate::service::{KeyFiles, Service, code};
 
 /// How a store is served.
 #[derive(Clone, Debug, Args)]
@@ -59,18 +59,13 @@ pub(crate) fn run(arguments: &Serve, layers: &Layers) -> Result<u8> {
         ..Address::tcp(server.address())
     };
     let admin = arguments.admin.start(token, server.operated(), &address)?;
-    announce(&address, admin.as_ref());
-    let token = arguments.admin.reload(admin.as_ref());
-    let reload = reload_of(
+    service.serve(
+        &address,
         &arguments.keys,
-        server.public_key(),
         server.reloader(),
-        token,
+        &arguments.admin,
+        admin,
     );
-    service.notify.status(&format!("serving at {address}"));
-    service.started(reload);
-    service.wait();
-    drop(admin);
     server
         .close(DRAIN)
         .context("the store was not closed cleanly")?;

@@ -12,7 +12,7 @@ use slackwater_node::serve::ServeKeys;
 use slackwater_node::{Config, logging};
 use slackwater_zmtp::PublicKey;
 
-use crate::admin::AdminReload;
+use crate::admin::{AdminArguments, AdminReload};
 use crate::config::Layers;
 use crate::interrupt::Interrupt;
 use crate::notify::Notify;
@@ -115,6 +115,23 @@ impl Service {
         self.notify.ready();
     }
 
+    /// Serves clients at `address` and operators beside it until it is told to end. `list` reads the allow-list again.
+    pub(crate) fn serve(
+        &self,
+        address: &Address,
+        keys: &KeyFiles,
+        list: impl Fn() -> Result<(), AllowListError> + Send + Sync + 'static,
+        arguments: &AdminArguments,
+        admin: Option<Admin>,
+    ) {
+        announce(address, admin.as_ref());
+        let token = arguments.reload(admin.as_ref());
+        let reload = reload_of(keys, address.key, list, token);
+        self.notify.status(&format!("serving at {address}"));
+        self.started(reload);
+        self.wait();
+    }
+
     /// Works until it is told to end.
     pub(crate) fn wait(&self) {
         self.interrupt.wait();
@@ -141,7 +158,7 @@ pub(crate) fn reload_of(
 }
 
 /// Says where requests come in.
-pub(crate) fn announce(address: &Address, admin: Option<&Admin>) {
+fn announce(address: &Address, admin: Option<&Admin>) {
     // The process that started this one may have closed its output.
     let mut out = std::io::stdout();
     let _ = writeln!(out, "serving at {address}");

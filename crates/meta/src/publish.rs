@@ -1,11 +1,12 @@
 //! How replicas become readable.
 
 use slackwater_base::Instant;
-use slackwater_wire::{ChainPlace, ReplicaState};
+use slackwater_wire::{ChainPlace, Durability, ReplicaState};
 
 use crate::catalog::{Catalog, ObjectId, PinKind, ReplicaId, SegmentIndex};
 use crate::config::OffloadMode;
 use crate::evict::{self, Link, Slot, Walk};
+use crate::master::Master;
 use crate::prospect;
 use crate::segment::Segments;
 use crate::tenant::{Ledger, Tenants};
@@ -85,5 +86,43 @@ pub(crate) fn introduce(
         if mode != OffloadMode::Off {
             prospect::add(catalog, segments, run, &walk);
         }
+    }
+}
+
+impl Master {
+    /// Makes a copy in memory readable whose bytes were brought from another replica of the object.
+    pub(crate) fn publish_copy(
+        &mut self,
+        now: Instant,
+        object: ObjectId,
+        copy: ReplicaId,
+        chain: ChainPlace,
+        standing: Option<evict::Standing>,
+    ) {
+        attach(
+            &mut self.catalog,
+            &mut self.tenants,
+            object,
+            copy,
+            Ledger::Memory,
+        );
+        self.tell_published(now, copy, chain, Durability::Memory);
+        let replica = *self.catalog.replica(copy);
+        let record = self.catalog.object(object);
+        let fresh = Fresh {
+            segment: replica.segment,
+            slot: replica.slot,
+            hash: record.hash,
+            bytes: record.bytes,
+            chain,
+            standing,
+        };
+        introduce(
+            &mut self.catalog,
+            &mut self.segments,
+            self.config.offload.mode,
+            now,
+            &mut [fresh],
+        );
     }
 }

@@ -15,15 +15,6 @@ pub struct Bars {
     pub groups: Vec<(String, Vec<Option<f64>>)>,
 }
 
-const TONES: [Tone; 6] = [
-    Tone::Blue,
-    Tone::Orange,
-    Tone::Purple,
-    Tone::Green,
-    Tone::Red,
-    Tone::Teal,
-];
-
 const WIDTH: f64 = 640.0;
 /// Room for the labels of the groups on the left, and for values and names on the right.
 const LEFT: f64 = 110.0;
@@ -56,7 +47,11 @@ impl Bars {
                 top + BAR - 2.0,
                 escape(label)
             );
-            for ((value, name), tone) in values.iter().zip(&self.series).zip(TONES.iter().cycle()) {
+            for ((value, name), tone) in values
+                .iter()
+                .zip(&self.series)
+                .zip(Tone::SERIES.iter().cycle())
+            {
                 let width = value.unwrap_or_default() / most * (WIDTH - LEFT - RIGHT);
                 let text = value.map_or_else(|| "skipped".to_owned(), figure);
                 let _ = write!(

@@ -74,6 +74,18 @@ pub enum Tone {
     Grey,
 }
 
+impl Tone {
+    /// Those of lines beside one another, in the order in which they are given out.
+    pub const SERIES: [Self; 6] = [
+        Self::Blue,
+        Self::Orange,
+        Self::Green,
+        Self::Purple,
+        Self::Red,
+        Self::Teal,
+    ];
+}
+
 impl Axis {
     /// A linear axis with computed ticks.
     #[must_use]

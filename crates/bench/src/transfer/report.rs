@@ -431,14 +431,6 @@ fn by_block(
     (rows, value): (&[&Row], fn(&Row) -> f64),
     limit: Option<f64>,
 ) -> Chart {
-    const TONES: [Tone; 6] = [
-        Tone::Blue,
-        Tone::Orange,
-        Tone::Green,
-        Tone::Purple,
-        Tone::Red,
-        Tone::Teal,
-    ];
     let place = |block: usize| (block as f64).log2();
     let mut blocks: Vec<usize> = rows.iter().map(|row| row.block).collect();
     blocks.sort_unstable();
@@ -460,7 +452,7 @@ fn by_block(
     };
     let mut lines: Vec<Line> = threads
         .iter()
-        .zip(TONES.into_iter().cycle())
+        .zip(Tone::SERIES.into_iter().cycle())
         .map(line)
         .collect();
     lines.extend(limit.map(|limit| Line {

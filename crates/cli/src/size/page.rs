@@ -7,15 +7,6 @@ use super::Answer;
 use super::models::MODELS;
 use super::plan::Point;
 
-const TONES: [Tone; 6] = [
-    Tone::Blue,
-    Tone::Orange,
-    Tone::Green,
-    Tone::Purple,
-    Tone::Red,
-    Tone::Teal,
-];
-
 /// Lines of a chart; more cannot be told apart.
 const LINES_MAX: usize = 6;
 
@@ -117,7 +108,11 @@ fn over_memory(answer: &Answer, title: &str, note: &str, value: impl Fn(&Point) 
         note: note.to_owned(),
         x: sizes("memory"),
         y: Axis::new("share of blocks", Unit::Share),
-        lines: spread(columns).into_iter().zip(TONES).map(line).collect(),
+        lines: spread(columns)
+            .into_iter()
+            .zip(Tone::SERIES)
+            .map(line)
+            .collect(),
     }
 }
 
@@ -141,7 +136,7 @@ fn over_ssd(answer: &Answer) -> Chart {
         y: Axis::new("share of blocks", Unit::Share),
         lines: spread(rows.len())
             .into_iter()
-            .zip(TONES)
+            .zip(Tone::SERIES)
             .map(line)
             .collect(),
     }

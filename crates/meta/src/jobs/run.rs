@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use slackwater_base::Instant;
 use slackwater_wire::{
-    ChainPlace, Class, CopyTask, Draining, Durability, ErrorCode, JobId, JobStatus, Presence,
-    ReplicaAt, ReplicaState, SegmentId, SegmentKind, TicketId,
+    ChainPlace, Class, CopyTask, Draining, ErrorCode, JobId, JobStatus, Presence, ReplicaAt,
+    ReplicaState, SegmentId, SegmentKind, TicketId,
 };
 
 use super::{CONCURRENCY, COPY_TIME, Copying, PAUSE, STEP, TRIES, Unit};
@@ -16,7 +16,6 @@ use crate::master::{Due, Master};
 use crate::offload::{Cause, OffloadStart};
 use crate::pressure::Evictable;
 use crate::prospect;
-use crate::publish::{self, Fresh};
 use crate::release::Reason;
 use crate::tenant::Ledger;
 
@@ -400,7 +399,7 @@ impl Master {
             record.version == unit.version && record.has_replicas()
         };
         if result.is_ok() && is_current {
-            self.publish_copy(now, &unit, source, staged);
+            self.publish_unit(now, &unit, source, staged);
             if let Some(job) = self.jobs.all.get_mut(&job) {
                 job.done += 1;
                 job.done_bytes += bytes;
@@ -420,7 +419,7 @@ impl Master {
     }
 
     /// Makes a replica readable whose bytes were brought.
-    fn publish_copy(&mut self, now: Instant, unit: &Unit, source: ReplicaId, staged: ReplicaId) {
+    fn publish_unit(&mut self, now: Instant, unit: &Unit, source: ReplicaId, staged: ReplicaId) {
         let from = *self.catalog.replica(source);
         let standing = match from.state {
             ReplicaState::Complete => self
@@ -431,37 +430,13 @@ impl Master {
             // Its policy has forgotten it.
             ReplicaState::Processing | ReplicaState::Removed => None,
         };
-        publish::attach(
-            &mut self.catalog,
-            &mut self.tenants,
-            unit.object,
-            staged,
-            Ledger::Memory,
-        );
-        let chain = ChainPlace::default();
-        self.tell_published(now, staged, chain, Durability::Memory);
-        let record = self.catalog.object(unit.object);
-        let (hash, bytes) = (record.hash, record.bytes);
-        let replica = *self.catalog.replica(staged);
-        publish::introduce(
-            &mut self.catalog,
-            &mut self.segments,
-            self.config.offload.mode,
-            now,
-            &mut [Fresh {
-                segment: replica.segment,
-                slot: replica.slot,
-                hash,
-                bytes,
-                chain,
-                standing,
-            }],
-        );
+        self.publish_copy(now, unit.object, staged, ChainPlace::default(), standing);
+        let segment = self.catalog.replica(staged).segment;
         let lease = self.lease_end(unit.object);
         if lease > now {
             self.set_aside(staged, Evictable::NotBefore(lease));
         }
-        self.unsettled.press(replica.segment);
+        self.unsettled.press(segment);
     }
 
     /// The object was published elsewhere: the replica that was to leave goes. Readers that hold a lease on it find the new one.

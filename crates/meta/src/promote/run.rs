@@ -2,7 +2,7 @@
 
 use slackwater_base::{Instant, Planted, planted};
 use slackwater_wire::{
-    Durability, ExtentRef, NodeId, Order, PromoteTask, PromotionFailure, SegmentKind, TicketId,
+    ExtentRef, NodeId, Order, PromoteTask, PromotionFailure, SegmentKind, TicketId,
 };
 
 use super::{Exit, Next, Promoting, Stage};
@@ -10,7 +10,6 @@ use crate::catalog::{Mark, ObjectId, ReplicaId, SegmentIndex};
 use crate::evict::{self, Slot};
 use crate::master::{Due, Master};
 use crate::pressure::Evictable;
-use crate::publish::{self, Fresh};
 use crate::release::Reason;
 use crate::tenant::Ledger;
 
@@ -149,38 +148,16 @@ impl Master {
             ..standing
         });
         self.metrics.promotion.completed_bytes += bytes;
-        publish::attach(
-            &mut self.catalog,
-            &mut self.tenants,
-            object,
-            staged,
-            Ledger::Memory,
-        );
-        self.tell_published(now, staged, chain, Durability::Memory);
+        self.publish_copy(now, object, staged, chain, standing);
         self.wake_drains(staged);
-        let replica = *self.catalog.replica(staged);
-        let hash = self.catalog.object(object).hash;
-        publish::introduce(
-            &mut self.catalog,
-            &mut self.segments,
-            self.config.offload.mode,
-            now,
-            &mut [Fresh {
-                segment: replica.segment,
-                slot: replica.slot,
-                hash,
-                bytes,
-                chain,
-                standing,
-            }],
-        );
+        let segment = self.catalog.replica(staged).segment;
         if self.config.promotion.grace > std::time::Duration::ZERO {
             self.set_aside(
                 staged,
                 Evictable::NotBefore(now + self.config.promotion.grace),
             );
         }
-        self.unsettled.press(replica.segment);
+        self.unsettled.press(segment);
         self.deliver(now, node);
     }
 

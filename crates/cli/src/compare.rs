@@ -3,6 +3,7 @@
 mod figures;
 
 use std::fs;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -48,7 +49,6 @@ pub(crate) struct Compare {
     json: bool,
 }
 
-#[expect(clippy::print_stdout, reason = "the answer of the command")]
 pub(crate) fn run(arguments: &Compare) -> Result<u8> {
     let (before, after) = (read(&arguments.before)?, read(&arguments.after)?);
     let mut comparison = Comparison::new(&before, &after);
@@ -68,16 +68,24 @@ pub(crate) fn run(arguments: &Compare) -> Result<u8> {
         let page = page(arguments, &comparison, &before, &after);
         write(directory, &page, &comparison)?;
     }
-    if arguments.json {
-        println!("{}", serde_json::to_string(&comparison)?);
-        return Ok(DONE);
-    }
-    print!("{}", table(&comparison).text());
-    for setting in &comparison.settings {
-        println!("{}: {} → {}", setting.name, setting.before, setting.after);
-    }
-    println!("{}", lead(arguments));
+    let mut text = match arguments.json {
+        true => serde_json::to_string(&comparison)?,
+        false => told(&comparison) + &lead(arguments),
+    };
+    text.push('\n');
+    std::io::stdout()
+        .write_all(text.as_bytes())
+        .context("standard output")?;
     Ok(DONE)
+}
+
+fn told(comparison: &Comparison) -> String {
+    let mut text = table(comparison).text();
+    for setting in &comparison.settings {
+        let [before, after] = [&setting.before, &setting.after];
+        text += &format!("{}: {before} \u{2192} {after}\n", setting.name);
+    }
+    text
 }
 
 fn read(files: &[PathBuf]) -> Result<Vec<Value>> {

@@ -12,6 +12,7 @@ use slackwater_base::{ByteSize, format_duration};
 use slackwater_remote::{CallOptions, Client};
 use slackwater_wire::{JobId, JobSpec, JobState, JobStatus, JobWork, Key};
 
+use crate::printable::printable;
 use crate::remote::{Connection, note, print};
 use crate::{DONE, WRONG};
 
@@ -224,7 +225,7 @@ fn sentence(state: &JobState) -> String {
     if state.left_bytes > 0 {
         text += &format!(", {} left", ByteSize(state.left_bytes));
     }
-    text
+    printable(&text)
 }
 
 #[expect(clippy::print_stderr, reason = "progress, beside the answer")]

@@ -13,6 +13,7 @@ mod manual;
 mod notify;
 mod policy;
 mod pool;
+mod printable;
 mod remote;
 mod replay;
 mod serve;

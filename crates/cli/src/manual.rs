@@ -1,7 +1,7 @@
 //! `slackwater completions` and `slackwater man`: what shells and `man` know of the command, from the definition of its
 //! arguments.
 
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
@@ -26,8 +26,16 @@ pub(crate) struct Pages {
 
 /// Prints the script. A reader that closed its end has what it wanted.
 pub(crate) fn completions(arguments: &Completions) -> Result<u8> {
-    let _ = std::io::stdout().write_all(&script(arguments.shell));
-    Ok(DONE)
+    let mut out = std::io::stdout();
+    let written = out
+        .write_all(&script(arguments.shell))
+        .and_then(|()| out.flush());
+    match written {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(error).context("standard output")
+        }
+        _ => Ok(DONE),
+    }
 }
 
 /// Writes the pages: one for the command and one for each command below it.

@@ -316,8 +316,14 @@ fn sentence(found: &Description) -> String {
 
 fn lines(keys: &[Key]) -> Result<()> {
     let mut out = std::io::stdout().lock();
+    // A program gets the bytes of keys; on a terminal they are only shown.
+    let terminal = out.is_terminal();
     for key in keys {
-        out.write_all(key.as_bytes())
+        let line = match terminal {
+            true => shown(key).into_bytes(),
+            false => key.as_bytes().to_vec(),
+        };
+        out.write_all(&line)
             .and_then(|()| out.write_all(b"\n"))
             .context("standard output")?;
     }

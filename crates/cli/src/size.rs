@@ -5,6 +5,7 @@ mod page;
 mod plan;
 
 use std::fs;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -102,27 +103,21 @@ struct Answer {
     configuration: Option<String>,
 }
 
-#[expect(clippy::print_stdout, reason = "the answer of the command")]
+/// More bytes of different blocks than these are a mistake.
+const FOOTPRINT_BYTES_MAX: u64 = 1 << 60;
+
 pub(crate) fn run(arguments: &Size) -> Result<u8> {
     let answer = answer(arguments)?;
     if let Some(directory) = &arguments.report {
         write(directory, &answer)?;
     }
-    if arguments.json {
-        println!("{}", serde_json::to_string(&answer)?);
-        return Ok(DONE);
-    }
-    println!("{}\n", answer.lead());
-    for table in answer.tables() {
-        println!("{}\n{}", table.title, table.text());
-    }
-    answer
-        .sentences()
-        .iter()
-        .for_each(|sentence| println!("{sentence}"));
-    if let Some(configuration) = &answer.configuration {
-        println!("\n{configuration}");
-    }
+    let text = match arguments.json {
+        true => serde_json::to_string(&answer)? + "\n",
+        false => answer.text(),
+    };
+    std::io::stdout()
+        .write_all(text.as_bytes())
+        .context("standard output")?;
     Ok(DONE)
 }
 
@@ -151,7 +146,10 @@ fn answer(arguments: &Size) -> Result<Answer> {
         seconds: (seconds > 0.0).then_some(seconds),
     };
     let trace = Trace::new(requests.into_iter().map(known), arguments.block_tokens);
-    let footprint_bytes = trace.distinct_blocks() as u64 * facts.block_bytes();
+    let footprint_bytes = (trace.distinct_blocks() as u64)
+        .checked_mul(facts.block_bytes())
+        .filter(|bytes| *bytes < FOOTPRINT_BYTES_MAX)
+        .context("the blocks of this trace are too many bytes: --kv-bytes-per-token or --block-tokens is too large")?;
     let points = replay(arguments, &facts, &trace, footprint_bytes);
     let chosen = choose(&points).cloned();
     Ok(Answer {
@@ -205,9 +203,11 @@ fn sizes(given: &[ByteSize], otherwise: impl FnOnce() -> Vec<u64>) -> Vec<u64> {
 }
 
 fn configuration(arguments: &Size, point: &Point) -> String {
-    let mut text = format!("memory = \"{}\"\n", ByteSize(point.memory_bytes));
+    // A store takes no less, and more does no harm.
+    let memory = ByteSize(point.memory_bytes.max(ByteSize::mib(1).0));
+    let mut text = format!("memory = \"{memory}\"\n");
     if point.ssd_bytes > 0 {
-        let ssd = ByteSize(point.ssd_bytes);
+        let ssd = ByteSize(point.ssd_bytes.max(ByteSize::mib(4).0));
         text += &format!("ssd = \"{ssd}\"\ndir = \"/var/lib/slackwater/store\"\n");
     }
     text += &format!("policy = \"{}\"\n", arguments.policy.name());
@@ -216,6 +216,20 @@ fn configuration(arguments: &Size, point: &Point) -> String {
 }
 
 impl Answer {
+    fn text(&self) -> String {
+        let mut text = self.lead() + "\n\n";
+        for table in self.tables() {
+            text += &format!("{}\n{}\n", table.title, table.text());
+        }
+        for sentence in self.sentences() {
+            text += &(sentence + "\n");
+        }
+        if let Some(configuration) = &self.configuration {
+            text += &format!("\n{configuration}\n");
+        }
+        text
+    }
+
     fn lead(&self) -> String {
         format!(
             "{}: {} requests name {} blocks of {} tokens, {} of them different: {} of KV cache at {} bytes a token ({}).",

@@ -64,7 +64,9 @@ impl Figure {
     /// Whether the ratio is farther from 1 than the noise; not known with one run a side.
     pub(super) fn clear(&self) -> Option<bool> {
         let noise = self.noise?;
-        Some(self.ratio.is_none_or(|ratio| (ratio - 1.0).abs() > noise))
+        // Where all but a few runs count nothing, the spread has no bound.
+        let beyond = |ratio: f64| (ratio - 1.0).abs() > noise;
+        Some(self.ratio.map_or(noise.is_finite(), beyond))
     }
 }
 
@@ -333,6 +335,9 @@ mod tests {
     fn nothing_is_divided_by_zero() {
         let figure = Figure::new("x".to_owned(), vec![0.0, 0.0], vec![3.0]);
         assert_eq!((figure.ratio, figure.clear()), (None, Some(true)));
+        // One lies between what was measured before.
+        let figure = Figure::new("x".to_owned(), vec![0.0, 0.0, 5.0], vec![1.0]);
+        assert_eq!((figure.ratio, figure.clear()), (None, Some(false)));
         let figure = Figure::new("x".to_owned(), vec![0.0], vec![0.0]);
         assert_eq!(figure.ratio, Some(1.0));
         let json = serde_json::to_value(&figure).unwrap();

@@ -89,11 +89,17 @@ impl Facts {
     }
 
     fn memory_blocks(&self, bytes: u64) -> usize {
-        (bytes as f64 * self.memory_high / self.block_bytes() as f64) as usize
+        self.blocks(bytes, self.memory_high)
     }
 
     fn ssd_blocks(&self, bytes: u64) -> usize {
-        (bytes as f64 * self.ssd_high / self.block_bytes() as f64) as usize
+        self.blocks(bytes, self.ssd_high)
+    }
+
+    /// Blocks that fit below a watermark; policies number them by 32 bits.
+    fn blocks(&self, bytes: u64, high: f64) -> usize {
+        let blocks = bytes as f64 * high / self.block_bytes() as f64;
+        (blocks as usize).min(u32::MAX as usize)
     }
 
     /// Replays the trace with these sizes.
@@ -144,8 +150,8 @@ impl Facts {
             // A block that is computed faster than it is read is computed.
             memory_hits as f64 * prefill_s + ssd_hits as f64 * (prefill_s - read_s).max(0.0)
         });
-        let moved = (ssd_hits + ssd_writes) * self.block_bytes();
-        let load = self.seconds.map(|seconds| moved as f64 / seconds);
+        let moved = (ssd_hits + ssd_writes) as f64 * self.block_bytes() as f64;
+        let load = self.seconds.map(|seconds| moved / seconds);
         Point {
             memory_bytes,
             ssd_bytes,

@@ -1,13 +1,15 @@
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
+use crate::printable::printable;
+
 /// Longest answer that is read, in bytes.
-const ANSWER_BYTES_MAX: u64 = 64 << 20;
-/// How long one answer may take.
+const ANSWER_BYTES_MAX: usize = 64 << 20;
+/// How long one answer may take, from the connection to its last byte.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// An admin address.
@@ -28,13 +30,13 @@ impl Source {
                 "{}: the token is missing or wrong: --token-file FILE",
                 what()
             ),
-            other => bail!("{}: status {other}: {}", what(), body.trim()),
+            other => bail!("{}: status {other}: {}", what(), printable(body.trim())),
         }
     }
 
     fn ask(&self, path: &str) -> std::io::Result<String> {
+        let until = Instant::now() + PATIENCE;
         let mut stream = TcpStream::connect_timeout(&self.address, PATIENCE)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
         let token = self.token.as_ref();
         let token = token.map(|token| format!("Authorization: Bearer {token}\r\n"));
@@ -44,9 +46,23 @@ impl Source {
             stream,
             "GET {path} HTTP/1.0\r\nHost: {address}\r\n{token}\r\n"
         )?;
-        let mut answer = String::new();
-        stream.take(ANSWER_BYTES_MAX).read_to_string(&mut answer)?;
-        Ok(answer)
+        let (mut answer, mut part) = (Vec::new(), [0; 16 << 10]);
+        loop {
+            // Each read may take what is left: a server that sends a byte at a time is not waited for longer.
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(ErrorKind::TimedOut.into());
+            }
+            stream.set_read_timeout(Some(left))?;
+            match stream.read(&mut part)? {
+                0 => break,
+                read => answer.extend_from_slice(&part[..read]),
+            }
+            if answer.len() > ANSWER_BYTES_MAX {
+                return Err(ErrorKind::FileTooLarge.into());
+            }
+        }
+        String::from_utf8(answer).map_err(|_| ErrorKind::InvalidData.into())
     }
 }
 
@@ -60,4 +76,36 @@ fn parted(answer: &str) -> Result<(u16, &str)> {
         .nth(1)
         .and_then(|status| status.parse().ok());
     Ok((status.context("the answer is not HTTP")?, body))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// The time was that of each read, so a server that sent a byte a second was listened to for ever, and no key was.
+    #[test]
+    fn an_answer_takes_no_longer_than_it_may_however_it_comes() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            // Until the reader has gone.
+            while stream.write_all(b"x").is_ok() {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        });
+        let source = Source {
+            address,
+            token: None,
+        };
+        let begun = Instant::now();
+        let error = source.ask("/").unwrap_err();
+        assert!(
+            matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock),
+            "{error}"
+        );
+        assert!(begun.elapsed() >= PATIENCE);
+    }
 }

@@ -1,5 +1,7 @@
 use slackwater_base::ByteSize;
 
+use crate::printable::printable;
+
 use super::sample::{SegmentLine, Snapshot};
 
 /// Cells of the bar that shows how full a segment is.
@@ -25,6 +27,7 @@ pub(super) fn lines(snapshot: &Snapshot, width: usize, height: usize) -> Vec<Str
     }
     lines.truncate(height.max(1));
     for line in &mut lines {
+        *line = printable(line);
         if let Some((end, _)) = line.char_indices().nth(width) {
             line.truncate(end);
         }

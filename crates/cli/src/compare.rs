@@ -3,7 +3,6 @@
 mod figures;
 
 use std::fs;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -12,6 +11,7 @@ use serde_json::Value;
 use slackwater_report::{Axis, Chart, Line, Mark, Page, Table, Tone, Unit, figure};
 
 use crate::DONE;
+use crate::answer::say;
 use figures::{Comparison, Figure};
 
 /// The runs.
@@ -68,14 +68,11 @@ pub(crate) fn run(arguments: &Compare) -> Result<u8> {
         let page = page(arguments, &comparison, &before, &after);
         write(directory, &page, &comparison)?;
     }
-    let mut text = match arguments.json {
+    let text = match arguments.json {
         true => serde_json::to_string(&comparison)?,
         false => told(&comparison) + &lead(arguments),
     };
-    text.push('\n');
-    std::io::stdout()
-        .write_all(text.as_bytes())
-        .context("standard output")?;
+    say(text)?;
     Ok(DONE)
 }
 

@@ -5,6 +5,7 @@ use slackwater_node::Config;
 use slackwater_node::config::{ConfigProblem, Source};
 
 use crate::DONE;
+use crate::answer;
 use crate::args::Show;
 
 /// What the command line says about the configuration of the store.
@@ -47,17 +48,13 @@ pub(crate) fn shown(config: &Config, key: &str) -> String {
         .unwrap_or_default()
 }
 
-#[expect(clippy::print_stdout, reason = "the answer of the command")]
 pub(crate) fn run(arguments: &Show, layers: &Layers) -> Result<u8> {
     let config = layers.load()?;
-    print!(
-        "{}",
-        if arguments.explain {
-            explained(&config)
-        } else {
-            listed(&config)
-        }
-    );
+    let text = match arguments.explain {
+        true => explained(&config),
+        false => listed(&config),
+    };
+    answer::write(text.as_bytes())?;
     Ok(DONE)
 }
 

@@ -11,10 +11,10 @@ use slackwater_node::{Config, logging};
 use slackwater_wire::{Key, Tenant};
 
 use crate::DONE;
+use crate::answer::say;
 use crate::args::Explain;
 use crate::config::Layers;
 
-#[expect(clippy::print_stdout, reason = "the answer of the command")]
 pub(crate) fn run(arguments: &Explain, layers: &Layers) -> Result<u8> {
     let config = configure(layers)?;
     logging::init(&config).map_err(anyhow::Error::msg)?;
@@ -27,12 +27,10 @@ pub(crate) fn run(arguments: &Explain, layers: &Layers) -> Result<u8> {
     };
     if arguments.json {
         let running = explanation.source == ExplanationSource::RunningStore;
-        println!(
-            "{}",
-            serde_json::json!({ "key": shown.to_string(), "running": running, "tiers": reasons })
-        );
+        let shown = shown.to_string();
+        say(serde_json::json!({ "key": shown, "running": running, "tiers": reasons }))?;
     } else {
-        println!("{shown}\n{}", sentences(&reasons));
+        say(format_args!("{shown}\n{}", sentences(&reasons)))?;
     }
     Ok(DONE)
 }

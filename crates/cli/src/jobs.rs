@@ -1,19 +1,20 @@
 //! `slackwater cp`, `mv`, `drain` and `jobs`: values go between the nodes of a pool, by jobs of its master.
 
 use std::ffi::OsString;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 use slackwater_admin::job_described;
 use slackwater_base::{ByteSize, format_duration};
 use slackwater_remote::{CallOptions, Client};
 use slackwater_wire::{JobId, JobSpec, JobState, JobStatus, JobWork, Key};
 
+use crate::answer::say;
 use crate::printable::printable;
-use crate::remote::{Connection, note, print};
+use crate::remote::{Connection, note};
 use crate::{DONE, WRONG};
 
 /// See the command.
@@ -148,7 +149,7 @@ pub(crate) fn jobs(arguments: &Jobs) -> Result<u8> {
     let states = client.jobs(&call)?;
     if arguments.connection.json {
         let all: Vec<_> = states.iter().map(job_described).collect();
-        print(&serde_json::json!({ "jobs": all }))?;
+        say(serde_json::json!({ "jobs": all }))?;
     } else {
         let told = states.iter().try_for_each(|state| tell(state, false));
         told?;
@@ -195,9 +196,9 @@ fn run(client: &Client, call: &CallOptions, spec: JobSpec, json: bool) -> Result
 
 fn tell(state: &JobState, json: bool) -> Result<()> {
     if json {
-        return print(&job_described(state));
+        return say(job_described(state));
     }
-    writeln!(std::io::stdout(), "{}", sentence(state)).context("standard output")
+    say(sentence(state))
 }
 
 fn sentence(state: &JobState) -> String {

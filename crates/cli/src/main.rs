@@ -1,6 +1,7 @@
 //! The `slackwater` command.
 
 mod admin;
+mod answer;
 mod args;
 mod bench;
 mod compare;
@@ -74,6 +75,7 @@ fn main() -> ExitCode {
     };
     match done {
         Ok(code) => ExitCode::from(code),
+        Err(error) if error.is::<answer::Closed>() => ExitCode::from(DONE),
         Err(error) => {
             eprintln!("slackwater: {error:#}");
             ExitCode::from(WRONG)

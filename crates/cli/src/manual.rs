@@ -1,13 +1,13 @@
 //! `slackwater completions` and `slackwater man`: what shells and `man` know of the command, from the definition of its
 //! arguments.
 
-use std::io::{ErrorKind, Write as _};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::Args;
 use clap_complete::Shell;
 
+use crate::answer;
 use crate::{DONE, args};
 
 /// The script of one shell.
@@ -24,18 +24,10 @@ pub(crate) struct Pages {
     directory: PathBuf,
 }
 
-/// Prints the script. A reader that closed its end has what it wanted.
+/// Prints the script.
 pub(crate) fn completions(arguments: &Completions) -> Result<u8> {
-    let mut out = std::io::stdout();
-    let written = out
-        .write_all(&script(arguments.shell))
-        .and_then(|()| out.flush());
-    match written {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Err(error).context("standard output")
-        }
-        _ => Ok(DONE),
-    }
+    answer::write(&script(arguments.shell))?;
+    Ok(DONE)
 }
 
 /// Writes the pages: one for the command and one for each command below it.

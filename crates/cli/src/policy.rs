@@ -16,10 +16,10 @@ use slackwater_replay::{Hints, add_hints};
 use slackwater_report::{Axis, Chart, Line, Mark, Page, Scale, Tone, Unit};
 
 use crate::DONE;
+use crate::answer::say;
 use crate::args::Policy;
 use crate::source::Source;
 
-#[expect(clippy::print_stdout, reason = "the answer of the command")]
 pub(crate) fn run(arguments: &Policy) -> Result<u8> {
     let source = Source::open(&arguments.origin)?;
     let label = source.label.clone();
@@ -45,19 +45,13 @@ pub(crate) fn run(arguments: &Policy) -> Result<u8> {
         write(directory, &label, count, &report)?;
     }
     if arguments.json {
-        println!("{}", serde_json::to_string(&report)?);
+        say(serde_json::to_string(&report)?)?;
     } else {
         let rows = report.rows.iter().map(cells);
-        println!("{}", table(&head(&report), rows, &report.limits.offline));
+        say(table(&head(&report), rows, &report.limits.offline))?;
         if !report.tiers.is_empty() {
-            println!(
-                "{}",
-                table(
-                    &TIERS_HEAD,
-                    report.tiers.iter().map(tier_cells),
-                    &BTreeMap::new()
-                )
-            );
+            let rows = report.tiers.iter().map(tier_cells);
+            say(table(&TIERS_HEAD, rows, &BTreeMap::new()))?;
         }
     }
     Ok(DONE)

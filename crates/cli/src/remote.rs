@@ -1,7 +1,7 @@
 //! `slackwater put`, `get`, `ls`, `stat` and `rm`: one call of a served store each.
 
 use std::ffi::OsString;
-use std::io::{IsTerminal, Read, Write};
+use std::io::{IsTerminal, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,6 +18,7 @@ use slackwater_wire::{
     Description, Durability, ErrorCode, Key, List, Pin, PutMode, ReplicaAt, ReplicaState, Tenant,
 };
 
+use crate::answer::{self, say};
 use crate::{DONE, WRONG};
 
 /// Which server, and how.
@@ -170,9 +171,8 @@ pub(crate) fn put(arguments: &Put) -> Result<u8> {
     let shown = arguments.key.display();
     if arguments.connection.json {
         let stored = stored == Stored::New;
-        print(
-            &serde_json::json!({ "key": shown.to_string(), "bytes": value.len(), "stored": stored }),
-        )?;
+        let key = shown.to_string();
+        say(serde_json::json!({ "key": key, "bytes": value.len(), "stored": stored }))?;
     } else if stored == Stored::Existed {
         note(&format!(
             "{shown} is there already and stays as it is; --upsert replaces it"
@@ -195,13 +195,11 @@ pub(crate) fn get(arguments: &Get) -> Result<u8> {
         bail!("there is no object with the key {shown}")
     };
     match &arguments.output {
-        None => std::io::stdout()
-            .write_all(&value)
-            .context("standard output")?,
+        None => answer::write(&value)?,
         Some(path) => std::fs::write(path, &value).with_context(|| path.display().to_string())?,
     }
     if arguments.connection.json {
-        print(&serde_json::json!({ "key": shown.to_string(), "bytes": value.len() }))?;
+        say(serde_json::json!({ "key": shown.to_string(), "bytes": value.len() }))?;
     }
     Ok(DONE)
 }
@@ -231,7 +229,7 @@ pub(crate) fn ls(arguments: &Ls) -> Result<u8> {
         }
     }
     if arguments.connection.json {
-        print(&serde_json::json!({ "keys": keys, "more": more }))?;
+        say(serde_json::json!({ "keys": keys, "more": more }))?;
     }
     Ok(DONE)
 }
@@ -243,10 +241,9 @@ pub(crate) fn stat(arguments: &Stat) -> Result<u8> {
         bail!("there is no object with the key {shown}")
     };
     if arguments.connection.json {
-        print(&described(&found))?;
+        say(described(&found))?;
     } else {
-        let mut out = std::io::stdout();
-        writeln!(out, "{}", sentence(&found)).context("standard output")?;
+        say(sentence(&found))?;
     }
     Ok(DONE)
 }
@@ -269,7 +266,7 @@ pub(crate) fn rm(arguments: &Rm) -> Result<u8> {
         })
         .collect();
     if arguments.connection.json {
-        print(&serde_json::json!({ "removed": removed, "failed": failed }))?;
+        say(serde_json::json!({ "removed": removed, "failed": failed }))?;
     } else {
         failed.iter().for_each(|error| note(error));
     }
@@ -315,23 +312,17 @@ fn sentence(found: &Description) -> String {
 }
 
 fn lines(keys: &[Key]) -> Result<()> {
-    let mut out = std::io::stdout().lock();
     // A program gets the bytes of keys; on a terminal they are only shown.
-    let terminal = out.is_terminal();
+    let terminal = std::io::stdout().is_terminal();
+    let mut text = Vec::new();
     for key in keys {
-        let line = match terminal {
-            true => shown(key).into_bytes(),
-            false => key.as_bytes().to_vec(),
-        };
-        out.write_all(&line)
-            .and_then(|()| out.write_all(b"\n"))
-            .context("standard output")?;
+        match terminal {
+            true => text.extend_from_slice(shown(key).as_bytes()),
+            false => text.extend_from_slice(key.as_bytes()),
+        }
+        text.push(b'\n');
     }
-    Ok(())
-}
-
-pub(crate) fn print(object: &serde_json::Value) -> Result<()> {
-    writeln!(std::io::stdout(), "{object}").context("standard output")
+    answer::write(&text)
 }
 
 #[expect(clippy::print_stderr, reason = "a word to the user beside the answer")]

@@ -5,19 +5,19 @@ mod page;
 mod plan;
 
 use std::fs;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde::Serialize;
-use slackwater_base::ByteSize;
+use slackwater_base::{ByteSize, ParseUnitError};
 use slackwater_meta::evict::PolicyKind;
 use slackwater_meta::replay::Trace;
 use slackwater_node::Config;
 use slackwater_report::{Table, Unit};
 
 use crate::DONE;
+use crate::answer;
 use crate::args::{Origin, policy};
 use crate::policy::{known, progress_bar};
 use crate::source::Source;
@@ -46,11 +46,11 @@ configuration. Known: {}", known_models()))]
     prefill_tokens_per_s: Option<f64>,
 
     /// Sizes of memory [default: seven, from 1/64 of everything that the trace names up to all of it]
-    #[arg(long, value_name = "SIZE,…", value_delimiter = ',')]
+    #[arg(long, value_name = "SIZE,…", value_delimiter = ',', value_parser = |size: &str| taken("memory", size))]
     memory: Vec<ByteSize>,
 
     /// Sizes of SSD below each of them; 0 is none [default: none, and seven like those of memory]
-    #[arg(long, value_name = "SIZE,…", value_delimiter = ',')]
+    #[arg(long, value_name = "SIZE,…", value_delimiter = ',', value_parser = |size: &str| taken("ssd", size))]
     ssd: Vec<ByteSize>,
 
     /// Bytes that the SSD moves a second, all SSDs of a pool together; `slackwater bench store` measures one
@@ -103,6 +103,9 @@ struct Answer {
     configuration: Option<String>,
 }
 
+/// A store takes no less, and more does no harm.
+const MEMORY_MIN: ByteSize = ByteSize::mib(1);
+const SSD_MIN: ByteSize = ByteSize::mib(4);
 /// More bytes of different blocks than these are a mistake.
 const FOOTPRINT_BYTES_MAX: u64 = 1 << 60;
 
@@ -115,9 +118,7 @@ pub(crate) fn run(arguments: &Size) -> Result<u8> {
         true => serde_json::to_string(&answer)? + "\n",
         false => answer.text(),
     };
-    std::io::stdout()
-        .write_all(text.as_bytes())
-        .context("standard output")?;
+    answer::write(text.as_bytes())?;
     Ok(DONE)
 }
 
@@ -192,6 +193,13 @@ fn replay(arguments: &Size, facts: &Facts, trace: &Trace, footprint: u64) -> Vec
     points
 }
 
+/// A size that a store takes for this option.
+fn taken(option: &str, size: &str) -> Result<ByteSize, String> {
+    Config::default().default_to(option, size)?;
+    size.parse()
+        .map_err(|error: ParseUnitError| error.to_string())
+}
+
 fn sizes(given: &[ByteSize], otherwise: impl FnOnce() -> Vec<u64>) -> Vec<u64> {
     if given.is_empty() {
         return otherwise();
@@ -203,11 +211,10 @@ fn sizes(given: &[ByteSize], otherwise: impl FnOnce() -> Vec<u64>) -> Vec<u64> {
 }
 
 fn configuration(arguments: &Size, point: &Point) -> String {
-    // A store takes no less, and more does no harm.
-    let memory = ByteSize(point.memory_bytes.max(ByteSize::mib(1).0));
+    let memory = ByteSize(point.memory_bytes.max(MEMORY_MIN.0));
     let mut text = format!("memory = \"{memory}\"\n");
     if point.ssd_bytes > 0 {
-        let ssd = ByteSize(point.ssd_bytes.max(ByteSize::mib(4).0));
+        let ssd = ByteSize(point.ssd_bytes.max(SSD_MIN.0));
         text += &format!("ssd = \"{ssd}\"\ndir = \"/var/lib/slackwater/store\"\n");
     }
     text += &format!("policy = \"{}\"\n", arguments.policy.name());
@@ -384,4 +391,23 @@ fn speed(text: &str) -> Result<ByteSize, String> {
         return Err("expected a size above zero, such as 3GB".to_owned());
     }
     Ok(size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A trace of a few small blocks was answered with a configuration that no store opens.
+    #[test]
+    fn the_least_of_a_configuration_is_what_a_store_takes() {
+        let check = |option: &str, size: ByteSize, takes: bool| {
+            let taken = taken(option, &format!("{}B", size.0));
+            assert_eq!(taken.is_ok(), takes, "{option} {size}: {taken:?}");
+        };
+        for (option, least) in [("memory", MEMORY_MIN), ("ssd", SSD_MIN)] {
+            check(option, least, true);
+            check(option, ByteSize(least.0 - 1), false);
+        }
+        check("ssd", ByteSize(0), true);
+    }
 }

@@ -15,6 +15,7 @@ use slackwater_bench::{copy, meta, mq, pool, promotion, store, tiers, transfer, 
 use tempfile::TempDir;
 
 use crate::DONE;
+use crate::answer;
 pub(crate) use args::Bench;
 use args::Output;
 
@@ -168,16 +169,15 @@ impl Shown {
         })
     }
 
-    #[expect(clippy::print_stdout, reason = "the answer of the command")]
     fn show(&self, output: &Output) -> Result<u8> {
         if let Some(directory) = &output.report {
             self.write(directory)
                 .with_context(|| format!("cannot write the report into {}", directory.display()))?;
         }
         if output.json {
-            println!("{}", self.json);
+            answer::say(&self.json)?;
         } else {
-            print!("{}", self.text);
+            answer::write(self.text.as_bytes())?;
         }
         Ok(DONE)
     }

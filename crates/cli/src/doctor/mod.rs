@@ -6,13 +6,13 @@ mod facts;
 use anyhow::Result;
 use serde::Serialize;
 
+use crate::answer;
 use crate::args::Doctor;
 use crate::config::Layers;
 use crate::{DONE, WRONG};
 use checks::{Check, Verdict, examine};
 use facts::Facts;
 
-#[expect(clippy::print_stdout, reason = "the answer of the command")]
 pub(crate) fn run(arguments: &Doctor, layers: &Layers) -> Result<u8> {
     // A size of SSD without a directory is a fair question to a doctor: it is asked of the working directory.
     let mut config = match layers.load() {
@@ -27,15 +27,13 @@ pub(crate) fn run(arguments: &Doctor, layers: &Layers) -> Result<u8> {
         .max()
         .unwrap_or(Verdict::Ok);
     if arguments.json {
-        println!(
-            "{}",
-            serde_json::to_string(&Findings {
-                verdict: worst,
-                checks: &checks
-            })?
-        );
+        let findings = Findings {
+            verdict: worst,
+            checks: &checks,
+        };
+        answer::say(serde_json::to_string(&findings)?)?;
     } else {
-        print!("{}", listed(&checks));
+        answer::write(listed(&checks).as_bytes())?;
     }
     Ok(if worst == Verdict::Fail { WRONG } else { DONE })
 }

@@ -7,10 +7,10 @@ use slackwater_replay::{Request, Variant};
 use slackwater_report::Page;
 
 use super::{align, known, progress_bar, sizes, write_pages};
+use crate::answer::say;
 use crate::args::{Named, Policy};
 use crate::{DONE, WRONG};
 
-#[expect(clippy::print_stdout, reason = "the answer of the command")]
 pub(super) fn run(arguments: &Policy, label: &str, trace: &[Request]) -> Result<u8> {
     let variants = variants(&arguments.traffic);
     let bar = progress_bar();
@@ -28,10 +28,9 @@ pub(super) fn run(arguments: &Policy, label: &str, trace: &[Request]) -> Result<
         write_pages(directory, &page(label, &report), &json)?;
     }
     if arguments.json {
-        println!("{}", serde_json::to_string(&report)?);
+        say(serde_json::to_string(&report)?)?;
     } else {
-        println!("{}", table(&report));
-        println!("{}", verdict(&report));
+        say(format_args!("{}\n{}", table(&report), verdict(&report)))?;
     }
     Ok(if report.holds { DONE } else { WRONG })
 }

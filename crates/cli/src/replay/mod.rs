@@ -16,6 +16,7 @@ use slackwater_node::{Config, Stats, Store, logging};
 use slackwater_replay::Series;
 use tempfile::TempDir;
 
+use crate::answer::say;
 use crate::args::{Pace, Replay};
 use crate::config::{Layers, refuse};
 use crate::interrupt::Interrupt;
@@ -227,11 +228,9 @@ fn moment(tally: &ReplayCounts, stats: &Stats, trace_s: f64, started: Instant) -
     }
 }
 
-#[expect(clippy::print_stdout, reason = "the answer of the command")]
 fn show(record: &Record<'_>, html: &Path, json: bool) -> Result<()> {
     if json {
-        println!("{}", serde_json::to_string(record.outcome)?);
-        return Ok(());
+        return say(serde_json::to_string(record.outcome)?);
     }
     let mut table = Table::new();
     table.load_style(presets::UTF8_BORDERS_ONLY);
@@ -239,9 +238,9 @@ fn show(record: &Record<'_>, html: &Path, json: bool) -> Result<()> {
     if let Some(column) = table.column_mut(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    println!("{table}\nreport: {}", html.display());
-    if let Some(why) = record.cut_short {
-        println!("cut short: {why}");
+    say(format_args!("{table}\nreport: {}", html.display()))?;
+    match record.cut_short {
+        Some(why) => say(format_args!("cut short: {why}")),
+        None => Ok(()),
     }
-    Ok(())
 }

@@ -8,9 +8,12 @@ mod page;
 mod sample;
 mod terminal;
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -19,6 +22,7 @@ use clap::Args;
 use self::http::Source;
 use self::sample::{Sample, Snapshot};
 use self::terminal::{Key, Terminal};
+use crate::answer::say;
 use crate::interrupt::Interrupt;
 use crate::{DONE, INTERRUPTED};
 
@@ -57,10 +61,10 @@ const INTERVAL_MIN: Duration = Duration::from_millis(100);
 pub(crate) fn run(arguments: &Top) -> Result<u8> {
     let token = arguments.token_file.as_deref().map(std::fs::read_to_string);
     let token = token.transpose().context("the token cannot be read")?;
-    let source = Source {
+    let source = Arc::new(Source {
         address: arguments.address,
         token: token.map(|token| token.trim().to_owned()),
-    };
+    });
     let interval = arguments.interval.max(INTERVAL_MIN);
     let mut before = Sample::take(&source)?;
     let shows = !arguments.json && std::io::stdout().is_terminal();
@@ -70,7 +74,7 @@ pub(crate) fn run(arguments: &Top) -> Result<u8> {
     loop {
         let until = Instant::now() + interval;
         let ended = match &mut terminal {
-            Some(terminal) => terminal.wait(until)? == Some(Key::Quit),
+            Some(terminal) => terminal.wait(Some(until), None)? == Some(Key::Quit),
             None => interrupt.sleep_until(until),
         };
         if ended || interrupt.requested() {
@@ -79,8 +83,14 @@ pub(crate) fn run(arguments: &Top) -> Result<u8> {
                 None => INTERRUPTED,
             });
         }
-        // A server that is started again is asked again.
-        let next = Sample::take(&source);
+        // A server that is started again is asked again; keys are read while it answers.
+        let taking = Taking::start(&source)?;
+        if let Some(terminal) = &mut terminal
+            && terminal.wait(None, Some(&taking.ended))? == Some(Key::Quit)
+        {
+            return Ok(DONE);
+        }
+        let next = taking.sample();
         let text = match (&next, &mut terminal) {
             (Ok(next), _) => Ok(Snapshot::between(&before, next)),
             (Err(error), Some(_)) => Err(format!("{error:#}")),
@@ -108,13 +118,39 @@ pub(crate) fn run(arguments: &Top) -> Result<u8> {
     }
 }
 
-fn print(snapshot: &Snapshot, json: bool) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    if json {
-        writeln!(out, "{}", snapshot.json())
-    } else {
-        let lines = page::lines(snapshot, 120, usize::MAX);
-        writeln!(out, "{}\n", lines.join("\n"))
+/// A sample that another thread takes.
+struct Taking {
+    thread: JoinHandle<Result<Sample>>,
+    /// Readable as soon as it is taken.
+    ended: UnixStream,
+}
+
+impl Taking {
+    fn start(source: &Arc<Source>) -> Result<Self> {
+        let (ended, open) = UnixStream::pair().context("no pair of sockets")?;
+        let source = Arc::clone(source);
+        let thread = std::thread::Builder::new()
+            .name("sample".to_owned())
+            .spawn(move || {
+                let _open = open;
+                Sample::take(&source)
+            })
+            .context("cannot start a thread")?;
+        Ok(Self { thread, ended })
     }
-    .context("standard output")
+
+    fn sample(self) -> Result<Sample> {
+        match self.thread.join() {
+            Ok(sample) => sample,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+}
+
+fn print(snapshot: &Snapshot, json: bool) -> Result<()> {
+    if json {
+        return say(snapshot.json());
+    }
+    let lines = page::lines(snapshot, 120, usize::MAX);
+    say(lines.join("\n") + "\n")
 }

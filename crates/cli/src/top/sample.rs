@@ -5,6 +5,9 @@ use serde_json::{Value, json};
 
 use super::http::Source;
 
+/// How long a sample may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+
 /// What an admin address tells at one moment.
 pub(super) struct Sample {
     at: Instant,
@@ -47,11 +50,13 @@ pub(super) struct SegmentLine {
 
 impl Sample {
     pub(super) fn take(source: &Source) -> Result<Self> {
+        let at = Instant::now();
+        let get = |path| source.get(path, at + PATIENCE);
         Ok(Self {
-            at: Instant::now(),
-            stats: source.get("/api/v1/stats")?,
-            segments: source.get("/api/v1/segments")?,
-            jobs: source.get("/api/v1/jobs")?,
+            at,
+            stats: get("/api/v1/stats")?,
+            segments: get("/api/v1/segments")?,
+            jobs: get("/api/v1/jobs")?,
         })
     }
 }

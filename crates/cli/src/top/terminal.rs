@@ -57,23 +57,32 @@ impl Terminal {
         Ok(terminal)
     }
 
-    /// Waits for a key that asks for something, until `until` at most.
-    pub(super) fn wait(&mut self, until: Instant) -> Result<Option<Key>> {
+    /// Waits for a key that asks for something, until `until` at most, or until `other` is readable.
+    pub(super) fn wait(
+        &mut self,
+        until: Option<Instant>,
+        other: Option<&UnixStream>,
+    ) -> Result<Option<Key>> {
         let keys = std::io::stdin();
         loop {
-            let left = until.saturating_duration_since(Instant::now());
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             let mut sources = vec![PollFd::new(&self.stop, PollFlags::IN)];
             if self.before.is_some() {
                 sources.push(PollFd::new(&keys, PollFlags::IN));
             }
-            match poll(&mut sources, Some(&timespec(left))) {
+            sources.extend(other.map(|other| PollFd::new(other, PollFlags::IN)));
+            match poll(&mut sources, left.map(timespec).as_ref()) {
                 Ok(0) => return Ok(None),
                 Ok(_) => {}
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(error) => return Err(error).context("the terminal cannot be waited for"),
             }
-            if !sources[0].revents().is_empty() {
+            let readable = |at: usize| sources.get(at).is_some_and(|it| !it.revents().is_empty());
+            if readable(0) {
                 return Ok(Some(Key::Quit));
+            }
+            if self.before.is_none() || !readable(1) {
+                return Ok(None);
             }
             let mut pressed = [0; 64];
             match keys.lock().read(&mut pressed) {

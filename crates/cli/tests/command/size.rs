@@ -121,6 +121,10 @@ fn what_is_missing_or_unknown_is_said() {
             "expected a size above zero",
         ),
         (&["--kv-bytes-per-token", "1", "--policy", "fifi"], "fifi"),
+        (
+            &["--kv-bytes-per-token", "1", "--memory", "1"],
+            "must be at least 1MiB",
+        ),
     ] {
         let output = Place::new().run(&[&CHAT[..], options].concat());
         assert_eq!(output.status.code(), Some(2), "{options:?}");

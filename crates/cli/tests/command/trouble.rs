@@ -16,6 +16,58 @@ const CHAT: [&str; 6] = [
 ];
 const SIZES: [&str; 6] = ["--memory", "8MiB", "--ssd", "64MiB", "--flush-delay", "2ms"];
 
+/// `slackwater policy … | head -1` ended with a panic, and a full disk below the answer went unsaid.
+#[test]
+fn an_answer_that_cannot_be_written_is_said_and_one_that_nobody_reads_is_not() {
+    let place = Place::new();
+    for arguments in [
+        &["config"][..],
+        &["doctor"],
+        &["completions", "bash"],
+        &["policy", "--generate", "--requests", "50", "--sizes", "9"],
+        &[
+            "policy",
+            "--generate",
+            "--requests",
+            "50",
+            "--sizes",
+            "9",
+            "--json",
+        ],
+        &[
+            "size",
+            "--generate",
+            "--requests",
+            "50",
+            "--kv-bytes-per-token",
+            "1",
+        ],
+    ] {
+        let to = |out: Stdio| {
+            let mut command = place.command(arguments);
+            output(piped(&mut command).stdout(out).spawn().unwrap())
+        };
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let unread = to(writer.into());
+        assert_eq!(
+            unread.status.code(),
+            Some(0),
+            "{arguments:?}: {}",
+            stderr(&unread)
+        );
+        assert_eq!(stderr(&unread), "", "{arguments:?}");
+        let full = std::fs::File::options().write(true).open("/dev/full");
+        let full = to(full.unwrap().into());
+        assert_eq!(full.status.code(), Some(1), "{arguments:?}");
+        assert!(
+            stderr(&full).contains("standard output: No space left"),
+            "{arguments:?}: {}",
+            stderr(&full)
+        );
+    }
+}
+
 /// A replay in `directory` that cannot begin: one line on standard error, which holds `words`.
 fn refused(place: &Place, directory: &str, words: &[&str]) {
     let output = place.run(

@@ -172,6 +172,11 @@ TABLE: dict[str, list[tuple[list[Any], Any]]] = {
         (["batch_put_from_multi_buffers", [[], [], []]], []),
         (["batch_put_from_multi_buffers", [["g"], [[at(0)]], [[5]], config(prefer_alloc_in_same_node=True)]], [0]),
         (["batch_put_from_multi_buffers", [["h"], [[at(0)]], [[5]], config(dfs_replica_num=1)]], [-1601]),
+        # Lengths that no memory has ended the process: the memory to put them together in was taken as asked for.
+        (["batch_put_from_multi_buffers", [["h"], [[at(0), at(100)]], [[10, 1 << 62]]]], [-200]),
+        (["batch_put_from_multi_buffers", [["h"], [[at(0), at(100)]], [[1 << 62, 1 << 62]]]], [-600]),
+        (["batch_get_into_multi_buffers", [["a"], [[at(0), at(100)]], [[1 << 62, 1 << 62]]]], [-600]),
+        (["batch_get_into_multi_buffers", [["a"], [[at(0), at(100)]], [[10, 1 << 62]]]], [-600]),
     ],
     "metadata": [
         (["put_from_with_metadata", ["k", at(65), at(97), 3, 2]], 0),
@@ -184,6 +189,8 @@ TABLE: dict[str, list[tuple[list[Any], Any]]] = {
         (["get", ["data"]], {"bytes": "ABC"}),
         (["put_from_with_metadata", ["", at(65), at(97), 3, 2]], -600),
         (["put_from_with_metadata", ["n", 0, at(97), 3, 2]], -600),
+        (["put_from_with_metadata", ["n", at(65), at(97), 1 << 62, 2]], -200),
+        (["put_from_with_metadata", ["n", at(65), at(97), 1 << 62, 1 << 62]], -600),
         (["put_from_with_metadata", ["n", at(65), at(97), 3, 2, config(replica_num=0)]], -600),
     ],
     "ranges": [
@@ -269,6 +276,7 @@ TABLE: dict[str, list[tuple[list[Any], Any]]] = {
         (["batch_put_session_start", [["s", "k", "", "z"], [10, 5, 5, 0]]], [0, -705, -600, -600]),
         (["batch_put_session_start", [["s"], [10]]], [-600]),
         (["batch_put_session_start", [["t"], []]], [-600]),
+        (["batch_put_session_start", [["t"], [1 << 62]]], [-200]),
         (["batch_put_from_multi_buffer_ranges", [["s"], [[at(65), at(75)]], [[5, 5]], [[5, 0]]]], [10]),
         (["batch_put_from_multi_buffer_ranges", [["s"], [[at(0)]], [[5]], [[6]]]], [-600]),
         (["batch_put_from_multi_buffer_ranges", [["none"], [[at(0)]], [[5]], [[0]]]], [-600]),

@@ -6,6 +6,7 @@ use pyo3::prelude::*;
 
 use super::code::code_of;
 use super::session::{Outcome, Session};
+use super::sessions::Parts;
 use super::{IN_FORK, NOT_OPEN, RawClient, WRONG};
 use crate::buffers::KeyBytes;
 use crate::store::forks;
@@ -74,6 +75,21 @@ impl RawClient {
         outcomes.into_iter().map(number).collect()
     }
 
+    /// The results of a call about parts of the values of so many sessions.
+    pub(super) fn parts(
+        &self,
+        py: Python<'_>,
+        method: &str,
+        keys: &[KeyBytes],
+        parts: &Parts,
+        work: fn(&Session, &[&[u8]], &Parts) -> Vec<Outcome>,
+    ) -> Vec<i64> {
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        self.each(py, method, keys.len(), |session| {
+            work(session, &keys, parts)
+        })
+    }
+
     /// The values of keys; `None` for a miss and for an error.
     pub(super) fn values(
         &self,
@@ -126,7 +142,13 @@ impl Drop for RawClient {
             return;
         }
         if let Some(session) = self.take() {
-            Python::attach(|py| py.detach(|| session.close()));
+            Python::attach(|py| {
+                py.detach(move || {
+                    session.close();
+                    // The last holder ends the client, which joins threads.
+                    drop(session);
+                });
+            });
         }
     }
 }

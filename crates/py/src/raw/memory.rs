@@ -3,6 +3,7 @@
 //! An address is a promise of the caller: those bytes are there, and nobody else uses them, until the call has returned.
 //! Nothing here keeps an address for longer than that.
 
+use std::alloc::Layout;
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -193,6 +194,23 @@ impl Drop for InUse<'_> {
     }
 }
 
+/// So many zeros; `None` when there is not that much memory. The system gives the pages when they are written, so that a
+/// length that is only claimed costs none.
+pub(crate) fn zeroed(bytes: usize) -> Option<Vec<u8>> {
+    let layout = Layout::array::<u8>(bytes).ok()?;
+    if bytes == 0 {
+        return Some(Vec::new());
+    }
+    // SAFETY: the layout is of more than no bytes.
+    let start = unsafe { std::alloc::alloc_zeroed(layout) };
+    if start.is_null() {
+        return None;
+    }
+    // SAFETY: the global allocator gave it for this layout, which is that of a vector of this capacity, and its bytes are
+    // initialised.
+    Some(unsafe { Vec::from_raw_parts(start, bytes, bytes) })
+}
+
 /// Memory of our own in which scattered values are put together, kept for the next call.
 #[derive(Default)]
 pub(crate) struct Staging {
@@ -205,13 +223,13 @@ impl Staging {
     /// Pieces that are kept.
     const KEPT: usize = 4;
 
-    /// Memory of at least so many bytes, of any contents.
-    pub(crate) fn take(&self, bytes: usize) -> Vec<u8> {
+    /// Memory of at least so many bytes, of any contents; `None` when there is not that much.
+    pub(crate) fn take(&self, bytes: usize) -> Option<Vec<u8>> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         let fits = free.iter().position(|memory| memory.len() >= bytes);
         let taken = fits.map(|index| free.swap_remove(index));
         drop(free);
-        taken.unwrap_or_else(|| vec![0; bytes])
+        taken.or_else(|| zeroed(bytes))
     }
 
     /// Keeps the memory for a later call, unless it is longer than most or there is enough.

@@ -44,6 +44,7 @@ const IN_FORK: i64 = ErrorCode::NotSupported.number() as i64;
 /// What it gives before the client is open, and after its end.
 const NOT_OPEN: i64 = ErrorCode::InvalidParams.number() as i64;
 const WRONG: i64 = ErrorCode::InvalidParams.number() as i64;
+const NO_ROOM: i64 = ErrorCode::NoAvailableHandle.number() as i64;
 const ABSENT: i64 = ErrorCode::ObjectNotFound.number() as i64;
 
 #[pymethods]
@@ -169,7 +170,9 @@ impl RawClient {
         };
         let key = key.as_slice(py);
         Ok(self.call(py, "put", |session| {
-            let bytes: usize = parts.iter().map(|part| part.as_slice().len()).sum();
+            // One buffer may be named many times.
+            let lengths = parts.iter().map(|part| part.as_slice().len());
+            let bytes = lengths.fold(0, usize::saturating_add);
             if !plan.fits(1) || bytes > session.staging_bytes || bytes == 0 {
                 return Ok(WRONG);
             }
@@ -180,7 +183,9 @@ impl RawClient {
                     .put(key, value.as_slice(), &options)
                     .map(stored);
             }
-            let mut value = session.staging.take(bytes);
+            let Some(mut value) = session.staging.take(bytes) else {
+                return Ok(NO_ROOM);
+            };
             let mut at = 0;
             for part in &parts {
                 let part = part.as_slice();
@@ -384,16 +389,13 @@ impl RawClient {
         sizes: Vec<Vec<Number>>,
         offsets: Vec<Vec<Number>>,
     ) -> Vec<i64> {
-        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
         let parts = Parts {
             starts,
             sizes,
             offsets,
         };
         let method = "batch_get_into_multi_buffer_ranges";
-        self.each(py, method, keys.len(), |session| {
-            session.read_parts(&keys, &parts)
-        })
+        self.parts(py, method, &keys, &parts, Session::read_parts)
     }
 
     fn end_reads(&self, py: Python<'_>, keys: Vec<KeyBytes>) -> i64 {
@@ -425,16 +427,13 @@ impl RawClient {
         sizes: Vec<Vec<Number>>,
         offsets: Vec<Vec<Number>>,
     ) -> Vec<i64> {
-        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
         let parts = Parts {
             starts,
             sizes,
             offsets,
         };
         let method = "batch_put_from_multi_buffer_ranges";
-        self.each(py, method, keys.len(), |session| {
-            session.write_parts(&keys, &parts)
-        })
+        self.parts(py, method, &keys, &parts, Session::write_parts)
     }
 
     fn end_writes(&self, py: Python<'_>, keys: Vec<KeyBytes>) -> Vec<i64> {

@@ -6,13 +6,13 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use slackwater_remote::PutOptions;
+use slackwater_remote::{ClientError, PutOptions};
 use slackwater_wire::ErrorCode;
 
-use super::memory::{Number, Range};
+use super::memory::{Number, Range, zeroed};
 use super::plan::RawPlan;
 use super::session::{Outcome, Session};
-use super::{ABSENT, WRONG, stored};
+use super::{ABSENT, NO_ROOM, WRONG, stored};
 
 /// The sessions of a client, by key.
 #[derive(Default)]
@@ -31,7 +31,6 @@ struct Writing {
 
 const EXPIRED: i64 = ErrorCode::LeaseExpired.number() as i64;
 const EXISTS: i64 = ErrorCode::ObjectAlreadyExists.number() as i64;
-const NO_ROOM: i64 = ErrorCode::NoAvailableHandle.number() as i64;
 
 /// Where the parts of one call lie: for each key the addresses, lengths, and offsets in the value.
 pub(super) struct Parts {
@@ -79,11 +78,13 @@ impl Session {
         if !parts.fit(keys.len()) {
             return vec![Ok(WRONG); keys.len()];
         }
-        if let Err(failed) = self.load(keys) {
-            return failed;
-        }
+        let failed = self.load(keys);
         let mut outcomes = Vec::with_capacity(keys.len());
         for (index, key) in keys.iter().enumerate() {
+            if let Some(error) = failed.get(key) {
+                outcomes.push(Err(error.clone()));
+                continue;
+            }
             let value = lock(&self.sessions.reads).get(*key).cloned();
             outcomes.push(match value {
                 None => Ok(WRONG),
@@ -97,24 +98,31 @@ impl Session {
         outcomes
     }
 
-    /// Takes the values of sessions that have none yet from the store.
-    fn load(&self, keys: &[&[u8]]) -> Result<(), Vec<Outcome>> {
+    /// Takes the values of sessions that have none yet from the store; why some could not be taken, by key.
+    fn load<'a>(&self, keys: &[&'a [u8]]) -> BTreeMap<&'a [u8], ClientError> {
         let wanted: Vec<&[u8]> = {
             let reads = lock(&self.sessions.reads);
             let without = |key: &&[u8]| reads.get(*key).is_some_and(Option::is_none);
             keys.iter().copied().filter(without).collect()
         };
+        let mut failed = BTreeMap::new();
         if wanted.is_empty() {
-            return Ok(());
+            return failed;
         }
         let values = self.client.get_batch(&wanted, &self.get_options());
-        for (key, value) in wanted.iter().zip(values) {
-            let value = value.map_err(|error| vec![Err(error); keys.len()])?;
-            if let Some(session) = lock(&self.sessions.reads).get_mut(*key) {
-                *session = value.map(Arc::new);
+        for (key, value) in wanted.into_iter().zip(values) {
+            match value {
+                Ok(value) => {
+                    if let Some(session) = lock(&self.sessions.reads).get_mut(key) {
+                        *session = value.map(Arc::new);
+                    }
+                }
+                Err(error) => {
+                    failed.insert(key, error);
+                }
             }
         }
-        Ok(())
+        failed
     }
 
     /// Ends read sessions; what is none is passed over.
@@ -152,11 +160,9 @@ impl Session {
         if bytes == 0 || slackwater_wire::Key::new(key).is_err() || writes.contains_key(key) {
             return WRONG;
         }
-        let mut value = Vec::new();
-        if value.try_reserve_exact(bytes).is_err() {
+        let Some(value) = zeroed(bytes) else {
             return NO_ROOM;
-        }
-        value.resize(bytes, 0);
+        };
         let (options, _) = self.put_options(plan, index, keys.len());
         let writing = Arc::new(Mutex::new(Writing { value, options }));
         writes.insert(key.to_vec(), writing);
@@ -184,7 +190,12 @@ impl Session {
                 return Ok(WRONG);
             };
             let writing = lock(&writing);
-            let put = self.client.put(key, &writing.value, &writing.options)?;
+            // Another call may have started the session, on another thread and with its own way of being cancelled.
+            let options = PutOptions {
+                call: self.call(),
+                ..writing.options.clone()
+            };
+            let put = self.client.put(key, &writing.value, &options)?;
             lock(&self.sessions.writes).remove(*key);
             Ok(match put {
                 slackwater_remote::Stored::New => stored(put),

@@ -8,9 +8,10 @@ use slackwater_wire::PutMode;
 use super::memory::{Number, Range, Staging, overlap};
 use super::plan::RawPlan;
 use super::session::{Outcome, Session};
-use super::{ABSENT, WRONG, stored};
+use super::{ABSENT, NO_ROOM, WRONG, stored};
 
-/// The memory of one value: its pieces in order; `None` when they are not all memory, or lengths are missing.
+/// The memory of one value: its pieces in order; `None` when they are not all memory, lengths are missing, or they are
+/// together longer than memory can be.
 pub(super) type Pieces = Option<Vec<Range>>;
 
 /// The pieces of each key. Pieces that meet are one.
@@ -23,7 +24,9 @@ pub(super) fn pieces(starts: &[Vec<Number>], sizes: &[Vec<Number>]) -> Vec<Piece
         let mut bytes: usize = 0;
         for (start, size) in starts.iter().zip(sizes) {
             let next = Range::new(*start, *size)?;
-            bytes = bytes.checked_add(size.0)?;
+            bytes = bytes
+                .checked_add(size.0)
+                .filter(|sum| isize::try_from(*sum).is_ok())?;
             match pieces.last_mut() {
                 Some(last) if last.meets(next) => *last = last.with(next.bytes()),
                 _ => pieces.push(next),
@@ -76,7 +79,10 @@ impl Session {
         while outcomes.len() < keys.len() {
             let first = outcomes.len();
             let (count, bytes) = piece(&all[first..]);
-            let mut memory = self.staging.take(bytes);
+            let Some(mut memory) = self.staging.take(bytes) else {
+                outcomes.extend(vec![Ok(NO_ROOM); count]);
+                continue;
+            };
             let mut rest = &mut memory[..];
             let mut runs = Vec::with_capacity(count);
             for pieces in &all[first..first + count] {
@@ -188,7 +194,10 @@ impl Session {
                 continue;
             }
             let all = &all[first..first + count];
-            let mut memory = self.staging.take(bytes);
+            let Some(mut memory) = self.staging.take(bytes) else {
+                outcomes.extend(vec![Ok(NO_ROOM); count]);
+                continue;
+            };
             let mut rest = &mut memory[..];
             let mut buffers: Vec<&mut [u8]> = Vec::with_capacity(count);
             for pieces in all {

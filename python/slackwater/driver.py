@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import contextlib
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -23,7 +24,12 @@ class Driver:
     def __init__(self, threads: int = THREADS) -> None:
         if threads < 1:
             raise ValueError(f"threads: {threads}: at least one is needed")
-        self._threads = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="slackwater")
+        self._count = threads
+        self._begin()
+
+    def _begin(self) -> None:
+        self._threads = concurrent.futures.ThreadPoolExecutor(self._count, thread_name_prefix="slackwater")
+        self._process = os.getpid()
 
     async def call(self, function: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
         """The result of a function that calls a client.
@@ -32,6 +38,9 @@ class Driver:
         nothing touches the caller's memory any more; a call that has not begun never does.
         """
         cancelling = Cancelling()
+        if self._process != os.getpid():
+            # A fork has none of the threads, and perhaps a lock that one of them held.
+            self._begin()
         running = self._threads.submit(cancelling.run, function, arguments, keywords)
         ended = asyncio.wrap_future(running)
         try:
@@ -50,4 +59,5 @@ class Driver:
 
     def close(self, *, wait: bool = True) -> None:
         """Ends the threads, after the calls that have begun; those that have not are cancelled."""
-        self._threads.shutdown(wait=wait, cancel_futures=True)
+        if self._process == os.getpid():
+            self._threads.shutdown(wait=wait, cancel_futures=True)

@@ -1,6 +1,7 @@
 """Servers that the tests of the package `mooncake` share, and stores that are connected to them."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -70,6 +71,19 @@ def player(shared_player: calls.Player) -> calls.Player:
     shared_player.store.remove_all(True)
     shared_player.memory[:] = bytes(range(256)) * (calls.MEMORY // 256)
     return shared_player
+
+
+def in_child(check: Callable[[], bool]) -> bool:
+    """Whether a check holds in a fork of this process, and ends there."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        held = False
+        try:
+            held = check()
+        finally:
+            os._exit(0 if held else 1)
+    return os.waitpid(child, 0)[1] == 0
 
 
 @pytest.fixture

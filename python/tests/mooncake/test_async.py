@@ -11,7 +11,7 @@ import mooncake.store
 import pytest
 from mooncake.async_store import MooncakeDistributedStoreAsync
 
-from conftest import Starter
+from conftest import Starter, in_child
 
 
 def test_each_method_is_a_coroutine_too(master: str) -> None:
@@ -33,6 +33,42 @@ def test_each_method_is_a_coroutine_too(master: str) -> None:
         assert await store.async_close() == 0
 
     asyncio.run(main())
+
+
+def test_the_end_of_a_write_session_can_be_cancelled(started: Starter) -> None:
+    """Its put was made as the call that started the session: who started it could cancel it, and who ended it could not."""
+
+    async def main() -> None:
+        with started("serve") as (address, server):
+            store = MooncakeDistributedStoreAsync()
+            assert store.setup("localhost", "P2PHANDSHAKE", 0, 1 << 20, "tcp", "", address) == 0
+            assert store.batch_put_session_start(["s"], [4096]) == [0]
+            os.kill(server.pid, signal.SIGSTOP)
+            begun = time.monotonic()
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(store.async_batch_put_session_end(["s"]), 0.1)
+            assert time.monotonic() - begun < 10
+            os.kill(server.pid, signal.SIGCONT)
+            assert await store.async_batch_put_session_end(["s"]) == [0]
+            store.close()
+
+    asyncio.run(main())
+
+
+def test_calls_are_awaited_in_a_fork_too(master: str) -> None:
+    """They waited for threads that only the parent had, and closing waited for the lock of one."""
+
+    async def used() -> bool:
+        return await store.async_put("k", b"v") == -1012 and await store.async_close() == 0
+
+    store = MooncakeDistributedStoreAsync()
+    assert store.setup("localhost", "P2PHANDSHAKE", 0, 1 << 20, "tcp", "", master) == 0
+    assert asyncio.run(store.async_is_exist("k")) == 0
+    with store._driver._threads._shutdown_lock:
+        assert in_child(lambda: asyncio.run(used()))
+    assert in_child(lambda: store._driver.close() is None)
+    assert asyncio.run(store.async_is_exist("k")) == 0
+    store.close()
 
 
 def test_a_cancelled_call_ends_soon(started: Starter) -> None:

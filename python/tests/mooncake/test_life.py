@@ -4,8 +4,13 @@ import gc
 import inspect
 import logging
 import os
+import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import calls
@@ -14,7 +19,7 @@ import pytest
 from mooncake.store import MooncakeDistributedStore
 from test_calls import TABLE
 
-from conftest import Starter
+from conftest import Starter, in_child
 
 
 def setup(store: MooncakeDistributedStore, master: str, **named: Any) -> int:
@@ -77,6 +82,12 @@ REFUSED: list[tuple[str, dict[str, Any], int]] = [
     ("etcd", {"master_server_addr": "etcd://127.0.0.1:1"}, -600),
     ("port", {"master_server_addr": "nowhere"}, -600),
     ("host name", {"local_hostname": ""}, -600),
+    # Numbers that are too large, and paths that are none, escaped as other errors.
+    ("more than any memory", {"global_segment_size": 1 << 70}, -600),
+    ("more than any memory", {"local_buffer_size": 1 << 63}, -600),
+    ("'99999' is no port", {"local_hostname": "localhost:99999", "global_segment_size": 1 << 20}, -600),
+    ("'x' is no port", {"local_hostname": "[::1]:x"}, -600),
+    ("null", {"global_segment_size": 1 << 20, "enable_ssd_offload": True, "ssd_offload_path": "/\0"}, -600),
     ("no directory", {"global_segment_size": 1 << 20, "enable_ssd_offload": True, "ssd_offload_path": "here"}, -600),
 ]
 
@@ -92,11 +103,35 @@ def test_a_refused_setup_says_why(
     assert setup(store, master) == 0 == store.close()
 
 
+def test_a_setup_that_fails_late_leaves_nothing_open(
+    master: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A host that no name server knew raised, and left a client that was open and not set up: calls went through, and a
+    second `setup` was not told from the first."""
+
+    def unknown(*_arguments: Any, **_named: Any) -> Any:
+        raise socket.gaierror("no such host")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    monkeypatch.setenv("MC_STORE_CLIENT_MIN_PORT", "13000")
+    store = MooncakeDistributedStore()
+    assert setup(store, master, global_segment_size=1 << 20) == -600
+    assert "no such host" in caplog.text
+    assert store.health_check() == 1 and store.put("k", b"v") == -600 and store.get_hostname() == ""
+    # Ports that are none are not bound.
+    monkeypatch.setenv("MC_STORE_CLIENT_MIN_PORT", "99990")
+    monkeypatch.setenv("MC_STORE_CLIENT_MAX_PORT", "99999")
+    assert setup(store, master) == -600
+    assert "port" in caplog.text
+
+
 DICTIONARIES: list[tuple[str, dict[str, Any], int]] = [
     ("needed and not given: local_hostname, metadata_server", {}, -600),
     ("global_segment_size", {"global_segment_size": "50%"}, -600),
     ("local_buffer_size", {"local_buffer_size": -1}, -600),
+    ("infinity", {"local_buffer_size": "9" * 400}, -600),
     ("enable_ssd_offload", {"enable_ssd_offload": "perhaps"}, -600),
+    ("enable_ssd_offload has no effect without a segment", {"enable_ssd_offload": "yes", "global_segment_size": 0}, 0),
     ("without effect: color, taste", {"taste": 1, "color": 2, "global_segment_size": "0KiB"}, 0),
     ("master_server_addr counts", {"master_server_address": "127.0.0.1:1"}, 0),
 ]
@@ -107,9 +142,13 @@ def test_dictionaries_are_read_with_care(
     reason: str, given: dict[str, Any], code: int, master: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     needed = {"local_hostname": "localhost", "metadata_server": "P2PHANDSHAKE", "master_server_addr": master}
+    config = (needed | {"global_segment_size": 0} | given) if given else {}
     store = MooncakeDistributedStore()
-    assert store.setup((needed | {"global_segment_size": 0} | given) if given else {}) == code
+    assert store.setup(config) == code
     assert reason in caplog.text
+    assert store.close() == 0
+    # By its name it was taken for an unknown keyword.
+    assert store.setup(config=config) == code
     store.close()
 
 
@@ -128,6 +167,9 @@ def test_wrong_arguments_of_setup_are_named_alone() -> None:
     for arguments in [(), ({}, 1), (1,) * 9, ("localhost",)]:
         with pytest.raises(TypeError):
             store.setup(*arguments)
+    for named in [{"config": 1}, {"config": {}, "tenant_id": "x"}]:
+        with pytest.raises(TypeError, match="config"):
+            store.setup(**named)
     for name in ("enable_ssd_offload", "ssd_offload_path", "tenant_id", "rdma_devices", "client_http_port"):
         assert name in (MooncakeDistributedStore.setup.__doc__ or "")
 
@@ -203,6 +245,21 @@ def test_a_fork_gets_a_code_and_the_parent_goes_on(master: str) -> None:
     store.close()
 
 
+def test_a_fork_can_neither_set_up_nor_close_what_its_parent_opened(master: str) -> None:
+    """`setup` in a child answered 0, as the same client was open; and a child of a fork that another thread's `setup` or
+    `close` was under way in waited for the lock of that thread for ever."""
+    store = MooncakeDistributedStore()
+    assert setup(store, master) == 0
+    assert in_child(lambda: setup(store, master) == -1012)
+    assert in_child(lambda: setup(store, master, local_buffer_size=5) == -1012)
+    with store._lock:
+        assert in_child(lambda: store.close() == 0 and setup(store, master) == -1012)
+    assert store.put("forked", b"v") == 0 and store.remove("forked", True) == 0
+    store.close()
+    assert in_child(lambda: setup(store, master) == -1012)
+    assert in_child(lambda: setup(own := MooncakeDistributedStore(), master) == 0 == own.close())
+
+
 def test_calls_end_when_the_server_is_gone(started: Starter, soon: None, caplog: pytest.LogCaptureFixture) -> None:
     """Each with a code that callers take for a call that failed, and with the reason in the log."""
     with started("serve") as (address, server):
@@ -254,7 +311,92 @@ def test_nothing_touches_memory_after_a_call(started: Starter, soon: None) -> No
         assert player.memory == bytes(calls.MEMORY)
 
 
-def test_threads_share_a_client_and_unregister_waits_for_them(master: str) -> None:
+def test_unregister_waits_for_the_calls_that_began_before(
+    started: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The test of it could not fail: a call was over before there was anything to wait for. Here the server is stopped,
+    and with it the call."""
+    with started("serve") as (address, server):
+        store = MooncakeDistributedStore()
+        assert setup(store, address) == 0
+        player = calls.Player(mooncake.store, store)
+        assert player.play(["put_from", ["k", {"@": 0}, 4096]]) == 0
+        assert store.register_buffer(player.base, calls.MEMORY) == 0
+        os.kill(server.pid, signal.SIGSTOP)
+        ended: list[str] = []
+        begun = threading.Event()
+
+        def read() -> None:
+            begun.set()
+            ended.append(f"read {store.get_into('k', player.base, 4096)}")
+
+        def unregister() -> None:
+            ended.append(f"unregistered {store.unregister_buffer(player.base)}")
+
+        # A thread gives the interpreter back only where it waits: the call, once it has begun.
+        switch = sys.getswitchinterval()
+        sys.setswitchinterval(60)
+        try:
+            reader = threading.Thread(target=read)
+            reader.start()
+            begun.wait()
+            until_asleep(reader)
+        finally:
+            sys.setswitchinterval(switch)
+        waiting = threading.Thread(target=unregister)
+        waiting.start()
+        waiting.join(0.3)
+        assert ended == []
+        os.kill(server.pid, signal.SIGCONT)
+        reader.join()
+        waiting.join()
+        assert ended == ["read 4096", "unregistered 0"]
+        store.close()
+
+
+def until_asleep(thread: threading.Thread) -> None:
+    """Returns when the system has nothing to run of a thread, or it has ended."""
+    while thread.is_alive():
+        stat = Path(f"/proc/self/task/{thread.native_id}/stat").read_text()
+        if stat.rpartition(")")[2].split()[0] == "S":
+            return
+
+
+LENDER = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+import slackwater.compat
+slackwater.compat.install(over=True)
+import calls, mooncake.store
+lender = calls.opened(mooncake.store, sys.argv[2], segment=16 << 20)
+assert lender.store.put("there", b"0123456789") == 0
+print("stored", flush=True)
+time.sleep(600)
+"""
+
+
+def test_one_key_that_cannot_be_read_fails_alone(started: Starter, soon: None) -> None:
+    """A session whose value could not be read failed every key of the call."""
+    with started("master") as (address, _):
+        with subprocess.Popen(
+            [sys.executable, "-c", LENDER, str(Path(__file__).parent), address], stdout=subprocess.PIPE, text=True
+        ) as lender:
+            assert lender.stdout is not None and lender.stdout.readline() == "stored\n"
+            store = MooncakeDistributedStore()
+            assert setup(store, address, global_segment_size=16 << 20) == 0
+            player = calls.Player(mooncake.store, store)
+            lender.kill()
+        here = [key for key in "abcdef" if store.put(key, b"0123456789") == 0]
+        assert here
+        keys = ["there", *here]
+        assert store.batch_get_session_start(keys) == [0] * len(keys)
+        lists = [[[one] for _ in keys] for one in ({"@": 0}, 5, 0)]
+        read = player.play(["batch_get_into_multi_buffer_ranges", [keys, *lists]])
+        assert read[0] in (-900, -901) and read[1:] == [5] * len(here)
+        store.close()
+
+
+def test_threads_share_a_client(master: str) -> None:
     store = MooncakeDistributedStore()
     assert setup(store, master) == 0
     player = calls.Player(mooncake.store, store)
@@ -270,10 +412,10 @@ def test_threads_share_a_client_and_unregister_waits_for_them(master: str) -> No
     threads = [threading.Thread(target=read, args=(place,)) for place in range(16)]
     for thread in threads:
         thread.start()
-    assert store.unregister_buffer(player.base) == 0
     for thread in threads:
         thread.join()
     assert not wrong
+    assert store.unregister_buffer(player.base) == 0
     assert store.remove("k", True) == 0
     store.close()
 

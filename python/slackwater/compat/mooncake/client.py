@@ -47,16 +47,21 @@ class MooncakeDistributedStore:
         `local_hostname` and `metadata_server` are needed, and may have texts such as "512MB" as values; `ipc_socket_path`
         is taken too, and `master_server_address` and `device_name` for `master_server_addr` and `rdma_devices`.
         """
-        if len(args) == 1 and not kwargs and isinstance(args[0], dict):
-            read = opening.from_dict(args[0])
+        config = args[0] if len(args) == 1 and not kwargs else None if args else kwargs.get("config")
+        if isinstance(config, dict) and len(args) + len(kwargs) == 1:
+            read = opening.from_dict(config)
             if read is None:
                 return _INVALID_PARAMS
             arguments = read
         else:
             arguments = opening.from_call(args, kwargs)
+        if self._raw.state() == _NOT_SUPPORTED:
+            # Nor is the lock taken, which another thread may have held at the fork.
+            log.error("setup: this client belongs to the parent of this process: make one here")
+            return _NOT_SUPPORTED
         with self._lock:
             if self._setup is not None:
-                if opening.same(self._setup, arguments):
+                if self._setup == arguments:
                     return 0
                 log.error("setup: the client is open with other arguments: close it first")
                 return opening.OTHER_SETUP
@@ -82,7 +87,12 @@ class MooncakeDistributedStore:
         )
 
     def close(self) -> int:
-        """Ends the client and takes back what it lends: 0, also when it is closed. `setup` may be called again."""
+        """Ends the client and takes back what it lends: 0, also when it is closed. `setup` may be called again.
+
+        In a fork of the process that set it up, it stays as it is.
+        """
+        if self._raw.state() == _NOT_SUPPORTED:
+            return 0
         with self._lock:
             self._raw.close()
             self._setup, self._hostname = None, ""

@@ -6,7 +6,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ _ALIASES = {"master_server_address": "master_server_addr", "device_name": "rdma_
 PROTOCOLS = ("tcp", "rdma", "ascend", "efa", "cxl", "nvlink", "hip", "barex", "ubshmem")
 _SCHEMES = ("http://", "https://", "etcd://", "redis://")
 _NODE_BYTES_MIN = 1 << 20
+_BYTES_LIMIT = 1 << 63
 # What was said about variables, once in a process.
 _told: set[str] = set()
 
@@ -108,7 +109,7 @@ def from_dict(config: Mapping[str, Any]) -> Arguments | None:
         return None
     try:
         return Arguments(**{name: _read(name, value) for name, value in named.items()})
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         log.error("setup: %s", error)
         return None
 
@@ -151,6 +152,10 @@ def checked(arguments: Arguments) -> int:
     if not arguments.local_hostname:
         log.error("setup: the local host name is empty")
         return INVALID_PARAMS
+    for name in ("global_segment_size", "local_buffer_size"):
+        if getattr(arguments, name) >= _BYTES_LIMIT:
+            log.error("setup: %s: %d bytes are more than any memory has", name, getattr(arguments, name))
+            return INVALID_PARAMS
     metadata = arguments.metadata_server
     if metadata != "P2PHANDSHAKE" and not metadata.startswith(_SCHEMES):
         log.error("setup: metadata server %r is neither P2PHANDSHAKE nor a URL", metadata)
@@ -174,6 +179,8 @@ def opened(client: RawClient, arguments: Arguments) -> tuple[int, str]:
     if scheme in ("etcd", "redis", "k8s"):
         log.error("setup: %s: masters are not looked up by %s; give host:port", address, scheme)
         return INVALID_PARAMS, ""
+    if arguments.enable_ssd_offload and not arguments.global_segment_size:
+        log.warning("setup: enable_ssd_offload has no effect without a segment, which is what goes to the SSD")
     try:
         # The name is reserved while the client is opened, so that two clients of a process take different ones.
         with _reserved(arguments.local_hostname) as name:
@@ -186,45 +193,41 @@ def opened(client: RawClient, arguments: Arguments) -> tuple[int, str]:
                 tenant="" if arguments.tenant_id == "default" else arguments.tenant_id,
                 staging=arguments.local_buffer_size,
             )
-            if not arguments.global_segment_size:
-                return 0, str(name)
+        if arguments.global_segment_size:
+            _lend(client, arguments, address, name)
     except SlackwaterError as error:
         log.error("setup: %s", error)
-        return int(error.code), ""
-    except (ValueError, OSError) as error:
+        code = int(error.code)
+    except (ValueError, OverflowError, OSError) as error:
+        # Numbers that are too large for a length or a port, and hosts that no name server knows, too.
         log.error("setup: %s", error)
-        return INVALID_PARAMS, ""
-    code = _lend(client, arguments, address, str(name))
-    if code:
-        client.close()
-    return code, str(name)
+        code = INVALID_PARAMS
+    else:
+        return 0, name
+    client.close()
+    return code, ""
 
 
-def _lend(client: RawClient, arguments: Arguments, address: str, name: str) -> int:
+def _lend(client: RawClient, arguments: Arguments, address: str, name: str) -> None:
+    """Lends memory, and an SSD if it is asked for; raises what is wrong."""
     ssd, directory = None, None
     if arguments.enable_ssd_offload:
         directory = arguments.ssd_offload_path or os.environ.get("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH", "")
         path = Path(directory)
         if not path.is_absolute() or path.is_symlink() or not os.access(path, os.W_OK) or not path.is_dir():
-            log.error("setup: %r is no directory that can be written, by its whole path and not by a link", directory)
-            return INVALID_PARAMS
+            raise ValueError(f"{directory!r} is no directory that can be written, by its whole path and not by a link")
         ssd = number("MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES")
-    try:
-        refused = client.lend(
-            max(arguments.global_segment_size, _NODE_BYTES_MIN),
-            ssd=ssd,
-            directory=directory,
-            data=_data_address(name, address),
-            key_file=os.environ.get("SLACKWATER_KEY_FILE"),
-            allow=os.environ.get("SLACKWATER_ALLOW"),
-            timeout=milliseconds("MC_RPC_CONNECT_TIMEOUT_MS"),
-        )
-    except (SlackwaterError, ValueError) as error:
-        log.error("setup: nothing can be lent to the pool: %s", error)
-        return int(error.code) if isinstance(error, SlackwaterError) else INVALID_PARAMS
+    refused = client.lend(
+        max(arguments.global_segment_size, _NODE_BYTES_MIN),
+        ssd=ssd,
+        directory=directory,
+        data=_data_address(name, address),
+        key_file=os.environ.get("SLACKWATER_KEY_FILE"),
+        allow=os.environ.get("SLACKWATER_ALLOW"),
+        timeout=milliseconds("MC_RPC_CONNECT_TIMEOUT_MS"),
+    )
     if refused is not None:
         log.warning("setup: %s takes no memory of this process (%s): its own memory is used", address, refused)
-    return 0
 
 
 def _data_address(name: str, master: str) -> str:
@@ -242,9 +245,15 @@ def _split(text: str) -> tuple[str, int]:
     """Host and port; 0 when there is none."""
     if text.startswith("["):
         host, _, port = text[1:].partition("]")
-        return host, int(port.removeprefix(":") or 0)
+        return host, _port(port.removeprefix(":") or "0")
     host, colon, port = text.rpartition(":")
-    return (host, int(port)) if colon and ":" not in host else (text, 0)
+    return (host, _port(port)) if colon and ":" not in host else (text, 0)
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > 65535:
+        raise ValueError(f"{text!r} is no port: ports are 0 to 65535")
+    return int(text)
 
 
 class _reserved:
@@ -277,8 +286,3 @@ class _reserved:
 
 
 _PORT_TRIES = 20
-
-
-def same(one: Arguments, other: Arguments) -> bool:
-    """Whether two calls of `setup` ask for the same."""
-    return replace(one, engine=None) == replace(other, engine=None)

@@ -207,13 +207,17 @@ impl<R: Clone> Locations<R> {
     }
 
     fn note(&mut self, now: Instant, tenant: &Tenant, keys: &[Key], chain: &Chain) {
+        // A key that is marked and not told would never be told again.
+        if self.untold_keys + keys.len() > UNTOLD_KEYS_MAX {
+            return;
+        }
         let mut fresh = false;
         for key in keys {
             if let Some(kept) = self.kept.get_mut(key) {
                 fresh |= !std::mem::replace(&mut kept.noted, true);
             }
         }
-        if !fresh || self.untold_keys + keys.len() > UNTOLD_KEYS_MAX {
+        if !fresh {
             return;
         }
         self.untold_keys += keys.len();

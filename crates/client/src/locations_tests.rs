@@ -176,6 +176,30 @@ fn messages_are_of_one_tenant_and_bounded_and_so_is_what_waits() {
     );
 }
 
+/// While too many reads waited to be told, further ones were marked as told: the master never heard of them, and let go of
+/// what was read all the time.
+#[test]
+fn a_read_that_had_no_room_is_told_with_the_next_ones() {
+    let mut now = Instant::ZERO;
+    let mut locations = Locations::new(4 * UNTOLD_KEYS_MAX);
+    for number in 0..UNTOLD_KEYS_MAX {
+        let name = format!("k{number}");
+        keep(&mut locations, now, &name, 1);
+        assert!(find(&mut locations, now, &[&name]).is_some());
+    }
+    keep(&mut locations, now, "late", 2);
+    assert!(find(&mut locations, now, &["late"]).is_some());
+    now += TELL_AFTER;
+    let told = locations.on_deadline(now);
+    let named = |told: &[(Reads, Vec<Stamp>)]| {
+        told.iter()
+            .any(|(reads, _)| reads.keys().any(|named| *named == key("late")))
+    };
+    assert!(!named(&told));
+    assert!(find(&mut locations, now, &["late"]).is_some());
+    assert!(named(&locations.on_deadline(now + TELL_AFTER)));
+}
+
 #[test]
 fn a_client_that_keeps_none_knows_none() {
     let mut locations = Locations::new(0);

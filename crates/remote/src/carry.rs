@@ -1,5 +1,6 @@
 //! Bytes between a caller's buffer and an extent of a node.
 
+use std::cell::Cell;
 use std::time::Duration;
 
 use slackwater_base::{Checksum, Instant, Map};
@@ -13,8 +14,11 @@ use crate::link::Link;
 /// Bytes that are moved before the next look at whether the caller has cancelled.
 const PIECE_BYTES: usize = 16 << 20;
 
-/// How long a node may take to send what it was known to have: one that has ended is tried again and again until then.
+/// How long a node may take to send the first of the bytes that it was known to have, or the next ones: one that has ended
+/// is tried again and again until then.
 const KNOWN_TIME: Duration = Duration::from_secs(1);
+/// What is asked for together may take longer, by as much as it takes at this rate.
+const KNOWN_BYTES_PER_SECOND: u64 = 4 << 20;
 
 /// The transfers of one call.
 pub(crate) struct Carrier<'a> {
@@ -23,8 +27,9 @@ pub(crate) struct Carrier<'a> {
     pub(crate) cancel: Option<&'a Cancel>,
     /// When the call ends.
     pub(crate) until: Instant,
-    /// When bytes must have come from where they were known to be: the master may know better by then.
-    pub(crate) known_until: Instant,
+    /// When bytes came last from where they are known to be, or were asked for there first; none for bytes that the master
+    /// has just named the place of.
+    pub(crate) known_since: Cell<Option<Instant>>,
     pub(crate) rights: Map<ExtentRef, Capability>,
 }
 
@@ -42,11 +47,27 @@ pub(crate) enum NotMoved {
 impl Carrier<'_> {
     /// The bytes to come are read where they are known to be.
     pub(crate) fn known(&mut self) {
-        self.known_until = now() + KNOWN_TIME;
+        self.known_since.set(Some(now()));
     }
 
-    fn left(&self) -> Duration {
-        now().until(self.until.min(self.known_until))
+    /// The bytes to come are read where the master says that they are.
+    pub(crate) fn named(&mut self) {
+        self.known_since.set(None);
+    }
+
+    /// How long so many bytes may take: where they were only known to be, the master may know better after a while.
+    fn left(&self, bytes: u64) -> Duration {
+        let slow = Duration::from_micros(bytes * 1_000_000 / KNOWN_BYTES_PER_SECOND);
+        let known = self.known_since.get();
+        let known_until = known.map_or(Instant::NEVER, |since| since + KNOWN_TIME + slow);
+        now().until(self.until.min(known_until))
+    }
+
+    /// Bytes have come: their node is there.
+    fn moved(&self) {
+        if self.known_since.get().is_some() {
+            self.known_since.set(Some(now()));
+        }
     }
 
     /// Takes the rights in that came with an answer.
@@ -95,7 +116,11 @@ impl Carrier<'_> {
                 targeted.push((target, into));
             }
         }
-        let read = self.engine.read_all(&mut targeted, self.left());
+        let bytes = targeted.iter().map(|(_, into)| into.len() as u64).sum();
+        let read = self.engine.read_all(&mut targeted, self.left(bytes));
+        if read.iter().any(Result::is_ok) {
+            self.moved();
+        }
         for (place, read) in places.into_iter().zip(read) {
             outcomes[place] = read.map_err(|cause| self.failed(&cause));
         }
@@ -141,7 +166,8 @@ impl Carrier<'_> {
                 targeted.push((target, *from));
             }
         }
-        let written = self.engine.write_all(&targeted, self.left());
+        let bytes = targeted.iter().map(|(_, from)| from.len() as u64).sum();
+        let written = self.engine.write_all(&targeted, self.left(bytes));
         for (place, written) in places.into_iter().zip(written) {
             outcomes[place] = written.map_err(|cause| self.failed(&cause));
         }
@@ -157,10 +183,11 @@ impl Carrier<'_> {
         let (mut at, mut whole) = (0, None::<Checksum>);
         for piece in into.chunks_mut(PIECE_BYTES) {
             let target = self.target(capability, offset + at)?;
-            let (bytes, left) = (piece.len() as u64, self.left());
+            let bytes = piece.len() as u64;
             at += bytes;
-            let read = self.engine.read_checked(&target, piece, left);
+            let read = self.engine.read_checked(&target, piece, self.left(bytes));
             let next = read.map_err(|cause| self.failed(&cause))?;
+            self.moved();
             whole = Some(whole.map_or(next, |whole| whole.followed_by(next, bytes)));
         }
         Ok(whole.unwrap_or_else(|| Checksum::of(&[])))
@@ -176,10 +203,10 @@ impl Carrier<'_> {
         let mut at = 0;
         for piece in from.chunks(PIECE_BYTES) {
             let target = self.target(capability, offset + at)?;
-            at += piece.len() as u64;
-            let left = self.left();
+            let bytes = piece.len() as u64;
+            at += bytes;
             self.engine
-                .write_now(&target, piece, left)
+                .write_now(&target, piece, self.left(bytes))
                 .map_err(|cause| self.failed(&cause))?;
         }
         Ok(())

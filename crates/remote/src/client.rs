@@ -1,3 +1,4 @@
+use std::cell::Cell;
 use std::sync::Arc;
 
 use slackwater_base::{Instant, Map, Rng};
@@ -327,7 +328,7 @@ impl Call<'_> {
             link: &self.client.0.link,
             cancel: self.options.cancel.as_ref(),
             until: self.until,
-            known_until: Instant::NEVER,
+            known_since: Cell::new(None),
             rights: Map::default(),
         }
     }

@@ -331,7 +331,7 @@ impl Carry<GetFlow> for Reading<'_, '_> {
             self.locations
                 .keep(&self.tenant, keys, stamps, asked.at, (lookups, &extents));
         }
-        self.carrier.known_until = Instant::NEVER;
+        self.carrier.named();
         self.carrier.granted(extents);
     }
 
@@ -349,8 +349,10 @@ impl Carry<GetFlow> for Reading<'_, '_> {
                 }
             };
             match read {
-                // Its node may be gone, and with it everything that was there.
-                Err(ReadFailure::Transfer) => self.locations.forget_all(),
+                // Its node may be gone, and with it everything that was there; a caller out of time has not learnt that.
+                Err(ReadFailure::Transfer) if now() < self.carrier.until => {
+                    self.locations.forget_all();
+                }
                 _ if !stays => self.locations.forget(std::slice::from_ref(&wanted.key)),
                 _ => {}
             }

@@ -4,10 +4,11 @@
     reason = "a test that cannot go on says so by panicking"
 )]
 
-use std::net::Ipv4Addr;
-use std::sync::Arc;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use slackwater_base::Checksum;
@@ -21,7 +22,8 @@ use slackwater_remote::{
     RemoveOptions,
 };
 use slackwater_transfer::{
-    Capability, Engine, EngineConfig, GrantSpec, Memory, Region, RegionSpec, Rights, TcpConfig,
+    Capability, Engine, EngineConfig, GrantSpec, Memory, Region, RegionSpec, Rights, Segment,
+    TcpConfig,
 };
 use slackwater_wire::body;
 use slackwater_wire::{
@@ -37,7 +39,7 @@ fn server(answer: impl Fn(&Call<'_>, Asked, u64) + Send + Sync + 'static) -> (Ru
 }
 
 fn server_of(
-    nodes: Vec<slackwater_transfer::Segment>,
+    nodes: Vec<Segment>,
     answer: impl Fn(&Call<'_>, Asked, u64) + Send + Sync + 'static,
 ) -> (Running, Address) {
     let mut builder = Builder::new(Options::default());
@@ -55,7 +57,7 @@ fn server_of(
             let welcome = Welcome {
                 epoch: Epoch(5),
                 nodes: nodes.clone(),
-                value_bytes_max: 1 << 20,
+                value_bytes_max: 64 << 20,
             };
             call.reply([body::encode(&welcome).unwrap()]).unwrap();
         })
@@ -82,8 +84,13 @@ fn listen(builder: Builder) -> (Running, Address) {
 }
 
 fn connect(address: Address) -> Result<Client, ConnectError> {
+    connect_by(false, address)
+}
+
+fn connect_by(force_tcp: bool, address: Address) -> Result<Client, ConnectError> {
     Client::connect(&ConnectOptions {
         address,
+        force_tcp,
         connect_timeout: LONG,
         deadline: LONG,
         ..ConnectOptions::default()
@@ -264,12 +271,17 @@ fn what_answers_and_is_no_server_is_named() {
 struct Node {
     engine: Engine,
     region: Arc<Region>,
+    bytes: usize,
 }
 
 const VALUE: usize = 8192;
 
 impl Node {
     fn start() -> Self {
+        Self::of(VALUE)
+    }
+
+    fn of(bytes: usize) -> Self {
         let mut config = EngineConfig::new("node");
         config.tcp = TcpConfig {
             bind: vec![(Ipv4Addr::LOCALHOST, 0).into()],
@@ -277,19 +289,23 @@ impl Node {
         };
         let engine = Engine::start(config).unwrap();
         let spec = RegionSpec {
-            memory: Memory::shared(VALUE).unwrap(),
+            memory: Memory::shared(bytes).unwrap(),
             rights: Rights::BOTH,
             gate: None,
         };
         let region = engine.register(spec).unwrap();
-        let node = Self { engine, region };
+        let node = Self {
+            engine,
+            region,
+            bytes,
+        };
         node.fill(1);
         node
     }
 
     fn fill(&self, byte: u8) {
-        let access = self.region.access(0, VALUE as u64).unwrap();
-        access.copy_in(0, &[byte; VALUE]);
+        let access = self.region.access(0, self.bytes as u64).unwrap();
+        access.copy_in(0, &vec![byte; self.bytes]);
     }
 
     /// The answer to a look-up of so many keys whose object is of this byte, and the rights that come with it.
@@ -298,13 +314,13 @@ impl Node {
             segment: SegmentId(1),
             incarnation: self.engine.home().incarnation(),
             offset: 0,
-            bytes: VALUE as u64,
+            bytes: self.bytes as u64,
             generation: 1,
         };
         let object = Object {
             version: Version(byte.into()),
-            bytes: VALUE as u64,
-            checksum: Checksum::of(&[byte; VALUE]),
+            bytes: self.bytes as u64,
+            checksum: Checksum::of(&vec![byte; self.bytes]),
             replicas: vec![ReplicaAt::Memory(extent)],
             lease,
             guard: None,
@@ -320,15 +336,87 @@ impl Node {
     }
 }
 
+/// What is between a client and a node.
+struct Wire {
+    segment: Segment,
+    pace: Arc<(Mutex<Pace>, Condvar)>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Pace {
+    Fast,
+    /// 14 MiB a second.
+    Slow,
+    /// Nothing comes.
+    Still,
+}
+
+impl Wire {
+    fn to(segment: &Segment) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let own = Segment {
+            addresses: vec![listener.local_addr().unwrap()],
+            host: None,
+            ..segment.clone()
+        };
+        let pace = Arc::new((Mutex::new(Pace::Fast), Condvar::new()));
+        let (theirs, address) = (Arc::clone(&pace), segment.addresses[0]);
+        std::thread::spawn(move || {
+            for near in listener.incoming() {
+                let (near, far) = (near.unwrap(), TcpStream::connect(address).unwrap());
+                let fast = Arc::new((Mutex::new(Pace::Fast), Condvar::new()));
+                let there = (near.try_clone().unwrap(), far.try_clone().unwrap());
+                let pace = Arc::clone(&theirs);
+                std::thread::spawn(move || carry(there.0, there.1, &fast));
+                std::thread::spawn(move || carry(far, near, &pace));
+            }
+        });
+        Self { segment: own, pace }
+    }
+
+    fn is(&self, pace: Pace) {
+        *self.pace.0.lock().unwrap() = pace;
+        self.pace.1.notify_all();
+    }
+}
+
+/// Carries bytes until an end closes.
+fn carry(mut from: TcpStream, mut to: TcpStream, (pace, changed): &(Mutex<Pace>, Condvar)) {
+    let mut bytes = vec![0; 256 << 10];
+    while let Ok(read @ 1..) = from.read(&mut bytes) {
+        let still = |pace: &mut Pace| *pace == Pace::Still;
+        let pace = changed.wait_while(pace.lock().unwrap(), still).unwrap();
+        if *pace == Pace::Slow {
+            // Under the lock: it is the rate of all connections together.
+            let slow = Duration::from_secs(1) * read as u32 / (14 << 20);
+            std::thread::sleep(slow);
+        }
+        drop(pace);
+        if to.write_all(&bytes[..read]).is_err() {
+            return;
+        }
+    }
+}
+
 /// A server that says of every key that it is where `node` has it, and what it was asked.
 fn lending(
     node: &Arc<Node>,
     byte: &Arc<AtomicU64>,
     lease: Duration,
 ) -> (Running, Address, Receiver<Request>) {
+    lending_at(node, node.engine.segment().clone(), byte, lease)
+}
+
+/// The same, where `segment` is how clients reach the node.
+fn lending_at(
+    node: &Arc<Node>,
+    segment: Segment,
+    byte: &Arc<AtomicU64>,
+    lease: Duration,
+) -> (Running, Address, Receiver<Request>) {
     let (told, heard) = channel();
     let (of, byte) = (Arc::clone(node), Arc::clone(byte));
-    let nodes = vec![node.engine.segment().clone()];
+    let nodes = vec![segment];
     let (running, address) = server_of(nodes, move |call, asked, _| {
         let byte = byte.load(Ordering::SeqCst) as u8;
         let (found, rights) = match &asked.request {
@@ -425,6 +513,58 @@ fn a_client_without_locations_asks_each_time() {
         assert_eq!(got, Ok(Some(vec![1; VALUE])));
     }
     assert_eq!(asked(&heard), ["get", "get"]);
+}
+
+/// Bytes that were read where they were known to be had to come within a second, all of them: long values never did.
+#[test]
+fn a_long_read_goes_on_while_bytes_come() {
+    // A piece, and a little behind it.
+    let bytes = (16 << 20) + 4096;
+    let (node, byte) = (Arc::new(Node::of(bytes)), Arc::new(AtomicU64::new(1)));
+    let wire = Wire::to(node.engine.segment());
+    let (_server, address, heard) = lending_at(&node, wire.segment.clone(), &byte, LONG);
+    let client = connect_by(true, address).unwrap();
+    let get = || client.get(b"k", &GetOptions::default()).unwrap().unwrap();
+    assert!(get() == vec![1; bytes]);
+    wire.is(Pace::Slow);
+    let begun = std::time::Instant::now();
+    assert!(get() == vec![1; bytes]);
+    assert!(begun.elapsed() > Duration::from_secs(1), "the wire is slow");
+    let asked = asked(&heard);
+    assert_eq!(
+        asked.iter().filter(|kind| **kind == "get").count(),
+        1,
+        "{asked:?}"
+    );
+}
+
+/// A caller who had little time made the client forget where everything is.
+#[test]
+fn a_caller_who_is_out_of_time_has_not_learnt_that_a_node_ended() {
+    let (node, byte) = (Arc::new(Node::start()), Arc::new(AtomicU64::new(1)));
+    let wire = Wire::to(node.engine.segment());
+    let (_server, address, heard) = lending_at(&node, wire.segment.clone(), &byte, LONG);
+    let client = connect_by(true, address).unwrap();
+    let get = |key: &[u8], within: Duration| {
+        let call = self::within(within);
+        client.get(
+            key,
+            &GetOptions {
+                call,
+                ..GetOptions::default()
+            },
+        )
+    };
+    for key in [b"a", b"b"] {
+        assert_eq!(get(key, LONG), Ok(Some(vec![1; VALUE])));
+    }
+    wire.is(Pace::Still);
+    assert!(get(b"a", Duration::from_millis(50)).is_err());
+    wire.is(Pace::Fast);
+    assert_eq!(asked(&heard), ["get", "get"]);
+    assert_eq!(get(b"b", LONG), Ok(Some(vec![1; VALUE])));
+    let later = asked(&heard);
+    assert!(!later.contains(&"get"), "{later:?}");
 }
 
 /// A node ended, and each read of what it was known to have tried to reach it until the end of the call.

@@ -13,6 +13,7 @@
 //! The gate has a lock of its own, which is held for a few look-ups and under which nothing else is taken: event loops
 //! call it.
 
+use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use slackwater_base::{Instant, Map, Set};
@@ -71,6 +72,9 @@ struct Admitted {
     of: Use,
     writes: bool,
 }
+
+/// The lock is held for so many granules at a time, some microseconds: event loops wait for it.
+const LOCKED_GRANULES: usize = 4096;
 
 static WRITTEN: Site = Site::new("store, ends of writes");
 
@@ -177,15 +181,15 @@ impl ExtentGate {
         published: impl Iterator<Item = &'a ExtentRef>,
         released: &mut Vec<Extent>,
     ) {
-        let mut state = self.state();
         let mut published = published.peekable();
-        for at in 0..self.index(bytes) {
-            let offset = at as u64 * self.granule;
-            let held = published.next_if(|extent| extent.offset == offset);
-            let alive = held.map_or(floor, |extent| extent.generation.min(floor));
-            self.kill_below(&mut state, offset, alive);
-            state.sealed_below[at] = state.sealed_below[at].max(floor);
+        let granules = self.index(bytes);
+        for first in (0..granules).step_by(LOCKED_GRANULES) {
+            let end = granules.min(first + LOCKED_GRANULES);
+            let inside = |extent: &&ExtentRef| self.index(extent.offset) < end;
+            let held: Vec<_> = std::iter::from_fn(|| published.next_if(inside)).collect();
+            self.outlive_some(first..end, floor, held);
         }
+        let mut state = self.state();
         let dead =
             |of: &Use| of.offset < bytes && of.generation < state.dead_below[self.index(of.offset)];
         let under_way = state.users.iter().filter(|(of, _)| dead(of));
@@ -197,6 +201,18 @@ impl ExtentGate {
                 generation: of.generation,
             });
             state.outlived.insert(of);
+        }
+    }
+
+    fn outlive_some(&self, granules: Range<usize>, floor: u64, published: Vec<&ExtentRef>) {
+        let mut state = self.state();
+        let mut published = published.into_iter().peekable();
+        for at in granules {
+            let offset = at as u64 * self.granule;
+            let held = published.next_if(|extent| extent.offset == offset);
+            let alive = held.map_or(floor, |extent| extent.generation.min(floor));
+            self.kill_below(&mut state, offset, alive);
+            state.sealed_below[at] = state.sealed_below[at].max(floor);
         }
     }
 
@@ -496,6 +512,34 @@ mod tests {
         check(0, 4 * GRANULE + 1);
         check(4 * GRANULE, 1);
         check(u64::MAX - (u64::MAX % GRANULE), GRANULE);
+    }
+
+    /// While a node with much memory met a new master, the gate was held for all of it: every transfer of the node stood still.
+    #[test]
+    fn what_an_earlier_master_granted_dies_in_parts_between_which_the_gate_is_free() {
+        let granules = 3 * LOCKED_GRANULES as u64;
+        let gate = ExtentGate::new(granules * GRANULE, GRANULE);
+        let held: Vec<ExtentRef> = (0..3)
+            .map(|part| extent(part * LOCKED_GRANULES as u64 * GRANULE, 5))
+            .collect();
+        let asked = held.iter().enumerate().inspect(|(part, _)| {
+            let state = gate.state.try_lock().expect("nobody holds the gate");
+            let dead = state.dead_below.iter().filter(|below| **below > 0).count();
+            // The first extent of a part is looked for before the one before it dies.
+            assert_eq!(dead, part.saturating_sub(1) * LOCKED_GRANULES);
+        });
+        gate.outlive(
+            granules * GRANULE,
+            100,
+            asked.map(|(_, of)| of),
+            &mut Vec::new(),
+        );
+        let state = gate.state();
+        for (at, below) in state.dead_below.iter().enumerate() {
+            let first = at.is_multiple_of(LOCKED_GRANULES);
+            assert_eq!(*below, if first { 5 } else { 100 }, "{at}");
+        }
+        assert!(state.sealed_below.iter().all(|below| *below == 100));
     }
 
     /// A client went on writing to memory that a master had granted which died. The next one had given it to another.

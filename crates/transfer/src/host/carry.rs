@@ -5,7 +5,7 @@ use slackwater_base::{Checksum, Instant};
 use slackwater_pool::copy::{Isa, Stores, checksum, copy_checksum_with, copy_with};
 use slackwater_pool::{Class, Kind, Pool};
 use slackwater_wait::{failpoint, now};
-use slackwater_wire::data::{Op, Refusal};
+use slackwater_wire::data::{Grant, Op, Refusal};
 
 use super::cache_history::CacheHistory;
 use super::copy_threads::CopyThreads;
@@ -116,7 +116,7 @@ pub(super) fn carry(
     if let Some(part) = job.part {
         part.started();
     }
-    under_mark(window, |mark| {
+    under_mark(window, &claims, |mark| {
         let check = || match !mark.is_stale() && window.is_live(&claims) {
             true => Ok(()),
             false => Err(Cause::Refused(Refusal::Generation)),
@@ -135,8 +135,6 @@ pub(super) fn carry(
         } else {
             pieces.iter().map(one).collect::<Result<_, _>>()?
         };
-        // What was read counts only if the extent is still in its use now.
-        check()?;
         let whole = summed.into_iter().reduce(|(sum, bytes), (next, more)| {
             let joined = sum.zip(next).map(|(sum, next)| sum.followed_by(next, more));
             (joined, bytes + more)
@@ -146,15 +144,18 @@ pub(super) fn carry(
 }
 
 /// Runs `copy` between the mark that announces it to the owner and the one that ends it. The copy counts only if the
-/// window was in force, and its owner alive, until it had ended.
+/// window was in force, its owner alive, and the extent of the capability in the use that is meant, until it had ended.
 pub(super) fn under_mark<T>(
     window: &OpenWindow,
+    granted: &Grant,
     copy: impl FnOnce(&Mark<'_>) -> Result<T, Cause>,
 ) -> Result<T, NotCopied> {
     let mark = window.mark().map_err(|_| NotCopied::Stale)?;
     let copied = copy(&mark)?;
-    mark.finish()
-        .map_err(|_| Cause::Refused(Refusal::Generation))?;
+    let live = window.is_live(granted);
+    if mark.finish().is_err() || !live {
+        return Err(Cause::Refused(Refusal::Generation).into());
+    }
     match window.link().is_gone() {
         true => Err(Cause::Lost("the process has ended".to_owned()).into()),
         false => Ok(copied),

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use slackwater_base::{Checksum, Instant};
 use slackwater_wait::Event;
-use slackwater_wire::data::{Capability, Op, Refusal};
+use slackwater_wire::data::{Capability, Op, Refusal, Rights};
 
 use super::carry::{CopyRequest, NotCopied, carry};
 use super::control::ControlRequest;
@@ -37,7 +37,7 @@ pub(super) struct CoreState {
     pub(super) link: LinkState,
     pub(super) closed: bool,
     pub(super) windows: HashMap<[u8; Capability::BYTES], Arc<OpenWindow>>,
-    /// Windows on all of a region, by the number that capabilities name it by: for all reads there.
+    /// Windows on all of a region, by the number that capabilities name it by: for all rights to read there.
     pub(super) regions: HashMap<u32, Arc<OpenWindow>>,
     /// Capabilities whose memory cannot be reached this way, with the reason: not asked for again.
     pub(super) elsewhere: HashMap<[u8; Capability::BYTES], String>,
@@ -236,9 +236,9 @@ impl CoreState {
             return None;
         };
         let capability = &remote.capability;
-        if op == Op::Read
-            && let Some(window) = self.regions.get(&capability.claims().region)
-        {
+        // A write that has no right to be one gets no other window, and is refused at this one.
+        let reads = op == Op::Read || !capability.claims().rights.allow(Rights::WRITE);
+        if reads && let Some(window) = self.regions.get(&capability.claims().region) {
             return Some(Arc::clone(window));
         }
         self.windows.get(&capability.to_bytes()).map(Arc::clone)

@@ -10,14 +10,17 @@ use slackwater_wire::data::{Capability, Op, Refusal, Rights};
 use super::carry::{CopyRequest, NotCopied, carry};
 use super::copy_threads::CopyThreads;
 use super::link::WindowError;
+use super::mover::{HostLimits, HostMover};
 use super::service::ServiceLimits;
-use super::tests::{Owner, PATIENCE, ask, eventually, owner};
+use super::tests::{Owner, PATIENCE, ask, eventually, owner, reaching};
 use super::window::OpenWindow;
 use crate::cause::Cause;
+use crate::home::Home;
 use crate::job::{Buffers, Remote};
 use crate::lender::{Lender, mint};
 use crate::memory::Memory;
 use crate::region::{Region, Revocation};
+use crate::request::Target;
 
 const EXTENT: u64 = 4096;
 
@@ -192,11 +195,45 @@ fn a_read_is_judged_after_its_last_byte() {
     let extent = lender.lend(0, EXTENT);
     let capability = mint(&far.life, &region, extent, Rights::READ);
     let window = ask(&far.link(&near), capability).unwrap();
-    let claims = capability.claims();
-    let judged = super::carry::under_mark(&window, |_| {
-        assert!(window.is_live(&claims));
+    let (claims, link) = (capability.claims(), window.link());
+    assert!(super::carry::under_mark(&window, &claims, |_| Ok(())).is_ok());
+    // The window stays open, and its owner alive: nothing but the generation tells.
+    let judged = super::carry::under_mark(&window, &claims, |_| {
         lender.fence(extent);
-        Ok(window.is_live(&claims))
+        Ok(())
     });
-    assert!(!judged.unwrap());
+    assert!(
+        matches!(
+            judged,
+            Err(NotCopied::Failed(Cause::Refused(Refusal::Generation)))
+        ),
+        "{judged:?}"
+    );
+    assert!(!window.is_over() && !link.is_gone());
+}
+
+/// A write under a right to read looked for a window of its own, which the owner answered with the one on all of the region:
+/// it asked again as fast as it was answered, until its deadline.
+#[test]
+fn a_write_under_a_right_to_read_is_refused_at_once() {
+    let table = Lender::with_table(4 * EXTENT, EXTENT);
+    let (life, lender) = (Home::open().unwrap(), Arc::new(table));
+    let far = HostMover::start(&life, HostLimits::default(), None).unwrap();
+    let memory = Memory::shared(4 * EXTENT as usize).unwrap();
+    let region = lender.region(memory, Rights::BOTH);
+    let region = life.regions().register(region).unwrap();
+    let right = mint(&life, &region, lender.lend(0, EXTENT), Rights::READ);
+    let (engine, peer) = reaching(life.incarnation(), far.contact(), HostLimits::default());
+    let target = Target {
+        peer,
+        offset: 0,
+        capability: right,
+        key: None,
+    };
+    for _ in 0..2 {
+        let written = engine.write_now(&target, &[7; 8], PATIENCE);
+        assert_eq!(written, Err(Cause::Refused(Refusal::Rights)));
+    }
+    assert_eq!(engine.read_now(&target, &mut [0; 8], PATIENCE), Ok(()));
+    engine.close();
 }

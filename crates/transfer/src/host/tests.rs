@@ -74,6 +74,26 @@ impl Owner {
     }
 }
 
+/// An engine with the host mover alone that reaches the owner of `contact`.
+pub(super) fn reaching(
+    target: Incarnation,
+    contact: HostContact,
+    limits: HostLimits,
+) -> (Engine, PeerId) {
+    let life = Home::open().unwrap();
+    let host = HostMover::start(&life, limits, None).unwrap();
+    let segment = |incarnation, host| Segment {
+        name: "test".to_owned(),
+        incarnation,
+        addresses: Vec::new(),
+        public_key: None,
+        host,
+    };
+    let engine = Engine::assemble(life, segment(Incarnation(1), None), vec![Arc::new(host)]);
+    let peer = engine.open(segment(target, Some(contact)));
+    (engine, peer)
+}
+
 fn open(service: &Arc<Service>, name: &str, target: Incarnation) -> Result<Arc<Link>, LinkError> {
     let call = LinkTarget {
         name,
@@ -218,9 +238,10 @@ fn a_copy_whose_window_is_revoked_before_it_ends_does_not_count() {
         owner(ServiceLimits::default()),
     );
     let region = far.region(Memory::anonymous(4096).unwrap());
-    let window = ask(&far.link(&near), far.grant(&region)).unwrap();
-    assert!(under_mark(&window, |_| Ok(())).is_ok());
-    let revoked = under_mark(&window, |mark| {
+    let granted = far.grant(&region);
+    let (window, claims) = (ask(&far.link(&near), granted).unwrap(), granted.claims());
+    assert!(under_mark(&window, &claims, |_| Ok(())).is_ok());
+    let revoked = under_mark(&window, &claims, |mark| {
         region.close();
         far.service.invalidate(&closing(&region));
         assert!(mark.is_stale() && region.in_flight() == 1);
@@ -233,7 +254,7 @@ fn a_copy_whose_window_is_revoked_before_it_ends_does_not_count() {
         ),
         "{revoked:?}"
     );
-    let stale = under_mark(&window, |_| -> Result<(), Cause> {
+    let stale = under_mark(&window, &claims, |_| -> Result<(), Cause> {
         panic!("nothing is copied")
     });
     assert!(matches!(stale, Err(NotCopied::Stale)), "{stale:?}");

@@ -28,7 +28,8 @@ pub struct TcpConfig {
     pub idle_timeout: Duration,
     /// Connections of peers that were idle for this long are closed.
     pub served_idle_timeout: Duration,
-    /// How often idle lanes are collected, while there are lanes.
+    /// How often idle lanes are collected, while there are lanes. Connections beyond a few that carried requests of callers
+    /// are closed when none has borrowed them for this long.
     pub gc_interval: Duration,
     /// A connection on which no byte moves for this long, with requests under way, is closed, by either end.
     pub progress_timeout: Duration,
@@ -51,7 +52,8 @@ pub struct TcpConfig {
     pub loopback_buffer_bytes: usize,
     /// Connections that one loop accepts, from all peers.
     pub connections_max: usize,
-    /// Connections of one peer, over all loops: of one key when they are sealed, else of one incarnation.
+    /// Connections of one peer, over all loops: of one key when they are sealed, which several processes may share, else of
+    /// one incarnation. A process has up to 64 with callers, besides its lanes.
     pub connections_per_peer_max: usize,
     /// Requests of one connection that are served at once; a peer learns it in the greeting.
     pub requests_max: u32,
@@ -139,7 +141,7 @@ impl Default for TcpConfig {
             socket_buffer_bytes: 4 << 20,
             loopback_buffer_bytes: 1 << 20,
             connections_max: 16_384,
-            connections_per_peer_max: 1024,
+            connections_per_peer_max: 4096,
             requests_max: 1024,
             in_flight_bytes_max: 256 << 20,
             bind: vec![SocketAddr::from(([127, 0, 0, 1], 0))],

@@ -24,6 +24,9 @@ use client::{BorrowedConnection, LoneRequest};
 const SMALL_BYTES: u64 = 64 << 10;
 /// How many callers with small requests.
 const SMALL_CALLERS: usize = 64;
+/// The connections to one peer that outlast a burst of callers: many processes may have one key, under which the peer counts
+/// all of their connections.
+const KEPT_IDLE: usize = SMALL_CALLERS / 4;
 
 /// The connections that callers borrow.
 #[derive(Debug, Default)]
@@ -101,11 +104,20 @@ impl Direct {
         }
     }
 
-    /// Closes connections that have been idle since `idle_before`, and those that their peer has closed.
-    pub(crate) fn collect(&self, idle_before: Instant) {
+    /// Closes connections that have been idle since `idle_before`, those that their peer has closed, and of more than
+    /// [`KEPT_IDLE`] those that nobody has used since `spare_before`.
+    pub(crate) fn collect(&self, idle_before: Instant, spare_before: Instant) {
         self.lock().peers.retain(|_, pool| {
+            // The one that was used last is borrowed next, so the first ones are those that a burst has left.
+            let mut spare = pool.idle.len().saturating_sub(KEPT_IDLE);
             pool.idle.retain(|connection| {
-                connection.idle_since() > idle_before && !connection.is_over()
+                let since = connection.idle_since();
+                let before = match spare > 0 {
+                    true => spare_before.max(idle_before),
+                    false => idle_before,
+                };
+                spare = spare.saturating_sub(1);
+                since > before && !connection.is_over()
             });
             pool.callers > 0 || !pool.idle.is_empty()
         });
@@ -221,6 +233,57 @@ mod tests {
         check(1 << 20, 100, 100);
     }
 
+    /// One idle connection to the peer that `stream` leads to.
+    fn idle(direct: &Direct, stream: TcpStream) {
+        let segment = crate::tcp::scheduler::peer(1);
+        let limits = crate::tcp::TcpConfig::default().initiator_limits(&segment);
+        let client = crate::tcp::client::ClientConnection::new(segment, limits, now());
+        let connection = BorrowedConnection::new(stream, client);
+        let mut state = direct.lock();
+        let pool = state.peers.entry(Incarnation(1)).or_default();
+        pool.idle.push(connection);
+    }
+
+    /// A burst of 64 callers left 64 connections that were kept for a minute: of sixteen processes with one key the last was
+    /// refused by the peer, which counts them by key.
+    #[test]
+    fn a_burst_of_callers_leaves_few_connections() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let direct = Direct::default();
+        let begun = now();
+        let peers: Vec<TcpStream> = (0..SMALL_CALLERS)
+            .map(|_| {
+                idle(
+                    &direct,
+                    TcpStream::connect(listener.local_addr().unwrap()).unwrap(),
+                );
+                listener.accept().unwrap().0
+            })
+            .collect();
+        let left = |spare_before| {
+            direct.collect(Instant::ZERO, spare_before);
+            direct.lock().peers[&Incarnation(1)].idle.len()
+        };
+        assert_eq!(left(begun), SMALL_CALLERS, "they may be borrowed again");
+        let of_all = || {
+            direct.lock().peers[&Incarnation(1)]
+                .idle
+                .iter()
+                .map(|one| one.idle_since())
+                .collect::<Vec<_>>()
+        };
+        let latest = of_all().split_off(SMALL_CALLERS - KEPT_IDLE);
+        assert_eq!(left(now()), KEPT_IDLE);
+        assert_eq!(of_all(), latest, "those that were used last");
+        let processes =
+            crate::tcp::TcpConfig::default().connections_per_peer_max / (SMALL_CALLERS + 4);
+        assert!(
+            processes >= 32,
+            "as many processes with one key may be busy: {processes}"
+        );
+        drop(peers);
+    }
+
     /// A process that had read from many peers, and outlived them, kept one socket for each in CLOSE_WAIT until its idle
     /// time was over: nobody looked at a connection between two callers.
     #[test]
@@ -229,17 +292,8 @@ mod tests {
         let direct = Direct::default();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (peer, _) = listener.accept().unwrap();
-        let segment = crate::tcp::scheduler::peer(1);
-        let limits = crate::tcp::TcpConfig::default().initiator_limits(&segment);
-        let client = crate::tcp::client::ClientConnection::new(segment, limits, now());
-        direct
-            .lock()
-            .peers
-            .entry(Incarnation(1))
-            .or_default()
-            .idle
-            .push(BorrowedConnection::new(stream, client));
-        direct.collect(Instant::ZERO);
+        idle(&direct, stream);
+        direct.collect(Instant::ZERO, Instant::ZERO);
         assert!(!direct.is_empty());
         drop(peer);
         let started = now();
@@ -248,7 +302,7 @@ mod tests {
                 started.until(now()) < Duration::from_secs(20),
                 "the end of the peer never came"
             );
-            direct.collect(Instant::ZERO);
+            direct.collect(Instant::ZERO, Instant::ZERO);
         }
     }
 }

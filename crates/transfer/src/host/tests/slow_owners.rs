@@ -4,22 +4,13 @@ use super::*;
 
 /// An engine with the host mover alone, and the listener that it takes for an owner.
 fn engine_to(liar: &Liar, limits: HostLimits) -> (Engine, PeerId) {
-    let life = Home::open().unwrap();
-    let host = HostMover::start(&life, limits, None).unwrap();
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
     let contact = HostContact {
+        boot_id: boot.trim().to_owned(),
+        pid: std::process::id(),
         socket: liar.name.clone(),
-        ..host.contact()
     };
-    let segment = |incarnation, host| Segment {
-        name: "test".to_owned(),
-        incarnation,
-        addresses: Vec::new(),
-        public_key: None,
-        host,
-    };
-    let engine = Engine::assemble(life, segment(Incarnation(1), None), vec![Arc::new(host)]);
-    let peer = engine.open(segment(LIFE, Some(contact)));
-    (engine, peer)
+    reaching(LIFE, contact, limits)
 }
 
 fn target(peer: PeerId) -> Target {

@@ -386,7 +386,8 @@ impl LoopState {
         }
         if self.index == 0 {
             let config = &self.context.config;
-            self.context.direct.collect(at - config.idle_timeout);
+            let [idle, spare] = [config.idle_timeout, config.gc_interval];
+            self.context.direct.collect(at - idle, at - spare);
             if !self.context.direct.is_empty() {
                 self.need(at + self.context.config.gc_interval);
             }

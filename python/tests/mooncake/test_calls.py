@@ -343,4 +343,5 @@ CALLED = {call[0] for rows in TABLE.values() for call, _ in rows}
 def test_every_call_is_in_the_table() -> None:
     beside = {"setup", "setup_dummy", "init_all", "close", "health_check", "get_hostname", "alloc_from_mem_pool"}
     methods = {name for name in dir(mooncake.store.MooncakeDistributedStore) if name[0] != "_"}
-    assert methods - beside == CALLED
+    # Those of tensors have a table of their own.
+    assert {name for name in methods - beside if "tensor" not in name} == CALLED

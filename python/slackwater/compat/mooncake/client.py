@@ -14,6 +14,7 @@ from slackwater.compat.mooncake.kinds import ReplicaStatus
 from slackwater.compat.mooncake.opening import log
 from slackwater.compat.mooncake.replicas import Descriptor, MemoryDescriptor, QueryTaskResponse, ReplicaDescriptor
 from slackwater.compat.mooncake.replicate import CREATE, CREATE_NEAR, DEFAULT, UPSERT, ReplicateConfig, plan_of
+from slackwater.compat.mooncake.tensors import Tensors
 
 _INVALID_PARAMS, _NOT_SUPPORTED, _OBJECT_NOT_FOUND, _TASK_NOT_FOUND = -600, -1012, -704, -1400
 _LISTS = (list, tuple)
@@ -24,13 +25,14 @@ def _tell(method: str, code: int, reason: str) -> None:
     log.warning("%s: %d: %s; further calls that end so are not logged", method, code, reason)
 
 
-class MooncakeDistributedStore:
+class MooncakeDistributedStore(Tensors):
     """A client of a pool. Calls may be made from any thread."""
 
     def __init__(self) -> None:
         self._raw = RawClient(_tell)
         self._setup: opening.Arguments | None = None
         self._hostname = ""
+        self._told = set()
         self._lock = threading.Lock()
 
     def setup(self, *args: Any, **kwargs: Any) -> int:

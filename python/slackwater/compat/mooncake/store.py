@@ -11,6 +11,9 @@ from slackwater.compat.mooncake.replicas import (
     ReplicaDescriptor,
 )
 from slackwater.compat.mooncake.replicate import ReplicateConfig
+from slackwater.compat.mooncake.tensor_format import HEADER_BYTES
+from slackwater.compat.mooncake.tensors import deserialized as _deserialize_tensor
+from slackwater.compat.mooncake.tensors import serialized as _serialize_tensor
 
 __all__ = [
     "BufferHandle",
@@ -27,6 +30,11 @@ __all__ = [
     "TaskStatus",
     "TaskType",
 ]
+
+def _tensor_metadata_size() -> int:
+    """Bytes of the header of a stored tensor."""
+    return HEADER_BYTES
+
 
 # Members are attributes of the module too; those of tasks stand for names that two kinds have.
 for _kind in (ReplicaStatus, ObjectDataType, SoftPinAction, TaskType, TaskStatus):

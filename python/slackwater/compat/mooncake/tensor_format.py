@@ -1,0 +1,146 @@
+"""Tensors as bytes: a header of 304 bytes, and the elements in the order of rows after it.
+
+Numbers are little-endian. The header has, from byte 0: magic, version, its own length, kind of element, number of
+dimensions, layout, flags, where the elements begin, and their bytes; from 40 the eight extents of the whole tensor and of
+this part of it, -1 where there is no such dimension; from 168 how many axes it was split by, and four axes of kind,
+index, rank, size, dimension, a reserved number, and the extent of this part.
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
+
+HEADER_BYTES = 304
+_MAGIC, _VERSION, _FULL, _SHARD, _DIMENSIONS_MAX, _AXES_MAX = 0x4D4F4F4E, 1, 0, 1, 8, 4
+_FIXED = struct.Struct("<IHHiiIIQQ8q8qII")
+_AXIS = struct.Struct("<6iq")
+_TENSOR_PARALLEL = 1
+
+# Name as PyTorch has it, bytes, and name in files of safetensors, by number.
+_KINDS: dict[int, tuple[str, int, str]] = {
+    0: ("float32", 4, "F32"),
+    1: ("float64", 8, "F64"),
+    2: ("int8", 1, "I8"),
+    3: ("uint8", 1, "U8"),
+    4: ("int16", 2, "I16"),
+    5: ("uint16", 2, "U16"),
+    6: ("int32", 4, "I32"),
+    7: ("uint32", 4, "U32"),
+    8: ("int64", 8, "I64"),
+    9: ("uint64", 8, "U64"),
+    10: ("bool", 1, "BOOL"),
+    11: ("float16", 2, "F16"),
+    12: ("bfloat16", 2, "BF16"),
+    13: ("float8_e4m3fn", 1, "F8_E4M3"),
+    14: ("float8_e5m2", 1, "F8_E5M2"),
+}
+NUMBERS = {name: number for number, (name, _, _) in _KINDS.items()}
+"""The numbers of the kinds of element, by their names in PyTorch."""
+SAFE_NUMBERS = {name: number for number, (_, _, name) in _KINDS.items()}
+"""The same by their names in files of safetensors."""
+
+
+class FormatError(ValueError):
+    """Bytes that are no tensor, or a tensor that has no such bytes."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """By what a part was cut out of a tensor: it is one of `size` along a dimension."""
+
+    rank: int
+    size: int
+    dimension: int
+    kind: int = _TENSOR_PARALLEL
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a header says: the kind of the elements, the extents, and those of the whole tensor if this is a part."""
+
+    number: int
+    shape: tuple[int, ...]
+    whole: tuple[int, ...]
+    axes: tuple[Axis, ...] = ()
+
+    @classmethod
+    def of(cls, name: str, shape: tuple[int, ...]) -> "Layout":
+        """The layout of a whole tensor."""
+        number = NUMBERS.get(name.removeprefix("torch."))
+        if number is None:
+            raise FormatError(f"elements of {name} have no number")
+        if len(shape) > _DIMENSIONS_MAX:
+            raise FormatError(f"{len(shape)} dimensions, at most {_DIMENSIONS_MAX} are stored")
+        return cls(number, shape, shape)
+
+    @property
+    def name(self) -> str:
+        """The kind of the elements as PyTorch names it."""
+        return _KINDS[self.number][0]
+
+    @property
+    def safe_name(self) -> str:
+        """The kind of the elements as files of safetensors name it."""
+        return _KINDS[self.number][2]
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one element."""
+        return _KINDS[self.number][1]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all elements."""
+        return prod(self.shape) * self.element_bytes
+
+    def header(self) -> bytes:
+        """The bytes before the elements."""
+        rank, unused = len(self.shape), (-1,) * (_DIMENSIONS_MAX - len(self.shape))
+        layout = _SHARD if self.axes else _FULL
+        extents = (*self.whole, *unused, *self.shape, *unused)
+        fixed = (_MAGIC, _VERSION, HEADER_BYTES, self.number, rank, layout, 0, HEADER_BYTES, self.bytes)
+        axes = [
+            _AXIS.pack(axis.kind, at, axis.rank, axis.size, axis.dimension, 0, self.shape[axis.dimension])
+            for at, axis in enumerate(self.axes)
+        ]
+        absent = [bytes(_AXIS.size)] * (_AXES_MAX - len(axes))
+        return b"".join([_FIXED.pack(*fixed, *extents, len(axes), 0), *axes, *absent])
+
+    @classmethod
+    def parse(cls, header: bytes, total_bytes: int) -> "Layout":
+        """What a header says that begins an object of so many bytes."""
+        if len(header) < HEADER_BYTES or total_bytes < HEADER_BYTES:
+            raise FormatError(f"{min(len(header), total_bytes)} bytes are no tensor: its header has {HEADER_BYTES}")
+        magic, version, own, number, rank, kind, _flags, begin, data, *rest = _FIXED.unpack_from(header)
+        if magic != _MAGIC:
+            raise FormatError("no header of a tensor")
+        if (version, own, begin) != (_VERSION, HEADER_BYTES, HEADER_BYTES):
+            raise FormatError(f"a header of version {version} with {own} bytes and elements at {begin}")
+        if number not in _KINDS or not 0 <= rank <= _DIMENSIONS_MAX or kind not in (_FULL, _SHARD):
+            raise FormatError(f"elements of kind {number} in {rank} dimensions with layout {kind}")
+        whole, shape, count = tuple(rest[:rank]), tuple(rest[8 : 8 + rank]), rest[16]
+        if count > _AXES_MAX or min((*whole, *shape, 0)) < 0:
+            raise FormatError(f"extents {shape} of {whole} by {count} axes")
+        axes = []
+        for at in range(count):
+            axis_kind, _index, axis_rank, size, dimension, *_ = _AXIS.unpack_from(header, _FIXED.size + at * _AXIS.size)
+            axes.append(Axis(axis_rank, size, dimension, axis_kind))
+        layout = cls(number, shape, whole, tuple(axes))
+        if layout.bytes != data or total_bytes != HEADER_BYTES + data:
+            raise FormatError(f"{data} bytes of elements in an object of {total_bytes}, for extents {shape}")
+        return layout
+
+    def parts(self, size: int, dimension: int) -> "Iterator[tuple[Layout, list[tuple[int, int]]]]":
+        """The tensor cut into so many equal parts: of each the layout, and where its runs of bytes are: offset and length."""
+        if not 0 <= dimension < len(self.shape):
+            raise FormatError(f"no dimension {dimension} in extents {self.shape}")
+        if self.shape[dimension] % size:
+            raise FormatError(f"an extent of {self.shape[dimension]} is not cut into {size} equal parts")
+        extent = self.shape[dimension] // size
+        row = prod(self.shape[dimension + 1 :]) * self.element_bytes
+        rows, run = prod(self.shape[:dimension]), extent * row
+        shape = (*self.shape[:dimension], extent, *self.shape[dimension + 1 :])
+        for rank in range(size):
+            runs = [(at * run * size + rank * run, run) for at in range(rows)]
+            yield replace(self, shape=shape, axes=(Axis(rank, size, dimension),)), runs

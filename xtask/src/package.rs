@@ -6,6 +6,7 @@ mod debian;
 mod elf;
 mod licences;
 mod sbom;
+mod vendored;
 mod wheel;
 
 use std::collections::BTreeMap;
@@ -15,6 +16,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use self::vendored::VENDORED;
 use crate::workspace::{Metadata, Package, run};
 
 /// What every package is called.
@@ -109,7 +111,7 @@ impl Accompanying {
     fn gather(metadata: &Metadata) -> Result<Self> {
         let shipped = shipped(metadata)?;
         Ok(Self {
-            licences: licences::render(&shipped)?,
+            licences: licences::render(&shipped, VENDORED)?,
             sbom: sbom::render(metadata, &shipped)?,
         })
     }

@@ -107,7 +107,7 @@ impl Token {
         Ok(Self::of(line))
     }
 
-    fn of(token: &[u8]) -> Self {
+    pub(crate) fn of(token: &[u8]) -> Self {
         Self(Sha256::digest(token).into())
     }
 

@@ -1,4 +1,5 @@
-//! HTTP for operators and their tools, beside the links that clients use: health, metrics, keys, segments, quotas.
+//! HTTP for operators and their tools, beside the links that clients use: health, metrics, keys, segments, quotas; and a
+//! page that shows them.
 //!
 //! It is the only part of the workspace that runs on tokio: a runtime on one thread of its own, which sleeps until somebody
 //! asks. What it tells comes from a [`Source`], so that a store, a master and a test are asked alike.
@@ -14,13 +15,17 @@ mod failure;
 mod guard;
 mod jobs;
 mod json;
+mod page;
 mod paths;
+mod sample;
 mod server;
 mod source;
+mod viewers;
+mod warnings;
 
 pub use described::{described, pin_name, shown, state_name, tier_name};
 pub use failure::Failure;
 pub use guard::{Token, TokenError, TokenInForce};
 pub use jobs::job_described;
 pub use server::{Admin, AdminError, AdminOptions};
-pub use source::{Segment, Source};
+pub use source::{Segment, Source, Watermarks};

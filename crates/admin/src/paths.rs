@@ -13,12 +13,14 @@ use axum::routing::{get, post};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use slackwater_wire::{ErrorCode, List, QuotaState, Tenant};
+use tokio::sync::watch;
 
 use crate::arguments::Arguments;
 use crate::described::{described, shown};
 use crate::guard::TokenInForce;
 use crate::json::Json;
-use crate::{Failure, Segment, Source, drop_in, jobs};
+use crate::viewers::Viewers;
+use crate::{Failure, Segment, Source, drop_in, jobs, page, viewers};
 
 /// Longest body of a request, in bytes.
 const BODY_BYTES_MAX: usize = 64 << 10;
@@ -28,11 +30,17 @@ const PAGE_KEYS: (u32, u32) = (1_000, 65_536);
 pub(crate) type Shared = State<Arc<dyn Source>>;
 
 /// Every path. Those without a check tell that the process is there and whether it serves, which probes ask for that hold
-/// no secrets.
-pub(crate) fn router(source: Arc<dyn Source>, token: TokenInForce) -> Router {
+/// no secrets, and bring the page, which asks for the rest.
+pub(crate) fn router(
+    source: Arc<dyn Source>,
+    token: TokenInForce,
+    ended: watch::Receiver<bool>,
+) -> Router {
+    let viewers = Viewers::new(Arc::clone(&source), token.clone(), ended);
     let open = Router::new()
         .route("/healthz", get(healthz))
-        .route("/readyz", get(readyz));
+        .route("/readyz", get(readyz))
+        .merge(page::router());
     let guarded = Router::new()
         .route("/metrics", get(metrics))
         .route("/debug/books", get(books))
@@ -48,6 +56,7 @@ pub(crate) fn router(source: Arc<dyn Source>, token: TokenInForce) -> Router {
         .route("/api/v1/remove_all", post(remove_all))
         .merge(jobs::router())
         .merge(drop_in::router())
+        .merge(viewers::router().with_state(viewers))
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
@@ -153,7 +162,7 @@ async fn segments(State(source): Shared, RawQuery(query): RawQuery) -> Result<Js
     Ok(Json(json!({ "segments": segments })))
 }
 
-fn segment(segment: &Segment) -> Value {
+pub(crate) fn segment(segment: &Segment) -> Value {
     let state = &segment.state;
     json!({
         "id": state.segment.0,
@@ -166,6 +175,8 @@ fn segment(segment: &Segment) -> Value {
         "used_bytes": state.used_bytes,
         "endpoint": segment.endpoint,
         "protocol": segment.protocol,
+        "low_watermark": segment.watermarks.low,
+        "high_watermark": segment.watermarks.high,
     })
 }
 
@@ -182,7 +193,7 @@ async fn quotas(State(source): Shared, RawQuery(query): RawQuery) -> Result<Json
     }))
 }
 
-fn quota(state: &QuotaState) -> Value {
+pub(crate) fn quota(state: &QuotaState) -> Value {
     json!({
         "tenant_id": state.tenant.name(),
         "memory_quota_bytes": state.memory_quota,

@@ -97,7 +97,7 @@ impl Admin {
             .map_err(AdminError::Runtime)?;
         let (ending, ended) = watch::channel(false);
         let token = TokenInForce::new(token);
-        let router = paths::router(source, token.clone());
+        let router = paths::router(source, token.clone(), ended.clone());
         let thread = std::thread::Builder::new()
             .name("admin".to_owned())
             .spawn(move || {

@@ -115,4 +115,15 @@ pub struct Segment {
     pub endpoint: String,
     /// How they are moved: `tcp`, or `local` where only the process itself reaches them.
     pub protocol: &'static str,
+    /// When it is evicted from.
+    pub watermarks: Watermarks,
+}
+
+/// Shares of a segment, from 0 to 1, between which eviction keeps its fill.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Watermarks {
+    /// Eviction ends when no more than this share is used.
+    pub low: f64,
+    /// Eviction begins when more than this share is used.
+    pub high: f64,
 }

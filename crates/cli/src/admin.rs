@@ -9,11 +9,14 @@ use std::sync::Arc;
 use anyhow::Result;
 use clap::Args;
 use serde_json::Value;
-use slackwater_admin::{Admin, AdminOptions, Failure, Segment, Source, Token, TokenInForce};
+use slackwater_admin::{
+    Admin, AdminOptions, Failure, Segment, Source, Token, TokenInForce, Watermarks,
+};
 use slackwater_mq::Address;
 use slackwater_node::{Operated, StoreError};
 use slackwater_wire::{
-    Description, ErrorCode, JobId, JobSpec, JobState, Key, List, Listed, QuotaState, Tenant,
+    Description, ErrorCode, JobId, JobSpec, JobState, Key, List, Listed, QuotaState, SegmentKind,
+    SegmentState, Tenant,
 };
 
 /// Where and for whom a process answers operators.
@@ -168,10 +171,26 @@ impl<O: Operated> Source for Administered<O> {
     }
 
     fn segments(&self) -> Result<Vec<Segment>, Failure> {
-        let states = self.operated.segments().map_err(failure)?;
-        let segment = |state: slackwater_wire::SegmentState| Segment {
+        let looked = self.operated.look(|master, _| {
+            let eviction = &master.config().eviction;
+            let memory = Watermarks {
+                low: eviction.low_watermark,
+                high: eviction.high_watermark,
+            };
+            let disk = Watermarks {
+                low: eviction.disk_low_watermark,
+                high: eviction.disk_high_watermark,
+            };
+            (master.segments(), memory, disk)
+        });
+        let (states, memory, disk) = looked.map_err(failure)?;
+        let segment = |state: SegmentState| Segment {
             endpoint: self.operated.data_address(state.node),
             protocol: "tcp",
+            watermarks: match state.kind {
+                SegmentKind::Memory => memory,
+                SegmentKind::Disk => disk,
+            },
             state,
         };
         Ok(states.into_iter().map(segment).collect())

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
+use super::vendored::Vendored;
 use crate::workspace::Package;
 
 /// How the names of files with such texts begin, in lower case.
@@ -23,7 +24,7 @@ const RULE: &str =
     "--------------------------------------------------------------------------------\n";
 
 /// A list of the packages that are not ours, and each text once, under the packages that it is of.
-pub(super) fn render(shipped: &[&Package]) -> Result<String> {
+pub(super) fn render(shipped: &[&Package], vendored: &[Vendored]) -> Result<String> {
     let mut out = String::from(
         "Slackwater is licensed under Apache-2.0. It contains the packages below, each under a licence of its own.\n\n",
     );
@@ -50,6 +51,12 @@ pub(super) fn render(shipped: &[&Package]) -> Result<String> {
                 .or_default()
                 .push(name.clone());
         }
+    }
+    for part in vendored {
+        let name = format!("{} {}", part.name, part.version);
+        writeln!(out, "{name}: {}", part.licence)?;
+        let text = part.text.trim().to_owned();
+        texts.entry(text).or_default().push(name);
     }
     // Texts in the order of the first package that has them.
     let mut texts: Vec<(Vec<String>, String)> = texts
@@ -91,6 +98,7 @@ fn is_licence(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::vendored::VENDORED;
     use super::*;
 
     #[test]
@@ -130,9 +138,11 @@ mod tests {
             package("b", None),
             package("c", Some("Copyright A\r\n")),
         ];
-        let text = render(&packages.iter().collect::<Vec<_>>()).unwrap();
+        let text = render(&packages.iter().collect::<Vec<_>>(), VENDORED).unwrap();
         fs::remove_dir_all(&folder).unwrap();
         assert_eq!(text.matches("Copyright A").count(), 1, "{text}");
+        assert!(text.contains("\nuPlot 1.6.32: MIT\n"), "{text}");
+        assert!(text.contains("Leon Sorokin"), "{text}");
         assert!(text.contains("\na 1.0.0, c 1.0.0\n"), "{text}");
         assert!(
             text.contains("b 1.0.0: MIT (no text in its package; see https://example.com)\n"),

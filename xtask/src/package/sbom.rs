@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::vendored::{VENDORED, Vendored};
 use super::{FACES, NAME, version};
 use crate::workspace::{Metadata, Package};
 
@@ -44,9 +45,14 @@ pub(super) fn render(metadata: &Metadata, shipped: &[&Package]) -> Result<String
         let below = below.filter(|other| shipped.iter().any(|package| package.id == other.id));
         json!({ "ref": reference(package), "dependsOn": below.map(reference).collect::<Vec<_>>() })
     }));
+    let alone = VENDORED
+        .iter()
+        .map(|part| json!({ "ref": part.purl, "dependsOn": [] }));
+    dependencies.extend(alone);
     let components: Vec<Value> = shipped
         .iter()
         .map(|package| component(package, &checksums))
+        .chain(VENDORED.iter().map(part))
         .collect();
     let bill = json!({
         "bomFormat": "CycloneDX",
@@ -64,6 +70,17 @@ pub(super) fn render(metadata: &Metadata, shipped: &[&Package]) -> Result<String
         "dependencies": dependencies,
     });
     Ok(serde_json::to_string_pretty(&bill)? + "\n")
+}
+
+fn part(part: &Vendored) -> Value {
+    json!({
+        "type": "library",
+        "bom-ref": part.purl,
+        "name": part.name,
+        "version": part.version,
+        "purl": part.purl,
+        "licenses": [{ "expression": part.licence }],
+    })
 }
 
 fn component(package: &Package, checksums: &BTreeMap<(String, String), String>) -> Value {
@@ -118,10 +135,9 @@ mod tests {
                 component["licenses"][0]["expression"].is_string(),
                 "{component}"
             );
-            let ours = component["name"]
-                .as_str()
-                .unwrap()
-                .starts_with("slackwater-");
+            let name = component["name"].as_str().unwrap();
+            let ours =
+                name.starts_with("slackwater-") || VENDORED.iter().any(|part| part.name == name);
             let checksum = component["hashes"][0]["content"].as_str();
             assert_eq!(checksum.map(str::len), (!ours).then_some(64), "{component}");
         }

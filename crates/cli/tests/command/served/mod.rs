@@ -4,6 +4,7 @@ mod admin;
 mod faults;
 mod jobs;
 mod keys;
+mod page;
 mod pool;
 mod signals;
 mod top;

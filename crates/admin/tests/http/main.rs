@@ -5,13 +5,18 @@
     reason = "a test: what goes wrong here must stop it, with the place where it did"
 )]
 
+mod page;
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use slackwater_admin::{Admin, AdminError, AdminOptions, Failure, Segment, Source, Token};
+use slackwater_admin::{
+    Admin, AdminError, AdminOptions, Failure, Segment, Source, Token, Watermarks,
+};
 use slackwater_base::Checksum;
 use slackwater_wire::{
     Description, Draining, ErrorCode, ExtentRef, Incarnation, JobId, JobSpec, JobState, JobStatus,
@@ -112,6 +117,10 @@ impl Source for Fake {
             },
             endpoint: "127.0.0.1:50052".to_owned(),
             protocol: "tcp",
+            watermarks: Watermarks {
+                low: 0.9,
+                high: 0.95,
+            },
         };
         Ok(vec![
             segment(1, "memory", SegmentKind::Memory),
@@ -224,6 +233,18 @@ fn fake(keys: usize) -> Arc<Fake> {
         ready: true,
         changes: Mutex::default(),
     })
+}
+
+/// The token `0123456789abcdef`, from a file in a directory that is there no longer.
+fn token_in(directory: &Path) -> Token {
+    std::fs::create_dir_all(directory).unwrap();
+    let file = directory.join("token");
+    std::fs::write(&file, "0123456789abcdef\n").unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(&file, mode).unwrap();
+    let token = Token::load(&file).unwrap();
+    std::fs::remove_dir_all(directory).unwrap();
+    token
 }
 
 fn start(source: Arc<Fake>, token: Option<Token>) -> Admin {
@@ -479,13 +500,7 @@ fn a_store_that_does_not_serve_is_alive_and_not_ready() {
 #[test]
 fn a_caller_without_the_token_learns_that_the_process_is_there_and_no_more() {
     let directory = std::env::temp_dir().join(format!("admin-{}", std::process::id()));
-    std::fs::create_dir_all(&directory).unwrap();
-    let file = directory.join("token");
-    std::fs::write(&file, "0123456789abcdef\n").unwrap();
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
-    std::fs::set_permissions(&file, mode).unwrap();
-    let admin = start(fake(2), Some(Token::load(&file).unwrap()));
-    std::fs::remove_dir_all(&directory).unwrap();
+    let admin = start(fake(2), Some(token_in(&directory)));
     let get = |path: &str, header: &str| {
         let request = format!("GET {path} HTTP/1.0\r\nHost: pool.example\r\n{header}\r\n");
         exchange(admin.address(), &request)

@@ -1,0 +1,112 @@
+// The page: follows the samples of the server and shows each.
+
+import { quota, removeAll } from "./actions.js";
+import { hitChart, throughputChart } from "./charts.js";
+import { byId, write } from "./elements.js";
+import { flow } from "./flow.js";
+import { Rates } from "./rates.js";
+import { search } from "./search.js";
+import { forgetToken, hasToken, setToken, Stream } from "./stream.js";
+import { decisions, jobs, latency, nodes, tenants, tiles, warnings } from "./tables.js";
+
+const THEMES = ["system", "light", "dark"];
+
+const rates = new Rates();
+const picture = flow(byId("flow"));
+const charts = [hitChart(byId("hits"), byId("hits-legend")), throughputChart(byId("through"), byId("through-legend"))];
+
+function status(tone, words) {
+  const pill = byId("status");
+  pill.className = `pill ${tone}`;
+  write(pill, words);
+}
+
+function trouble(words) {
+  const line = byId("trouble");
+  line.hidden = words === null;
+  write(line, words ?? "");
+  byId("content").classList.toggle("stale", words !== null);
+}
+
+const stream = new Stream({
+  sample(sample) {
+    trouble(null);
+    byId("sign-in").hidden = true;
+    byId("content").hidden = false;
+    byId("remove-all").hidden = false;
+    byId("forget").hidden = !hasToken();
+    status(sample.ready ? "good" : "bad", sample.ready ? "serving" : "not serving");
+    write(byId("address"), sample.address);
+    byId("address").title = sample.address;
+    const epoch = byId("epoch");
+    epoch.hidden = false;
+    write(epoch, `epoch ${sample.epoch}`);
+    write(byId("version"), `Slackwater ${sample.version}.`);
+    show(sample);
+  },
+  failure(words) {
+    status("bad", "failed");
+    trouble(`The server cannot tell how things are: ${words}`);
+  },
+  lost(words) {
+    status("bad", "no link");
+    trouble(`What is below is as it was: ${words}. The page goes on by itself.`);
+  },
+  refused(words) {
+    status("fair", "needs a token");
+    trouble(null);
+    byId("content").hidden = true;
+    byId("remove-all").hidden = true;
+    byId("sign-in").hidden = false;
+    const why = byId("sign-in-why");
+    why.hidden = !hasToken();
+    write(why, hasToken() ? words : "");
+    forgetToken();
+    byId("forget").hidden = true;
+    byId("token").focus();
+  },
+});
+
+function show(sample) {
+  rates.push(sample);
+  warnings(sample);
+  tiles(rates);
+  picture(rates, sample);
+  charts.forEach((push) => push(performance.now() / 1000, rates));
+  nodes(sample);
+  decisions(rates, sample);
+  latency(sample);
+  tenants(sample);
+  jobs(sample);
+}
+
+byId("sign-in").addEventListener("submit", (event) => {
+  event.preventDefault();
+  setToken(byId("token").value.trim());
+  byId("token").value = "";
+  stream.open();
+});
+
+byId("forget").addEventListener("click", () => {
+  forgetToken();
+  stream.open();
+});
+
+byId("set-quota").addEventListener("click", () => quota());
+byId("remove-all").addEventListener("click", () => removeAll());
+
+function themed(theme) {
+  document.documentElement.className = theme === "system" ? "" : theme;
+  write(byId("theme"), `Theme: ${theme}`);
+  document.dispatchEvent(new Event("themed"));
+}
+
+byId("theme").addEventListener("click", () => {
+  const next = THEMES[(THEMES.indexOf(localStorage.getItem("slackwater-theme") ?? "system") + 1) % THEMES.length];
+  localStorage.setItem("slackwater-theme", next);
+  themed(next);
+});
+
+themed(localStorage.getItem("slackwater-theme") ?? "system");
+search();
+stream.open();

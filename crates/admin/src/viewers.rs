@@ -1,0 +1,260 @@
+//! The stream of samples that pages follow: what is there, told once an interval to everybody who looks.
+//!
+//! One task samples for all viewers, while there is at least one; without viewers nothing runs and nothing wakes. A sample
+//! holds counters and not what happened since the one before, so a viewer that is slow skips samples and misses nothing.
+//! One that takes none for long is not a viewer any more: its place and the sampling end, whatever its connection does.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{RawQuery, State};
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use serde_json::json;
+use tokio::sync::{Notify, watch};
+
+use crate::arguments::Arguments;
+use crate::guard::TokenInForce;
+use crate::json::Json;
+use crate::paths::call;
+use crate::sample::Sampler;
+use crate::{Failure, Source};
+
+/// Time between samples.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// Sampling takes no more than one part of this of a thread: where one sample takes long, the next is taken later.
+const SHARE: u32 = 50;
+/// Viewers at a time; connections are left for everybody else.
+const VIEWERS_MAX: usize = 16;
+/// A viewer that has not taken so many samples in a row is gone.
+const UNTAKEN_MAX: u64 = 10;
+/// A stream ends after this time, before its connection would be cut off; its page asks for another one.
+const STREAM_TIME: Duration = Duration::from_secs(10 * 60);
+
+/// Who looks, and what they are told.
+pub(crate) struct Viewers {
+    source: Arc<dyn Source>,
+    token: TokenInForce,
+    ended: watch::Receiver<bool>,
+    /// The latest sample, as an event; empty before the first.
+    latest: watch::Sender<Event>,
+    open: Mutex<Open>,
+    /// The last viewer has gone.
+    gone: Notify,
+    begun: Instant,
+}
+
+#[derive(Default)]
+struct Open {
+    /// The number of the last sample that each viewer has taken, by the viewer's own number.
+    taken: BTreeMap<u64, u64>,
+    next: u64,
+    /// Whether the sampler runs.
+    is_sampled: bool,
+}
+
+#[derive(Clone, Default)]
+struct Event {
+    number: u64,
+    text: Bytes,
+}
+
+impl Viewers {
+    pub(crate) fn new(
+        source: Arc<dyn Source>,
+        token: TokenInForce,
+        ended: watch::Receiver<bool>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            source,
+            token,
+            ended,
+            latest: watch::Sender::default(),
+            open: Mutex::default(),
+            gone: Notify::new(),
+            begun: Instant::now(),
+        })
+    }
+
+    fn open(&self) -> MutexGuard<'_, Open> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One viewer more; none when there are enough.
+    fn join(self: &Arc<Self>, headers: HeaderMap) -> Option<Viewer> {
+        let mut open = self.open();
+        if open.taken.len() >= VIEWERS_MAX {
+            return None;
+        }
+        let mut samples = self.latest.subscribe();
+        let now = samples.borrow().number;
+        let number = open.next;
+        open.next += 1;
+        open.taken.insert(number, now);
+        if std::mem::replace(&mut open.is_sampled, true) {
+            // The others were told this a moment ago.
+            samples.mark_changed();
+        } else {
+            tokio::spawn(Arc::clone(self).sample());
+        }
+        Some(Viewer {
+            number,
+            headers,
+            samples,
+            ended: self.ended.clone(),
+            until: tokio::time::Instant::now() + STREAM_TIME,
+            of: Arc::clone(self),
+        })
+    }
+
+    /// Samples until nobody looks any more.
+    async fn sample(self: Arc<Self>) {
+        let mut sampler = Sampler::new(self.begun);
+        let mut ended = self.ended.clone();
+        loop {
+            let begun = Instant::now();
+            let taken = call(Arc::clone(&self.source), move |source| {
+                let text = event(&mut sampler, source);
+                (sampler, text)
+            });
+            let text = match taken.await {
+                Ok((again, text)) => {
+                    sampler = again;
+                    text
+                }
+                Err(failure) => {
+                    sampler = Sampler::new(self.begun);
+                    failed(&failure)
+                }
+            };
+            if !self.tell(text) {
+                return;
+            }
+            let pause = INTERVAL.max(begun.elapsed() * SHARE);
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = self.nobody() => {}
+                _ = ended.wait_for(|ended| *ended) => {}
+            }
+            if self.is_over(*ended.borrow()) {
+                return;
+            }
+        }
+    }
+
+    /// Tells every viewer, and gives up those who take nothing; whether there is one left.
+    fn tell(&self, text: Bytes) -> bool {
+        let number = self.latest.borrow().number + 1;
+        let mut open = self.open();
+        open.taken.retain(|_, taken| number - *taken <= UNTAKEN_MAX);
+        open.is_sampled = !open.taken.is_empty();
+        self.latest.send_replace(Event { number, text });
+        open.is_sampled
+    }
+
+    /// Waits until there is no viewer.
+    async fn nobody(&self) {
+        while !self.open().taken.is_empty() {
+            self.gone.notified().await;
+        }
+    }
+
+    /// Whether to sample no more. It is noted with the lock held, so that the next viewer begins anew.
+    fn is_over(&self, ended: bool) -> bool {
+        let mut open = self.open();
+        let over = ended || open.taken.is_empty();
+        open.is_sampled = !over;
+        over
+    }
+}
+
+/// One stream.
+struct Viewer {
+    number: u64,
+    /// Those of its request, which are judged again with each sample: a token may have been replaced.
+    headers: HeaderMap,
+    samples: watch::Receiver<Event>,
+    ended: watch::Receiver<bool>,
+    until: tokio::time::Instant,
+    of: Arc<Viewers>,
+}
+
+impl Viewer {
+    /// The next sample, the latest there is; none at the end of the stream.
+    async fn next(&mut self) -> Option<Bytes> {
+        loop {
+            tokio::select! {
+                changed = self.samples.changed() => changed.ok()?,
+                _ = self.ended.wait_for(|ended| *ended) => return None,
+                () = tokio::time::sleep_until(self.until) => return None,
+            }
+            let Event { number, text } = self.samples.borrow_and_update().clone();
+            if self.of.token.judge(&self.headers).is_err() {
+                return None;
+            }
+            *self.of.open().taken.get_mut(&self.number)? = number;
+            if !text.is_empty() {
+                return Some(text);
+            }
+        }
+    }
+}
+
+impl Drop for Viewer {
+    fn drop(&mut self) {
+        let mut open = self.of.open();
+        open.taken.remove(&self.number);
+        if open.taken.is_empty() {
+            self.of.gone.notify_one();
+        }
+    }
+}
+
+pub(crate) fn router() -> Router<Arc<Viewers>> {
+    Router::new().route("/api/v1/events", get(events))
+}
+
+async fn events(
+    State(viewers): State<Arc<Viewers>>,
+    RawQuery(query): RawQuery,
+    headers: HeaderMap,
+) -> Result<Response, Failure> {
+    Arguments::of(query.as_deref(), &[])?;
+    let Some(viewer) = viewers.join(headers) else {
+        let message =
+            format!("{VIEWERS_MAX} pages look already: close one, or ask /api/v1/stats instead");
+        let body = json!({ "success": false, "error_message": message });
+        let status = StatusCode::SERVICE_UNAVAILABLE;
+        return Ok((status, [(RETRY_AFTER, "10")], Json(body)).into_response());
+    };
+    let samples = futures_util::stream::unfold(viewer, |mut viewer| async move {
+        let sample = viewer.next().await?;
+        Some((Ok::<_, std::convert::Infallible>(sample), viewer))
+    });
+    let kind = [
+        (CONTENT_TYPE, "text/event-stream"),
+        (CACHE_CONTROL, "no-store"),
+    ];
+    Ok((kind, Body::from_stream(samples)).into_response())
+}
+
+fn event(sampler: &mut Sampler, source: &dyn Source) -> Bytes {
+    match sampler.take(source) {
+        Ok(sample) => format!("event: sample\ndata: {sample}\n\n").into(),
+        Err(failure) => failed(&failure),
+    }
+}
+
+/// JSON has no line feeds of its own, so that the event is one line of data.
+fn failed(failure: &Failure) -> Bytes {
+    let failure = json!({ "error_name": failure.code.name(), "error_message": failure.message });
+    format!("event: failure\ndata: {failure}\n\n").into()
+}
+
+#[cfg(test)]
+mod tests;

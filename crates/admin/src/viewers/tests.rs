@@ -1,0 +1,205 @@
+//! Streams under a clock that the tests own.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde_json::Value;
+use slackwater_wire::{
+    Description, ErrorCode, JobId, JobSpec, JobState, Key, List, Listed, QuotaState, Tenant,
+};
+
+use super::*;
+use crate::Segment;
+use crate::guard::Token;
+
+/// A source that counts how often it is asked, and has nothing to tell.
+#[derive(Default)]
+struct Counted(AtomicU64);
+
+impl Counted {
+    fn asked(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+fn none<T>() -> Result<T, Failure> {
+    Err(ErrorCode::ObjectNotFound.into())
+}
+
+impl Source for Counted {
+    fn ready(&self) -> Result<(), String> {
+        Ok(())
+    }
+    fn epoch(&self) -> u64 {
+        1
+    }
+    fn address(&self) -> String {
+        String::new()
+    }
+    fn metrics(&self) -> String {
+        String::new()
+    }
+    fn stats(&self) -> Result<Value, Failure> {
+        let asked = self.0.fetch_add(1, Ordering::Relaxed);
+        Ok(json!({ "asked": asked + 1 }))
+    }
+    fn books(&self) -> Result<Value, Failure> {
+        none()
+    }
+    fn segments(&self) -> Result<Vec<Segment>, Failure> {
+        Ok(Vec::new())
+    }
+    fn list(&self, _: List) -> Result<Listed, Failure> {
+        none()
+    }
+    fn describe(&self, _: &Tenant, _: &Key) -> Result<Option<Description>, Failure> {
+        none()
+    }
+    fn explain(&self, _: &Tenant, _: &Key) -> Result<Option<Value>, Failure> {
+        none()
+    }
+    fn quotas(&self) -> Result<Vec<QuotaState>, Failure> {
+        Ok(Vec::new())
+    }
+    fn set_quota(&self, _: &Tenant, _: u64, _: u64) -> Result<(), Failure> {
+        none()
+    }
+    fn delete_quota(&self, _: &Tenant) -> Result<(), Failure> {
+        none()
+    }
+    fn start_job(&self, _: JobSpec) -> Result<JobState, Failure> {
+        none()
+    }
+    fn query_job(&self, _: JobId) -> Result<JobState, Failure> {
+        none()
+    }
+    fn cancel_job(&self, _: JobId) -> Result<JobState, Failure> {
+        none()
+    }
+    fn jobs(&self) -> Result<Vec<JobState>, Failure> {
+        Ok(Vec::new())
+    }
+    fn remove_all(&self, _: Option<&Tenant>, _: bool) -> Result<u64, Failure> {
+        none()
+    }
+}
+
+struct World {
+    source: Arc<Counted>,
+    token: TokenInForce,
+    end: watch::Sender<bool>,
+    viewers: Arc<Viewers>,
+}
+
+impl World {
+    fn new() -> Self {
+        let (source, token) = (Arc::new(Counted::default()), TokenInForce::default());
+        let (end, ended) = watch::channel(false);
+        let viewers = Viewers::new(Arc::clone(&source) as Arc<dyn Source>, token.clone(), ended);
+        Self {
+            source,
+            token,
+            end,
+            viewers,
+        }
+    }
+
+    fn join(&self) -> Viewer {
+        self.viewers.join(HeaderMap::new()).unwrap()
+    }
+}
+
+/// Which sample an event holds.
+fn asked(event: &Bytes) -> u64 {
+    let text = std::str::from_utf8(event).unwrap();
+    let data = text.strip_prefix("event: sample\ndata: ").unwrap();
+    let sample: Value = serde_json::from_str(data.strip_suffix("\n\n").unwrap()).unwrap();
+    sample["stats"]["asked"].as_u64().unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_sample_is_for_all_who_look() {
+    let world = World::new();
+    let mut viewers = [world.join(), world.join(), world.join()];
+    for number in 1..=4 {
+        let begun = tokio::time::Instant::now();
+        for viewer in &mut viewers {
+            assert_eq!(asked(&viewer.next().await.unwrap()), number);
+        }
+        assert_eq!(world.source.asked(), number);
+        assert!(number == 1 || begun.elapsed() >= INTERVAL);
+    }
+    // One who comes later is told at once how things are.
+    let begun = tokio::time::Instant::now();
+    assert_eq!(asked(&world.join().next().await.unwrap()), 4);
+    assert_eq!(begun.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_who_looks_costs_nothing() {
+    let world = World::new();
+    let hour = Duration::from_secs(3600);
+    tokio::time::sleep(hour).await;
+    assert_eq!(world.source.asked(), 0);
+    let (mut first, second) = (world.join(), world.join());
+    first.next().await.unwrap();
+    drop((first, second));
+    tokio::time::sleep(hour).await;
+    assert_eq!(world.source.asked(), 1);
+    // The next one is not told what was true an hour ago.
+    assert_eq!(asked(&world.join().next().await.unwrap()), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn viewers_are_bounded_and_a_place_comes_back() {
+    let world = World::new();
+    let mut viewers: Vec<Viewer> = (0..VIEWERS_MAX).map(|_| world.join()).collect();
+    assert!(world.viewers.join(HeaderMap::new()).is_none());
+    viewers.pop();
+    viewers.push(world.join());
+    assert!(world.viewers.join(HeaderMap::new()).is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_viewer_skips_samples_and_one_that_takes_none_is_given_up() {
+    let world = World::new();
+    let (mut quick, mut slow, mut silent) = (world.join(), world.join(), world.join());
+    silent.next().await.unwrap();
+    for round in 1..=3 {
+        for number in 1..=UNTAKEN_MAX {
+            assert_eq!(
+                asked(&quick.next().await.unwrap()),
+                (round - 1) * UNTAKEN_MAX + number
+            );
+        }
+        assert_eq!(asked(&slow.next().await.unwrap()), round * UNTAKEN_MAX);
+    }
+    assert!(silent.next().await.is_none());
+    drop((quick, slow));
+    // Neither does a silent one keep the sampler at work.
+    let before = world.source.asked();
+    let _silent = world.join();
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    assert!(world.source.asked() - before <= UNTAKEN_MAX + 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_ends_with_the_server_its_token_and_its_time() {
+    let world = World::new();
+    let mut viewer = world.join();
+    viewer.next().await.unwrap();
+    world.token.replace(Token::of(b"another-token-entirely"));
+    assert!(viewer.next().await.is_none());
+    let world = World::new();
+    let mut viewer = world.join();
+    let begun = tokio::time::Instant::now();
+    while viewer.next().await.is_some() {}
+    assert_eq!(begun.elapsed(), STREAM_TIME);
+    let mut viewer = world.join();
+    viewer.next().await.unwrap();
+    world.end.send_replace(true);
+    assert!(viewer.next().await.is_none());
+    drop(viewer);
+    let before = world.source.asked();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(world.source.asked(), before);
+}

@@ -1,0 +1,146 @@
+//! The numbers of the page are those of the other paths at that moment.
+
+use std::net::TcpStream;
+
+use serde_json::Value;
+
+use super::admin::Administered;
+use super::pool::{Node, put};
+use super::*;
+
+/// The first sample of a stream.
+fn sample(server: &Administered) -> Value {
+    let mut stream = TcpStream::connect(&server.admin).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    write!(
+        stream,
+        "GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    )
+    .unwrap();
+    let mut lines = BufReader::new(stream).lines().map(Result::unwrap);
+    let data = lines.find_map(|line| line.strip_prefix("data: ").map(str::to_owned));
+    serde_json::from_str(&data.unwrap()).unwrap()
+}
+
+/// Each number of a sample that has a metric, and the metric.
+const NUMBERS: &[(&str, &str)] = &[
+    ("/objects", "slackwater_objects"),
+    (
+        "/memory/capacity_bytes",
+        "slackwater_capacity_bytes{tier=\"memory\"}",
+    ),
+    (
+        "/memory/used_bytes",
+        "slackwater_used_bytes{tier=\"memory\"}",
+    ),
+    (
+        "/reads/memory_hits",
+        "slackwater_hits_total{tier=\"memory\"}",
+    ),
+    ("/reads/ssd_hits", "slackwater_hits_total{tier=\"ssd\"}"),
+    (
+        "/reads/memory_bytes",
+        "slackwater_hit_bytes_total{tier=\"memory\"}",
+    ),
+    ("/reads/misses", "slackwater_misses_total"),
+    ("/puts/stored", "slackwater_puts_total{status=\"stored\"}"),
+    ("/puts/existed", "slackwater_puts_total{status=\"existed\"}"),
+    ("/puts/refused", "slackwater_puts_total{status=\"refused\"}"),
+    ("/puts/bytes", "slackwater_put_bytes_total"),
+    ("/puts/waited", "slackwater_puts_waited_total"),
+    (
+        "/evictions/count",
+        "slackwater_evictions_total{tier=\"memory\"}",
+    ),
+    (
+        "/evictions/bytes",
+        "slackwater_eviction_bytes_total{tier=\"memory\"}",
+    ),
+    (
+        "/ssd_evictions/bytes",
+        "slackwater_eviction_bytes_total{tier=\"ssd\"}",
+    ),
+    (
+        "/offloads/completed_bytes",
+        "slackwater_offload_bytes_total",
+    ),
+    (
+        "/offloads/skipped_not_worth",
+        "slackwater_offloads_skipped_total{status=\"not_worth\"}",
+    ),
+    (
+        "/promotions/completed_bytes",
+        "slackwater_promotion_bytes_total",
+    ),
+    (
+        "/promotions/rejected_index",
+        "slackwater_promotions_rejected_total{status=\"index\"}",
+    ),
+];
+
+#[test]
+fn a_sample_says_what_the_metrics_and_the_statistics_say() {
+    let place = Place::new();
+    let store = Administered::spawn(
+        &place,
+        &[
+            "serve", "--memory", "16MiB", "--ssd", "256MiB", "--dir", "kv",
+        ],
+    );
+    let master = Administered::spawn(&place, &["master"]);
+    let _node = Node::start(&place, &master.served.address, &["--memory", "16MiB"]);
+    for (server, is_pool) in [(&store, false), (&master, true)] {
+        let client = server.served.connect();
+        for name in 0..40 {
+            put(&client, name);
+        }
+        for name in 20..60 {
+            client
+                .get(format!("k{name}").as_bytes(), &Default::default())
+                .unwrap();
+        }
+        // What a client has read where it knew that it was is told once a second, and offloads go on for a while.
+        until("reads and writes have ended", || {
+            let (before, shown, after) = (numbers(server), sample(server), numbers(server));
+            let reads = &shown["stats"]["reads"];
+            let reads = ["memory_hits", "ssd_hits", "misses"].map(|name| reads[name].as_u64());
+            if before != after || reads.iter().flatten().sum::<u64>() < 40 {
+                return false;
+            }
+            for (path, metric) in NUMBERS {
+                let number = shown["stats"].pointer(path).and_then(Value::as_f64);
+                let told = before.iter().find(|(name, _)| name == metric);
+                let (_, told) = told.unwrap_or_else(|| panic!("there is no metric {metric}"));
+                assert_eq!(number, Some(*told), "{path} is not {metric}");
+            }
+            true
+        });
+        let (mut shown, mut told) = (sample(server), server.json("/api/v1/stats"));
+        assert!(shown["stats"]["puts"]["stored"].as_u64() > Some(0));
+        // Threads wait also for what nobody asked.
+        for stats in [&mut shown["stats"], &mut told] {
+            stats.as_object_mut().unwrap().remove("waits");
+        }
+        assert_eq!(shown["stats"], told);
+        let segments = server.json("/api/v1/segments");
+        assert_eq!(shown["segments"], segments["segments"]);
+        let high = shown["segments"][0]["high_watermark"].as_f64();
+        assert!(high > Some(0.5) && high <= Some(1.0), "{high:?}");
+        let nodes = shown["stats"]["nodes"]["nodes"].as_array().map(Vec::len);
+        assert_eq!(nodes, is_pool.then_some(1));
+        let (status, page) = server.ask("GET", "/", "");
+        assert!(status == 200 && page.contains("<title>Slackwater</title>"));
+    }
+}
+
+/// Every metric that the page shows, with its value.
+fn numbers(server: &Administered) -> Vec<(String, f64)> {
+    let (status, text) = server.ask("GET", "/metrics", "");
+    assert_eq!(status, 200);
+    let shown = |name: &str| NUMBERS.iter().any(|(_, metric)| *metric == name);
+    text.lines()
+        .filter_map(|line| line.rsplit_once(' '))
+        .filter(|(name, _)| shown(name))
+        .map(|(name, value)| (name.to_owned(), value.parse().unwrap()))
+        .collect()
+}

@@ -8,8 +8,8 @@ use slackwater_transfer::Engine;
 use slackwater_wait::now;
 use slackwater_wire::limits::BATCH_KEYS_MAX;
 use slackwater_wire::{
-    Description, ErrorCode, Exists, Key, List, Listed, Remove, RemoveAll, RemoveMatching, Reply,
-    Request,
+    Description, ErrorCode, Exists, Key, List, Listed, Remove, RemoveAll, RemoveMatching,
+    ReplicaClear, Reply, Request, Tenant,
 };
 
 use crate::carry::Carrier;
@@ -166,12 +166,29 @@ impl Client {
 
     /// Removes objects, a result each. When it returns, no crash of the server can bring them back.
     pub fn remove(&self, keys: &[&[u8]], options: &RemoveOptions) -> Vec<Result<(), ClientError>> {
-        let call = self.call(&options.call);
-        let mut results = Vec::with_capacity(keys.len());
-        for piece in keys.chunks(BATCH_KEYS_MAX) {
-            results.extend(call.remove(piece, options.force));
-        }
-        results
+        self.call(&options.call).remove(keys, |tenant, keys| {
+            Request::Remove(Remove {
+                tenant,
+                keys,
+                force: options.force,
+            })
+        })
+    }
+
+    /// Removes objects that this client put and that nobody reads, or what one segment has of them, a result each.
+    pub fn replica_clear(
+        &self,
+        keys: &[&[u8]],
+        segment: Option<&str>,
+        options: &CallOptions,
+    ) -> Vec<Result<(), ClientError>> {
+        self.call(options).remove(keys, |tenant, keys| {
+            Request::ReplicaClear(ReplicaClear {
+                tenant,
+                keys,
+                segment: segment.map(str::to_owned),
+            })
+        })
     }
 
     /// Removes every object of the tenant in whose key a regular expression is found; how many.
@@ -392,7 +409,23 @@ impl Call<'_> {
         }
     }
 
-    fn remove(&self, keys: &[&[u8]], force: bool) -> Vec<Result<(), ClientError>> {
+    /// Removals that requests carry out, for so many keys each, a result each.
+    fn remove(
+        &self,
+        keys: &[&[u8]],
+        request: impl Fn(Tenant, Vec<Key>) -> Request,
+    ) -> Vec<Result<(), ClientError>> {
+        let pieces = keys.chunks(BATCH_KEYS_MAX);
+        pieces
+            .flat_map(|piece| self.remove_piece(piece, &request))
+            .collect()
+    }
+
+    fn remove_piece(
+        &self,
+        keys: &[&[u8]],
+        request: impl Fn(Tenant, Vec<Key>) -> Request,
+    ) -> Vec<Result<(), ClientError>> {
         let mut results: Vec<Result<(), ClientError>> = Vec::with_capacity(keys.len());
         let mut named = Vec::new();
         for key in keys {
@@ -402,11 +435,7 @@ impl Call<'_> {
         if named.is_empty() {
             return results;
         }
-        let request = Request::Remove(Remove {
-            tenant: self.options.tenant.clone(),
-            keys: named.clone(),
-            force,
-        });
+        let request = request(self.options.tenant.clone(), named.clone());
         let removed = named.clone();
         let reply = self.ask("a removal", request);
         let each: Vec<Result<(), ClientError>> = match reply {

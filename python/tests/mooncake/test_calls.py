@@ -225,6 +225,15 @@ TABLE: dict[str, list[tuple[list[Any], Any]]] = {
         (["batch_remove", [[]]], []),
         (["remove_all", [True]], 0),
     ],
+    "clearing": [
+        (["put_batch", [["a", "b", "c"], [SMALL] * 3]], 0),
+        (["get", ["b"]], SMALL),
+        (["batch_replica_clear", [["a", "b", "none", ""]]], ["a"]),
+        (["batch_is_exist", [["a", "b", "c"]]], [0, 1, 1]),
+        (["batch_replica_clear", [["c"], "nowhere"]], []),
+        (["batch_replica_clear", [[]]], []),
+        (["batch_replica_clear", ["c"]], {"raises": "TypeError"}),
+    ],
     "replicas": [
         KEPT,
         (["get_replica_desc", ["k"]], [["COMPLETE", True, False]]),
@@ -341,7 +350,7 @@ CALLED = {call[0] for rows in TABLE.values() for call, _ in rows}
 
 
 def test_every_call_is_in_the_table() -> None:
-    beside = {"setup", "setup_dummy", "init_all", "close", "health_check", "get_hostname", "alloc_from_mem_pool"}
+    beside = {"allocate_and_mount_segment", "unmount_and_free_segment", "setup", "setup_dummy", "init_all", "close", "health_check", "get_hostname", "alloc_from_mem_pool"}
     methods = {name for name in dir(mooncake.store.MooncakeDistributedStore) if name[0] != "_"}
     # Those of tensors have a table of their own.
     assert {name for name in methods - beside if "tensor" not in name} == CALLED

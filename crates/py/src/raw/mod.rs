@@ -19,7 +19,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 use slackwater_remote::{ClientError, Stored};
-use slackwater_wire::{ErrorCode, ReplicaAt, ReplicaState};
+use slackwater_wire::{ErrorCode, NodeId, ReplicaAt, ReplicaState};
 
 use crate::buffers::{KeyBytes, Memory};
 use crate::options::seconds_of;
@@ -91,7 +91,8 @@ impl RawClient {
 
     /// lend(memory, *, ssd=None, directory=None, data=None, key_file=None, allow=None, timeout=10.0)
     ///
-    /// Lends memory of this process, and an SSD, to the master. The text says why the master takes none; None when it did.
+    /// Lends memory of this process, and an SSD, to the master: the number of the node that it is there. Otherwise a text
+    /// that says why the master takes none.
     #[pyo3(signature = (memory, *, ssd=None, directory=None, data=None, key_file=None, allow=None, timeout=10.0))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn lend(
@@ -104,7 +105,7 @@ impl RawClient {
         key_file: Option<std::path::PathBuf>,
         allow: Option<std::path::PathBuf>,
         timeout: f64,
-    ) -> PyResult<Option<String>> {
+    ) -> PyResult<(Option<u32>, Option<String>)> {
         let timeout: Duration = seconds_of("timeout", timeout)?;
         let session = self.open_session().map_err(|_| {
             crate::errors::exception(py, ErrorCode::ShuttingDown, "the client is closed")
@@ -116,8 +117,20 @@ impl RawClient {
             keys: key_file.zip(allow),
             timeout,
         };
-        py.detach(|| session.lend(loan))
-            .map_err(|problem| problem.exception(py))
+        match py.detach(|| session.lend(loan)) {
+            Ok(Ok(node)) => Ok((Some(node.0), None)),
+            Ok(Err(why)) => Ok((None, Some(why))),
+            Err(problem) => Err(problem.exception(py)),
+        }
+    }
+
+    /// take_back(node, seconds)
+    ///
+    /// Takes back what a node lends, whose values have so long to go to others. False when there is no such node.
+    fn take_back(&self, py: Python<'_>, node: u32, seconds: f64) -> PyResult<bool> {
+        let time = seconds_of("seconds", seconds)?;
+        let taken = self.detached(py, |session| session.take_back(NodeId(node), time));
+        Ok(taken.unwrap_or(false))
     }
 
     /// close()
@@ -460,6 +473,22 @@ impl RawClient {
                 Err(error) => Err(error),
             };
             removed.into_iter().map(code).collect()
+        })
+    }
+
+    /// Removes objects that this client put and that nobody reads, or what a segment has of them.
+    fn replica_clear(
+        &self,
+        py: Python<'_>,
+        keys: Vec<KeyBytes>,
+        segment: Option<&str>,
+    ) -> Vec<i64> {
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        self.each(py, "batch_replica_clear", keys.len(), |session| {
+            let cleared = session
+                .client
+                .replica_clear(&keys, segment, &session.call());
+            cleared.into_iter().map(|one| one.map(|()| 0)).collect()
         })
     }
 

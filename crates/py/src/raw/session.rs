@@ -1,7 +1,7 @@
 //! What a client by address has from its opening to its end.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use pyo3::exceptions::PyValueError;
@@ -15,7 +15,7 @@ use slackwater_remote::{
     CallOptions, Client, ClientError, ConnectError, ConnectOptions, GetOptions, PutOptions,
     RemoveOptions,
 };
-use slackwater_wire::{ErrorCode, Tenant};
+use slackwater_wire::{ErrorCode, NodeId, Tenant};
 
 use super::memory::{Registered, Staging};
 use super::plan::RawPlan;
@@ -35,7 +35,7 @@ pub(super) struct Session {
     /// Length of the longest value that is put from bytes; 0 refuses calls with bytes.
     pub(super) staging_bytes: usize,
     address: Address,
-    node: Mutex<Option<NodeServer>>,
+    nodes: Mutex<Vec<NodeServer>>,
 }
 
 /// How a client is opened.
@@ -90,12 +90,13 @@ impl Session {
             sessions: Sessions::default(),
             staging_bytes: opening.staging,
             address: opening.address,
-            node: Mutex::default(),
+            nodes: Mutex::default(),
         })
     }
 
-    /// Lends memory to the master, and waits until it is part of the pool; otherwise why the master takes none.
-    pub(super) fn lend(&self, loan: Loan) -> Result<Option<String>, LoanError> {
+    /// Lends memory to the master, and waits until it is part of the pool: the number of the node; otherwise why the
+    /// master takes none.
+    pub(super) fn lend(&self, loan: Loan) -> Result<Result<NodeId, String>, LoanError> {
         let mut flags = vec![("memory".to_owned(), loan.memory.to_string())];
         if let Some((bytes, directory)) = loan.ssd {
             flags.push(("ssd".to_owned(), bytes.to_string()));
@@ -125,11 +126,12 @@ impl Session {
             .unwrap_or_else(PoisonError::into_inner);
         match *answer {
             Some(Ok(())) => {
-                *self.node() = Some(node);
-                Ok(None)
+                let number = node.node();
+                self.nodes().push(node);
+                Ok(Ok(number))
             }
-            Some(Err(code)) => Ok(Some(code.meaning().to_owned())),
-            None => Ok(Some("it did not answer in time".to_owned())),
+            Some(Err(code)) => Ok(Err(code.meaning().to_owned())),
+            None => Ok(Err("it did not answer in time".to_owned())),
         }
     }
 
@@ -142,9 +144,23 @@ impl Session {
         }
     }
 
-    /// Takes back what is lent. The client itself ends with its last call.
+    /// Takes back what is lent by a node, whose values have so long to go to others. False when there is none.
+    pub(super) fn take_back(&self, node: NodeId, time: Duration) -> bool {
+        let mut nodes = self.nodes();
+        let Some(at) = nodes.iter().position(|one| one.node() == node) else {
+            return false;
+        };
+        let taken = nodes.swap_remove(at);
+        drop(nodes);
+        taken.leave(time);
+        true
+    }
+
+    /// Takes back what is lent: the master is told, so that nobody waits for it. The client itself ends with its last call.
     pub(super) fn close(&self) {
-        drop(self.node().take());
+        for node in std::mem::take(&mut *self.nodes()) {
+            node.leave(Duration::ZERO);
+        }
     }
 
     /// The options for the keys from `first` on, and how many of so many keys they are for.
@@ -171,8 +187,8 @@ impl Session {
         RemoveOptions { call, force }
     }
 
-    fn node(&self) -> std::sync::MutexGuard<'_, Option<NodeServer>> {
-        self.node.lock().unwrap_or_else(PoisonError::into_inner)
+    fn nodes(&self) -> MutexGuard<'_, Vec<NodeServer>> {
+        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

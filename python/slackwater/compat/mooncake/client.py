@@ -14,6 +14,7 @@ from slackwater.compat.mooncake.kinds import ReplicaStatus
 from slackwater.compat.mooncake.opening import log
 from slackwater.compat.mooncake.replicas import Descriptor, MemoryDescriptor, QueryTaskResponse, ReplicaDescriptor
 from slackwater.compat.mooncake.replicate import CREATE, CREATE_NEAR, DEFAULT, UPSERT, ReplicateConfig, plan_of
+from slackwater.compat.mooncake.segments import Segments
 from slackwater.compat.mooncake.tensors import Tensors
 
 _INVALID_PARAMS, _NOT_SUPPORTED, _OBJECT_NOT_FOUND, _TASK_NOT_FOUND = -600, -1012, -704, -1400
@@ -25,7 +26,7 @@ def _tell(method: str, code: int, reason: str) -> None:
     log.warning("%s: %d: %s; further calls that end so are not logged", method, code, reason)
 
 
-class MooncakeDistributedStore(Tensors):
+class MooncakeDistributedStore(Tensors, Segments):
     """A client of a pool. Calls may be made from any thread."""
 
     def __init__(self) -> None:
@@ -33,6 +34,7 @@ class MooncakeDistributedStore(Tensors):
         self._setup: opening.Arguments | None = None
         self._hostname = ""
         self._told = set()
+        self._mounted = {}
         self._lock = threading.Lock()
 
     def setup(self, *args: Any, **kwargs: Any) -> int:
@@ -97,7 +99,7 @@ class MooncakeDistributedStore(Tensors):
             return 0
         with self._lock:
             self._raw.close()
-            self._setup, self._hostname = None, ""
+            self._setup, self._hostname, self._mounted = None, "", {}
         return 0
 
     def health_check(self) -> int:
@@ -368,6 +370,11 @@ class MooncakeDistributedStore(Tensors):
     def remove_all(self, force: bool = False) -> int:
         """Removes every key: how many, or a code."""
         return self._raw.remove_all(force)
+
+    def batch_replica_clear(self, keys: Sequence[str], segment_name: str = "") -> list[str]:
+        """Removes keys that this client put and that nobody reads, or what one segment has of them: those it removed."""
+        cleared = self._raw.replica_clear(keys, segment_name or None)
+        return [key for key, code in zip(keys, cleared, strict=True) if code == 0]
 
     # Tasks, of which the pool runs none yet.
 

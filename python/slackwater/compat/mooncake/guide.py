@@ -36,7 +36,8 @@ lends memory of its process to a master; `serve` has memory of its own and takes
 sides are on one machine; for others give `master_server_addr` as `curve://HOST:PORT/KEY`, as
 [the guide to serving](serving.md) says, our own key in `SLACKWATER_KEY_FILE`, and the keys whose transfers a segment takes in
 `SLACKWATER_ALLOW`. `mooncake.async_store` is there too; up to eight calls of a store are awaited at a time, and cancelled ones
-end. A client that was closed leaves the pool like a node that dies: what only its memory held misses 10 s later.
+end. What only the memory of a client
+held misses once that client is closed, and 10 s after it dies.
 """
 
 

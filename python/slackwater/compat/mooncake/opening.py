@@ -25,7 +25,7 @@ _ALIASES = {"master_server_address": "master_server_addr", "device_name": "rdma_
 PROTOCOLS = ("tcp", "rdma", "ascend", "efa", "cxl", "nvlink", "hip", "barex", "ubshmem")
 _SCHEMES = ("http://", "https://", "etcd://", "redis://")
 _NODE_BYTES_MIN = 1 << 20
-_BYTES_LIMIT = 1 << 63
+BYTES_LIMIT = 1 << 63
 # What was said about variables, once in a process.
 _told: set[str] = set()
 
@@ -153,7 +153,7 @@ def checked(arguments: Arguments) -> int:
         log.error("setup: the local host name is empty")
         return INVALID_PARAMS
     for name in ("global_segment_size", "local_buffer_size"):
-        if getattr(arguments, name) >= _BYTES_LIMIT:
+        if getattr(arguments, name) >= BYTES_LIMIT:
             log.error("setup: %s: %d bytes are more than any memory has", name, getattr(arguments, name))
             return INVALID_PARAMS
     metadata = arguments.metadata_server
@@ -194,7 +194,7 @@ def opened(client: RawClient, arguments: Arguments) -> tuple[int, str]:
                 staging=arguments.local_buffer_size,
             )
         if arguments.global_segment_size:
-            _lend(client, arguments, address, name)
+            lend(client, arguments, name)
     except SlackwaterError as error:
         log.error("setup: %s", error)
         code = int(error.code)
@@ -208,8 +208,9 @@ def opened(client: RawClient, arguments: Arguments) -> tuple[int, str]:
     return code, ""
 
 
-def _lend(client: RawClient, arguments: Arguments, address: str, name: str) -> None:
-    """Lends memory, and an SSD if it is asked for; raises what is wrong."""
+def lend(client: RawClient, arguments: Arguments, name: str) -> int | None:
+    """Lends memory, and an SSD if it is asked for: the number of the node, None when it is not taken; raises what is wrong."""
+    address = server_address(arguments.master_server_addr)
     ssd, directory = None, None
     if arguments.enable_ssd_offload:
         directory = arguments.ssd_offload_path or os.environ.get("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH", "")
@@ -217,7 +218,7 @@ def _lend(client: RawClient, arguments: Arguments, address: str, name: str) -> N
         if not path.is_absolute() or path.is_symlink() or not os.access(path, os.W_OK) or not path.is_dir():
             raise ValueError(f"{directory!r} is no directory that can be written, by its whole path and not by a link")
         ssd = number("MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES")
-    refused = client.lend(
+    node, refused = client.lend(
         max(arguments.global_segment_size, _NODE_BYTES_MIN),
         ssd=ssd,
         directory=directory,
@@ -228,12 +229,13 @@ def _lend(client: RawClient, arguments: Arguments, address: str, name: str) -> N
     )
     if refused is not None:
         log.warning("setup: %s takes no memory of this process (%s): its own memory is used", address, refused)
+    return node
 
 
 def _data_address(name: str, master: str) -> str:
     """Where the bytes of this node come in: its own address, or the loopback that the master is on."""
-    host, port = _split(name)
-    master_host, _ = _split(master.split("://")[1].split("/")[0])
+    host, port = split(name)
+    master_host, _ = split(master.split("://")[1].split("/")[0])
     numbers = {info[4][0] for info in socket.getaddrinfo(master_host, None, type=socket.SOCK_STREAM)}
     if all(ipaddress.ip_address(number).is_loopback for number in numbers):
         return f"127.0.0.1:{port}"
@@ -241,7 +243,7 @@ def _data_address(name: str, master: str) -> str:
     return f"[{number}]:{port}" if ":" in str(number) else f"{number}:{port}"
 
 
-def _split(text: str) -> tuple[str, int]:
+def split(text: str) -> tuple[str, int]:
     """Host and port; 0 when there is none."""
     if text.startswith("["):
         host, _, port = text[1:].partition("]")
@@ -263,7 +265,7 @@ class _reserved:
         self.hostname, self.held = hostname, None
 
     def __enter__(self) -> str:
-        host, port = _split(self.hostname)
+        host, port = split(self.hostname)
         if port:
             return self.hostname
         first = number("MC_STORE_CLIENT_MIN_PORT")

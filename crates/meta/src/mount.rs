@@ -39,7 +39,10 @@ impl Master {
             self.owed.begin(mount.node, self.numbers.newest_version());
             self.owe_pending_drops();
         }
-        self.notes.met(mount.node, mount.kind == SegmentKind::Disk);
+        // Of a node beyond the limit nothing is known: noted, it would be believed by the next master.
+        if self.owed.has(mount.node) {
+            self.notes.met(mount.node, mount.kind == SegmentKind::Disk);
+        }
         self.show(mount.node);
         let generations = self.numbers.generations_above(mount.generations);
         self.segments

@@ -107,6 +107,7 @@ impl Master {
             Ledger::Memory,
         );
         self.tell_published(now, copy, chain, Durability::Memory);
+        self.wake_drains(copy);
         let replica = *self.catalog.replica(copy);
         let record = self.catalog.object(object);
         let fresh = Fresh {

@@ -25,9 +25,16 @@ mod start;
 pub(crate) struct Jobs {
     all: BTreeMap<JobId, Job>,
     copies: BTreeMap<TicketId, Copying>,
-    /// Replicas on segments that are drained and that nobody can read yet: their drain looks at them again when that
-    /// changes.
-    awaited: BTreeMap<ReplicaId, JobId>,
+    /// Replicas on segments that are drained and that cannot go yet: their drain looks at them again when that changes.
+    awaited: BTreeMap<ReplicaId, Awaiting>,
+}
+
+/// What waits for a change of a replica.
+#[derive(Clone, Copy, Debug)]
+struct Awaiting {
+    job: JobId,
+    /// How often its unit was tried.
+    tries: u32,
 }
 
 struct Job {
@@ -205,7 +212,7 @@ impl Master {
         job.sweep = Sweep::default();
         let waiters = std::mem::take(&mut job.waiters);
         self.due.cancel(Due::Job(id));
-        self.jobs.awaited.retain(|_, of| *of != id);
+        self.jobs.awaited.retain(|_, awaiting| awaiting.job != id);
         for caller in waiters {
             let reply = self.query_job(now, id);
             self.outbox.reply(caller.client, caller.operation, reply);

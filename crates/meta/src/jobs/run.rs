@@ -9,8 +9,8 @@ use slackwater_wire::{
     ReplicaState, SegmentId, SegmentKind, TicketId,
 };
 
-use super::{CONCURRENCY, COPY_TIME, Copying, PAUSE, STEP, TRIES, Unit};
-use crate::catalog::{ReplicaId, SegmentIndex};
+use super::{Awaiting, CONCURRENCY, COPY_TIME, Copying, PAUSE, STEP, TRIES, Unit};
+use crate::catalog::{ObjectId, ReplicaId, SegmentIndex};
 use crate::evict::Slot;
 use crate::master::{Due, Master};
 use crate::offload::{Cause, OffloadStart};
@@ -23,8 +23,10 @@ use crate::tenant::Ledger;
 enum Begun {
     /// It is being carried.
     Carried,
-    /// There is nothing to be carried any more, or it goes another way.
+    /// There is nothing to be carried, or it is looked at again when it has gone another way.
     Done,
+    /// The whole job waits until then.
+    Later(Instant),
     /// It cannot be, for this reason.
     Failed(ErrorCode),
 }
@@ -85,6 +87,12 @@ impl Master {
         }
         match self.begin(now, id, &unit) {
             Begun::Carried | Begun::Done => {}
+            Begun::Later(at) => {
+                if let Some(job) = self.jobs.all.get_mut(&id) {
+                    job.queue.push_front(unit);
+                }
+                return Err(at);
+            }
             Begun::Failed(code) => self.unit_failed(now, id, unit, code),
         }
         Ok(())
@@ -96,7 +104,7 @@ impl Master {
         if let Some(at) = job.queue.iter().map(|unit| unit.not_before).min() {
             return self.work_later(at);
         }
-        if job.active > 0 || self.jobs.awaited.values().any(|of| *of == id) {
+        if job.active > 0 || self.jobs.awaited.values().any(|it| it.job == id) {
             return;
         }
         let status = if job.failed == 0 {
@@ -153,18 +161,18 @@ impl Master {
         for replica in held {
             let is_prospect = found.is_some_and(|at| prospect::is(&self.catalog, at, replica));
             if !is_prospect {
-                self.look_at(now, id, replica);
+                self.look_at(now, id, replica, 0);
             }
         }
         looked
     }
 
     /// Queues what a replica on a drained segment asks for.
-    fn look_at(&mut self, now: Instant, id: JobId, replica: ReplicaId) {
+    fn look_at(&mut self, now: Instant, id: JobId, replica: ReplicaId, tries: u32) {
         let held = self.catalog.replica(replica);
         let from = self.segments.at(held.segment).id;
         match (held.state, held.object()) {
-            (ReplicaState::Processing, _) => _ = self.jobs.awaited.insert(replica, id),
+            (ReplicaState::Processing, _) => self.await_replica(id, replica, tries),
             (ReplicaState::Complete, Some(object)) => {
                 let record = self.catalog.object(object);
                 let (version, key) = (record.version, record.key.clone());
@@ -176,7 +184,7 @@ impl Master {
                         from: Some(from),
                         to: Arc::clone(&job.targets),
                         drains: true,
-                        tries: 0,
+                        tries,
                         not_before: now,
                     });
                 }
@@ -186,17 +194,32 @@ impl Master {
         }
     }
 
-    /// A replica was published or is gone that a drain may wait for.
+    /// A drain looks at a replica again when [`Self::wake_drains`] is told of it.
+    fn await_replica(&mut self, job: JobId, replica: ReplicaId, tries: u32) {
+        let awaiting = Awaiting { job, tries };
+        self.jobs.awaited.insert(replica, awaiting);
+    }
+
+    /// A replica was published or is gone, or what was to become of it is decided: a drain may wait for that.
     pub(crate) fn wake_drains(&mut self, replica: ReplicaId) {
         if self.jobs.awaited.is_empty() {
             return;
         }
-        if let Some(id) = self.jobs.awaited.remove(&replica) {
+        if let Some(Awaiting { job, tries }) = self.jobs.awaited.remove(&replica) {
             if self.catalog.is_replica(replica) {
-                self.look_at(Instant::ZERO, id, replica);
+                self.look_at(Instant::ZERO, job, replica, tries);
             }
             self.unsettled.jobs();
         }
+    }
+
+    /// The same for every replica of an object.
+    fn wake_drains_of(&mut self, object: ObjectId) {
+        if self.jobs.awaited.is_empty() || !self.catalog.is_object(object) {
+            return;
+        }
+        let replicas: Vec<ReplicaId> = self.catalog.replicas(object).map(|(id, _)| id).collect();
+        replicas.into_iter().for_each(|id| self.wake_drains(id));
     }
 
     fn begin(&mut self, now: Instant, id: JobId, unit: &Unit) -> Begun {
@@ -210,24 +233,65 @@ impl Master {
                 false => Begun::Failed(ErrorCode::ObjectNotFound),
             };
         }
-        let Some(source) = self.source_of(unit) else {
-            return match unit.drains {
-                true => Begun::Done,
-                false => Begun::Failed(ErrorCode::ReplicaIsGone),
+        let leaving = if unit.drains {
+            let Some(leaving) = self.leaving(unit) else {
+                return Begun::Done;
             };
-        };
-        if unit.drains && self.is_elsewhere(unit) {
-            self.leave_behind(now, source);
-            return Begun::Done;
-        }
-        let target = match self.target_for(unit) {
-            Ok(target) => target,
-            Err(ErrorCode::NoAvailableHandle) if unit.drains => {
-                return self.keep_on_own_disk(now, source);
+            if self.is_elsewhere(unit) {
+                self.leave_behind(now, leaving);
+                return Begun::Done;
             }
-            Err(code) => return Begun::Failed(code),
+            if self.is_carried(unit.object) {
+                self.await_replica(id, leaving, unit.tries);
+                return Begun::Done;
+            }
+            Some(leaving)
+        } else {
+            None
         };
-        self.carry(now, id, unit, source, target)
+        let Some(source) = self.source_of(unit) else {
+            // What leaves is there, but not its node.
+            return Begun::Failed(match leaving {
+                Some(_) => ErrorCode::UnavailableInCurrentStatus,
+                None => ErrorCode::ReplicaIsGone,
+            });
+        };
+        match (self.target_for(unit), leaving) {
+            (Ok(target), _) => self.carry(now, id, unit, source, target),
+            (Err(ErrorCode::NoAvailableHandle), Some(leaving)) => {
+                self.keep_on_own_disk(now, id, unit, leaving)
+            }
+            (Err(code), _) => Begun::Failed(code),
+        }
+    }
+
+    /// The replica that a drain is to empty its segment of; none when it is gone, or stays because the segment is drained no
+    /// more.
+    fn leaving(&self, unit: &Unit) -> Option<ReplicaId> {
+        let index = self.segments.find(unit.from?)?;
+        let drained = self.segments.at(index).draining == Draining::Running;
+        let mut replicas = self.catalog.replicas(unit.object);
+        let held = replicas
+            .find(|(_, it)| it.segment == index && it.state == ReplicaState::Complete)
+            .map(|(id, _)| id);
+        held.filter(|_| drained)
+    }
+
+    /// Whether a replica of an object is on its way.
+    fn is_carried(&self, object: ObjectId) -> bool {
+        let mut copies = self.jobs.copies.values();
+        copies.any(|copying| copying.unit.object == object)
+    }
+
+    /// Whether a replica of an object is at a segment, or on its way there.
+    pub(crate) fn is_bound_for(&self, object: ObjectId, index: SegmentIndex) -> bool {
+        let at = |id: ReplicaId| self.catalog.replica(id).segment == index;
+        let copies = self.jobs.copies.values();
+        let mut copies = copies.filter(|copying| copying.unit.object == object);
+        let mut replicas = self.catalog.replicas(object);
+        replicas.any(|(_, it)| it.segment == index)
+            || copies.any(|copying| at(copying.staged))
+            || self.promotions.staged_of(object).is_some_and(at)
     }
 
     /// The replica that a unit reads: the one that is to leave, or the best that there is.
@@ -242,11 +306,13 @@ impl Master {
         best.map(|(id, _)| id)
     }
 
-    /// Whether an object can be read without the segments that are drained.
+    /// Whether an object can be read without the segment that it is to leave, and without others that are drained.
     fn is_elsewhere(&self, unit: &Unit) -> bool {
         let mut replicas = self.catalog.replicas(unit.object);
         replicas.any(|(_, it)| {
-            it.state == ReplicaState::Complete && self.segments.at(it.segment).takes_new()
+            let segment = self.segments.at(it.segment);
+            let other = unit.from != Some(segment.id);
+            other && it.state == ReplicaState::Complete && segment.takes_new()
         })
     }
 
@@ -259,15 +325,29 @@ impl Master {
         }
     }
 
-    /// Nowhere else is room: the SSD of the same node keeps the value, if there is one.
-    fn keep_on_own_disk(&mut self, now: Instant, source: ReplicaId) -> Begun {
-        let segment = self.catalog.replica(source).segment;
-        if self.segments.at(segment).kind() != SegmentKind::Memory {
+    /// Nowhere else is room: the SSD of the same node keeps the value, if there is one. It has left memory only when it is
+    /// written, so it is looked at again then.
+    fn keep_on_own_disk(
+        &mut self,
+        now: Instant,
+        id: JobId,
+        unit: &Unit,
+        leaving: ReplicaId,
+    ) -> Begun {
+        let segment = self.catalog.replica(leaving).segment;
+        let is_memory = self.segments.at(segment).kind() == SegmentKind::Memory;
+        if !is_memory || unit.tries >= TRIES {
             return Begun::Failed(ErrorCode::NoAvailableHandle);
         }
-        match self.offload(now, source, Cause::Promise) {
-            OffloadStart::Queued(_) => Begun::Done,
-            _ => Begun::Failed(ErrorCode::NoAvailableHandle),
+        match self.offload(now, leaving, Cause::Promise) {
+            OffloadStart::Queued(_) => {
+                self.await_replica(id, leaving, unit.tries + 1);
+                Begun::Done
+            }
+            OffloadStart::NotNow => Begun::Later(now + PAUSE),
+            OffloadStart::NoDisk | OffloadStart::TooLong | OffloadStart::NotWorth => {
+                Begun::Failed(ErrorCode::NoAvailableHandle)
+            }
         }
     }
 
@@ -284,8 +364,7 @@ impl Master {
                 continue;
             }
             taking = true;
-            let mut replicas = self.catalog.replicas(unit.object);
-            if replicas.any(|(_, it)| it.segment == index) {
+            if self.is_bound_for(unit.object, index) {
                 if !unit.drains {
                     return Err(ErrorCode::ReplicaAlreadyExists);
                 }
@@ -409,6 +488,7 @@ impl Master {
         }
         self.unhold(now, source);
         self.unsettled.room();
+        let object = unit.object;
         match result {
             Err(code) => self.unit_failed(now, job, unit, code),
             Ok(()) if !is_current && !unit.drains => {
@@ -416,6 +496,7 @@ impl Master {
             }
             Ok(()) => self.let_source_go(now, &unit, source),
         }
+        self.wake_drains_of(object);
     }
 
     /// Makes a replica readable whose bytes were brought.

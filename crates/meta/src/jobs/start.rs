@@ -70,16 +70,20 @@ impl Master {
             return Reply::Failed(ErrorCode::JobNotFound);
         };
         let over = job.status.is_over();
-        if let JobWork::Drain { places, .. } = &job.spec.work {
-            for segment in self.segments_at(&places.clone()) {
-                if let Some(index) = self.segments.find(segment) {
-                    self.segments.at_mut(index).draining = Draining::No;
-                }
-            }
-            self.unsettled.room();
-        }
+        let drained = match &job.spec.work {
+            JobWork::Drain { places, .. } => self.segments_at(places),
+            JobWork::Copy { .. } | JobWork::Move { .. } => Vec::new(),
+        };
         if !over {
             self.end_job(now, id, JobStatus::Cancelled);
+        }
+        // Another drain may be at a segment that this one has emptied before.
+        let busy = self.drained_now();
+        for segment in drained.iter().filter(|segment| !busy.contains(segment)) {
+            if let Some(index) = self.segments.find(*segment) {
+                self.segments.at_mut(index).draining = Draining::No;
+                self.unsettled.room();
+            }
         }
         self.query_job(now, id)
     }
@@ -149,12 +153,7 @@ impl Master {
         drained.retain(|id| disks || kind(id) == Some(SegmentKind::Memory));
         // Memory first: a record may have a copy there.
         drained.sort_by_key(|id| kind(id) == Some(SegmentKind::Disk));
-        let running = self.jobs.all.values().filter(|job| !job.status.is_over());
-        let busy = running.flat_map(|job| match &job.spec.work {
-            JobWork::Drain { places, .. } => self.segments_at(places),
-            JobWork::Copy { .. } | JobWork::Move { .. } => Vec::new(),
-        });
-        let busy: BTreeSet<SegmentId> = busy.collect();
+        let busy = self.drained_now();
         if drained.is_empty() || drained.iter().any(|id| busy.contains(id)) {
             return Err(ErrorCode::UnavailableInCurrentStatus);
         }
@@ -170,6 +169,16 @@ impl Master {
             drained,
             targets: to.into_iter().collect(),
         })
+    }
+
+    /// The segments that drains are at.
+    fn drained_now(&self) -> BTreeSet<SegmentId> {
+        let running = self.jobs.all.values().filter(|job| !job.status.is_over());
+        let drained = running.flat_map(|job| match &job.spec.work {
+            JobWork::Drain { places, .. } => self.segments_at(places),
+            JobWork::Copy { .. } | JobWork::Move { .. } => Vec::new(),
+        });
+        drained.collect()
     }
 
     fn object_to_carry(&self, tenant: &Tenant, key: &Key) -> Result<ObjectId, ErrorCode> {

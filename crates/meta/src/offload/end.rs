@@ -112,6 +112,7 @@ impl Master {
             _ => {}
         }
         self.let_go(now, &offloading, result);
+        self.wake_drains(offloading.source);
     }
 
     /// Releases the source; if it was being evicted, it is freed now unless it was read meanwhile.
@@ -247,6 +248,7 @@ impl Master {
         );
         let node = self.segments.at(offloading.disk).node;
         self.let_go(now, &offloading, Err(TaskFailure::Device));
+        self.wake_drains(offloading.source);
         self.unsettled.resume(&self.segments, node);
     }
 
@@ -285,6 +287,7 @@ impl Master {
                 );
             }
             self.let_go(now, &offloading, Err(TaskFailure::Device));
+            self.wake_drains(offloading.source);
         }
     }
 }

@@ -69,7 +69,7 @@ impl Master {
         if !self.fit_quota(now, tenant, Ledger::Memory, charge) {
             return self.refuse(now, ticket, Exit::Failed);
         }
-        let Some(staged) = self.allocate_near(now, node, bytes) else {
+        let Some(staged) = self.allocate_near(now, node, object, bytes) else {
             self.refuse(now, ticket, Exit::Failed);
             return self.remember_again(now, object, chain, tried);
         };
@@ -82,11 +82,18 @@ impl Master {
     }
 
     /// Allocates on one of the node's memory segments, the emptiest first.
-    fn allocate_near(&mut self, now: Instant, node: NodeId, bytes: u64) -> Option<ReplicaId> {
+    fn allocate_near(
+        &mut self,
+        now: Instant,
+        node: NodeId,
+        object: ObjectId,
+        bytes: u64,
+    ) -> Option<ReplicaId> {
         let mut memory = self.segments.of_node(node);
         memory.retain(|index| {
             let segment = self.segments.at(*index);
-            segment.kind() == SegmentKind::Memory && segment.takes_new()
+            let may = segment.kind() == SegmentKind::Memory && segment.takes_new();
+            may && !self.is_bound_for(object, *index)
         });
         memory.sort_by_key(|index| self.segments.at(*index).used());
         let found = memory
@@ -149,7 +156,6 @@ impl Master {
         });
         self.metrics.promotion.completed_bytes += bytes;
         self.publish_copy(now, object, staged, chain, standing);
-        self.wake_drains(staged);
         let segment = self.catalog.replica(staged).segment;
         if self.config.promotion.grace > std::time::Duration::ZERO {
             self.set_aside(

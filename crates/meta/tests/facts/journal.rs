@@ -283,3 +283,22 @@ fn removals_of_records_are_kept_for_a_node_that_is_away_for_long() {
     world.obey();
     assert_eq!(keep(&mut world, &mut journal), [Note::Paid(NODE)]);
 }
+
+/// A node beyond the limit of those that removals are kept for was noted like any other. Its old records were dead for this
+/// master, but the next one believed them.
+#[test]
+fn a_node_beyond_the_limit_is_not_noted() {
+    let config = || MasterConfig {
+        limits: slackwater_meta::Limits {
+            nodes: 1,
+            ..plain().limits
+        },
+        ..plain()
+    };
+    let mut journal = Journaled::default();
+    let mut world = restored(&journal, config());
+    mount(&mut world);
+    world.mount(NodeId(2), SegmentId(21), SegmentKind::Disk, MIB);
+    keep(&mut world, &mut journal);
+    assert_eq!(journal.nodes.keys().collect::<Vec<_>>(), [&NODE]);
+}

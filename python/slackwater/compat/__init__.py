@@ -13,7 +13,7 @@ from types import ModuleType
 
 __all__ = ["MODULES", "active", "install", "installed_mooncake"]
 
-MODULES = ("store", "async_store", "mooncake_config")
+MODULES = ("store", "async_store", "buffer_pool", "mooncake_config")
 """The modules of the package `mooncake` that are provided."""
 
 _NAME = "mooncake"

@@ -1,6 +1,12 @@
 """The names of `mooncake.store`."""
 
 from slackwater._native import BufferHandle
+from slackwater.compat.mooncake.buffer_pool import (
+    BufferLease,
+    BufferPool,
+    MooncakeHostMemAllocator,
+    RegisteredBufferPool,
+)
 from slackwater.compat.mooncake.client import MooncakeDistributedStore
 from slackwater.compat.mooncake.kinds import ObjectDataType, ReplicaStatus, SoftPinAction, TaskStatus, TaskType
 from slackwater.compat.mooncake.replicas import (
@@ -15,14 +21,21 @@ from slackwater.compat.mooncake.tensor_format import HEADER_BYTES
 from slackwater.compat.mooncake.tensors import deserialized as _deserialize_tensor
 from slackwater.compat.mooncake.tensors import serialized as _serialize_tensor
 
+RegisteredBufferLease = BufferLease
+
 __all__ = [
     "BufferHandle",
+    "BufferLease",
+    "BufferPool",
     "Descriptor",
     "DiskDescriptor",
     "MemoryDescriptor",
     "MooncakeDistributedStore",
+    "MooncakeHostMemAllocator",
     "ObjectDataType",
     "QueryTaskResponse",
+    "RegisteredBufferLease",
+    "RegisteredBufferPool",
     "ReplicaDescriptor",
     "ReplicaStatus",
     "ReplicateConfig",

@@ -1,0 +1,236 @@
+"""Registered memory that is lent and given back: `BufferPool`, and the pages of `MooncakeHostMemAllocator`."""
+
+import ctypes
+import mmap
+import threading
+import time
+from typing import Any, Self
+
+__all__ = ["BufferPool", "RegisteredBufferPool"]
+
+
+def _address(memory: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+class _Region:
+    """Memory that one lease at a time has a part of."""
+
+    def __init__(self, store: Any, size: int, alignment: int) -> None:
+        # Longer by the alignment: the system gives pages when they are written, so that the rest costs none.
+        self.memory = mmap.mmap(-1, size + alignment, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        base = _address(self.memory)
+        self.start, self.size = -base % alignment, size
+        self.address = base + self.start
+        if store.register_buffer(self.address, size) != 0:
+            self.memory.close()
+            raise RuntimeError(f"an overflow region of {size} bytes is not registered: is the store set up?")
+
+    def is_viewed(self) -> bool:
+        """Whether a view of the memory is alive. A mapping is not given another length while one is; the same does nothing."""
+        try:
+            self.memory.resize(len(self.memory))
+        except BufferError:
+            return True
+        return False
+
+    def end(self, store: Any) -> None:
+        """Gives the memory back to the system."""
+        store.unregister_buffer(self.address)
+        self.memory.close()
+
+
+class BufferLease:
+    """Memory until `release`, or the end of a `with` block: its address, its length, and a view of it."""
+
+    def __init__(self, pool: "BufferPool", region: _Region, size: int) -> None:
+        self._pool, self._region, self._size = pool, region, size
+        self._released = False
+
+    def _open(self) -> _Region:
+        if self._released:
+            raise RuntimeError("buffer lease is closed")
+        return self._region
+
+    @property
+    def ptr(self) -> int:
+        """The address of the first byte."""
+        return self._open().address
+
+    @property
+    def size(self) -> int:
+        """The number of bytes."""
+        return self._size
+
+    @property
+    def buffer(self) -> memoryview:
+        """The bytes."""
+        region = self._open()
+        return memoryview(region.memory)[region.start : region.start + self._size]
+
+    def release(self) -> None:
+        """Gives the memory back to the pool; again does nothing. Raises while a view of it is alive."""
+        self._pool._release(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.release()
+
+
+class BufferPool:
+    """Registered memory in regions, kept by length for the next lease. Calls may be made from any thread.
+
+    `max_bytes` is what all regions have together, twice the local buffer of the store when it is 0; lengths are rounded
+    up to a power of two of at least `min_size_class`. Those above `max_size_class` are not kept.
+    """
+
+    def __init__(
+        self, store: Any, max_bytes: int = 0, min_size_class: int = 65536, max_size_class: int | None = None,
+        alignment: int = 8388608, block_on_exhaustion: bool = True, default_timeout: float | None = None,
+        max_regions: int | None = None, prewarm_size: int | None = None, prewarm_count: int = 0,
+    ) -> None:  # fmt: skip
+        setup = getattr(store, "_setup", None)
+        if not hasattr(store, "register_buffer"):
+            raise RuntimeError("store: expected a MooncakeDistributedStore")
+        if setup is None:
+            raise RuntimeError("store: set it up first: registered memory belongs to an open client")
+        if alignment < ctypes.sizeof(ctypes.c_void_p) or alignment & (alignment - 1):
+            raise RuntimeError("alignment must be a power of two and at least sizeof(void*)")
+        self._store, self._alignment = store, alignment
+        self._bytes_max = max_bytes or 2 * setup.local_buffer_size
+        self._least, self._most = max(min_size_class, 1), max_size_class or self._bytes_max
+        self._blocks, self._timeout = block_on_exhaustion, default_timeout
+        self._regions_max = max_regions
+        self._changed = threading.Condition()
+        self._free: dict[int, list[_Region]] = {}
+        self._leased: set[_Region] = set()
+        self._bytes = 0
+        self._closed = False
+        if prewarm_size is not None:
+            self.prewarm(prewarm_size, prewarm_count)
+
+    def _class_of(self, size: int) -> int:
+        if size < 0:
+            raise TypeError(f"size: {size}: expected a number of bytes")
+        size = max(size, 1)
+        length = max(self._least, 1 << (size - 1).bit_length())
+        if length > self._bytes_max or length > self._most:
+            # The power of two would be too much where the length itself is not.
+            length = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        if size > self._bytes_max:
+            raise RuntimeError(
+                f"requested buffer size exceeds pool capacity: {size} of {self._bytes_max} bytes: give a larger max_bytes"
+            )
+        return min(length, self._bytes_max)
+
+    def acquire(self, size: int, block: bool | None = None, timeout: float | None = None) -> BufferLease:
+        """So many bytes. When there are none it waits, or raises, as `block` and `timeout` in seconds say."""
+        length = self._class_of(size)
+        blocks = self._blocks if block is None else block
+        timeout = self._timeout if timeout is None else timeout
+        until = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            while True:
+                if self._closed:
+                    raise RuntimeError("buffer pool is closed")
+                region = self._take(length)
+                if region is not None:
+                    self._leased.add(region)
+                    return BufferLease(self, region, size)
+                left = None if until is None else until - time.monotonic()
+                if not blocks or (left is not None and left <= 0):
+                    raise RuntimeError(f"buffer pool is exhausted: {size} bytes, {self._bytes} of {self._bytes_max} in use")
+                self._changed.wait(left)
+
+    buffer = acquire
+
+    def _take(self, length: int) -> _Region | None:
+        """A region of this length, free or new; free ones of other lengths make room for it."""
+        if self._free.get(length):
+            return self._free[length].pop()
+        while not self._fits(length):
+            free = next((regions for regions in self._free.values() if regions), None)
+            if free is None:
+                return None
+            self._end(free.pop())
+        region = _Region(self._store, length, self._alignment)
+        self._bytes += length
+        return region
+
+    def _fits(self, length: int) -> bool:
+        regions = len(self._leased) + sum(map(len, self._free.values()))
+        return self._bytes + length <= self._bytes_max and (not self._regions_max or regions < self._regions_max)
+
+    def _end(self, region: _Region) -> None:
+        self._bytes -= region.size
+        region.end(self._store)
+
+    def _release(self, lease: BufferLease) -> None:
+        with self._changed:
+            if lease._released:
+                return
+            region = lease._region
+            if region.is_viewed():
+                raise RuntimeError("cannot release buffer while exported views exist")
+            lease._released = True
+            self._leased.discard(region)
+            if region.size > self._most:
+                self._end(region)
+            else:
+                self._free.setdefault(region.size, []).append(region)
+            self._changed.notify_all()
+
+    def prewarm(self, size: int, count: int) -> None:
+        """Makes so many regions for leases of this length, as far as there is room."""
+        leases = []
+        try:
+            for _ in range(count):
+                leases.append(self.acquire(size, block=False))
+        except RuntimeError:
+            if self._closed or not leases:
+                raise
+        finally:
+            for lease in leases:
+                lease.release()
+
+    def close(self) -> None:
+        """Gives the memory back to the system; again does nothing. Raises while there are leases."""
+        with self._changed:
+            if self._leased:
+                raise RuntimeError("cannot close buffer pool with active leases")
+            self._closed = True
+            for regions in self._free.values():
+                for region in regions:
+                    self._end(region)
+            self._free.clear()
+            self._changed.notify_all()
+
+
+RegisteredBufferPool = BufferPool
+
+
+class MooncakeHostMemAllocator:
+    """Pages that forks of this process share."""
+
+    def __init__(self) -> None:
+        self._pages: dict[int, mmap.mmap] = {}
+
+    def alloc(self, size: int) -> int:
+        """The address of so many zeros; 0 when there is not that much memory."""
+        try:
+            pages = mmap.mmap(-1, size)
+        except (OSError, ValueError, OverflowError):
+            return 0
+        address = _address(pages)
+        self._pages[address] = pages
+        return address
+
+    def free(self, ptr: int) -> int:
+        """Gives pages back: 0, or -1 when there are none at the address."""
+        pages = self._pages.pop(ptr, None)
+        if pages is None:
+            return -1
+        pages.close()
+        return 0

@@ -2,6 +2,7 @@
 //!
 //! Every benchmark is a function `run(options) -> Report`; a report serialises to JSON and gives a text table and an HTML page.
 
+pub mod cluster;
 pub mod copy;
 pub mod machine;
 pub mod meta;

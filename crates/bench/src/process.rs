@@ -254,7 +254,12 @@ pub fn switches(pid: u32) -> u64 {
 
 /// Resident memory of this process.
 pub(crate) fn resident_bytes() -> u64 {
-    let pages = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    resident_bytes_of(std::process::id())
+}
+
+/// Resident memory of a process; zero when it is gone.
+pub(crate) fn resident_bytes_of(pid: u32) -> u64 {
+    let pages = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
     let pages: u64 = pages
         .split_whitespace()
         .nth(1)

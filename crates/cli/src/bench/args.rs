@@ -4,10 +4,12 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use slackwater_base::{ByteSize, parse_duration};
-use slackwater_bench::{copy, meta, mq, pool, promotion, store, tiers, transfer, wait};
-use slackwater_pool::copy::{Isa, IsaChoice, IsaError};
+use slackwater_bench::{meta, mq, pool, promotion, store, tiers, transfer, wait};
+use slackwater_pool::copy::{IsaChoice, IsaError};
 use slackwater_replay::{TraceReader, Traffic};
 
+use super::cluster::{Master, Restart};
+use super::copy::Copy;
 use super::served::Grid;
 use crate::args::block_bytes;
 
@@ -33,6 +35,16 @@ pub(crate) enum Bench {
     Mq(Mq),
     /// Blocks between two processes by each mover, beside sockets, copies and the incumbent's bench
     Transfer(Transfer),
+    /// Look-ups, truths and puts of clients at a master with many nodes, each a process, and what its catalog takes
+    Master(Master),
+    /// How soon a killed master serves again what the memory and SSDs of its nodes hold
+    Restart(Restart),
+    /// Plays the part of a process that `master` and `restart` measure
+    #[command(hide = true)]
+    ClusterChild {
+        /// The part.
+        arguments: Vec<String>,
+    },
     /// Plays the part of a process that `transfer` measures
     #[command(hide = true)]
     TransferChild {
@@ -190,30 +202,6 @@ pub(crate) struct Tiers {
     /// Leave out reads beside a stream of offloads
     #[arg(long)]
     no_contention: bool,
-
-    #[command(flatten)]
-    pub(super) output: Output,
-}
-
-/// See [`Bench::Copy`].
-#[derive(Clone, Debug, Args)]
-pub(crate) struct Copy {
-    /// Length of an object
-    #[arg(long, default_value = "1MiB", value_name = "SIZE", value_parser = block_bytes)]
-    object_bytes: ByteSize,
-
-    /// Memory that the objects lie in: many times the last-level cache
-    #[arg(long, default_value = "512MiB", value_name = "SIZE", value_parser = block_bytes)]
-    source_bytes: ByteSize,
-
-    /// Passes of each form, in turns; the medians count
-    #[arg(long, default_value = "7", value_name = "N", value_parser = one_or_more)]
-    rounds: usize,
-
-    /// Paths: portable, sse, neon, avx2, avx512, the first of which everything but the buffers takes
-    /// [default: all that the processor has, the widest first]
-    #[arg(long, env = IsaChoice::ENV, hide_env_values = true, value_name = "PATH,…", value_delimiter = ',')]
-    isa: Vec<IsaChoice>,
 
     #[command(flatten)]
     pub(super) output: Output,
@@ -454,17 +442,6 @@ impl Tiers {
     }
 }
 
-impl Copy {
-    pub(super) fn options(&self) -> copy::Options {
-        copy::Options {
-            object_bytes: self.object_bytes.0 as usize,
-            source_bytes: self.source_bytes.0 as usize,
-            rounds: self.rounds,
-            paths: self.isa.iter().flat_map(|choice| paths(*choice)).collect(),
-        }
-    }
-}
-
 impl Meta {
     pub(super) fn options(&self) -> meta::Options {
         let mut options = meta::Options {
@@ -565,17 +542,6 @@ impl Transfer {
             (false, None) => options.python,
         };
         options
-    }
-}
-
-/// The paths of a choice, the widest first.
-fn paths(choice: IsaChoice) -> Vec<Isa> {
-    match choice {
-        IsaChoice::Auto => {
-            let available = Isa::ALL.iter().rev().copied().filter(|isa| isa.available());
-            available.collect()
-        }
-        IsaChoice::Forced(isa) => vec![isa],
     }
 }
 

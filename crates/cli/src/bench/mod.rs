@@ -1,6 +1,8 @@
 //! `slackwater bench`: runs a scenario of the bench crate and prints its report, for people or for scripts.
 
 mod args;
+mod cluster;
+mod copy;
 mod served;
 
 use std::ffi::OsString;
@@ -10,8 +12,9 @@ use anyhow::{Context, Result};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use serde_json::{Map, Value};
+use slackwater_bench::cluster::Programs;
 use slackwater_bench::machine::Machine;
-use slackwater_bench::{copy, meta, mq, pool, promotion, store, tiers, transfer, wait};
+use slackwater_bench::{meta, mq, pool, promotion, store, tiers, transfer, wait};
 use tempfile::TempDir;
 
 use crate::DONE;
@@ -48,7 +51,7 @@ pub(crate) fn run(scenario: &Bench) -> Result<u8> {
             Shown::plain("tiers", &report)?.show(&arguments.output)
         }
         Bench::Copy(arguments) => {
-            let report = copy::run(&arguments.options())?;
+            let report = slackwater_bench::copy::run(&arguments.options())?;
             let (text, html) = (report.to_text(), Some(report.to_html()));
             Shown {
                 text,
@@ -102,6 +105,22 @@ pub(crate) fn run(scenario: &Bench) -> Result<u8> {
             }
             .show(&arguments.output)
         }
+        Bench::Master(arguments) => {
+            let directory = passing(&arguments.dir)?;
+            let options = arguments.options(directory.path(), programs()?);
+            let report = slackwater_bench::cluster::master::run(&options)?;
+            Shown::plain("master", &on_this_machine(report))?.show(&arguments.output)
+        }
+        Bench::Restart(arguments) => {
+            let directory = passing(&arguments.dir)?;
+            let options = arguments.options(directory.path(), programs()?);
+            let report = slackwater_bench::cluster::restart::run(&options)?;
+            Shown::plain("restart", &on_this_machine(report))?.show(&arguments.output)
+        }
+        Bench::ClusterChild { arguments } => {
+            slackwater_bench::cluster::child(arguments)?;
+            Ok(DONE)
+        }
         Bench::TransferChild { arguments } => {
             transfer::child(arguments)?;
             Ok(DONE)
@@ -119,8 +138,20 @@ pub(crate) fn run(scenario: &Bench) -> Result<u8> {
 
 /// How to start this program as a measured process.
 fn ourselves(child: &str) -> Result<Vec<OsString>> {
+    Ok(vec![this_program()?, "bench".into(), child.into()])
+}
+
+/// How to start the processes of a pool, and those that ask them.
+fn programs() -> Result<Programs> {
+    Ok(Programs {
+        program: vec![this_program()?],
+        child: ourselves("cluster-child")?,
+    })
+}
+
+fn this_program() -> Result<OsString> {
     let program = std::env::current_exe().context("cannot find this program to start it again")?;
-    Ok(vec![program.into_os_string(), "bench".into(), child.into()])
+    Ok(program.into_os_string())
 }
 
 /// A directory on the device to be measured that goes with the run.

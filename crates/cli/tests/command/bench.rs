@@ -105,6 +105,72 @@ fn benchmarks_print_the_keys_of_their_contract_and_leave_nothing_behind() {
 }
 
 #[test]
+fn a_master_is_asked_in_every_way_and_serves_again_after_a_kill() {
+    let place = Place::new();
+    let report = |arguments: &[&str]| {
+        let sizes = ["--objects", "600", "--nodes", "2", "--rounds", "1"];
+        let line = [&["bench"], arguments, &sizes, &["--dir", "tmp", "--json"]].concat();
+        let output = place.run(&line);
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert_eq!(stderr(&output), "");
+        assert_eq!(std::fs::read_dir(place.temporary()).unwrap().count(), 0);
+        object(&output)
+    };
+    let grid = ["--batch", "1,8", "--clients", "1,3", "--window", "20ms"];
+    let master = report(&[&["master"], &grid[..]].concat());
+    let mut found = Vec::new();
+    for row in master["rows"].as_array().unwrap() {
+        let figure = |name: &str| row[name].as_f64().unwrap();
+        assert!(
+            figure("ops_per_s") > 0.0 && figure("ops_per_master_cpu_s") > 0.0,
+            "{row}"
+        );
+        assert!(
+            figure("p50_us") > 0.0 && figure("p50_us") <= figure("p99_us"),
+            "{row}"
+        );
+        assert_eq!(row["of_bare"].is_number(), row["batch"] == 1, "{row}");
+        assert_eq!(row["objects"], 600);
+        found.push(format!("{} {} {}", row["op"], row["batch"], row["clients"]).replace('"', ""));
+    }
+    let mut expected = Vec::new();
+    for op in ["lookup", "exists", "put"] {
+        expected.extend(["1 1", "1 3", "8 1", "8 3"].map(|cell| format!("{op} {cell}")));
+        if op == "exists" {
+            expected.push("exists 10000 1".to_owned());
+        }
+    }
+    assert_eq!(found, expected);
+    let per_object = &master["memory"][0]["resident_bytes_per_object"];
+    assert!(per_object.as_f64().unwrap() > 0.0, "{master}");
+    assert_eq!(master["bare"].as_array().unwrap().len(), 2);
+    assert_eq!(master["bounds"].as_array().unwrap().len(), 3);
+    let wrong = place.run(&["bench", "master", "--ops", "get"]);
+    assert!(
+        stderr(&wrong).contains("one of lookup, exists, put"),
+        "{}",
+        stderr(&wrong)
+    );
+
+    let restart = report(&["restart"]);
+    let figure = |name: &str| restart[name].as_f64().unwrap();
+    assert_eq!(
+        (figure("objects"), figure("nodes"), figure("rounds")),
+        (600.0, 2.0, 1.0)
+    );
+    assert_eq!((figure("lost"), figure("wrong")), (0.0, 0.0));
+    let times = ["listening_ms", "first_hit_ms", "all_ms"].map(figure);
+    assert!(times[0] > 0.0 && times.is_sorted(), "{restart}");
+    for limit in ["empty_start_ms", "asking_ms"] {
+        assert!(
+            restart["limits"][limit].as_f64().unwrap() > 0.0,
+            "{restart}"
+        );
+    }
+    assert_eq!(restart["bounds"].as_array().unwrap().len(), 4);
+}
+
+#[test]
 fn a_path_is_forced_by_flag_or_variable_and_refused_where_the_processor_lacks_it() {
     let place = Place::new();
     let foreign = if cfg!(target_arch = "x86_64") {

@@ -1,0 +1,184 @@
+//! A master and its nodes as processes of their own: what its look-ups cost, and how soon it serves again after a kill.
+
+mod caller;
+mod echo;
+mod load;
+pub mod master;
+pub mod restart;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use slackwater_base::{BLOCK_BYTES, ByteSize};
+use thiserror::Error;
+
+use crate::process::{Process, ProcessError};
+
+/// Why there is no report.
+#[derive(Debug, Error)]
+pub enum ClusterError {
+    /// A process gave no figures.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+    /// The client could not connect.
+    #[error(transparent)]
+    Connect(#[from] slackwater_remote::ConnectError),
+    /// A directory could not be made.
+    #[error("cannot make {path}: {why}")]
+    Directory {
+        /// Its path.
+        path: PathBuf,
+        /// What the system says.
+        why: std::io::Error,
+    },
+    /// A call failed, or brought other bytes than were put.
+    #[error("{0}")]
+    Call(String),
+    /// A child was started with arguments it does not know.
+    #[error("unknown child arguments {0:?}")]
+    Arguments(Vec<String>),
+}
+
+fn failed(error: impl ToString) -> ClusterError {
+    ClusterError::Call(error.to_string())
+}
+
+/// How the processes are started.
+#[derive(Clone, Debug, Default)]
+pub struct Programs {
+    /// This program: it has to know `master` and `node`.
+    pub program: Vec<OsString>,
+    /// The same so that it calls [`child`] with the arguments that follow.
+    pub child: Vec<OsString>,
+}
+
+/// Plays the part of a measured process.
+///
+/// # Errors
+/// When the part cannot be played.
+pub fn child(arguments: &[String]) -> Result<(), ClusterError> {
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match words[..] {
+        ["load", address] => load::run(address),
+        ["echo"] => echo::serve(),
+        _ => Err(ClusterError::Arguments(arguments.to_vec())),
+    }
+}
+
+/// How many nodes there are, and what they lend.
+struct Shape<'a> {
+    programs: &'a Programs,
+    nodes: usize,
+    /// Of each node.
+    memory: ByteSize,
+    /// Of each node; none for memory alone.
+    ssd: Option<ByteSize>,
+    /// Where the master's journal is and the nodes' SSDs are.
+    directory: PathBuf,
+}
+
+/// A master with its nodes.
+struct Cluster {
+    program: Vec<OsString>,
+    directory: PathBuf,
+    master: Process,
+    address: String,
+    nodes: Vec<Process>,
+}
+
+/// How long a process may be silent: one that fills a catalog is, for as long as that takes.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+impl Cluster {
+    fn start(shape: &Shape<'_>) -> Result<Self, ClusterError> {
+        let directory = shape.directory.join("master");
+        made(&directory)?;
+        let program = shape.programs.program.clone();
+        let (master, address) = start_master(&program, "127.0.0.1:0", Some(&directory))?;
+        let mut cluster = Self {
+            program,
+            directory,
+            master,
+            address,
+            nodes: Vec::with_capacity(shape.nodes),
+        };
+        for number in 0..shape.nodes {
+            let kept = shape.directory.join(format!("node-{number}"));
+            let (memory, master) = (shape.memory.0.to_string(), cluster.address.clone());
+            let mut words = vec!["node", "--master", &master, "--memory", &memory];
+            // That a master is new to them is what is measured, and no warning.
+            words.extend(["--log", "error", "--leave-time", "0s"]);
+            let (ssd, place);
+            if let Some(bytes) = shape.ssd {
+                made(&kept)?;
+                (ssd, place) = (bytes.0.to_string(), kept.display().to_string());
+                words.extend(["--ssd", &ssd, "--dir", &place]);
+            }
+            let mut node = Process::start(&cluster.program, &words, PATIENCE)?;
+            node.hear("node")?;
+            cluster.nodes.push(node);
+        }
+        Ok(cluster)
+    }
+
+    /// Kills the master, as a crash would.
+    fn kill_master(&mut self) -> Result<(), ClusterError> {
+        Ok(self.master.kill()?)
+    }
+
+    /// Starts it again where it was.
+    fn restart_master(&mut self) -> Result<(), ClusterError> {
+        let listen = self.address.trim_start_matches("tcp://");
+        let (master, _) = start_master(&self.program, listen, Some(&self.directory))?;
+        self.master = master;
+        Ok(())
+    }
+
+    /// CPU seconds of the master, and of all nodes.
+    fn cpu_seconds(&self) -> [f64; 2] {
+        let nodes = self.nodes.iter().map(Process::cpu_seconds).sum();
+        [self.master.cpu_seconds(), nodes]
+    }
+}
+
+/// A master, and where it listens; without a directory it keeps nothing.
+fn start_master(
+    program: &[OsString],
+    listen: &str,
+    directory: Option<&PathBuf>,
+) -> Result<(Process, String), ClusterError> {
+    let mut words = vec!["master", "--listen", listen, "--admin", "none"];
+    words.extend(["--log", "warn"]);
+    let kept = directory.map(|directory| directory.display().to_string());
+    if let Some(kept) = &kept {
+        words.extend(["--directory", kept]);
+    }
+    let mut master = Process::start(program, &words, PATIENCE)?;
+    let address = master.hear("serving at")?;
+    Ok((master, address))
+}
+
+/// The process that fills and asks.
+fn start_load(programs: &Programs, address: &str) -> Result<Process, ClusterError> {
+    let mut load = Process::start(&programs.child, &["load", address], PATIENCE)?;
+    load.hear("ready")?;
+    Ok(load)
+}
+
+/// Memory that each of so many nodes needs for short objects: each takes a block, and nothing is to be evicted.
+fn memory_for(objects: usize, nodes: usize) -> ByteSize {
+    let each = objects.div_ceil(nodes) as u64 * BLOCK_BYTES;
+    ByteSize((each + each / 2 + (16 << 20)).next_multiple_of(1 << 20))
+}
+
+fn made(path: &PathBuf) -> Result<(), ClusterError> {
+    std::fs::create_dir_all(path).map_err(|why| ClusterError::Directory {
+        path: path.clone(),
+        why,
+    })
+}
+
+fn key(number: u64) -> Vec<u8> {
+    format!("object-{number:010}").into_bytes()
+}

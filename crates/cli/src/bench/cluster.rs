@@ -1,0 +1,108 @@
+//! What `slackwater bench master` and `slackwater bench restart` measure.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use slackwater_base::parse_duration;
+use slackwater_bench::cluster::{Programs, master, restart};
+
+use super::args::{Output, given, one_or_more};
+
+/// See [`super::Bench::Master`].
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Master {
+    /// Where the master's directory is made and removed again
+    #[arg(long, default_value = ".", value_name = "DIR")]
+    pub(super) dir: PathBuf,
+
+    /// Objects in the catalog, one after another; each takes 4 KiB of the nodes' memory [default: 1000000]
+    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = one_or_more)]
+    objects: Vec<usize>,
+
+    /// Processes that lend memory [default: 64]
+    #[arg(long, value_name = "N", value_parser = one_or_more)]
+    nodes: Option<usize>,
+
+    /// What clients ask: lookup, exists, put [default: all]
+    #[arg(long, value_name = "OP,…", value_delimiter = ',', value_parser = op)]
+    ops: Vec<master::Op>,
+
+    /// Keys of one call, a row each [default: 1,1024]
+    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = one_or_more)]
+    batch: Vec<usize>,
+
+    /// Clients that ask at once, a row each [default: 1,16,64]
+    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = one_or_more)]
+    clients: Vec<usize>,
+
+    /// How long a cell is measured in a round [default: 500ms]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    window: Option<Duration>,
+
+    /// Rounds, whose medians count [default: 3]
+    #[arg(long, value_name = "N", value_parser = one_or_more)]
+    rounds: Option<usize>,
+
+    #[command(flatten)]
+    pub(super) output: Output,
+}
+
+/// See [`super::Bench::Restart`].
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Restart {
+    /// Where directories are made and removed again: on the device to be measured
+    #[arg(long, default_value = ".", value_name = "DIR")]
+    pub(super) dir: PathBuf,
+
+    /// Objects, every second one on SSD too; each takes 4 KiB of the nodes' memory [default: 1000000]
+    #[arg(long, value_name = "N", value_parser = one_or_more)]
+    objects: Option<usize>,
+
+    /// Processes that lend memory and an SSD [default: 4]
+    #[arg(long, value_name = "N", value_parser = one_or_more)]
+    nodes: Option<usize>,
+
+    /// How often the master is killed; the medians count [default: 3]
+    #[arg(long, value_name = "N", value_parser = one_or_more)]
+    rounds: Option<usize>,
+
+    #[command(flatten)]
+    pub(super) output: Output,
+}
+
+fn op(name: &str) -> Result<master::Op, String> {
+    let names = || master::Op::ALL.map(master::Op::name).join(", ");
+    master::Op::parse(name)
+        .ok_or_else(|| format!("`{name}` is nothing to be asked: one of {}", names()))
+}
+
+impl Master {
+    pub(super) fn options(&self, directory: &Path, programs: Programs) -> master::Options {
+        let mut options = master::Options {
+            programs,
+            ..master::Options::new(directory.to_owned())
+        };
+        given(&mut options.objects, &self.objects);
+        given(&mut options.ops, &self.ops);
+        given(&mut options.batches, &self.batch);
+        given(&mut options.clients, &self.clients);
+        options.nodes = self.nodes.unwrap_or(options.nodes);
+        options.window = self.window.unwrap_or(options.window);
+        options.rounds = self.rounds.unwrap_or(options.rounds);
+        options
+    }
+}
+
+impl Restart {
+    pub(super) fn options(&self, directory: &Path, programs: Programs) -> restart::Options {
+        let defaults = restart::Options::new(directory.to_owned());
+        restart::Options {
+            objects: self.objects.unwrap_or(defaults.objects),
+            nodes: self.nodes.unwrap_or(defaults.nodes),
+            rounds: self.rounds.unwrap_or(defaults.rounds),
+            programs,
+            ..defaults
+        }
+    }
+}

@@ -32,14 +32,15 @@ export function write(target, text) {
 
 /**
  * Keeps the children of `parent` equal to `items`: `make` gives `{ node, update }` for a new one, and those that stay keep
- * their element, so that the focus and a selection stay where they are.
+ * their element, so that the focus and a selection stay where they are. Of two with one key the second is another item.
  */
 export function keep(parent, items, keyOf, make) {
   const kept = parent.kept ?? new Map();
   const next = new Map();
   let at = parent.firstElementChild;
   for (const item of items) {
-    const key = String(keyOf(item));
+    let key = String(keyOf(item));
+    while (next.has(key)) key += " ";
     const row = kept.get(key) ?? make(item);
     kept.delete(key);
     next.set(key, row);

@@ -71,10 +71,10 @@ const PRESENCE = {
 };
 
 function card({ node: number }) {
-  const [state, address, list] = [element("span", { class: "pill" }), element("span", { class: "quiet address" }), element("ul", { class: "bare" })];
+  const [state, address, list] = [element("span", { class: "pill" }), element("span", { class: "quiet" }), element("ul", { class: "bare" })];
   const button = element("button", { type: "button", "aria-label": `Drain node ${number}`, click: () => drain(number) }, "Drain…");
   const name = element("h3", {}, `Node ${number}`);
-  const node = element("li", { class: "card" }, element("div", { class: "heading" }, name, state, button), address, list);
+  const node = element("li", { class: "card" }, element("div", { class: "heading" }, name, button), element("p", { class: "address" }, state, address), list);
   const update = (it) => {
     const [tone, words] = PRESENCE[it.presence] ?? ["bad", it.presence];
     state.className = `pill ${tone}`;
@@ -92,7 +92,8 @@ function segmentRow({ tier }) {
   const update = (it) => {
     const share = it.capacity_bytes > 0 ? it.used_bytes / it.capacity_bytes : 0;
     const drained = it.status === "DRAINING" || it.status === "DRAINED" ? `, ${it.status.toLowerCase()}` : "";
-    write(name, `${it.name}${drained}`);
+    // The card says which node it is.
+    write(name, `${it.name.replace(`-${it.node}`, "")}${drained}`);
     write(full, `${bytes(it.used_bytes)} of ${bytes(it.capacity_bytes)}, ${percent(share)}`);
     full.title = `${it.used_bytes} of ${it.capacity_bytes} bytes`;
     const mark = (at, words) => ({ at, words: `${words} ${percent(at)}` });
@@ -138,14 +139,26 @@ export function decisions(rates, sample) {
     };
     return { node, update };
   });
-  keep(byId("rules"), sample.stats.eviction_rules, (it) => it.tier, () => {
+  keep(byId("rules"), byTier(sample.stats.eviction_rules), (it) => it.tier, () => {
     const node = element("li");
-    const update = (it) => {
-      const rules = it.hit_rates.map(([rule, hits]) => `${rule} ${percent(hits)}`).join(", ");
-      write(node, `Eviction from ${it.tier === "ssd" ? "SSD" : it.tier} follows ${it.followed}; hits of simulated caches: ${rules}.`);
+    const update = ({ tier, followed, rates }) => {
+      const rules = [...rates].map(([rule, of]) => `${rule} ${percent(of.reduce((a, b) => a + b) / of.length)}`);
+      write(node, `Eviction from ${tier === "ssd" ? "SSD" : tier} follows ${[...followed].join(", ")}; simulated caches hit: ${rules.join(", ")}.`);
     };
     return { node, update };
   });
+}
+
+/** The rules of each tier, of all its segments: those that are followed, and the hit rates of each. */
+function byTier(all) {
+  const tiers = new Map();
+  for (const { tier, followed, hit_rates: hits } of all) {
+    const of = tiers.get(tier) ?? { tier, followed: new Set(), rates: new Map() };
+    tiers.set(tier, of);
+    of.followed.add(followed);
+    for (const [rule, rate] of hits) of.rates.set(rule, [...(of.rates.get(rule) ?? []), rate]);
+  }
+  return [...tiers.values()];
 }
 
 export function latency(sample) {

@@ -1,0 +1,283 @@
+"""The live page, in a browser: what it shows, what it does, and that nothing of it is cut."""
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import browser as chromium
+import pytest
+import slackwater
+from browser import Browser, Page
+
+WIDTHS = (1280, 390)
+LAYOUT = (Path(__file__).parent / "layout.js").read_text().split("\n", 1)[1]
+TOKEN = "not-to-be-guessed-9"
+# A folder for pictures of every scene, for people.
+PICTURES = os.environ.get("PAGE_PICTURES")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A browser for all tests of this file."""
+    program = chromium.find()
+    if program is None:
+        pytest.skip("no Chromium: the page is not looked at (apt-get install chromium)")
+    browser = Browser(program, tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+class Server:
+    """A process with a page."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        self.address = process.stdout.readline().strip().removeprefix("serving at ")
+        self.page = process.stdout.readline().strip().removeprefix("admin at ")
+
+    def json(self, path: str) -> dict:
+        """The answer of a path."""
+        with urllib.request.urlopen(self.page + path, timeout=30) as answer:
+            return json.load(answer)
+
+
+@contextlib.contextmanager
+def started(command: Path, *arguments: str) -> Iterator[Server]:
+    """A server at free ports."""
+    free = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--log", "warn"]
+    with subprocess.Popen([command, *arguments, *free], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield Server(process)
+        finally:
+            process.kill()
+
+
+@contextlib.contextmanager
+def lent(command: Path, master: str, directory: Path) -> Iterator[subprocess.Popen[str]]:
+    """A node that has told its number."""
+    options = ["--memory", "8MiB", "--ssd", "64MiB", "--dir", str(directory), "--staging", "1MiB", "--log", "off"]
+    arguments = [command, "node", "--master", master, *options]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            process.number = process.stdout.readline().split()[1]  # type: ignore[attr-defined]
+            yield process
+        finally:
+            process.kill()
+
+
+@contextlib.contextmanager
+def traffic(address: str) -> Iterator[None]:
+    """Reads and writes until the end."""
+    ends = threading.Event()
+
+    def run() -> None:
+        with slackwater.connect(address) as client:
+            number = 0
+            while not ends.wait(0.005):
+                number += 1
+                with contextlib.suppress(slackwater.SlackwaterError):
+                    client.put(f"model@{number}", bytes(30_000))
+                    client.get(f"model@{number - number % 7}")
+                    client.get("absent")
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        ends.set()
+        thread.join()
+
+
+def check(page: Page, scene: str, root: str = "document.body") -> None:
+    """Nothing is cut or overlaps, nothing was said to the console, and nobody else was asked for anything."""
+    found = page.run(f"({LAYOUT})({root})")
+    if PICTURES:
+        page.screenshot(Path(PICTURES) / f"{scene}.png")
+    assert found == [], scene
+    said = [entry["entry"] for entry in page.events("Log.entryAdded")]
+    # A request that is refused is told there by the browser itself.
+    assert [entry for entry in said if entry["source"] != "network"] == []
+    assert page.events("Runtime.consoleAPICalled") == []
+    assert page.events("Runtime.exceptionThrown") == []
+    asked = [event["request"]["url"] for event in page.events("Network.requestWillBeSent")]
+    own = str(page.run("location.origin"))
+    assert asked and all(url.startswith(f"{own}/") for url in asked), asked
+    assert not any("token" in url or TOKEN in url for url in asked), asked
+
+
+def shown(page: Page, selector: str) -> str:
+    """The text of an element, as it is seen."""
+    return str(page.run(f"document.querySelector({json.dumps(selector)}).innerText"))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_an_empty_store_says_so(command: Path, browser: Browser, width: int) -> None:
+    with started(command, "serve", "--memory", "16MiB") as server, browser.page(server.page, width) as page:
+        page.until("document.querySelectorAll('#nodes > li').length", lambda count: count == 1)
+        page.until("document.querySelector('#flow .speed').textContent", lambda text: text == "0 B/s")
+        assert shown(page, "#status") == "serving"
+        assert shown(page, "#address") == server.address
+        assert "no SSD" in shown(page, "#flow")
+        assert shown(page, "#warnings").strip() == ""
+        check(page, f"empty-{width}")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_busy_store_shows_what_is_counted(command: Path, browser: Browser, width: int, tmp_path: Path) -> None:
+    options = ["--memory", "16MiB", "--ssd", "256MiB", "--dir", str(tmp_path / "kv")]
+    with started(command, "serve", *options) as server:
+        with traffic(server.address), browser.page(server.page, width, dark=width < 600) as page:
+            speed = "[...document.querySelectorAll('#flow .speed')].map((it) => it.textContent)"
+            page.until(f"{speed}.filter((text) => /[KM]iB/.test(text)).length", lambda count: int(str(count)) >= 3)
+            page.until("document.querySelector('#hits-legend b').textContent", lambda text: str(text).endswith("%"))
+            page.until("document.querySelector('#hits').ariaLabel", lambda text: "memory" in str(text))
+            check(page, f"busy-{width}")
+            # Keys are typed, and found or not.
+            page.click("#search-key")
+            page.type("model@7")
+            page.press("Enter", 13, "\r")
+            page.until("document.querySelectorAll('#found .reason').length", lambda count: int(str(count)) >= 1)
+            assert "30000 bytes" in shown(page, "#found")
+            check(page, f"found-{width}")
+            page.run("document.querySelector('#search-key').value = '<b>none</b>'")
+            page.click("#search button")
+            page.until("document.querySelector('#found').innerText", lambda text: "<b>none</b>" in str(text))
+        with browser.page(server.page, width) as page:
+            # Nothing happens any more: the numbers of the page are those of the other paths.
+            page.until("document.querySelectorAll('#tiles strong').length", lambda count: count == 6)
+            stats = server.json("/api/v1/stats")
+            stored = re.escape(f"{stats['puts']['stored']:,}")
+            page.until("document.querySelector('#decisions').innerText", lambda text: re.search(rf"Puts stored\s+\S+\s+{stored}\s", str(text)))
+            objects = f"{stats['objects']:,}"
+            page.until("document.querySelector('#tiles strong').textContent", lambda text: text == objects)
+            used = page.run("document.querySelector('#nodes .figures').title")
+            assert used == f"{stats['memory']['used_bytes']} of {stats['memory']['capacity_bytes']} bytes"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_actions_ask_before_they_act(command: Path, browser: Browser, width: int) -> None:
+    with started(command, "serve", "--memory", "16MiB") as server:
+        with slackwater.connect(server.address) as client:
+            client.put("k", bytes(1000))
+        with browser.page(server.page, width) as page:
+            page.until("document.querySelector('#tiles strong')?.textContent", lambda text: text == "1")
+            page.click("#nodes button")
+            page.until("document.querySelector('#dialog').open")
+            check(page, f"drain-{width}", "document.querySelector('#dialog')")
+            page.press("Escape", 27)
+            page.until("!document.querySelector('#dialog').open")
+            assert server.json("/api/v1/jobs")["jobs"] == []
+            # Tenants are not told apart here: the dialog stays and says so.
+            page.click("#set-quota")
+            for text in ("t", "1GiB", "2GiB"):
+                page.type(text)
+                page.press("Tab", 9)
+            page.click("#dialog .first")
+            page.until("!document.querySelector('#dialog .problem').hidden")
+            check(page, f"quota-{width}", "document.querySelector('#dialog')")
+            page.click("#dialog button[type=button]")
+            page.click("#remove-all")
+            page.click("#dialog .danger")
+            # The word that it asks for was not typed.
+            assert page.run("document.querySelector('#dialog').open")
+            page.click("#dialog input[required]")
+            page.type("remove")
+            page.click("#dialog input[type=checkbox]")
+            page.click("#dialog .danger")
+            page.until("document.querySelector('#tiles strong').textContent", lambda text: text == "0")
+            assert "1 objects are removed" in str(page.run("document.querySelector('#told').textContent"))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_token_is_asked_for_and_kept_in_the_tab(command: Path, browser: Browser, width: int, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(TOKEN + "\n")
+    file.chmod(0o600)
+    arguments = ["serve", "--memory", "16MiB", "--admin-token-file", str(file)]
+    with started(command, *arguments) as server, browser.page(server.page, width) as page:
+        page.until("document.activeElement.id", lambda name: name == "token")
+        page.type("wrong-token-of-somebody")
+        page.press("Enter", 13, "\r")
+        page.until("!document.querySelector('#sign-in-why').hidden")
+        check(page, f"token-{width}")
+        page.type(TOKEN)
+        page.press("Enter", 13, "\r")
+        page.until("document.querySelectorAll('#nodes > li').length", lambda count: count == 1)
+        assert page.run("localStorage.length") == 0 and page.run("location.href") == f"{server.page}/"
+        page.click("#forget")
+        page.until("!document.querySelector('#sign-in').hidden")
+        assert page.run("sessionStorage.length") == 0
+
+
+def test_the_page_is_used_by_keyboard(command: Path, browser: Browser) -> None:
+    with started(command, "serve", "--memory", "16MiB") as server, browser.page(server.page, 1280) as page:
+        page.until("document.querySelectorAll('#nodes > li').length", lambda count: count == 1)
+        passed = []
+        for _ in range(12):
+            page.press("Tab", 9)
+            passed.append(str(page.run("document.activeElement.id || document.activeElement.textContent")))
+        for control in ("Skip to the content", "theme", "Drain…", "search-key", "set-quota", "remove-all"):
+            assert control in passed, passed
+        # The focus stays where it is while samples come.
+        page.run("document.querySelector('#nodes button').focus()")
+        time = "performance.getEntriesByType('resource').length >= 0 && performance.now()"
+        begun = float(str(page.run(time)))
+        page.until(time, lambda now: float(str(now)) > begun + 2500)
+        assert page.run("document.activeElement === document.querySelector('#nodes button')")
+        before = page.run("getComputedStyle(document.body).backgroundColor")
+        page.run("document.querySelector('#theme').focus()")
+        for _ in range(2):
+            page.press("Enter", 13, "\r")
+        assert shown(page, "#theme") == "Theme: dark"
+        assert page.run("getComputedStyle(document.body).backgroundColor") != before
+        check(page, "dark-1280")
+
+
+def test_a_pool_of_ten_nodes_and_one_that_dies(command: Path, browser: Browser, tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(started(command, "master"))
+        with browser.page(server.page, 390) as page:
+            page.until("document.querySelector('#status').textContent", lambda text: text == "not serving")
+            assert "slackwater node" in shown(page, "#warnings")
+            check(page, "no-node-390")
+        nodes = [stack.enter_context(lent(command, server.address, tmp_path / str(number))) for number in range(10)]
+        with traffic(server.address):
+            for width in WIDTHS:
+                with browser.page(server.page, width) as page:
+                    page.until("document.querySelectorAll('#nodes .good').length", lambda count: count == 10)
+                    page.until("[...document.querySelectorAll('#flow .speed')][0].textContent", lambda text: "iB/s" in str(text))
+                    assert "with a link" in shown(page, "#flow")
+                    check(page, f"pool-{width}")
+        nodes[3].kill()
+        died = f"node {nodes[3].number}"  # type: ignore[attr-defined]
+        for width in WIDTHS:
+            with browser.page(server.page, width) as page:
+                page.until("document.querySelector('#warnings').innerText", lambda text: died in str(text).lower())
+                page.until("document.querySelectorAll('#nodes .good').length", lambda count: count == 9)
+                check(page, f"failing-{width}")
+
+
+def test_a_server_that_goes_is_waited_for(command: Path, browser: Browser) -> None:
+    with started(command, "serve", "--memory", "16MiB") as server:
+        stack = contextlib.ExitStack()
+        page = stack.enter_context(browser.page(server.page, 390))
+        page.until("document.querySelectorAll('#nodes > li').length", lambda count: count == 1)
+    with stack:
+        page.until("!document.querySelector('#trouble').hidden")
+        assert shown(page, "#status") == "no link"
+        port = server.page.rsplit(":", 1)[1]
+        with subprocess.Popen(
+            [command, "serve", "--memory", "16MiB", "--listen", "127.0.0.1:0", "--admin", f"127.0.0.1:{port}", "--log", "off"],
+            stdout=subprocess.PIPE,
+        ) as again:
+            page.until("document.querySelector('#trouble').hidden")
+            assert shown(page, "#status") == "serving"
+            again.kill()

@@ -23,7 +23,7 @@ PACKAGING := target/packaging
 PACKAGED_FOR := x86_64-unknown-linux-gnu
 PACKAGED := target/$(PACKAGED_FOR)/release/slackwater
 
-.PHONY: help run test wheel deb bench soak test-aarch64 lint test-rust test-loom test-miri test-sim test-python mutants build clean
+.PHONY: help run test wheel deb bench soak test-aarch64 lint test-rust test-loom test-miri test-sim test-python c mutants build clean
 
 help:
 	@echo "make run             replay generated chat traffic through the tiered store; report in report/"
@@ -31,6 +31,7 @@ help:
 	@echo "make test            every check and test; what cannot run here is named"
 	@echo "make wheel           a wheel with the Python module and the command, for every Linux of x86-64 with glibc 2.28, in dist/"
 	@echo "make deb             a Debian package with the command and its services, in dist/"
+	@echo "make c               the library for C and C++, shared and static, with its header, in dist/c"
 	@echo "make bench           every benchmark, with ratios against limits and peers"
 	@echo "make soak MINUTES=30 the simulator's profiles on seeds that were never used before"
 	@echo "make test-aarch64    copies and checksums of aarch64, under an emulator"
@@ -109,6 +110,16 @@ $(PACKAGING)/.ready: python/packaging.txt
 	python3 -m venv $(PACKAGING)
 	$(PACKAGING)/bin/pip install --quiet --disable-pip-version-check --requirement python/packaging.txt
 	touch $@
+
+c: toolchain
+	cargo build --release --locked --package slackwater-c
+	rm -rf dist/c
+	mkdir -p dist/c/include dist/c/lib/pkgconfig
+	cp crates/c/include/slackwater.h dist/c/include/
+	cp target/release/libslackwater.so dist/c/lib/libslackwater.so.0
+	ln -s libslackwater.so.0 dist/c/lib/libslackwater.so
+	cp target/release/libslackwater.a dist/c/lib/
+	sed "s/VERSION/$$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)/" crates/c/slackwater.pc.in > dist/c/lib/pkgconfig/slackwater.pc
 
 test-python: $(STAMP)
 	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/maturin develop --quiet --locked --manifest-path crates/py/Cargo.toml

@@ -74,6 +74,13 @@ const LAYERS: &[(&str, Kind, &[&str])] = &[
         ],
     ),
     ("py", Kind::Face, &["base", "wire", "node", "mq", "remote"]),
+    (
+        "c",
+        Kind::Face,
+        &[
+            "base", "wire", "wait", "pool", "net", "mq", "transfer", "remote",
+        ],
+    ),
 ];
 
 /// What a pure crate must not name: the operating system, threads and clocks.

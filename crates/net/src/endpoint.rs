@@ -1,6 +1,9 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
+use std::str::FromStr;
+
+use thiserror::Error;
 
 /// Where to listen or connect.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -16,6 +19,28 @@ impl fmt::Display for Endpoint {
         match self {
             Endpoint::Tcp(address) => write!(f, "tcp://{address}"),
             Endpoint::Unix(path) => write!(f, "ipc://{}", path.display()),
+        }
+    }
+}
+
+/// A text that names no endpoint.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("`{0}` is neither tcp://IP:PORT nor ipc://PATH")]
+pub struct NoEndpoint(String);
+
+impl FromStr for Endpoint {
+    type Err = NoEndpoint;
+
+    /// Reads what is displayed. A port of 0 is one that the system chooses.
+    fn from_str(text: &str) -> Result<Self, NoEndpoint> {
+        let no_endpoint = || NoEndpoint(text.to_owned());
+        match text.split_once("://").ok_or_else(no_endpoint)? {
+            ("tcp", address) => address
+                .parse()
+                .map(Endpoint::Tcp)
+                .map_err(|_| no_endpoint()),
+            ("ipc", path) if !path.is_empty() => Ok(Endpoint::Unix(path.into())),
+            _ => Err(no_endpoint()),
         }
     }
 }
@@ -63,6 +88,29 @@ impl fmt::Display for Source {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn endpoints_are_read_as_they_are_displayed() {
+        for text in [
+            "tcp://127.0.0.1:0",
+            "tcp://[::1]:7",
+            "ipc:///run/x",
+            "ipc://x y",
+        ] {
+            let endpoint: Endpoint = text.parse().expect("an endpoint");
+            assert_eq!(endpoint.to_string(), text);
+        }
+        for text in [
+            "",
+            "127.0.0.1:1",
+            "tcp://localhost:1",
+            "tcp://127.0.0.1",
+            "ipc://",
+            "udp://1.1.1.1:1",
+        ] {
+            assert_eq!(text.parse::<Endpoint>(), Err(NoEndpoint(text.to_owned())));
+        }
+    }
 
     /// A host with an IPv6 network of its own used a new address for every connection, and no limit applied.
     #[test]

@@ -20,7 +20,7 @@ mod wheel;
 
 pub use counters::{Counter, Counters};
 pub use drive::{Loop, StartError, WeakLoop, is_inside_a_loop};
-pub use endpoint::{Endpoint, Source};
+pub use endpoint::{Endpoint, NoEndpoint, Source};
 pub use limiter::PreAuthLimits;
 pub use net::Net;
 pub use protocol::{ConnId, Connect, End, Event, Limits, Listen, ListenerId, NetError, Protocol};

@@ -38,16 +38,7 @@ pub(crate) fn refused(py: Python<'_>, error: &impl Coded) -> PyErr {
 
 /// The exception of a client that finds no server.
 pub(crate) fn not_connected(py: Python<'_>, error: &ConnectError) -> PyErr {
-    let code = match error {
-        ConnectError::NoServer { .. } | ConnectError::NoLink { .. } => ErrorCode::RpcFail,
-        ConnectError::Refused { code, .. } => *code,
-        ConnectError::KeyFile(_)
-        | ConnectError::NeedsKey { .. }
-        | ConnectError::NeedsServerKey { .. } => ErrorCode::InvalidParams,
-        ConnectError::Foreign { .. } => ErrorCode::NotSupported,
-        _ => ErrorCode::UnavailableInCurrentMode,
-    };
-    exception(py, code, &error.to_string())
+    exception(py, error.code(), &error.to_string())
 }
 
 /// The exception of a store that does not open.

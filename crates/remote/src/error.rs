@@ -76,6 +76,24 @@ pub enum ConnectError {
     System(#[from] std::io::Error),
 }
 
+impl ConnectError {
+    /// The code that stands for it across languages and processes.
+    #[must_use]
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Self::NoServer { .. } | Self::NoLink { .. } => ErrorCode::RpcFail,
+            Self::Refused { code, .. } => *code,
+            Self::KeyFile(_) | Self::NeedsKey { .. } | Self::NeedsServerKey { .. } => {
+                ErrorCode::InvalidParams
+            }
+            Self::Foreign { .. } => ErrorCode::NotSupported,
+            Self::Messages(_) | Self::Transfers(_) | Self::System(_) => {
+                ErrorCode::UnavailableInCurrentMode
+            }
+        }
+    }
+}
+
 /// Why a call did not do what was asked.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum ClientError {

@@ -161,6 +161,12 @@ impl NodeHost {
         later
     }
 
+    /// Whether an extent is dead to other processes. The books of the agent do not know of what an earlier master granted
+    /// and nobody has written.
+    pub(crate) fn is_dead(&self, extent: &ExtentRef) -> bool {
+        self.gate.as_ref().is_some_and(|gate| gate.is_dead(extent))
+    }
+
     /// Begins an access to an extent; `None` when it is dead.
     pub(crate) fn begin_access(&mut self, extent: &ExtentRef, access: Access) -> Option<AccessId> {
         self.agent.begin_access(*extent, access).ok()

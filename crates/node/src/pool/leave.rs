@@ -32,11 +32,11 @@ impl MasterShell {
         let begun = handlers
             .permitted(call, leave.epoch)
             .and_then(|permissions| {
-                let own = self.members.node_of(call.from());
-                let node = own.filter(|node| permissions.node.covers(*node));
-                node.ok_or(ErrorCode::RoleNotPermitted)
+                let own = self.members.life_at(call.from());
+                let own = own.filter(|(node, _)| permissions.node.covers(*node));
+                own.ok_or(ErrorCode::RoleNotPermitted)
             })
-            .and_then(|node| Ok((node, self.begin_leave(node, &leave)?)));
+            .and_then(|own| Ok((own, self.begin_leave(own.0, &leave)?)));
         let Ok(deferred) = call.defer() else { return };
         let epoch = self.outgoing.epoch;
         let answer = move |result: Result<JobState, ErrorCode>| {
@@ -46,7 +46,7 @@ impl MasterShell {
             };
             deferred.reply([body::encode(&left).expect("the state of a job is short")]);
         };
-        let (node, later) = match begun {
+        let ((node, life), later) = match begun {
             Ok(begun) => begun,
             Err(code) => return answer(Err(code)),
         };
@@ -62,7 +62,7 @@ impl MasterShell {
                 let left = later.wait_until(until, waiting);
                 let left = left.unwrap_or(Err(StoreError::Closed));
                 if let Some(shell) = this.upgrade() {
-                    shell.members.leaves(node);
+                    shell.members.leaves(node, life);
                 }
                 answer(left.map_err(|error| error.code()).and_then(state));
             });

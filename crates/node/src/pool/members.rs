@@ -131,14 +131,18 @@ impl Members {
         self.state().links.contains_key(&link)
     }
 
-    /// The node of a link.
-    pub(super) fn node_of(&self, link: ConnectionId) -> Option<NodeId> {
-        self.state().links.get(&link).copied()
+    /// The life of the node of a link.
+    pub(super) fn life_at(&self, link: ConnectionId) -> Option<(NodeId, NodeLife)> {
+        let state = self.state();
+        let node = *state.links.get(&link)?;
+        Some((node, state.nodes.get(&node)?.life))
     }
 
-    /// A node is about to end.
-    pub(super) fn leaves(&self, node: NodeId) {
-        if let Some(member) = self.state().nodes.get_mut(&node) {
+    /// A life of a node is about to end.
+    pub(super) fn leaves(&self, node: NodeId, life: NodeLife) {
+        let mut state = self.state();
+        let member = state.nodes.get_mut(&node);
+        if let Some(member) = member.filter(|member| member.life == life) {
             member.leaves = true;
         }
     }
@@ -401,6 +405,23 @@ mod tests {
         assert_eq!(members.absent(), [NODE]);
         let resumed = members.greet(link(3), &hello(1, true, 0));
         assert_eq!(resumed, Standing::Resumed(1));
+    }
+
+    /// A node left, and was slow to end. The mark of its end was set on the next life of the node, which had begun by then: a
+    /// moment without a link ended that life, and what it held was lost.
+    #[test]
+    fn the_end_of_a_life_does_not_end_the_next_one() {
+        let members = members();
+        let leaving = members.life_at(link(1));
+        assert_eq!(leaving, Some((NODE, NodeLife([1, 0]))));
+        assert_eq!(members.life_at(link(2)), None);
+        let next = hello(2, false, 0);
+        members.forget(NODE);
+        members.add(link(2), &next, Arc::new(Minter::of(&next.memory)));
+        members.leaves(NODE, NodeLife([1, 0]));
+        assert!(!members.has_left(NODE));
+        members.leaves(NODE, NodeLife([2, 0]));
+        assert!(members.has_left(NODE));
     }
 
     #[test]

@@ -231,12 +231,8 @@ impl Uplink {
                 return self.tell(Happened::Unanswered(link));
             }
         };
-        let seen = self.epoch.fetch_max(welcome.epoch.0, Ordering::AcqRel);
-        if seen > welcome.epoch.0 {
-            return self.tell(Happened::Answered(
-                link,
-                Attached::Refused(ErrorCode::StaleEpoch),
-            ));
+        if let Err(stale) = self.hear(welcome.epoch) {
+            return self.tell(Happened::Answered(link, Attached::Refused(stale)));
         }
         let mut reports = self.reports();
         let goes_on = match welcome.attached {
@@ -269,7 +265,7 @@ impl Uplink {
         let Ok(message) = body::decode::<Orders>(call.part(0).unwrap_or_default()) else {
             return broken();
         };
-        if self.epoch.fetch_max(message.epoch.0, Ordering::AcqRel) > message.epoch.0 {
+        if self.hear(message.epoch).is_err() {
             return;
         }
         // Held until the orders are carried out, so that none overtakes another.
@@ -301,7 +297,10 @@ impl Uplink {
     pub(super) fn check(&self, memory: &ServedMemory, call: &Call<'_>) {
         let result = body::decode::<CheckWritten>(call.part(0).unwrap_or_default())
             .map_err(|_| ErrorCode::DeserializeFail)
-            .and_then(|check| memory.store.check_written(&check.written));
+            .and_then(|check| {
+                self.hear(check.epoch)?;
+                memory.store.check_written(&check.written)
+            });
         let epoch = self.epoch();
         let checked = WrittenChecked { epoch, result };
         let _ = call.reply([body::encode(&checked).expect("an answer is short")]);
@@ -311,7 +310,10 @@ impl Uplink {
     pub(super) fn copy(&self, memory: &ServedMemory, call: &Call<'_>) {
         let result = body::decode::<CopyBytes>(call.part(0).unwrap_or_default())
             .map_err(|_| ErrorCode::DeserializeFail)
-            .and_then(|copy| self.sources.bring(memory, &copy));
+            .and_then(|copy| {
+                self.hear(copy.epoch)?;
+                self.sources.bring(memory, &copy)
+            });
         let epoch = self.epoch();
         let copied = BytesCopied { epoch, result };
         let _ = call.reply([body::encode(&copied).expect("an answer is short")]);
@@ -402,6 +404,17 @@ impl Uplink {
 
     fn mq(&self) -> Option<Mq> {
         lock(&self.mq).clone()
+    }
+
+    /// A master of this epoch has spoken.
+    ///
+    /// # Errors
+    /// [`ErrorCode::StaleEpoch`] when a later one has before.
+    fn hear(&self, epoch: Epoch) -> Result<(), ErrorCode> {
+        match self.epoch.fetch_max(epoch.0, Ordering::AcqRel) {
+            seen if seen > epoch.0 => Err(ErrorCode::StaleEpoch),
+            _ => Ok(()),
+        }
     }
 
     fn epoch(&self) -> Epoch {

@@ -216,6 +216,13 @@ impl ExtentGate {
         }
     }
 
+    /// Whether nobody may begin to access an extent any more, or it is none.
+    pub(crate) fn is_dead(&self, extent: &ExtentRef) -> bool {
+        let state = self.state();
+        let dead_below = state.dead_below.get(self.index(extent.offset));
+        dead_below.is_none_or(|below| extent.generation < *below)
+    }
+
     /// Whether what an earlier master granted and nobody published is still accessed.
     pub(crate) fn is_outlived(&self) -> bool {
         !self.state().outlived.is_empty()

@@ -118,6 +118,9 @@ impl Core {
 
     /// Begins to fill an extent for a master in another process, which nobody else may write any more; `None` when it is dead.
     pub(super) fn begin_fill(&mut self, now: Instant, target: &ExtentRef) -> Option<AccessId> {
+        if self.node.is_dead(target) {
+            return None;
+        }
         let access = self.begin_access(target, Access::Write)?;
         self.node.seal(now, [target]);
         self.outbound.released.append(&mut self.node.released);

@@ -4,6 +4,7 @@
     reason = "a test that cannot go on says so by panicking"
 )]
 
+mod late;
 mod roles;
 
 use std::net::{Ipv4Addr, SocketAddr};

@@ -13,7 +13,14 @@ from types import ModuleType
 
 __all__ = ["MODULES", "active", "install", "installed_mooncake"]
 
-MODULES = ("store", "async_store", "buffer_pool", "mooncake_config")
+MODULES = (
+    "store",
+    "async_store",
+    "buffer_pool",
+    "http_metadata_server",
+    "mooncake_config",
+    "mooncake_store_service",
+)
 """The modules of the package `mooncake` that are provided."""
 
 _NAME = "mooncake"

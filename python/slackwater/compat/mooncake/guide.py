@@ -26,6 +26,7 @@ the programs and their tests use.
 | `pip install mooncake-transfer-engine` | `pip uninstall mooncake-transfer-engine`, and `pip install . ./python/mooncake` in this folder |
 | `mooncake_master --rpc_port=50051` | the same command, or `slackwater master` |
 | a program that imports `mooncake.store` | the same program |
+| `mc_store_rest_server`, `mooncake_http_metadata_server` | the same commands, for this machine unless `--host` says otherwise |
 
 Without the second package, `slackwater.compat.install()` gives one process the modules, before anything imports `mooncake`.
 A Mooncake that is installed is never overwritten and stays the one that programs get; `slackwater.compat.active()` names the
@@ -36,8 +37,7 @@ lends memory of its process to a master; `serve` has memory of its own and takes
 sides are on one machine; for others give `master_server_addr` as `curve://HOST:PORT/KEY`, as
 [the guide to serving](serving.md) says, our own key in `SLACKWATER_KEY_FILE`, and the keys whose transfers a segment takes in
 `SLACKWATER_ALLOW`. `mooncake.async_store` is there too; up to eight calls of a store are awaited at a time, and cancelled ones
-end. What only the memory of a client
-held misses once that client is closed, and 10 s after it dies.
+end. What only the memory of a client held misses once that client is closed, and 10 s after it dies.
 """
 
 

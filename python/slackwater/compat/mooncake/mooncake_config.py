@@ -53,7 +53,7 @@ class MooncakeConfig:
         missing = [name for name in _REQUIRED if not values.get(name)]
         if missing:
             raise ValueError(f"{file_path}: needed and not given: {', '.join(missing)}")
-        return cls._of(values)
+        return cls.of(values)
 
     @classmethod
     def load_from_env(cls) -> Self:
@@ -79,10 +79,11 @@ class MooncakeConfig:
             "client_http_port": get("MOONCAKE_CLIENT_HTTP_PORT"),
         }
         named = {name: value for name, value in variables.items() if value}
-        return cls._of({"local_hostname": "localhost", **named})
+        return cls.of({"local_hostname": "localhost", **named})
 
     @classmethod
-    def _of(cls, values: Mapping[str, Any]) -> Self:
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """From names and values, which may all be texts."""
         return cls(
             local_hostname=values["local_hostname"],
             metadata_server=values["metadata_server"],

@@ -1,0 +1,151 @@
+"""Small HTTP services: a bounded number of requests at a time, of bounded length, each within a time, one a connection."""
+
+import contextlib
+import json
+import logging
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+log = logging.getLogger("slackwater.mooncake")
+
+REQUESTS_MAX = 64
+"""Requests under way at a time; others wait to be accepted."""
+SECONDS_MAX = 120
+"""How long a connection lasts at most."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request: method, path in decoded pieces, first values of the query, and body."""
+
+    method: str
+    path: tuple[str, ...]
+    query: dict[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is answered."""
+
+    status: int
+    body: bytes
+    kind: str = "application/json; charset=utf-8"
+
+    @classmethod
+    def json(cls, status: int, /, **fields: Any) -> "Answer":
+        """An object with these fields."""
+        return cls(status, json.dumps(fields).encode())
+
+
+NOT_FOUND = Answer(404, b"404: Not Found", "text/plain; charset=utf-8")
+NOT_ALLOWED = Answer(405, b"405: Method Not Allowed", "text/plain; charset=utf-8")
+
+
+class Service(ThreadingHTTPServer):
+    """Answers requests with `answer`, on threads. A port of 0 is a free one."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, host: str, port: int, bytes_max: int, answer: Callable[[Asked], Answer]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.bytes_max, self.answer = bytes_max, answer
+        self._slots = threading.BoundedSemaphore(REQUESTS_MAX)
+        super().__init__((host, port), _Handler)
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return int(self.server_address[1])
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Begins a thread when one of the slots is free."""
+        self._slots.acquire()
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._slots.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answers, and frees the slot."""
+        # However slowly the other side sends and reads.
+        end = threading.Timer(SECONDS_MAX, _cut, [request])
+        end.daemon = True
+        end.start()
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            end.cancel()
+            self._slots.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A connection that breaks is no event; anything else is."""
+        if not isinstance(sys.exception(), OSError):
+            log.exception("a request of %s failed", client_address)
+
+    def run_until_stopped(self, name: str) -> None:
+        """Answers until SIGINT or SIGTERM."""
+
+        def stop(*_signal: object) -> None:
+            # It waits for the loop, which this thread runs.
+            threading.Thread(target=self.shutdown).start()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, stop)
+        print(f"{name} serves at http://{self.server_address[0]}:{self.port}", file=sys.stderr, flush=True)
+        self.serve_forever()
+        self.server_close()
+
+
+def _cut(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Service
+    server_version = "slackwater"
+    sys_version = ""
+
+    def handle_one_request(self) -> None:
+        # As the base class does, but for every method.
+        self.raw_requestline = self.rfile.readline(65537)
+        if len(self.raw_requestline) > 65536 or not self.raw_requestline or not self.parse_request():
+            return
+        answer = self._answer()
+        self.send_response(answer.status)
+        self.send_header("Content-Type", answer.kind)
+        self.send_header("Content-Length", str(len(answer.body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(answer.body)
+
+    def _answer(self) -> Answer:
+        length = self.headers.get("Content-Length", "0")
+        if "Transfer-Encoding" in self.headers or not (length.isascii() and length.isdigit()):
+            return Answer.json(411, error="Content-Length is needed")
+        if int(length) > self.server.bytes_max:
+            return Answer.json(413, error=f"{length} bytes, at most {self.server.bytes_max} are taken")
+        body = self.rfile.read(int(length))
+        if len(body) != int(length):
+            return Answer.json(400, error="the body ends early")
+        parts = urlsplit(self.path)
+        path = tuple(unquote(piece) for piece in parts.path.split("/")[1:])
+        query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
+        try:
+            return self.server.answer(Asked(self.command, path, query, body))
+        except Exception:
+            log.exception("%s %s", self.command, parts.path)
+            return Answer.json(500, error="internal error")
+
+    def log_message(self, form: str, *arguments: Any) -> None:
+        log.debug(form, *arguments)

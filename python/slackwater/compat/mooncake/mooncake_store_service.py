@@ -1,0 +1,187 @@
+"""`mc_store_rest_server`: a store by HTTP, for programs in other languages."""
+
+import argparse
+import dataclasses
+import difflib
+import json
+import logging
+import sys
+import time
+from typing import Any
+
+from slackwater.compat.mooncake.client import MooncakeDistributedStore
+from slackwater.compat.mooncake.http_service import NOT_ALLOWED, NOT_FOUND, Answer, Asked, Service
+from slackwater.compat.mooncake.mooncake_config import MooncakeConfig
+
+BODY_BYTES_MAX = 100_000_000
+_GRACE_SECONDS_MAX = 3600
+_BARE = {"metadata_server": "P2PHANDSHAKE", "local_hostname": "localhost"}
+
+
+class _BadInput(Exception):
+    """A request that says nothing that can be done."""
+
+
+class MooncakeStoreService:
+    """The calls of a store that is set up, by HTTP."""
+
+    def __init__(self, store: MooncakeDistributedStore) -> None:
+        self._store = store
+        self._routes = {
+            ("put",): ("PUT", self._put),
+            ("get", "*"): ("GET", self._get),
+            ("exist", "*"): ("GET", self._exist),
+            ("remove", "*"): ("DELETE", self._remove),
+            ("remove_all",): ("DELETE", self._remove_all),
+            ("mount",): ("POST", self._mount),
+            ("unmount",): ("POST", self._unmount),
+            **{
+                (name,): ("POST", self._missing)
+                for name in ("mount_shm", "unmount_shm", "unmount_local_disk", "reconfigure")
+            },
+        }
+
+    def answer(self, asked: Asked) -> Answer:
+        """Requests of `/api/…`."""
+        name = asked.path[1:]
+        found = self._routes.get(name) or self._routes.get((*name[:1], "*") if len(name) == 2 and name[1] else ())
+        if asked.path[:1] != ("api",) or found is None:
+            return NOT_FOUND
+        method, call = found
+        if asked.method != method:
+            return NOT_ALLOWED
+        try:
+            return call(asked)
+        except _BadInput as error:
+            return Answer.json(400, error=str(error))
+
+    def _put(self, asked: Asked) -> Answer:
+        given = _fields(asked)
+        key, value = given.get("key"), given.get("value")
+        if not key or value is None:
+            raise _BadInput("Missing key or value")
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise _BadInput("key and value must be texts")
+        try:
+            name, value = key.encode(), value.encode()
+        except UnicodeEncodeError as error:
+            raise _BadInput(f"key and value must be texts: {error}") from None
+        return _done(self._store.put(name, value), "PUT operation failed")
+
+    def _get(self, asked: Asked) -> Answer:
+        value = self._store.get(asked.path[2])
+        return Answer(200, value, "application/octet-stream") if value else Answer.json(404, error="Key not found")
+
+    def _exist(self, asked: Asked) -> Answer:
+        found = self._store.is_exist(asked.path[2])
+        return Answer.json(200, exists=found == 1) if found >= 0 else _done(found, "EXIST operation failed")
+
+    def _remove(self, asked: Asked) -> Answer:
+        return _done(self._store.remove(asked.path[2]), "Remove operation failed")
+
+    def _remove_all(self, asked: Asked) -> Answer:
+        removed = self._store.remove_all()
+        if removed < 0:
+            return _done(removed, "Remove all operation failed")
+        return Answer.json(200, status=f"success removed {removed} keys")
+
+    def _mount(self, asked: Asked) -> Answer:
+        given = _fields(asked)
+        size, protocol, location = given.get("size"), given.get("protocol", "tcp"), given.get("location", "")
+        if type(size) is not int or size <= 0:
+            raise _BadInput("Invalid size, must be a positive integer")
+        if not isinstance(protocol, str) or not isinstance(location, str):
+            raise _BadInput("protocol and location must be texts")
+        mounted = self._store.allocate_and_mount_segment(size, protocol, location)
+        if mounted["ret"]:
+            return _done(mounted["ret"], "Allocate and mount failed")
+        return Answer.json(
+            200, status="success", segment_ids=mounted["segment_ids"], allocated_size=mounted["allocated_size"]
+        )
+
+    def _unmount(self, asked: Asked) -> Answer:
+        given = _fields(asked)
+        ids, grace = given.get("segment_ids"), given.get("grace_period_seconds", 0)
+        if not isinstance(ids, list) or not ids or not all(isinstance(one, str) for one in ids):
+            raise _BadInput("Missing segment_ids")
+        if type(grace) is not int or not 0 <= grace <= _GRACE_SECONDS_MAX:
+            raise _BadInput(
+                f"Invalid grace_period_seconds, must be a non-negative integer no greater than {_GRACE_SECONDS_MAX}"
+            )
+        return _done(self._store.unmount_and_free_segment(ids, grace), "Unmount and free failed")
+
+    def _missing(self, asked: Asked) -> Answer:
+        return Answer.json(501, error=f"{asked.path[1]} is not supported: the memory of nodes is their own")
+
+
+def _fields(asked: Asked) -> dict[str, Any]:
+    try:
+        given = json.loads(asked.body)
+    except (ValueError, RecursionError) as error:
+        raise _BadInput(f"the body is not JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise _BadInput("the body must be an object of names and values")
+    return given
+
+
+def _done(code: int, failed: str) -> Answer:
+    return Answer.json(200, status="success") if code >= 0 else Answer.json(500, error=failed, code=code)
+
+
+def configuration(path: str | None, defined: list[str]) -> MooncakeConfig:
+    """From a file or the environment, with what is defined on the command line in its place."""
+    known = [one.name for one in dataclasses.fields(MooncakeConfig)]
+    over = {}
+    for text in defined:
+        name, equals, value = text.partition("=")
+        if not equals or name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0)
+            raise ValueError(f"-D{text}: expected NAME=VALUE, of a name such as {near[0]}")
+        over[name] = value
+    if path:
+        base = dataclasses.asdict(MooncakeConfig.from_file(path))
+    elif "master_server_address" in over:
+        base = _BARE
+    else:
+        base = dataclasses.asdict(MooncakeConfig.load_from_env())
+    return MooncakeConfig.of(base | over)
+
+
+def set_up(store: MooncakeDistributedStore, config: MooncakeConfig, seconds: float) -> int:
+    """Sets a store up; tries again each second, for so many, while there is no master."""
+    until = time.monotonic() + seconds
+    given = dataclasses.asdict(config)
+    while (code := store.setup(given)) != 0 and time.monotonic() + 1 < until:
+        time.sleep(1)
+    return code
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Serves until SIGINT or SIGTERM."""
+    parser = argparse.ArgumentParser(prog="mc_store_rest_server", description=__doc__)
+    parser.add_argument("--config", "-config", help="a JSON file; otherwise the environment")
+    parser.add_argument("-D", "--define", action="append", default=[], metavar="NAME=VALUE", help="goes before both")
+    parser.add_argument("--host", "-host", default="127.0.0.1", help="where to listen (default: this machine alone)")
+    parser.add_argument("--port", "-port", type=int, default=8080, help="port to listen on (default: 8080)")
+    parser.add_argument(
+        "--max-wait-time", "-max-wait-time", type=float, default=60, help="seconds to wait for the master (default: 60)"
+    )
+    given = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO)
+    store = MooncakeDistributedStore()
+    try:
+        config = configuration(given.config, given.define)
+    except (ValueError, OSError) as error:
+        sys.exit(f"mc_store_rest_server: {error}")
+    with Service(given.host, given.port, BODY_BYTES_MAX, MooncakeStoreService(store).answer) as service:
+        code = set_up(store, config, given.max_wait_time)
+        if code:
+            sys.exit(f"mc_store_rest_server: setup failed with {code} at {config.master_server_address}")
+        service.run_until_stopped("mc_store_rest_server")
+    store.close()
+
+
+sync_main = main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""The services by HTTP: texts by key, and a store."""
+
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import calls
+import pytest
+from slackwater.compat.mooncake import http_metadata_server, http_service, mooncake_store_service
+from slackwater.compat.mooncake.http_metadata_server import MetadataServer
+from slackwater.compat.mooncake.http_service import Answer, Asked, Service
+from slackwater.compat.mooncake.mooncake_store_service import MooncakeStoreService, configuration
+
+Row = tuple[str, str, bytes, int, bytes]
+
+
+@contextmanager
+def serving(answer: Callable[[Asked], Answer], bytes_max: int = 1 << 20) -> Iterator[int]:
+    """The port of a service."""
+    with Service("127.0.0.1", 0, bytes_max, answer) as service:
+        thread = threading.Thread(target=service.serve_forever)
+        thread.start()
+        try:
+            yield service.port
+        finally:
+            service.shutdown()
+            thread.join()
+
+
+def ask(port: int, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+    """Status and body of an answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request(method, path, body)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def check(port: int, rows: list[Row]) -> None:
+    """Requests in order, each with its answer."""
+    for method, path, body, status, answer in rows:
+        assert ask(port, method, path, body) == (status, answer), (method, path, body)
+
+
+KEY, RPC = "/metadata?key=a%2Fb", "/metadata?key=mooncake/rpc_meta/host"
+MISSING, NEEDED = b"metadata not found", b"metadata key is required"
+
+# As Mooncake 0.3.13 answers.
+METADATA: list[Row] = [
+    ("GET", KEY, b"", 404, MISSING),
+    ("PUT", KEY, b'{"x":1}', 200, b"metadata updated"),
+    ("GET", KEY, b"", 200, b'{"x":1}'),
+    ("PUT", KEY, b"two", 200, b"metadata updated"),
+    ("GET", KEY, b"", 200, b"two"),
+    ("DELETE", KEY, b"", 200, b"metadata deleted"),
+    ("DELETE", KEY, b"", 404, MISSING),
+    *[(method, f"/metadata{query}", b"", 400, NEEDED) for method in ("GET", "PUT") for query in ("", "?key=", "?key=%20")],
+    ("PUT", RPC, b"1", 200, b"metadata updated"),
+    ("PUT", RPC, b"1", 400, b"Duplicate rpc_meta key not allowed"),
+    ("GET", RPC, b"", 200, b"1"),
+    ("DELETE", RPC, b"", 200, b"metadata deleted"),
+    ("PUT", RPC, b"2", 200, b"metadata updated"),
+    ("PUT", KEY, b"", 200, b"metadata updated"),
+    ("GET", KEY, b"", 200, b""),
+    ("POST", KEY, b"x", 405, b"Method not allowed"),
+    ("GET", "/", b"", 404, b"404: Not Found"),
+    ("GET", "/metadata/more?key=a", b"", 404, b"404: Not Found"),
+    ("HEAD", KEY, b"", 405, b""),
+    ("PUT", "/metadata?key=" + "k" * 5000, b"x", 400, b"metadata key is too long"),
+]
+
+
+def test_texts_by_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(MetadataServer().answer) as port:
+        check(port, METADATA)
+        monkeypatch.setattr(http_metadata_server, "KEYS_MAX", 2)
+        assert ask(port, "PUT", "/metadata?key=third", b"x")[0] == 507
+        assert ask(port, "PUT", KEY, b"again")[0] == 200
+
+
+def test_requests_have_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of length, of number, and of time: a side that sends slowly, or nothing, keeps nobody else from an answer."""
+
+    def answer(asked: Asked) -> Answer:
+        if asked.path == ("fails",):
+            raise ValueError
+        return Answer(200, asked.body)
+
+    monkeypatch.setattr(http_service, "SECONDS_MAX", 0.3)
+    monkeypatch.setattr(http_service, "REQUESTS_MAX", 2)
+    with serving(answer, bytes_max=10) as port:
+        assert ask(port, "POST", "/", b"0123456789") == (200, b"0123456789")
+        assert ask(port, "POST", "/", b"01234567890")[0] == 413
+        assert ask(port, "GET", "/fails")[0] == 500
+        slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
+        slow[0].sendall(b"POST / HTTP/1.1\r\nContent-Length: 10\r\n\r\n01")
+        assert ask(port, "GET", "/") == (200, b"")
+        for connection in slow:
+            connection.close()
+        for header in (b"Content-Length: x", b"Content-Length: -1", b"Transfer-Encoding: chunked"):
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                connection.sendall(b"POST / HTTP/1.1\r\n" + header + b"\r\n\r\n")
+                assert b" 411 " in connection.recv(100)
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.sendall(b"POST / HTTP/1.1\r\nContent-Length: 10\r\n\r\n01")
+            connection.shutdown(socket.SHUT_WR)
+            assert b" 400 " in connection.recv(100)
+
+
+def j(**fields: Any) -> bytes:
+    """An object."""
+    return json.dumps(fields).encode()
+
+
+FINE, GONE = j(status="success"), j(error="Key not found")
+NO_SIZE = j(error="Invalid size, must be a positive integer")
+
+STORE: list[Row] = [
+    ("PUT", "/api/put", j(key="a", value="hell\u00f6"), 200, FINE),
+    ("GET", "/api/get/a", b"", 200, "hell\u00f6".encode()),
+    ("GET", "/api/get/none", b"", 404, GONE),
+    ("GET", "/api/exist/a", b"", 200, j(exists=True)),
+    ("GET", "/api/exist/none", b"", 200, j(exists=False)),
+    ("PUT", "/api/put", j(key="a"), 400, j(error="Missing key or value")),
+    ("PUT", "/api/put", j(value="a"), 400, j(error="Missing key or value")),
+    ("PUT", "/api/put", j(key="", value="x"), 400, j(error="Missing key or value")),
+    ("PUT", "/api/put", j(key="b", value=5), 400, j(error="key and value must be texts")),
+    ("PUT", "/api/put", b"[1]", 400, j(error="the body must be an object of names and values")),
+    ("PUT", "/api/put", b"", 400, j(error="the body is not JSON: Expecting value: line 1 column 1 (char 0)")),
+    ("PUT", "/api/put", j(key="b", value=""), 500, j(error="PUT operation failed", code=-600)),
+    ("PUT", "/api/put", j(key="k/1", value="x"), 200, FINE),
+    ("GET", "/api/get/k%2F1", b"", 200, b"x"),
+    ("GET", "/api/get/k/1", b"", 404, b"404: Not Found"),
+    ("GET", "/api/get/", b"", 404, b"404: Not Found"),
+    ("POST", "/api/put", j(key="a", value="x"), 405, b"405: Method Not Allowed"),
+    ("DELETE", "/api/remove/none", b"", 500, j(error="Remove operation failed", code=-704)),
+    ("DELETE", "/api/remove/a", b"", 500, j(error="Remove operation failed", code=-706)),
+    ("PUT", "/api/put", j(key="new", value="x"), 200, FINE),
+    ("DELETE", "/api/remove/new", b"", 200, FINE),
+    ("PUT", "/api/put", j(key="new", value="x"), 200, FINE),
+    ("DELETE", "/api/remove_all", b"", 200, j(status="success removed 1 keys")),
+    ("POST", "/api/mount", j(), 400, NO_SIZE),
+    ("POST", "/api/mount", j(size=-1), 400, NO_SIZE),
+    ("POST", "/api/mount", j(size=True), 400, NO_SIZE),
+    ("POST", "/api/mount", j(size=1, protocol=5), 400, j(error="protocol and location must be texts")),
+    ("POST", "/api/unmount", j(), 400, j(error="Missing segment_ids")),
+    ("POST", "/api/unmount", j(segment_ids=[]), 400, j(error="Missing segment_ids")),
+    ("POST", "/api/unmount", j(segment_ids=["1-2"]), 500, j(error="Unmount and free failed", code=-1)),
+    ("GET", "/", b"", 404, b"404: Not Found"),
+    ("GET", "/other/get/a", b"", 404, b"404: Not Found"),
+    ("POST", "/api/mount_shm", j(name="a"), 501, j(error="mount_shm is not supported: the memory of nodes is their own")),
+]  # fmt: skip
+
+
+def test_a_store_by_http(player: calls.Player, kind: str) -> None:
+    with serving(MooncakeStoreService(player.store).answer) as port:
+        check(port, STORE)
+        for wrong in (j(key="\ud800", value="x"), j(key="x", value="\ud800"), b"[" * 100_000):
+            assert ask(port, "PUT", "/api/put", wrong)[0] == 400
+        grace = j(segment_ids=["1-2"], grace_period_seconds=4000)
+        assert ask(port, "POST", "/api/unmount", grace)[0] == 400
+        status, body = ask(port, "POST", "/api/mount", j(size=16 << 20, protocol="tcp", location=""))
+        if kind == "serve":
+            assert (status, json.loads(body)["code"]) == (500, -1)
+            return
+        mounted = json.loads(body)
+        assert status == 200 and mounted["allocated_size"] == 16 << 20 and mounted["status"] == "success"
+        assert ask(port, "POST", "/api/unmount", j(segment_ids=mounted["segment_ids"])) == (200, FINE)
+
+
+def test_configurations_of_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MOONCAKE_MASTER", raising=False)
+    monkeypatch.delenv("MOONCAKE_CONFIG_PATH", raising=False)
+    config = configuration(None, ["master_server_address=h:1", "global_segment_size=1GB", "enable_ssd_offload=no"])
+    assert (config.master_server_address, config.global_segment_size, config.local_hostname) == ("h:1", 1 << 30, "localhost")
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"local_hostname": "a", "metadata_server": "b", "master_server_address": "c:1"}))
+    assert configuration(str(file), ["local_hostname=x"]).local_hostname == "x"
+    monkeypatch.setenv("MOONCAKE_MASTER", "e:1")
+    assert configuration(None, []).master_server_address == "e:1"
+    for wrong, reason in (("prtocol=tcp", "protocol"), ("protocol", "NAME=VALUE"), ("global_segment_size=x", "size")):
+        with pytest.raises(ValueError, match=reason):
+            configuration(None, [wrong])
+
+
+def test_the_programs_serve_until_they_are_stopped(master: str) -> None:
+    service = [mooncake_store_service.__name__, "-D", f"master_server_address={master}", "-D", "global_segment_size=0"]
+    for words, path, status in ((service, "/api/exist/none", 200), ([http_metadata_server.__name__], "/metadata", 400)):
+        command = [sys.executable, "-m", *words, "--port=0"]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as program:
+            assert program.stderr is not None
+            line = next(line for line in program.stderr if " serves at " in line)
+            port = int(line.rpartition(":")[2])
+            assert ask(port, "GET", path)[0] == status
+            program.send_signal(signal.SIGTERM)
+            assert program.wait(20) == 0, program.stderr.read()
+
+
+def test_a_service_without_a_master_says_so(soon: None) -> None:
+    words = ["-D", "master_server_address=127.0.0.1:1", "--port=0", "--max-wait-time=0"]
+    command = [sys.executable, "-m", mooncake_store_service.__name__, *words]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 1 and "setup failed with -900 at 127.0.0.1:1" in ran.stderr

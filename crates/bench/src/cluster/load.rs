@@ -4,7 +4,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use slackwater_base::Rng;
+use slackwater_base::{Instant, Rng};
 use slackwater_mq::Address;
 use slackwater_remote::{
     CallOptions, Client, ClientError, ConnectOptions, GetOptions, PutOptions, Stored,
@@ -227,19 +227,22 @@ impl Run {
         orders: &mut impl Iterator<Item = Vec<String>>,
     ) -> Result<(), ClusterError> {
         let start = Barrier::new(hands.len() + 1);
-        let thread = |(thread, mut hand): (usize, Hand)| -> Result<Vec<f64>, ClusterError> {
+        let thread = |(thread, mut hand): (usize, Hand)| -> Result<Done, ClusterError> {
             let mut rng = Rng::new(thread as u64 + 1);
             let mut micros = Vec::new();
             start.wait();
-            let until = now() + self.window;
-            while now() < until {
-                let begun = now();
+            let first = now();
+            let (mut last, until) = (first, first + self.window);
+            while last < until {
+                let begun = last;
                 hand.call(self, thread, micros.len(), &mut rng)?;
-                micros.push(now().since(begun).as_nanos() as f64 / 1e3);
+                last = now();
+                micros.push(last.since(begun).as_nanos() as f64 / 1e3);
             }
-            Ok(micros)
+            // The end of its link is no part of it.
+            Ok((hand, micros, first, last))
         };
-        let (seconds, taken) = std::thread::scope(|scope| -> Result<_, ClusterError> {
+        let done = std::thread::scope(|scope| -> Result<Vec<Done>, ClusterError> {
             let threads: Vec<_> = hands
                 .into_iter()
                 .enumerate()
@@ -248,25 +251,32 @@ impl Run {
             tell("begun")?;
             // The process that measures has looked at the clocks of the others.
             orders.next();
-            let begun = now();
             start.wait();
-            let ended: Result<Vec<Vec<f64>>, ClusterError> = threads
-                .into_iter()
-                .map(|thread| {
-                    thread
-                        .join()
-                        .map_err(|_| failed("a thread panicked"))
-                        .flatten()
-                })
-                .collect();
-            Ok((now().since(begun).as_secs_f64(), ended?))
+            let ended = threads.into_iter().map(|thread| thread.join());
+            ended
+                .map(|end| end.map_err(|_| failed("a thread panicked")).flatten())
+                .collect()
         })?;
-        let mut micros: Vec<f64> = taken.into_iter().flatten().collect();
+        let first = done.iter().map(|(_, _, first, _)| *first).min();
+        let last = done.iter().map(|(_, _, _, last)| *last).max();
+        let took = first.zip(last).map(|(first, last)| last.since(first));
+        let seconds = took.unwrap_or_default().as_secs_f64();
+        let mut micros: Vec<f64> = done
+            .iter()
+            .flat_map(|(_, micros, ..)| micros.clone())
+            .collect();
         let items = micros.len() * self.batch;
         let [p50, p99] = [0.5, 0.99].map(|share| quantile(&mut micros, share));
-        Ok(tell(&format!("ran {items} {seconds} {p50} {p99}"))?)
+        tell(&format!("ran {items} {seconds} {p50} {p99}"))?;
+        // Their links end when the clocks have been looked at again.
+        orders.next();
+        drop(done);
+        Ok(tell("ended")?)
     }
 }
+
+/// A link, the microseconds of each call on it, and when the first began and the last ended.
+type Done = (Hand, Vec<f64>, Instant, Instant);
 
 /// Those that are not there.
 fn absent(client: &Client, numbers: Vec<u64>) -> Result<Vec<u64>, ClusterError> {

@@ -262,12 +262,14 @@ fn measured(load: &mut Process, cpu: impl Fn() -> [f64; 2]) -> Result<Sample, Cl
     let (client, [server, nodes]) = (load.cpu_seconds(), cpu());
     load.say("go")?;
     let [items, seconds, p50_us, p99_us] = load.numbers("ran")?;
-    let [server_after, nodes_after] = cpu();
+    let (client_after, [server_after, nodes_after]) = (load.cpu_seconds(), cpu());
+    load.say("end")?;
+    load.hear("ended")?;
     Ok(Sample {
         ops_per_s: items / seconds,
         p50_us,
         p99_us,
-        client_cores: (load.cpu_seconds() - client) / seconds,
+        client_cores: (client_after - client) / seconds,
         node_cores: (nodes_after - nodes) / seconds,
         server_cores: (server_after - server) / seconds,
     })

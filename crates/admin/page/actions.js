@@ -77,18 +77,37 @@ export function quota(tenant) {
   const named = tenant === undefined ? [{ name: "tenant", label: "Tenant", attributes: { required: true } }] : [];
   confirm({
     title: tenant === undefined ? "Set a quota" : `Set the quota of ${tenant}`,
-    words: "The bytes that the tenant may hold. Puts that do not fit replace its own objects or are refused.",
+    words: "The bytes that the tenant may hold. Puts that do not fit replace its own objects or are refused. With both empty the quota of a tenant without objects is forgotten.",
     fields: [
       ...named,
-      { name: "memory", label: "Memory", attributes: { required: true, placeholder: "2GiB" } },
-      { name: "ssd", label: "SSD", attributes: { required: true, placeholder: "20GiB" } },
+      { name: "memory", label: "Memory", attributes: { placeholder: "2GiB" } },
+      { name: "ssd", label: "SSD", attributes: { placeholder: "20GiB" } },
     ],
     verb: "Set the quota",
     act: async ({ tenant: typed, memory, ssd }) => {
       const whose = tenant ?? typed;
+      if (memory === "" && ssd === "") {
+        await ask("DELETE", "api/v1/tenant_quotas", { tenant_id: whose });
+        return `The quota of ${whose} is forgotten.`;
+      }
       const body = { memory_quota_bytes: size(memory, "the quota of memory"), ssd_quota_bytes: size(ssd, "the quota of SSD") };
       await ask("PUT", "api/v1/tenant_quotas", { tenant_id: whose }, body);
       return `The quota of ${whose} is set.`;
+    },
+  });
+}
+
+export function removeOne({ key, tenant }) {
+  confirm({
+    title: "Remove this object?",
+    words: `${key} is gone for good, from memory and SSD.`,
+    fields: [{ name: "force", label: "Even while readers hold leases on it", attributes: { type: "checkbox" } }],
+    verb: "Remove",
+    danger: true,
+    act: async ({ force }) => {
+      await ask("POST", "api/v1/remove", { key, tenant, force: String(force) });
+      byId("found").replaceChildren();
+      return `${key} is removed.`;
     },
   });
 }

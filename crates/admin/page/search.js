@@ -1,5 +1,6 @@
 // One object: where its bytes are, and why each tier keeps it.
 
+import { removeOne } from "./actions.js";
 import { byId, drawn, element } from "./elements.js";
 import { bytes, percent, seconds } from "./format.js";
 import { ask } from "./stream.js";
@@ -11,7 +12,8 @@ export function search() {
     const found = byId("found");
     try {
       const [object, reasons] = await Promise.all([ask("GET", "api/v1/object", query), ask("GET", "api/v1/explain", query)]);
-      found.replaceChildren(facts(object), ...reasons.map(reason));
+      const remove = element("button", { type: "button", class: "danger", click: () => removeOne(query) }, "Remove this object…");
+      found.replaceChildren(facts(object), ...reasons.map(reason), remove);
     } catch (error) {
       found.replaceChildren(element("p", { class: "problem" }, `${query.key}: ${error.message}`));
     }

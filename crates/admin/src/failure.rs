@@ -41,6 +41,7 @@ pub(crate) fn status(code: ErrorCode) -> StatusCode {
         ErrorCode::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
         ErrorCode::UnavailableInCurrentStatus
         | ErrorCode::UnavailableInCurrentMode
+        | ErrorCode::ObjectHasLease
         | ErrorCode::TenantNotEmpty => StatusCode::CONFLICT,
         ErrorCode::TenantNotRegistered => StatusCode::NOT_FOUND,
         code if code.class() == Class::Gone => StatusCode::NOT_FOUND,
@@ -77,6 +78,7 @@ mod tests {
         check(ErrorCode::UnavailableInCurrentStatus, 409);
         check(ErrorCode::UnavailableInCurrentMode, 409);
         check(ErrorCode::TenantNotEmpty, 409);
+        check(ErrorCode::ObjectHasLease, 409);
         check(ErrorCode::ShuttingDown, 503);
         check(ErrorCode::InternalError, 500);
         check(ErrorCode::FileReadFail, 500);

@@ -53,6 +53,7 @@ pub(crate) fn router(
             "/api/v1/tenant_quotas",
             get(quotas).put(set_quota).delete(delete_quota),
         )
+        .route("/api/v1/remove", post(remove))
         .route("/api/v1/remove_all", post(remove_all))
         .merge(jobs::router())
         .merge(drop_in::router())
@@ -244,24 +245,37 @@ fn done() -> Json {
     Json(json!({ "success": true }))
 }
 
+async fn remove(State(source): Shared, RawQuery(query): RawQuery) -> Result<Json, Failure> {
+    let arguments = Arguments::of(query.as_deref(), &["tenant", "key", "force"])?;
+    let (tenant, key) = (arguments.tenant()?, arguments.key("key")?);
+    let force = is_forced(&arguments)?;
+    call(source, move |source| source.remove(&tenant, &key, force)).await??;
+    Ok(done())
+}
+
 async fn remove_all(State(source): Shared, RawQuery(query): RawQuery) -> Result<Json, Failure> {
     let arguments = Arguments::of(query.as_deref(), &["tenant", "force"])?;
     let tenant = arguments.named_tenant("tenant")?;
-    let force = match arguments.text("force")? {
-        None | Some("false") => false,
-        Some("true") => true,
-        Some(other) => {
-            let other = other.escape_default();
-            return Err(Failure::argument(format!(
-                "`force` is true or false, not {other}"
-            )));
-        }
-    };
+    let force = is_forced(&arguments)?;
     let removed = call(source, move |source| {
         source.remove_all(tenant.as_ref(), force)
     })
     .await??;
     Ok(Json(json!({ "success": true, "removed": removed })))
+}
+
+/// Whether objects are removed that readers hold leases on.
+fn is_forced(arguments: &Arguments) -> Result<bool, Failure> {
+    match arguments.text("force")? {
+        None | Some("false") => Ok(false),
+        Some("true") => Ok(true),
+        Some(other) => {
+            let other = other.escape_default();
+            Err(Failure::argument(format!(
+                "`force` is true or false, not {other}"
+            )))
+        }
+    }
 }
 
 async fn unknown(request: Request) -> Response {

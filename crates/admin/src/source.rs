@@ -99,6 +99,12 @@ pub trait Source: Send + Sync + 'static {
     /// When the source is closed.
     fn jobs(&self) -> Result<Vec<JobState>, Failure>;
 
+    /// Removes an object, also while readers hold leases on it if `force`.
+    ///
+    /// # Errors
+    /// When there is none, it has a lease, or the source is closed.
+    fn remove(&self, tenant: &Tenant, key: &Key, force: bool) -> Result<(), Failure>;
+
     /// Removes the objects of a tenant, or of all, those too that readers hold leases on if `force`; says how many.
     ///
     /// # Errors

@@ -240,6 +240,11 @@ impl<O: Operated> Source for Administered<O> {
         self.operated.jobs().map_err(failure)
     }
 
+    fn remove(&self, tenant: &Tenant, key: &Key, force: bool) -> Result<(), Failure> {
+        let removed = self.operated.remove(tenant.clone(), key.clone(), force);
+        removed.map_err(failure)
+    }
+
     fn remove_all(&self, tenant: Option<&Tenant>, force: bool) -> Result<u64, Failure> {
         let removed = self.operated.remove_all(tenant.cloned(), force);
         removed.map_err(failure)

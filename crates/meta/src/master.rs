@@ -3,7 +3,7 @@ use std::sync::Arc;
 use slackwater_base::{Instant, Map, Rng};
 use slackwater_wire::{
     ClientId, CopyTask, ErrorCode, ExtentRef, JobId, NodeId, OperationId, Order, Permissions,
-    Reply, Report, Request, SegmentKind, SegmentState, TicketId, Version,
+    Reply, Report, Request, SegmentId, SegmentKind, SegmentState, TicketId, Version,
 };
 
 use crate::answers::{Answers, Arrival};
@@ -366,10 +366,11 @@ impl Master {
 
     /// The rules that the segments' policies follow, of those policies that have several.
     #[must_use]
-    pub fn eviction_leaders(&self) -> Vec<(SegmentKind, Leader)> {
+    pub fn eviction_leaders(&self) -> Vec<(SegmentId, SegmentKind, Leader)> {
         let segments = self.segments.iter();
-        let leaders =
-            segments.filter_map(|(_, segment)| Some((segment.kind(), segment.policy.leader()?)));
+        let leaders = segments.filter_map(|(_, segment)| {
+            Some((segment.id, segment.kind(), segment.policy.leader()?))
+        });
         leaders.collect()
     }
 

@@ -3,7 +3,7 @@ use slackwater_base::Instant;
 use slackwater_meta::{Books, Imbalance, Master};
 use slackwater_wire::{
     Description, Epoch, ErrorCode, JobId, JobSpec, JobState, Key, List, Listed, NodeId, QuotaState,
-    RemoveAll, Reply, Request, SegmentState, Tenant,
+    Remove, RemoveAll, Reply, Request, SegmentState, Tenant,
 };
 
 use crate::StoreError;
@@ -158,6 +158,26 @@ pub trait Operated: Send + Sync + 'static {
     fn jobs(&self) -> Result<Vec<JobState>, StoreError> {
         match self.ask("jobs", Request::Jobs)? {
             Reply::Jobs(jobs) => Ok(jobs),
+            reply => Err(refusal(&reply)),
+        }
+    }
+
+    /// Removes an object, also while readers hold leases on it if `force`.
+    ///
+    /// # Errors
+    /// When there is none, it has a lease, or the deadline passes.
+    fn remove(&self, tenant: Tenant, key: Key, force: bool) -> Result<(), StoreError> {
+        let remove = Remove {
+            tenant,
+            keys: vec![key.clone()],
+            force,
+        };
+        match self.ask("a removal", Request::Remove(remove))? {
+            Reply::Each(codes) => {
+                let code = codes.into_iter().next();
+                let code = code.unwrap_or(Err(ErrorCode::InternalError));
+                code.map_err(|code| StoreError::Refused { key, code })
+            }
             reply => Err(refusal(&reply)),
         }
     }

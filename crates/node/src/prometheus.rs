@@ -200,22 +200,22 @@ impl Text {
         }
     }
 
-    fn eviction_rules(&mut self, tiers: &[EvictionRules]) {
+    fn eviction_rules(&mut self, segments: &[EvictionRules]) {
         let name = "slackwater_eviction_rule_followed";
         self.head(name, "Whether evictions follow this rule.", "gauge");
-        for tier in tiers {
-            for (rule, _) in &tier.hit_rates {
-                let followed = u8::from(*rule == tier.followed);
-                let labels = format!("tier=\"{}\",rule=\"{rule}\"", tier.tier);
+        for it in segments {
+            for (rule, _) in &it.hit_rates {
+                let followed = u8::from(*rule == it.followed);
+                let labels = format!("{},rule=\"{rule}\"", place(it));
                 self.sample(name, &labels, &followed.to_string());
             }
         }
         let name = "slackwater_eviction_rule_hit_ratio";
         let help = "Share of blocks that a simulated cache under this rule hit lately.";
         self.head(name, help, "gauge");
-        for tier in tiers {
-            for (rule, rate) in &tier.hit_rates {
-                let labels = format!("tier=\"{}\",rule=\"{rule}\"", tier.tier);
+        for it in segments {
+            for (rule, rate) in &it.hit_rates {
+                let labels = format!("{},rule=\"{rule}\"", place(it));
                 self.sample(name, &labels, &format!("{rate:.4}"));
             }
         }
@@ -225,9 +225,8 @@ impl Text {
             "How often evictions began to follow another rule.",
             "counter",
         );
-        for tier in tiers {
-            let labels = format!("tier=\"{}\"", tier.tier);
-            self.sample(name, &labels, &tier.changes.to_string());
+        for it in segments {
+            self.sample(name, &place(it), &it.changes.to_string());
         }
     }
 
@@ -398,6 +397,11 @@ impl Text {
         };
         let _ = writeln!(self.0, "{name}{labels} {value}");
     }
+}
+
+/// The labels of a segment: of one tier there are as many as there are nodes.
+fn place(rules: &EvictionRules) -> String {
+    format!("segment=\"{}\",tier=\"{}\"", rules.segment, rules.tier)
 }
 
 /// How what the master began has ended.

@@ -147,6 +147,15 @@ def test_a_busy_store_shows_what_is_counted(command: Path, browser: Browser, wid
             page.until("document.querySelectorAll('#found .reason').length", lambda count: int(str(count)) >= 1)
             assert "30000 bytes" in shown(page, "#found")
             check(page, f"found-{width}")
+            # Whether it has a lease or not, this removes it.
+            page.click("#found .danger")
+            page.click("#dialog input[type=checkbox]")
+            check(page, f"remove-{width}", "document.querySelector('#dialog')")
+            page.click("#dialog .danger")
+            page.until("document.querySelector('#found').innerText", lambda text: text == "")
+            assert "model@7 is removed" in str(page.run("document.querySelector('#told').textContent"))
+            with slackwater.connect(server.address) as client:
+                assert "model@7" not in client
             page.run("document.querySelector('#search-key').value = '<b>none</b>'")
             page.click("#search button")
             page.until("document.querySelector('#found').innerText", lambda text: "<b>none</b>" in str(text))

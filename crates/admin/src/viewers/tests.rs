@@ -78,6 +78,9 @@ impl Source for Counted {
     fn jobs(&self) -> Result<Vec<JobState>, Failure> {
         Ok(Vec::new())
     }
+    fn remove(&self, _: &Tenant, _: &Key, _: bool) -> Result<(), Failure> {
+        none()
+    }
     fn remove_all(&self, _: Option<&Tenant>, _: bool) -> Result<u64, Failure> {
         none()
     }

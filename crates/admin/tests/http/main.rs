@@ -221,6 +221,14 @@ impl Source for Fake {
         Ok(vec![job(drain(), JobStatus::Succeeded)])
     }
 
+    fn remove(&self, tenant: &Tenant, key: &Key, force: bool) -> Result<(), Failure> {
+        self.note(format!("remove {} {key} {force}", tenant.name()));
+        match force {
+            true => Ok(()),
+            false => Err(ErrorCode::ObjectHasLease.into()),
+        }
+    }
+
     fn remove_all(&self, tenant: Option<&Tenant>, force: bool) -> Result<u64, Failure> {
         self.note(format!("remove {:?} {force}", tenant.map(Tenant::name)));
         Ok(2)
@@ -428,6 +436,10 @@ fn changes_are_made_by_other_methods_than_get_and_once() {
     let quota = r#"{"memory_quota_bytes":5,"ssd_quota_bytes":6}"#;
     check("GET", "/api/v1/remove_all", "", 405);
     check("POST", "/api/v1/remove_all?force=1", "", 400);
+    check("GET", "/api/v1/remove?key=k", "", 405);
+    check("POST", "/api/v1/remove", "", 400);
+    check("POST", "/api/v1/remove?key=", "", 400);
+    check("POST", "/api/v1/remove?key=k&force=yes", "", 400);
     check("POST", "/api/v1/keys", "", 405);
     check("PUT", "/api/v1/tenant_quotas", quota, 400);
     check("PUT", "/api/v1/tenant_quotas?tenant_id=t", "{", 400);
@@ -453,6 +465,8 @@ fn changes_are_made_by_other_methods_than_get_and_once() {
     check("DELETE", "/api/v1/tenant_quotas?tenant_id=t", "", 409);
     check("POST", "/api/v1/remove_all", "", 200);
     check("POST", "/api/v1/remove_all?tenant=t&force=true", "", 200);
+    check("POST", "/api/v1/remove?key=a%2Fb", "", 409);
+    check("POST", "/api/v1/remove?key=k&tenant=t&force=true", "", 200);
     let drain = r#"{"segments":["a"],"target_segments":["b"],"max_concurrency":9}"#;
     check("POST", drains, drain, 200);
     check("POST", "/api/v1/drain_jobs/cancel?job_id=7", "", 200);
@@ -461,6 +475,8 @@ fn changes_are_made_by_other_methods_than_get_and_once() {
         "-t",
         "remove None false",
         "remove Some(\"t\") true",
+        "remove default a/b false",
+        "remove t k true",
         "Drain { places: [\"a\"], targets: [\"b\"], disks: true } 9",
         "cancel 7",
     ];

@@ -4,7 +4,7 @@ use slackwater_meta::Master;
 use slackwater_meta::evict::Leader;
 use slackwater_tier::TierStats as AgentStats;
 use slackwater_wait::Site;
-use slackwater_wire::{SegmentKind, SegmentState};
+use slackwater_wire::{SegmentId, SegmentKind, SegmentState};
 
 use super::shared::Shared;
 use super::{
@@ -226,9 +226,10 @@ impl Stats {
     }
 }
 
-fn eviction_rules((kind, leader): (SegmentKind, Leader)) -> EvictionRules {
+fn eviction_rules((segment, kind, leader): (SegmentId, SegmentKind, Leader)) -> EvictionRules {
     let rates = leader.contenders.iter();
     EvictionRules {
+        segment: segment.0,
         tier: match kind {
             SegmentKind::Memory => "memory",
             SegmentKind::Disk => "ssd",

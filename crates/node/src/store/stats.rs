@@ -30,7 +30,7 @@ pub struct Stats {
     pub evictions: Flow,
     /// SSD replicas that were evicted.
     pub ssd_evictions: Flow,
-    /// The rules that evictions follow, for each tier whose policy has several.
+    /// The rules that evictions follow, for each segment whose policy has several.
     pub eviction_rules: Vec<EvictionRules>,
     /// The funnel of offload.
     pub offloads: OffloadMetrics,
@@ -48,9 +48,11 @@ pub struct Stats {
     pub warnings: Vec<String>,
 }
 
-/// The rules of one tier's eviction policy, and which of them it follows.
+/// The rules of one segment's eviction policy, and which of them it follows.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct EvictionRules {
+    /// The number of the segment.
+    pub segment: u32,
     /// `memory` or `ssd`.
     pub tier: &'static str,
     /// The rule that is followed.

@@ -1,5 +1,6 @@
 //! The numbers of the page are those of the other paths at that moment.
 
+use std::collections::BTreeSet;
 use std::net::TcpStream;
 
 use serde_json::Value;
@@ -88,7 +89,8 @@ fn a_sample_says_what_the_metrics_and_the_statistics_say() {
         ],
     );
     let master = Administered::spawn(&place, &["master"]);
-    let _node = Node::start(&place, &master.served.address, &["--memory", "16MiB"]);
+    let _nodes =
+        [(); 2].map(|()| Node::start(&place, &master.served.address, &["--memory", "16MiB"]));
     for (server, is_pool) in [(&store, false), (&master, true)] {
         let client = server.served.connect();
         for name in 0..40 {
@@ -127,16 +129,28 @@ fn a_sample_says_what_the_metrics_and_the_statistics_say() {
         let high = shown["segments"][0]["high_watermark"].as_f64();
         assert!(high > Some(0.5) && high <= Some(1.0), "{high:?}");
         let nodes = shown["stats"]["nodes"]["nodes"].as_array().map(Vec::len);
-        assert_eq!(nodes, is_pool.then_some(1));
+        assert_eq!(nodes, is_pool.then_some(2));
         let (status, page) = server.ask("GET", "/", "");
         assert!(status == 200 && page.contains("<title>Slackwater</title>"));
     }
 }
 
-/// Every metric that the page shows, with its value.
+/// Every metric that the page shows, with its value. Of a pool, rules of all segments had once been written as one series,
+/// of which a scraper keeps one value or none.
 fn numbers(server: &Administered) -> Vec<(String, f64)> {
     let (status, text) = server.ask("GET", "/metrics", "");
     assert_eq!(status, 200);
+    let series = text.lines().filter(|line| !line.starts_with('#'));
+    let series: Vec<&str> = series
+        .filter_map(|line| Some(line.rsplit_once(' ')?.0))
+        .collect();
+    let different: BTreeSet<&str> = series.iter().copied().collect();
+    assert_eq!(
+        different.len(),
+        series.len(),
+        "a series stands twice: {text}"
+    );
+    assert!(text.contains("slackwater_eviction_rule_followed{segment=\""));
     let shown = |name: &str| NUMBERS.iter().any(|(_, metric)| *metric == name);
     text.lines()
         .filter_map(|line| line.rsplit_once(' '))

@@ -350,7 +350,7 @@ fn metrics_follow_one_naming_rule() {
     );
     assert!(text.contains("slackwater_put_bytes_total 5\n"));
     for (rule, followed) in [("gittins", 1), ("lru", 0), ("lru-reused", 0)] {
-        let labels = format!("{{tier=\"memory\",rule=\"{rule}\"}}");
+        let labels = format!("{{segment=\"1\",tier=\"memory\",rule=\"{rule}\"}}");
         let line = format!("slackwater_eviction_rule_followed{labels} {followed}\n");
         assert!(text.contains(&line), "{line}: {text}");
         let rate = format!("slackwater_eviction_rule_hit_ratio{labels} 0.");

@@ -268,6 +268,11 @@ mod tests {
             (Note, "yet to say"),
         ];
         check(none(), pool, &expected);
+        let both = json!({
+            "jobs": [{ "job_id": "7", "status": "FAILED" }],
+            "stats": { "nodes": { "nodes": [node(3, "hidden")] } },
+        });
+        check(none(), both, &[(Warning, "node 3"), (Note, "job 7")]);
         let quota = |memory: Value, used: u64| json!({ "quotas": [{ "tenant_id": "t", "memory_quota_bytes": memory, "memory_bytes": used, "ssd_bytes": used }] });
         alone(
             quota(json!(100), 95),

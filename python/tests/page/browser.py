@@ -101,13 +101,14 @@ class Page:
         self._session = session
 
     def run(self, script: str) -> object:
-        """The value of an expression."""
+        """The value of an expression, or of what it promises."""
         answer = self._evaluate(script)
         assert "exceptionDetails" not in answer, (script, answer)
         return answer["result"].get("value")
 
     def _evaluate(self, script: str) -> dict:
-        return self._browser.call("Runtime.evaluate", self._session, expression=script, returnByValue=True, userGesture=True)
+        how = {"awaitPromise": True, "returnByValue": True, "userGesture": True}
+        return self._browser.call("Runtime.evaluate", self._session, expression=script, **how)
 
     def until(self, script: str, holds: Callable[[object], object] = bool) -> object:
         """Waits until the value of an expression is as it should be; before the page is there it is an exception."""

@@ -130,6 +130,57 @@ def test_an_empty_store_says_so(command: Path, browser: Browser, width: int) -> 
         check(page, f"empty-{width}")
 
 
+# Two samples, two seconds apart, in which every flow has a speed of its own.
+FLOWS = """
+(async () => {
+    const { flow } = await import("/page/flow.js");
+    const { Rates } = await import("/page/rates.js");
+    const counted = (times) => ({
+        objects: 5,
+        memory: { capacity_bytes: 4096, used_bytes: 1024 },
+        ssd: { capacity_bytes: 8192, used_bytes: 8192 },
+        reads: { memory_hits: 6 * times, ssd_hits: 2 * times, misses: 4 * times, memory_bytes: 4096 * times, ssd_bytes: 6144 * times },
+        puts: { bytes: 2048 * times },
+        offloads: { completed_bytes: 8192 * times },
+        promotions: { completed_bytes: 10240 * times },
+        evictions: { bytes: 12288 * times },
+        ssd_evictions: { bytes: 14336 * times },
+    });
+    const rates = new Rates();
+    const samples = [[7, 100, 1], [8, 10, 5], [8, 12, 6]];
+    samples.forEach(([epoch, time_s, times]) => rates.push({ epoch, time_s, stats: counted(times) }));
+    const parent = document.createElement("div");
+    parent.style.width = "700px";
+    document.body.append(parent);
+    flow(parent)(rates, rates.latest);
+    const speeds = [...parent.querySelectorAll("g")].map((it) => [...it.querySelectorAll("text")].map((text) => text.textContent).join(" "));
+    const boxes = [...parent.querySelectorAll("svg > text")].map((it) => it.textContent).filter(Boolean);
+    const hits = rates.hits((path) => rates.last(path));
+    parent.remove();
+    return { speeds, boxes, hits: [hits.memory, hits.ssd] };
+})()
+"""
+
+
+def test_a_rate_is_what_was_counted_in_between(command: Path, browser: Browser) -> None:
+    with started(command, "serve", "--memory", "16MiB") as server, browser.page(server.page, 1280) as page:
+        page.until("document.querySelectorAll('#nodes > li').length", lambda count: count == 1)
+        found = page.run(FLOWS)
+        assert isinstance(found, dict)
+        memory = ["puts 1.00 KiB/s", "from memory 2.00 KiB/s", "from SSD 3.00 KiB/s"]
+        moves = ["offloads 4.00 KiB/s", "promotions 5.00 KiB/s", "evicted 6.00 KiB/s", "evicted 7.00 KiB/s"]
+        assert found["speeds"] == memory + moves
+        assert found["hits"] == [0.5, pytest.approx(1 / 6)]
+        filled = {"1.00 KiB of 4.00 KiB", "25.0 %", "8.00 KiB of 8.00 KiB", "100.0 %", "2.0/s missed", "4.0/s served"}
+        assert filled <= set(found["boxes"]), found
+        script = """import("/page/format.js").then((format) => [
+            format.bytes(0), format.bytes(1023), format.bytes(1024 ** 2 - 1), format.bytes(1536), format.count(1234567), format.count(999949),
+            format.rate(0.01), format.micros(999.4), format.micros(1500), format.seconds(89.6), format.seconds(3600 * 5),
+            format.parseBytes("1.5GiB"), format.parseBytes("64 m"), format.parseBytes("7"), format.parseBytes("much"), format.parseBytes("-1")])"""
+        words = ["0 B", "1023 B", "1.00 MiB", "1.50 KiB", "1.23 M", "999,949", "< 0.1/s", "999 µs", "1.50 ms", "90 s", "5.0 h"]
+        assert page.run(script) == [*words, 1.5 * 2**30, 64 << 20, 7, None, None]
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_busy_store_shows_what_is_counted(command: Path, browser: Browser, width: int, tmp_path: Path) -> None:
     options = ["--memory", "16MiB", "--ssd", "256MiB", "--dir", str(tmp_path / "kv")]

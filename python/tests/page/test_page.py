@@ -249,7 +249,12 @@ def test_actions_ask_before_they_act(command: Path, browser: Browser, width: int
             # The word that it asks for was not typed.
             assert page.run("document.querySelector('#dialog').open")
             page.click("#dialog input[required]")
-            page.type("remove")
+            page.type("remov")
+            page.click("#dialog .danger")
+            assert page.run("document.querySelector('#dialog').open")
+            page.click("#dialog input[required]")
+            page.press("End", 35)
+            page.type("e")
             page.click("#dialog input[type=checkbox]")
             page.click("#dialog .danger")
             page.until("document.querySelector('#tiles strong').textContent", lambda text: text == "0")

@@ -367,6 +367,44 @@ class BufferHandle:
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
+class RawEngine:
+    """A transfer engine by address, on which `slackwater.compat` is written. Results are 0, or -1 for a failure, -2 when a peer
+    is to be described again, and -3 for a deadline that passed."""
+
+    def __new__(cls, name: str, host: str, log: Callable[[str, int, str], None]) -> Self: ...
+    def register(self, start: int, bytes: int) -> bool: ...
+    def unregister(self, start: int) -> int: ...
+    def is_registered(self, start: int, bytes: int) -> bool: ...
+    def describe(self) -> bytes: ...
+    def open(self, name: str, described: bytes) -> int | None: ...
+    def transfer(
+        self,
+        peer: str,
+        write: bool,
+        starts: Sequence[int],
+        addresses: Sequence[int],
+        lengths: Sequence[int],
+        seconds: float,
+        notice: tuple[str, str] | None = None,
+    ) -> int: ...
+    def submit(
+        self,
+        peer: str,
+        write: bool,
+        starts: Sequence[int],
+        addresses: Sequence[int],
+        lengths: Sequence[int],
+        seconds: float,
+    ) -> int:
+        """The number of a batch, more than 0, or a code."""
+
+    def check(self, batch: int) -> int:
+        """1 while it is under way; then its result, once."""
+
+    def wait(self, batch: int) -> int: ...
+    def probe(self, peer: str, seconds: float) -> int: ...
+    def notices(self) -> builtins.list[tuple[str, str]]: ...
+
 class RawClient:
     """A client by address and code, on which `slackwater.compat` is written.
 

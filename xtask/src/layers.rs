@@ -73,7 +73,11 @@ const LAYERS: &[(&str, Kind, &[&str])] = &[
             "replay", "report", "admin",
         ],
     ),
-    ("py", Kind::Face, &["base", "wire", "node", "mq", "remote"]),
+    (
+        "py",
+        Kind::Face,
+        &["base", "wait", "wire", "transfer", "node", "mq", "remote"],
+    ),
     (
         "c",
         Kind::Face,

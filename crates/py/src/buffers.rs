@@ -1,5 +1,5 @@
-//! Memory of Python objects as slices. Besides, there is unsafe code in `view`, the reverse, and in `raw`, where callers name
-//! memory by address.
+//! Memory of Python objects as slices. Besides, there is unsafe code in `view`, the reverse, and in `raw` and `engine`, where
+//! callers name memory by address.
 //!
 //! A [`Memory`] keeps its object alive and its memory in place until it is dropped: a buffer export blocks resizing,
 //! and a tensor is held by a reference. Python code that writes to the memory while a call reads it gives the call

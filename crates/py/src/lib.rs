@@ -6,6 +6,7 @@
 mod buffers;
 mod calls;
 mod cancelling;
+mod engine;
 mod errors;
 mod options;
 mod raw;
@@ -27,6 +28,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<options::Chain>()?;
     module.add_class::<cancelling::Cancelling>()?;
     module.add_class::<raw::RawClient>()?;
+    module.add_class::<engine::RawEngine>()?;
     module.add_class::<raw::RawPlan>()?;
     module.add_class::<raw::BufferHandle>()?;
     module.add_function(wrap_pyfunction!(error_codes, module)?)?;

@@ -17,6 +17,7 @@ MODULES = (
     "store",
     "async_store",
     "buffer_pool",
+    "engine",
     "http_metadata_server",
     "mooncake_config",
     "mooncake_store_service",

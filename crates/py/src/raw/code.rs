@@ -1,6 +1,7 @@
 //! Errors as the numbers that integrations know, and why they came about.
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
@@ -47,7 +48,7 @@ impl Reasons {
         }
     }
 
-    pub(crate) fn tell(&self, py: Python<'_>, method: &str, code: i64, error: &ClientError) {
+    pub(crate) fn tell(&self, py: Python<'_>, method: &str, code: i64, error: &dyn Display) {
         // An absent key is an outcome.
         if code == i64::from(ErrorCode::ObjectNotFound.number()) {
             return;

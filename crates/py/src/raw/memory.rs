@@ -44,6 +44,11 @@ impl Range {
         is_memory.then_some(Self { start, bytes })
     }
 
+    /// The address of the first byte.
+    pub(crate) fn start(self) -> usize {
+        self.start
+    }
+
     pub(crate) fn bytes(self) -> usize {
         self.bytes
     }

@@ -9,7 +9,8 @@ from typing import Any, Self
 __all__ = ["BufferPool", "RegisteredBufferPool"]
 
 
-def _address(memory: mmap.mmap) -> int:
+def address_of(memory: mmap.mmap) -> int:
+    """The address of the first byte of a mapping."""
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
@@ -19,7 +20,7 @@ class _Region:
     def __init__(self, store: Any, size: int, alignment: int) -> None:
         # Longer by the alignment: the system gives pages when they are written, so that the rest costs none.
         self.memory = mmap.mmap(-1, size + alignment, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        base = _address(self.memory)
+        base = address_of(self.memory)
         self.start, self.size = -base % alignment, size
         self.address = base + self.start
         if store.register_buffer(self.address, size) != 0:
@@ -223,7 +224,7 @@ class MooncakeHostMemAllocator:
             pages = mmap.mmap(-1, size)
         except (OSError, ValueError, OverflowError):
             return 0
-        address = _address(pages)
+        address = address_of(pages)
         self._pages[address] = pages
         return address
 

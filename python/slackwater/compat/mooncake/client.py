@@ -11,7 +11,7 @@ from typing import Any
 from slackwater._native import BufferHandle, RawClient
 from slackwater.compat.mooncake import opening
 from slackwater.compat.mooncake.kinds import ReplicaStatus
-from slackwater.compat.mooncake.opening import log
+from slackwater.compat.mooncake.opening import log, tell
 from slackwater.compat.mooncake.replicas import Descriptor, MemoryDescriptor, QueryTaskResponse, ReplicaDescriptor
 from slackwater.compat.mooncake.replicate import CREATE, CREATE_NEAR, DEFAULT, UPSERT, ReplicateConfig, plan_of
 from slackwater.compat.mooncake.segments import Segments
@@ -21,16 +21,11 @@ _INVALID_PARAMS, _NOT_SUPPORTED, _OBJECT_NOT_FOUND, _TASK_NOT_FOUND = -600, -101
 _LISTS = (list, tuple)
 
 
-def _tell(method: str, code: int, reason: str) -> None:
-    """Called once for each method and code of a client."""
-    log.warning("%s: %d: %s; further calls that end so are not logged", method, code, reason)
-
-
 class MooncakeDistributedStore(Tensors, Segments):
     """A client of a pool. Calls may be made from any thread."""
 
     def __init__(self) -> None:
-        self._raw = RawClient(_tell)
+        self._raw = RawClient(tell)
         self._setup: opening.Arguments | None = None
         self._hostname = ""
         self._told = set()

@@ -16,8 +16,8 @@ from slackwater.compat.mooncake.variables import IGNORED, READ
 _FOLDER = Path(__file__).parent
 _HEAD = """# From Mooncake to Slackwater
 
-Programs that use `mooncake.store` run on Slackwater when they import it from here. This page is made of the tables that
-the programs and their tests use.
+Programs that use `mooncake.store` or `mooncake.engine` run on Slackwater when they import it from here. This page is made of
+the tables that the programs and their tests use.
 
 ## Switching
 
@@ -37,7 +37,7 @@ lends memory of its process to a master; `serve` has memory of its own and takes
 sides are on one machine; for others give `master_server_addr` as `curve://HOST:PORT/KEY`, as
 [the guide to serving](serving.md) says, our own key in `SLACKWATER_KEY_FILE`, and the keys whose transfers a segment takes in
 `SLACKWATER_ALLOW`. `mooncake.async_store` is there too; up to eight calls of a store are awaited at a time, and cancelled ones
-end. What only the memory of a client held misses once that client is closed, and 10 s after it dies.
+end. `mooncake.engine` has `TransferEngine` for the processes of one machine. What only the memory of a client held misses once that client is closed, and 10 s after it dies.
 """
 
 

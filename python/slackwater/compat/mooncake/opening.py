@@ -54,6 +54,11 @@ _POSITIONAL = _NAMES[:8]
 _REQUIRED = _NAMES[:7]
 
 
+def tell(method: str, code: int, reason: str) -> None:
+    """Called once for each method and code of a client or an engine."""
+    log.warning("%s: %d: %s; further calls that end so are not logged", method, code, reason)
+
+
 def from_call(given: tuple[Any, ...], named: Mapping[str, Any]) -> Arguments:
     """The arguments of a call. A `TypeError` names only what is wrong: callers take out what it names and try again."""
     unknown = [name for name in named if name not in _NAMES]

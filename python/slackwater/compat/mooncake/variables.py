@@ -8,6 +8,9 @@ READ = {
     "MC_FORCE_TCP": ("", "anything but empty: bytes go by TCP, also within a host"),
     "MC_STORE_CLIENT_MIN_PORT": ("12300", "the least port in the name of a client"),
     "MC_STORE_CLIENT_MAX_PORT": ("14300", "the largest port in the name of a client"),
+    "MC_MIN_RPC_PORT": ("15000", "the least port of a `TransferEngine`"),
+    "MC_MAX_RPC_PORT": ("17000", "the largest port of a `TransferEngine`"),
+    "MC_TRANSFER_TIMEOUT": ("30", "seconds that a transfer of a `TransferEngine` may take, 5 at least, and 1 ns for each byte"),
     "MOONCAKE_OFFLOAD_FILE_STORAGE_PATH": ("", "the directory of the SSD tier where `setup` names none"),
     "MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES": ("17179869184", "bytes of the SSD tier"),
 }
@@ -26,7 +29,6 @@ IGNORED = {
     "MC_STORE_REPLICA_SCORING": "the master names the best replica first",
     "MC_FILEREAD_WORKERS": "nodes read from SSD by a queue of the kernel",
     "MOONCAKE_STORE_CHECKSUM": "checksums are always compared",
-    "MC_TRANSFER_TIMEOUT": "calls have one deadline: MC_RPC_TIMEOUT_MS",
     "MC_USE_IPV6": "addresses say what they are",
     "MC_TCP_BIND_ADDRESS": "a node takes the address of its name",
 }

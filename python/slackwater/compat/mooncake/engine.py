@@ -1,0 +1,387 @@
+"""`TransferEngine`: moves bytes between registered memory of processes, with the calls of Mooncake's.
+
+An engine answers at its port with the description of its memory; a peer fetches that when it meets an address that it does not
+know, or is refused. Results are 0, or negative.
+"""
+
+import ctypes
+import enum
+import http.client
+import ipaddress
+import json
+import mmap
+import os
+import random
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from slackwater._native import RawEngine
+from slackwater.compat.mooncake.buffer_pool import address_of
+from slackwater.compat.mooncake.http_service import NOT_FOUND, Answer, Asked, Service
+from slackwater.compat.mooncake.opening import PROTOCOLS, log, split, tell
+from slackwater.compat.mooncake.variables import number
+
+_FAILED, _UNKNOWN, _UNREACHABLE, _OVERLAPS = -1, -3, -102, -7
+_STALE, _RAW_TIMED_OUT = -2, -3
+_SECONDS_MIN, _SECONDS_PER_BYTE = 5, 1e-9
+_ASK_SECONDS, _DESCRIPTION_BYTES_MAX, _PORT_TRIES = 5, 64 << 20, 64
+_PATH = "/engine"
+
+
+class TransferOpcode(enum.Enum):
+    """What a transfer does, seen from here."""
+
+    Read = 0
+    Write = 1
+
+
+class TransferNotify:
+    """What is said to a peer when a transfer is complete."""
+
+    def __init__(self, name: str = "", msg: str = "") -> None:
+        self.name, self.msg = name, msg
+
+
+class InnerTransferEngine:
+    """What `setup` of a store takes as `engine`."""
+
+    def __init__(self, engine: "TransferEngine") -> None:
+        self.engine = engine
+
+
+class TransferEngine:
+    """Moves bytes between memory of this process and of peers, named `host:port`. Calls may be made from any thread."""
+
+    TransferOpcode = TransferOpcode
+
+    def __init__(self) -> None:
+        self._raw: RawEngine | None = None
+        self._service: Service | None = None
+        self._managed: dict[int, mmap.mmap] = {}
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+
+    def initialize(self, local_hostname: str, metadata_server: str, protocol: str, device_name: str, /) -> int:
+        """Starts the engine: 0 or a negative code; again is 0 and does nothing."""
+        if not all(isinstance(one, str) for one in (local_hostname, metadata_server, protocol, device_name)):
+            raise TypeError("initialize: expected four texts")
+        with self._lock:
+            if self._raw is not None:
+                return 0
+            if protocol not in PROTOCOLS or metadata_server != "P2PHANDSHAKE":
+                log.error(
+                    "initialize: protocol %r with metadata server %r: expected one of %s, and P2PHANDSHAKE",
+                    protocol, metadata_server, ", ".join(PROTOCOLS),
+                )  # fmt: skip
+                return _FAILED
+            try:
+                host = _loopback(split(local_hostname)[0])
+                self._raw = RawEngine(local_hostname, host, tell)
+                self._service = _bound(host, _answer_of(self._raw))
+            except (ValueError, OSError) as error:
+                self._raw = None
+                log.error("initialize: %s", error)
+                return _FAILED
+            threading.Thread(target=self._service.serve_forever, name="slackwater-engine", daemon=True).start()
+        return 0
+
+    def initialize_ext(
+        self, local_hostname: str, metadata_server: str, protocol: str, device_name: str, metadata_type: str, /
+    ) -> int:
+        """As `initialize`."""
+        return self.initialize(local_hostname, metadata_server, protocol, device_name)
+
+    def __del__(self) -> None:
+        service = self.__dict__.get("_service")
+        if service is not None and self._process == os.getpid():
+            service.shutdown()
+            service.server_close()
+
+    def get_rpc_port(self) -> int:
+        """The port by which peers name this engine; 0 before `initialize`."""
+        return 0 if self._service is None else self._service.port
+
+    def get_engine(self) -> InnerTransferEngine:
+        """What `setup` of a store takes as `engine`."""
+        return InnerTransferEngine(self)
+
+    # Registered memory.
+
+    def register_memory(self, buffer_addr: int, capacity: int, location: str = "*") -> int:
+        """Lets peers read and write memory: 0 or a negative code."""
+        if self._raw is None or capacity <= 0 or not buffer_addr:
+            return _FAILED
+        return 0 if self._raw.register(buffer_addr, capacity) else _OVERLAPS
+
+    def unregister_memory(self, addr: int, /) -> int:
+        """Ends that; when it returns 0, no transfer touches the memory any more."""
+        if self._raw is None:
+            return _FAILED
+        ended = self._raw.unregister(addr)
+        return _UNKNOWN if ended == _STALE else ended
+
+    def batch_register_memory(
+        self, buffer_addresses: Sequence[int], capacities: Sequence[int], location: str = "*"
+    ) -> int:
+        """Registers all of the memory, or none."""
+        if len(buffer_addresses) != len(capacities):
+            return _FAILED
+        done: list[int] = []
+        for address, capacity in zip(buffer_addresses, capacities, strict=True):
+            code = self.register_memory(address, capacity)
+            if code:
+                self.batch_unregister_memory(done)
+                return code
+            done.append(address)
+        return 0 if self._raw is not None else _FAILED
+
+    def batch_unregister_memory(self, addrs: Sequence[int], /) -> int:
+        """Ends the registration of all: 0, or the first code of one that has none."""
+        codes = [self.unregister_memory(address) for address in addrs]
+        return next((code for code in codes if code), 0 if self._raw is not None else _FAILED)
+
+    def get_first_buffer_address(self, segment_name: str) -> int:
+        """The address of the memory that a peer registered first; 0 when there is none."""
+        first = self._meet(segment_name)
+        return first or 0
+
+    def allocate_managed_buffer(self, length: int, /) -> int:
+        """Registered memory of the engine: its address; 0 when there is none."""
+        if self._raw is None:
+            return 0
+        try:
+            memory = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, ValueError, OverflowError):
+            return 0
+        address = address_of(memory)
+        if self.register_memory(address, length) != 0:
+            return 0
+        self._managed[address] = memory
+        return address
+
+    def free_managed_buffer(self, addr: int, length: int, /) -> int:
+        """Gives such memory back, when no transfer touches it any more."""
+        if addr not in self._managed:
+            return _FAILED
+        code = self.unregister_memory(addr)
+        if code == 0:
+            self._managed.pop(addr).close()
+        return code
+
+    def write_bytes_to_buffer(self, addr: int, data: bytes | str, length: int, /) -> int:
+        """Copies the first bytes to registered memory: 0, or -1 where it is not registered or the data are shorter."""
+        given = data.encode() if isinstance(data, str) else bytes(data)
+        return self._copied(given[:length], addr, length) if 0 <= length <= len(given) else _FAILED
+
+    def _copied(self, data: bytes, address: int, length: int) -> int:
+        if self._raw is None or not length or not self._raw.is_registered(address, length):
+            return 0 if self._raw is not None and not length else _FAILED
+        ctypes.memmove(address, data, length)
+        return 0
+
+    def read_bytes_from_buffer(self, addr: int, length: int, /) -> bytes:
+        """The bytes of registered memory; none where it is not registered."""
+        is_there = self._raw is not None and length > 0 and self._raw.is_registered(addr, length)
+        return ctypes.string_at(addr, length) if is_there else b""
+
+    # Transfers.
+
+    def transfer_sync(
+        self, target_hostname: str, buffer: int, peer_buffer_address: int, length: int, opcode: TransferOpcode,
+        notify: TransferNotify | None = None, transport_hint: str = "",
+    ) -> int:  # fmt: skip
+        """Moves bytes and waits: 0, or negative."""
+        return self._move(target_hostname, [buffer], [peer_buffer_address], [length], opcode, notify)
+
+    def transfer_sync_write(
+        self, target_hostname: str, buffer: int, peer_buffer_address: int, length: int, transport_hint: str = ""
+    ) -> int:
+        """Writes bytes to the memory of a peer and waits."""
+        return self._move(target_hostname, [buffer], [peer_buffer_address], [length], TransferOpcode.Write)
+
+    def transfer_sync_read(
+        self, target_hostname: str, buffer: int, peer_buffer_address: int, length: int, transport_hint: str = ""
+    ) -> int:
+        """Reads bytes from the memory of a peer and waits."""
+        return self._move(target_hostname, [buffer], [peer_buffer_address], [length], TransferOpcode.Read)
+
+    def batch_transfer_sync(
+        self, target_hostname: str, buffers: Sequence[int], peer_buffer_addresses: Sequence[int],
+        lengths: Sequence[int], opcode: TransferOpcode, notify: TransferNotify | None = None, transport_hint: str = "",
+    ) -> int:  # fmt: skip
+        """Moves runs of bytes and waits: 0, or negative, and then nothing is under way any more."""
+        return self._move(target_hostname, buffers, peer_buffer_addresses, lengths, opcode, notify)
+
+    def batch_transfer_sync_write(
+        self, target_hostname: str, buffers: Sequence[int], peer_buffer_addresses: Sequence[int],
+        lengths: Sequence[int], transport_hint: str = "",
+    ) -> int:  # fmt: skip
+        """Writes runs of bytes and waits."""
+        return self._move(target_hostname, buffers, peer_buffer_addresses, lengths, TransferOpcode.Write)
+
+    def batch_transfer_sync_read(
+        self, target_hostname: str, buffers: Sequence[int], peer_buffer_addresses: Sequence[int],
+        lengths: Sequence[int], transport_hint: str = "",
+    ) -> int:  # fmt: skip
+        """Reads runs of bytes and waits."""
+        return self._move(target_hostname, buffers, peer_buffer_addresses, lengths, TransferOpcode.Read)
+
+    def batch_transfer_async(
+        self, target_hostname: str, buffers: Sequence[int], peer_buffer_addresses: Sequence[int],
+        lengths: Sequence[int], opcode: TransferOpcode, transport_hint: str = "",
+    ) -> int:  # fmt: skip
+        """Begins to move runs of bytes of registered memory: the number of the batch, 0 for a failure."""
+        return self._begin(target_hostname, buffers, peer_buffer_addresses, lengths, opcode)
+
+    def batch_transfer_async_write(
+        self, target_hostname: str, buffers: Sequence[int], peer_buffer_addresses: Sequence[int],
+        lengths: Sequence[int], transport_hint: str = "",
+    ) -> int:  # fmt: skip
+        """Begins to write runs of bytes."""
+        return self._begin(target_hostname, buffers, peer_buffer_addresses, lengths, TransferOpcode.Write)
+
+    def batch_transfer_async_read(
+        self, target_hostname: str, buffers: Sequence[int], peer_buffer_addresses: Sequence[int],
+        lengths: Sequence[int], transport_hint: str = "",
+    ) -> int:  # fmt: skip
+        """Begins to read runs of bytes."""
+        return self._begin(target_hostname, buffers, peer_buffer_addresses, lengths, TransferOpcode.Read)
+
+    def transfer_submit_write(
+        self, target_hostname: str, buffer: int, peer_buffer_address: int, length: int, transport_hint: str = ""
+    ) -> int:
+        """Begins to write bytes of registered memory: the number of the batch, 0 for a failure."""
+        return self._begin(target_hostname, [buffer], [peer_buffer_address], [length], TransferOpcode.Write)
+
+    def transfer_check_status(self, id: int, /) -> int:
+        """0 while a batch is under way; then, once, 1, or -1 when it failed, or -2 when it took too long."""
+        if self._raw is None or not 0 < id < 1 << 63:
+            return -1
+        code = self._raw.check(id)
+        if code == 1:
+            return 0
+        return 1 if code == 0 else -2 if code == _RAW_TIMED_OUT else -1
+
+    def get_batch_transfer_status(self, ids: Sequence[int], /) -> int:
+        """Waits for batches: 0, or -1 when one failed."""
+        raw = self._raw
+        if raw is None:
+            return _FAILED
+        codes = [raw.wait(one) if 0 < one < 1 << 63 else _FAILED for one in ids]
+        return _FAILED if any(codes) else 0
+
+    def send_probe(self, peer_server_name: str) -> int:
+        """0 when a peer answers."""
+        raw = self._raw
+        if raw is None:
+            return _FAILED
+        code = self._with(peer_server_name, lambda: raw.probe(peer_server_name, _ASK_SECONDS))
+        return 0 if code == 0 else _UNREACHABLE
+
+    def get_notifies(self) -> list[TransferNotify]:
+        """Takes what peers have said."""
+        return [] if self._raw is None else [TransferNotify(name, msg) for name, msg in self._raw.notices()]
+
+    def get_local_topology(self, device_name: str | None = None) -> str:
+        """Devices by place of memory, as JSON: none is needed."""
+        return json.dumps({"cpu:0": [[], []]})
+
+    def warmup_efa_segment(self, segment_name: str) -> int:
+        """0: there is nothing to warm up."""
+        return 0
+
+    def _move(
+        self, peer: str, buffers: Sequence[int], addresses: Sequence[int], lengths: Sequence[int],
+        opcode: TransferOpcode, notify: TransferNotify | None = None,
+    ) -> int:  # fmt: skip
+        raw = self._raw
+        if raw is None:
+            return _FAILED
+        seconds, write = _seconds(lengths), opcode is TransferOpcode.Write
+        notice = None if notify is None else (notify.name, notify.msg)
+
+        def move() -> int:
+            return raw.transfer(peer, write, buffers, addresses, lengths, seconds, notice)
+
+        return 0 if self._with(peer, move) == 0 else _FAILED
+
+    def _begin(
+        self, peer: str, buffers: Sequence[int], addresses: Sequence[int], lengths: Sequence[int], opcode: TransferOpcode
+    ) -> int:
+        raw = self._raw
+        if raw is None:
+            return 0
+        seconds, write = _seconds(lengths), opcode is TransferOpcode.Write
+        begun = self._with(peer, lambda: raw.submit(peer, write, buffers, addresses, lengths, seconds))
+        return max(begun, 0)
+
+    def _with(self, peer: str, call: Callable[[], int]) -> int:
+        """A call about a peer; once more when the peer had to be described again."""
+        code = call()
+        if code == _STALE and self._meet(peer) is not None:
+            code = call()
+            if code == _STALE:
+                log.warning("%s: no such memory is registered there", peer)
+        return code
+
+    def _meet(self, peer: str) -> int | None:
+        """Asks a peer for its description: its first address, or 0; `None` when there is no such peer."""
+        if self._raw is None:
+            return None
+        try:
+            described = _asked(*split(peer))
+            return self._raw.open(peer, described) or 0
+        except (ValueError, OSError, http.client.HTTPException) as error:
+            log.warning("%s: no engine: %s", peer, error)
+            return None
+
+
+def _answer_of(raw: RawEngine) -> Callable[[Asked], Answer]:
+    def answer(asked: Asked) -> Answer:
+        return Answer(200, raw.describe()) if asked.path == (_PATH[1:],) else NOT_FOUND
+
+    return answer
+
+
+def _asked(host: str, port: int) -> bytes:
+    connection = http.client.HTTPConnection(host, port, timeout=_ASK_SECONDS)
+    try:
+        connection.request("GET", _PATH)
+        answer = connection.getresponse()
+        described = answer.read(_DESCRIPTION_BYTES_MAX + 1)
+        if answer.status != 200 or len(described) > _DESCRIPTION_BYTES_MAX:
+            raise ValueError(f"{answer.status} with {len(described)} bytes")
+        return described
+    finally:
+        connection.close()
+
+
+def _bound(host: str, answer: Callable[[Asked], Answer]) -> Service:
+    """A service at a free port of those for engines."""
+    first, last = number("MC_MIN_RPC_PORT"), number("MC_MAX_RPC_PORT")
+    if not 0 < first <= last <= 65535:
+        raise ValueError(f"MC_MIN_RPC_PORT {first} to MC_MAX_RPC_PORT {last} are no ports")
+    for port in random.sample(range(first, last + 1), min(_PORT_TRIES, last - first + 1)):
+        try:
+            return Service(host, port, 0, answer)
+        except OSError:
+            continue
+    raise OSError(f"no free port between {first} and {last}")
+
+
+def _loopback(host: str) -> str:
+    """The address of a host name, which is of this machine alone: engines ask nobody for a key yet."""
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]
+    if not ipaddress.ip_address(found).is_loopback:
+        raise ValueError(f"{host} is {found}: engines serve this machine alone: give localhost or 127.0.0.1")
+    return str(found)
+
+
+def _seconds(lengths: Sequence[int]) -> float:
+    return max(number("MC_TRANSFER_TIMEOUT"), _SECONDS_MIN) + sum(lengths) * _SECONDS_PER_BYTE
+
+
+Read, Write = TransferOpcode.Read, TransferOpcode.Write
+SUPPORT_CUDA = SUPPORT_EFA = SUPPORT_HIP = SUPPORT_INTRA_NVLINK = SUPPORT_MNNVL = SUPPORT_MUSA = False

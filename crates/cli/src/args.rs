@@ -334,6 +334,7 @@ impl Part {
                 "lease_ttl",
                 "soft_pin_ttl",
                 "put_wait",
+                "restart_wait",
             ]
             .contains(&key);
         let both = ["log", "log_format", "deadline"].contains(&key);

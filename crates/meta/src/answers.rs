@@ -318,6 +318,7 @@ impl Master {
         operation: OperationId,
     ) -> Reply {
         self.stop_waiting(client, Some(operation));
+        self.held.forget(client, Some(operation));
         for object in self.puts.of_operation(client, operation) {
             self.metrics.puts_revoked += 1;
             let tenant = self.catalog.object(object).tenant;

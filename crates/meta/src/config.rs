@@ -42,6 +42,8 @@ pub struct Absence {
     pub hidden_after: Duration,
     /// Time after that in which it may come back with what its memory holds.
     pub given_up_after: Duration,
+    /// How long after a restart of the master look-ups wait for nodes that have yet to say what they hold.
+    pub restart_wait: Duration,
 }
 
 /// Whether tenants are separate.
@@ -229,6 +231,10 @@ pub struct Limits {
     pub nodes: usize,
     /// Most removals remembered for a node that is away, and for all nodes that have not mounted yet.
     pub owed: usize,
+    /// Most look-ups that wait for nodes after a restart of the master; others are answered at once.
+    pub held_calls: usize,
+    /// Most keys that they wait for.
+    pub held_keys: usize,
     /// Answers kept for each client, so that a repeated operation is answered again and not executed again; zero keeps
     /// none. A client with more operations in flight is told to try again later.
     pub reply_window: usize,
@@ -348,6 +354,7 @@ impl Absence {
     pub const DEFAULT: Self = Self {
         hidden_after: Duration::from_secs(10),
         given_up_after: Duration::from_secs(600),
+        restart_wait: Duration::from_secs(5),
     };
 }
 
@@ -370,6 +377,8 @@ impl Limits {
         pattern_bytes: 1 << 20,
         nodes: 4096,
         owed: 1 << 20,
+        held_calls: 65_536,
+        held_keys: 1 << 20,
         reply_window: 256,
         reply_keys: 1 << 22,
     };

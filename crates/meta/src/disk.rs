@@ -120,6 +120,7 @@ impl Master {
         let prospect =
             replicas.find_map(|it| prospect::take(&mut self.catalog, &self.segments, it, index));
         let added = self.add_disk_replica(id, index, prospect);
+        self.held.heard(hash);
         match prospect {
             // The policy knows it, as what memory above it held.
             Some(_) => Adopted::Known,

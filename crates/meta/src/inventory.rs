@@ -153,6 +153,7 @@ impl Master {
             replica,
             Ledger::Memory,
         );
+        self.held.heard(self.catalog.object(object).hash);
         Some(Fresh {
             segment: index,
             slot,

@@ -170,6 +170,7 @@ impl Master {
     /// Takes in what an earlier master had noted, before anything else, and notes changes from now on.
     pub fn restore(&mut self, now: Instant, journaled: Journaled) {
         self.notes.on = true;
+        self.begin_holding(now);
         let Journaled {
             forgot,
             nodes,

@@ -41,6 +41,7 @@ mod put;
 mod quota;
 mod release;
 mod remove;
+mod restarted;
 mod scan;
 mod segment;
 mod settle;

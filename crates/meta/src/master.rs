@@ -25,6 +25,7 @@ use crate::permissions;
 use crate::placement::{self, PlacementPolicy};
 use crate::promote::Promotions;
 use crate::put::{Puts, Queue};
+use crate::restarted::Held;
 use crate::scan::Scans;
 use crate::segment::Segments;
 use crate::settle::Unsettled;
@@ -127,6 +128,7 @@ pub struct Master {
     pub(crate) promotions: Promotions,
     pub(crate) jobs: Jobs,
     pub(crate) answers: Answers,
+    pub(crate) held: Held,
     pub(crate) reading: Reading,
     pub(crate) outbox: Outbox,
     pub(crate) metrics: Metrics,
@@ -169,6 +171,8 @@ pub(crate) enum Due {
     Jobs,
     /// The time of a job is over.
     Job(JobId),
+    /// Look-ups have waited for nodes for long enough.
+    Held,
 }
 
 impl Due {
@@ -182,6 +186,7 @@ impl Due {
                 | Self::Scan(_)
                 | Self::Lost(_)
                 | Self::Jobs
+                | Self::Held
         )
     }
 }
@@ -233,6 +238,7 @@ impl Master {
             offloads: Offloads::default(),
             promotions: Promotions::new(&config.promotion),
             jobs: Jobs::default(),
+            held: Held::default(),
             outbox: Outbox::default(),
             metrics: Metrics::default(),
             numbers: Numbers::default(),
@@ -310,6 +316,8 @@ impl Master {
                 Due::Copy(ticket) => self.copied(now, ticket, Err(ErrorCode::RpcTimeout)),
                 Due::Jobs => self.unsettled.jobs(),
                 Due::Job(job) => self.job_late(now, job),
+                // They are answered at the end of the step.
+                Due::Held => {}
             }
         }
         for (_, segment) in self.segments.iter_mut() {
@@ -389,7 +397,10 @@ impl Master {
         }
     }
 
-    fn request(&mut self, now: Instant, caller: &Caller, request: Request) {
+    pub(crate) fn request(&mut self, now: Instant, caller: &Caller, request: Request) {
+        let Some(request) = self.unless_held(now, caller, request) else {
+            return;
+        };
         let reply = match request {
             Request::Get(get) => self.get(now, caller, &get),
             Request::Reads(reads) => self.reads(now, caller, &reads),
@@ -456,6 +467,7 @@ impl Master {
 
     fn client_lost(&mut self, now: Instant, client: ClientId) {
         self.answers.lose(client);
+        self.held.forget(client, None);
         self.puts_lost(now, client);
         for replica in self.guards.lose(client) {
             self.unhold(now, replica);

@@ -47,6 +47,8 @@ pub struct Metrics {
     pub replicas_suspected: u64,
     pub extents_fenced: u64,
     pub operations_repeated: u64,
+    /// Look-ups that waited for nodes after a restart of the master.
+    pub look_ups_held: u64,
     pub nodes_hidden: u64,
     pub nodes_given_up: u64,
 }

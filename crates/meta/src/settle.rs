@@ -53,6 +53,7 @@ impl Unsettled {
 impl Master {
     /// Ends an input or a deadline.
     pub(crate) fn settle(&mut self, now: Instant) {
+        self.answer_held(now);
         let mut pressed = std::mem::take(&mut self.unsettled.pressed);
         pressed.sort_unstable();
         pressed.dedup();

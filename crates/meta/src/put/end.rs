@@ -177,6 +177,7 @@ impl Master {
         object.writer = put.client;
         object.lease = Instant::ZERO;
         let hash = object.hash;
+        self.held.heard(hash);
         if !replaces {
             self.apply_pin(now, id, put.pin);
             self.join_group(id, put.group);

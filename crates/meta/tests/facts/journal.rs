@@ -12,6 +12,10 @@ const LONG: u64 = 700;
 fn restored(journal: &Journaled, config: MasterConfig) -> World {
     let mut world = World::new(MasterConfig {
         granule: BLOCK,
+        absence: slackwater_meta::Absence {
+            restart_wait: std::time::Duration::ZERO,
+            ..config.absence
+        },
         ..config
     });
     world.obedient = false;

@@ -17,6 +17,7 @@ mod promote;
 mod put;
 mod put_waits;
 mod remove;
+mod restarted;
 mod stories;
 mod suspect;
 mod tenant;

@@ -74,6 +74,8 @@ options! {
     soft_pin_ttl "soft_pin_ttl": Duration = MASTER.soft_pin_ttl, Between(Duration::from_secs(1), MASTER.soft_pin_ttl_max);
     /// How long a put waits for space before it is refused.
     put_wait "put_wait": Duration = MASTER.put.wait, Between(Duration::ZERO, HOUR);
+    /// How long after a restart of the master look-ups wait for nodes that it knows and that have yet to say what they hold.
+    restart_wait "restart_wait": Duration = MASTER.absence.restart_wait, Between(Duration::ZERO, HOUR);
     /// How long any call may take in all, unless the call says otherwise.
     deadline "deadline": Duration = MASTER.put.wait_max, Between(Duration::from_millis(10), DAY);
     /// Used part of memory at which eviction begins.

@@ -148,6 +148,12 @@ const EFFECTS: &[Effect] = &[
     effect("put_wait", [("1s", "1s"), ("3s", "3s")], SMALL, |config| {
         waits_for_room(config, None)
     }),
+    effect(
+        "restart_wait",
+        [("1s", "1s"), ("3s", "3s")],
+        SMALL,
+        waits_after_a_restart,
+    ),
     effect("deadline", [("1s", "1s"), ("3s", "3s")], SMALL, |config| {
         waits_for_room(config, Some(LONG))
     }),
@@ -481,6 +487,34 @@ fn second_view(store: &Store, after: Duration) -> String {
 }
 
 /// How long a put may wait for room when there is none.
+/// How long the master of a pool has a read wait whose only node it has not heard of yet.
+fn waits_after_a_restart(config: &Config) -> String {
+    let mut master = slackwater_meta::Master::new(super::open::pool_config(config), 1);
+    let journal = slackwater_meta::Journaled {
+        nodes: [(slackwater_wire::NodeId(300), false)].into(),
+        ..slackwater_meta::Journaled::default()
+    };
+    master.restore(Instant::ZERO, journal);
+    let get = slackwater_meta::Input::Request {
+        client: slackwater_wire::ClientId(1),
+        host: None,
+        permissions: slackwater_wire::Permissions::FULL,
+        operation: slackwater_wire::OperationId(1),
+        request: Request::Get(Get {
+            tenant: Tenant::DEFAULT,
+            keys: vec![Key::new(b"k").unwrap()],
+            chain: slackwater_wire::Chain::default(),
+            hold: slackwater_wire::Hold::Lease,
+            prefix_only: false,
+        }),
+    };
+    let mut out = Vec::new();
+    master.handle(Instant::ZERO, get, &mut out);
+    assert_eq!(out, []);
+    let until = master.next_deadline().unwrap();
+    slackwater_base::format_duration(Instant::ZERO.until(until))
+}
+
 fn waits_for_room(config: &Config, wait: Option<Duration>) -> String {
     let mut core = cores(config);
     let put = |key: &[u8]| {

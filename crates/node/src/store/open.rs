@@ -3,8 +3,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use slackwater_base::ByteSize;
 use slackwater_meta::{
-    ConfigWarning, Eviction, Limits, Master, MasterConfig, Offload, OffloadMode, OnHit, Promotion,
-    PutPolicy, Tenancy,
+    Absence, ConfigWarning, Eviction, Limits, Master, MasterConfig, Offload, OffloadMode, OnHit,
+    Promotion, PutPolicy, Tenancy,
 };
 use slackwater_tier::arena::MemorySegment;
 use slackwater_tier::io::LogFile;
@@ -334,6 +334,10 @@ pub(super) fn master_config(config: &Config) -> MasterConfig {
             wait: config.put_wait,
             wait_max: config.deadline,
             ..defaults.put
+        },
+        absence: Absence {
+            restart_wait: config.restart_wait,
+            ..defaults.absence
         },
         eviction: Eviction {
             policy: config.policy,

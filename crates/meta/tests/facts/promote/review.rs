@@ -374,3 +374,32 @@ fn r15_every_read_is_counted_under_the_tier_that_served_it() {
         );
     }
 }
+
+/// An object was being promoted into a segment when a job was to copy it there, or the other way about: it had two replicas
+/// on one segment, and the second one was of no use.
+#[test]
+fn a_promotion_and_a_copy_do_not_meet_on_one_segment() {
+    let copy = || {
+        Request::StartJob(JobSpec {
+            work: JobWork::Copy {
+                tenant: Tenant::DEFAULT,
+                key: key("a"),
+                targets: vec![format!("segment-{MEMORY}")],
+            },
+            concurrency: 0,
+            bytes_per_second: None,
+            time: None,
+        })
+    };
+    let mut world = cold(Promotion::default(), &["a"]);
+    let task = earn(&mut world, "a");
+    let extent = staged(&mut world, task.ticket, task.bytes);
+    assert!(extent.is_some());
+    world.ask(copy());
+    assert!(world.copies.is_empty(), "it is on its way there");
+    let mut world = cold(Promotion::default(), &["a"]);
+    let task = earn(&mut world, "a");
+    world.ask(copy());
+    assert_eq!(world.copies.len(), 1);
+    assert_eq!(staged(&mut world, task.ticket, task.bytes), None);
+}

@@ -1,0 +1,175 @@
+//! Look-ups just after a restart of the master. What they do not find may be on a node that has yet to say what it holds, so
+//! they wait until it is found, until no such node is left, or until the master has waited for long enough.
+//!
+//! What is awaited is listed by the hash of its key: an announcement finds the calls that it ends, and asks no other.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use slackwater_base::Instant;
+use slackwater_wire::{ClientId, Key, OperationId, Request, Tenant};
+
+use crate::master::{Caller, Due, Master};
+
+/// The look-ups that wait. None does without an earlier master.
+#[derive(Default)]
+pub(crate) struct Held {
+    /// Nothing waits longer than until then.
+    until: Option<Instant>,
+    calls: BTreeMap<Name, HeldCall>,
+    /// Hashes of keys that are not found, with the calls that wait for them.
+    awaited: BTreeSet<(u64, Name)>,
+    /// Calls for which everything is found.
+    found: BTreeSet<Name>,
+}
+
+/// A client and its number for the call.
+type Name = (ClientId, OperationId);
+
+struct HeldCall {
+    caller: Caller,
+    request: Request,
+    /// Hashes that are awaited.
+    missing: Vec<u64>,
+}
+
+/// Calls that are answered in one step.
+const STEP: usize = 256;
+
+impl Held {
+    /// A replica of a key has become readable.
+    pub(crate) fn heard(&mut self, hash: u64) {
+        if self.awaited.is_empty() {
+            return;
+        }
+        let (first, last) = (ClientId(0), ClientId(u64::MAX));
+        let of_hash = (hash, (first, OperationId(0)))..=(hash, (last, OperationId(u64::MAX)));
+        let waiting: Vec<(u64, Name)> = self.awaited.range(of_hash).copied().collect();
+        for entry in waiting {
+            self.awaited.remove(&entry);
+            let (_, name) = entry;
+            if let Some(call) = self.calls.get_mut(&name) {
+                call.missing.retain(|missing| *missing != hash);
+                if call.missing.is_empty() {
+                    self.found.insert(name);
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, name: Name) -> Option<HeldCall> {
+        let call = self.calls.remove(&name)?;
+        self.found.remove(&name);
+        for hash in &call.missing {
+            self.awaited.remove(&(*hash, name));
+        }
+        Some(call)
+    }
+
+    /// Ends the wait of a client, or of one operation of it, without an answer.
+    pub(crate) fn forget(&mut self, client: ClientId, operation: Option<OperationId>) {
+        let (first, last) = match operation {
+            Some(operation) => (operation, operation),
+            None => (OperationId(0), OperationId(u64::MAX)),
+        };
+        let calls = self.calls.range((client, first)..=(client, last));
+        let calls: Vec<Name> = calls.map(|(name, _)| *name).collect();
+        calls.into_iter().for_each(|name| drop(self.take(name)));
+    }
+}
+
+impl Master {
+    /// From now on look-ups wait for the nodes of an earlier master.
+    pub(crate) fn begin_holding(&mut self, now: Instant) {
+        self.held.until = Some(now + self.config.absence.restart_wait);
+    }
+
+    /// Gives a request back that is to be carried out now. A look-up waits when a node may have what it does not find.
+    pub(crate) fn unless_held(
+        &mut self,
+        now: Instant,
+        caller: &Caller,
+        request: Request,
+    ) -> Option<Request> {
+        let Some(until) = self.held.until.filter(|until| now < *until) else {
+            return Some(request);
+        };
+        let missing = match &request {
+            Request::Get(get) if self.is_partial() => {
+                self.not_found(&get.tenant, &get.keys, get.prefix_only)
+            }
+            Request::Exists(exists) if self.is_partial() => {
+                self.not_found(&exists.tenant, &exists.keys, false)
+            }
+            Request::Describe { tenant, key } if self.is_partial() => {
+                self.not_found(tenant, std::slice::from_ref(key), false)
+            }
+            _ => Vec::new(),
+        };
+        let name = (caller.client, caller.operation);
+        // Of a request that is repeated the last one waits.
+        drop(self.held.take(name));
+        let limits = &self.config.limits;
+        let room = self.held.calls.len() < limits.held_calls
+            && self.held.awaited.len() + missing.len() <= limits.held_keys;
+        if missing.is_empty() || !room {
+            return Some(request);
+        }
+        let entries = missing.iter().map(|hash| (*hash, name));
+        self.held.awaited.extend(entries);
+        let call = HeldCall {
+            caller: caller.clone(),
+            request,
+            missing,
+        };
+        self.held.calls.insert(name, call);
+        self.metrics.look_ups_held += 1;
+        self.due.set(Due::Held, until);
+        None
+    }
+
+    /// The hashes of keys that nobody can read now; with `first`, of the first such key alone.
+    fn not_found(&self, tenant: &Tenant, keys: &[Key], first: bool) -> Vec<u64> {
+        if keys.len() > self.config.limits.batch_keys {
+            // It is refused.
+            return Vec::new();
+        }
+        let index = self.tenants.find(tenant);
+        let missing = keys.iter().filter_map(|key| {
+            let hash = self.tenants.hash_of(tenant, key);
+            let found = index.and_then(|index| self.catalog.find(index, key, hash));
+            // An object without replicas is being put, and answered as such.
+            let known = found.is_some_and(|id| {
+                let object = self.catalog.object(id);
+                !object.has_replicas() || self.segments.is_readable(&self.catalog, id)
+            });
+            (!known).then_some(hash)
+        });
+        let most = if first { 1 } else { usize::MAX };
+        let mut missing: Vec<u64> = missing.take(most).collect();
+        missing.sort_unstable();
+        missing.dedup();
+        missing
+    }
+
+    /// Answers what has waited for long enough: a limited number in each step.
+    pub(crate) fn answer_held(&mut self, now: Instant) {
+        if self.held.calls.is_empty() {
+            return;
+        }
+        let over = self.held.until.is_none_or(|until| until <= now) || !self.is_partial();
+        let ready: Vec<Name> = match over {
+            true => self.held.calls.keys().copied().take(STEP).collect(),
+            false => self.held.found.iter().copied().take(STEP).collect(),
+        };
+        for name in ready {
+            if let Some(call) = self.held.take(name) {
+                self.request(now, &call.caller, call.request);
+            }
+        }
+        match (self.held.calls.is_empty(), self.held.found.is_empty()) {
+            (true, _) => self.due.cancel(Due::Held),
+            (false, empty) if over || !empty => self.due.set(Due::Held, now),
+            (false, _) => {}
+        }
+    }
+}

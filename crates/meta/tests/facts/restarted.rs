@@ -1,0 +1,218 @@
+//! Look-ups just after a restart of the master.
+
+use std::time::Duration;
+
+use slackwater_meta::{Absence, Input, Journaled, Limits, MasterConfig};
+use slackwater_wire::*;
+
+use crate::inventory::{announced, entry, holds, mount_as};
+use crate::world::*;
+
+const WAIT: Duration = Duration::from_secs(5);
+
+fn config(wait: Duration) -> MasterConfig {
+    MasterConfig {
+        granule: BLOCK,
+        absence: Absence {
+            restart_wait: wait,
+            ..plain().absence
+        },
+        ..plain()
+    }
+}
+
+/// A master whose predecessor knew these nodes.
+fn restarted(config: MasterConfig, nodes: &[NodeId]) -> World {
+    let mut world = World::new(config);
+    let journal = Journaled {
+        nodes: nodes.iter().map(|node| (*node, false)).collect(),
+        ..Journaled::default()
+    };
+    world.master.restore(world.now, journal);
+    world.master.start_above(Version(1 << 30));
+    world
+}
+
+fn mount(world: &mut World) {
+    mount_as(world, MEMORY, SegmentKind::Memory, 1 << 20);
+}
+
+fn get(names: &[&str], prefix_only: bool) -> Request {
+    Request::Get(Get {
+        tenant: Tenant::DEFAULT,
+        keys: names.iter().map(|name| key(name)).collect(),
+        chain: Chain::default(),
+        hold: Hold::Lease,
+        prefix_only,
+    })
+}
+
+fn exists(names: &[&str]) -> Request {
+    Request::Exists(Exists {
+        tenant: Tenant::DEFAULT,
+        keys: names.iter().map(|name| key(name)).collect(),
+    })
+}
+
+fn describe(name: &str) -> Request {
+    Request::Describe {
+        tenant: Tenant::DEFAULT,
+        key: key(name),
+    }
+}
+
+/// What a reply says of each key.
+fn found(reply: Option<Reply>) -> Option<Vec<bool>> {
+    Some(match reply? {
+        Reply::Get(lookups) => lookups
+            .iter()
+            .map(|lookup| matches!(lookup, Lookup::Found(_)))
+            .collect(),
+        Reply::Exists(each) => each,
+        Reply::Describe(_) => vec![true],
+        Reply::Failed(ErrorCode::ObjectNotFound) => vec![false],
+        other => panic!("{other:?}"),
+    })
+}
+
+/// A master was started again. Until its nodes had said what they hold, every read missed, and the values were computed
+/// anew and put while they were there.
+#[test]
+fn look_ups_wait_for_what_nodes_have_yet_to_say() {
+    let check = |request: Request, with_a: Option<&[bool]>, with_all: &[bool]| {
+        let mut world = restarted(config(WAIT), &[NODE]);
+        let call = world.send(ME, request.clone());
+        mount(&mut world);
+        assert_eq!(found(world.reply(call)), None, "{request:?}");
+        holds(&mut world, vec![entry("a", 50, 0)]);
+        let answer = found(world.reply(call));
+        assert_eq!(answer.as_deref(), with_a, "{request:?}");
+        if answer.is_some() {
+            return;
+        }
+        holds(&mut world, vec![entry("b", 51, 1)]);
+        announced(&mut world);
+        assert_eq!(found(world.reply(call)).as_deref(), Some(with_all));
+        assert_eq!(world.master.metrics().look_ups_held, 1);
+        let now = world.send(ME, get(&["none"], false));
+        assert_eq!(found(world.reply(now)), Some(vec![false]));
+    };
+    check(get(&["a"], false), Some(&[true]), &[]);
+    check(exists(&["a", "a"]), Some(&[true, true]), &[]);
+    check(describe("a"), Some(&[true]), &[]);
+    check(get(&["a", "none"], false), None, &[true, false]);
+    check(exists(&["none"]), None, &[false]);
+    check(describe("none"), None, &[false]);
+    check(exists(&["b", "a"]), None, &[true, true]);
+}
+
+/// A read of a prefix waited for its first key only, and then missed the second, which came a moment later.
+#[test]
+fn a_prefix_is_waited_for_key_by_key() {
+    let mut world = restarted(config(WAIT), &[NODE]);
+    let call = world.send(ME, get(&["a", "b", "none", "c"], true));
+    mount(&mut world);
+    for (at, name) in ["c", "a"].into_iter().enumerate() {
+        holds(&mut world, vec![entry(name, 50, at as u64)]);
+        assert_eq!(world.reply(call), None, "{name}");
+    }
+    holds(&mut world, vec![entry("b", 51, 2)]);
+    assert_eq!(world.reply(call), None, "the third may be there");
+    announced(&mut world);
+    let expected = vec![true, true, false, false];
+    assert_eq!(found(world.reply(call)), Some(expected));
+}
+
+#[test]
+fn nothing_waits_longer_than_is_configured() {
+    for (wait, nodes, held) in [
+        (WAIT, &[NODE][..], true),
+        (Duration::ZERO, &[NODE][..], false),
+        (WAIT, &[][..], false),
+    ] {
+        let mut world = restarted(config(wait), nodes);
+        let calls: Vec<OperationId> = (0..600)
+            .map(|at| world.send(ME, get(&[&format!("k{at}")], false)))
+            .collect();
+        let answered = |world: &mut World| {
+            let each = calls.iter().map(|call| found(world.reply(*call)));
+            each.filter(Option::is_some).count()
+        };
+        if held {
+            world.pass(WAIT - Duration::from_nanos(1));
+            assert_eq!(answered(&mut world), 0);
+            world.pass(Duration::from_nanos(1));
+        }
+        assert_eq!(answered(&mut world), 600, "{wait:?} {nodes:?}");
+        let late = world.send(ME, get(&["k"], false));
+        assert_eq!(found(world.reply(late)), Some(vec![false]));
+    }
+    // A node that is given up is waited for no more.
+    let mut world = restarted(config(Duration::from_secs(3600)), &[NODE]);
+    let call = world.send(ME, get(&["k"], false));
+    world.pass(plain().absence.given_up_after);
+    assert_eq!(found(world.reply(call)), Some(vec![false]));
+}
+
+#[test]
+fn what_is_found_or_put_is_answered_at_once() {
+    let mut world = restarted(config(WAIT), &[NODE, NodeId(2)]);
+    mount(&mut world);
+    holds(&mut world, vec![entry("a", 50, 0)]);
+    announced(&mut world);
+    let call = world.send(ME, get(&["a"], false));
+    assert_eq!(found(world.reply(call)), Some(vec![true]));
+    let call = world.send(OTHER, get(&["new"], false));
+    assert_eq!(world.reply(call), None, "the second node may have it");
+    world.put("new", BLOCK);
+    assert_eq!(found(world.reply(call)), Some(vec![true]));
+}
+
+/// A call that is over must not be answered, one that is repeated once, and those beyond the limit at once.
+#[test]
+fn waiting_calls_end_with_their_clients_and_have_limits() {
+    let limits = Limits {
+        held_calls: 2,
+        held_keys: 3,
+        ..plain().limits
+    };
+    let mut world = restarted(
+        MasterConfig {
+            limits,
+            ..config(WAIT)
+        },
+        &[NODE],
+    );
+    let names: &[&str] = &["a", "b", "a", "b"];
+    let mine = world.send(ME, exists(names));
+    let other = world.send(OTHER, exists(&["a"]));
+    let third = world.send(OTHER, exists(&["a"]));
+    assert_eq!(found(world.reply(third)), Some(vec![false]), "a third call");
+    assert_eq!(world.repeat(ME, mine, &exists(names)), None);
+    world.ask(Request::Revoke { operation: mine });
+    let long = world.send(ME, exists(&["a", "b", "c"]));
+    assert_eq!(
+        found(world.reply(long)),
+        Some(vec![false; 3]),
+        "a fourth key"
+    );
+    world.input(Input::ClientLost(OTHER));
+    let last = world.send(ME, exists(&["a"]));
+    assert_eq!(world.repeat(ME, last, &exists(&["a"])), None);
+    world.pass(WAIT);
+    assert_eq!((world.reply(mine), world.reply(other)), (None, None));
+    assert_eq!(found(world.reply(last)), Some(vec![false]));
+    assert_eq!(world.reply(last), None, "it is answered once");
+}
+
+/// Records were announced, and reads of them went on waiting for the rest.
+#[test]
+fn a_record_ends_the_wait_for_its_key() {
+    let mut world = restarted(config(WAIT), &[NODE]);
+    let call = world.send(ME, get(&["a"], false));
+    mount_as(&mut world, DISK, SegmentKind::Disk, 0);
+    let entries = vec![reported("a", 50, BLOCK)];
+    let segment = DISK;
+    world.report(NODE, Report::Announce { segment, entries });
+    assert_eq!(found(world.reply(call)), Some(vec![true]));
+}

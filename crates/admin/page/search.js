@@ -27,7 +27,6 @@ function facts(object) {
     ["Replicas", replicas.join("; ") || "none"],
     ["Pin", object.pin],
     ["Lease", object.lease_ms > 0 ? `${seconds(object.lease_ms / 1000)} more` : "none"],
-    ["Version", object.version],
     ["Checksum", object.checksum],
   ];
   return element("dl", {}, ...all.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, String(value))]));

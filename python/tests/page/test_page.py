@@ -321,6 +321,22 @@ def test_a_pool_of_ten_nodes_and_one_that_dies(command: Path, browser: Browser, 
                     page.until("[...document.querySelectorAll('#flow .speed')][0].textContent", lambda text: "iB/s" in str(text))
                     assert "with a link" in shown(page, "#flow")
                     check(page, f"pool-{width}")
+        with browser.page(server.page, 390) as page:
+            page.until("document.querySelectorAll('#nodes .good').length", lambda count: count == 10)
+            page.click("#nodes button")
+            page.click("#dialog input")
+            page.type("much")
+            page.click("#dialog .first")
+            page.until("document.querySelector('#dialog .problem').textContent", lambda text: "no size" in str(text))
+            assert server.json("/api/v1/jobs")["jobs"] == []
+            page.run("document.querySelector('#dialog input').value = '1GiB'")
+            page.click("#dialog .first")
+            page.until("document.querySelector('#jobs .pill').textContent", lambda text: text == "succeeded")
+            (job,) = server.json("/api/v1/jobs")["jobs"]
+            drained = job["work"]["segments"][0]
+            assert shown(page, "#jobs h3") == f"{job['job_id']}: drain {drained}"
+            page.until("document.querySelector('#nodes').innerText", lambda text: ", drained" in str(text))
+            check(page, "drained-390")
         nodes[3].kill()
         died = f"node {nodes[3].number}"  # type: ignore[attr-defined]
         for width in WIDTHS:

@@ -330,17 +330,19 @@ impl Master {
         let Some(tenant) = self.tenants.find(&exists.tenant) else {
             return Reply::Exists(vec![false; exists.keys.len()]);
         };
-        Reply::Exists(
-            exists
-                .keys
-                .iter()
-                .map(|key| self.probe(now, tenant, key))
-                .collect(),
-        )
+        let mut reading = std::mem::take(&mut self.reading);
+        let keys = exists.keys.iter();
+        reading.begin(keys.clone().map(|key| self.tenants.hash(tenant, key)));
+        // Neither extents nor policies take part in a probe.
+        self.catalog.warm(&reading.links, &mut reading.ids, |_| 0);
+        let there = keys.zip(&reading.links);
+        let there = there.map(|(key, link)| self.probe(now, (tenant, key), link.hash));
+        let reply = Reply::Exists(there.collect());
+        self.reading = reading;
+        reply
     }
 
-    fn probe(&mut self, now: Instant, tenant: TenantIndex, key: &Key) -> bool {
-        let hash = self.tenants.hash(tenant, key);
+    fn probe(&mut self, now: Instant, (tenant, key): (TenantIndex, &Key), hash: u64) -> bool {
         let Some(id) = self.catalog.find(tenant, key, hash) else {
             return false;
         };

@@ -34,6 +34,26 @@ fn flood(world: &mut World) {
     }
 }
 
+/// Keys of one call are prepared together, and each has the answer that it has alone.
+#[test]
+fn truths_of_many_keys_are_in_their_order() {
+    let mut world = world();
+    for name in ["a", "c", "d"] {
+        world.put(name, BLOCK);
+    }
+    let keys = ["a", "b", "c", "a", "d", "e"].map(key);
+    let asked = Request::Exists(Exists {
+        tenant: Tenant::DEFAULT,
+        keys: keys.to_vec(),
+    });
+    let there = vec![true, false, true, true, true, false];
+    assert_eq!(world.ask(asked), Reply::Exists(there));
+    // Each of them has a lease now.
+    for name in ["a", "c", "d"] {
+        assert_eq!(world.remove(name), Err(ErrorCode::ObjectHasLease));
+    }
+}
+
 #[test]
 fn a_read_blocks_eviction_and_removal_for_the_ttl() {
     let mut world = world();

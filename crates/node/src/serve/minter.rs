@@ -1,8 +1,9 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
+use slackwater_base::Instant;
 use slackwater_transfer::holder_of;
 use slackwater_transfer::{Capability, CapabilityKey, Engine, Extent, Grant, RegionId, Rights};
 use slackwater_wait::now;
@@ -59,7 +60,18 @@ impl Minter {
         time: Duration,
         key: Option<PublicKey>,
     ) -> Capability {
-        let expires = (now() + time).as_nanos();
+        self.mint_until(extent, rights, now() + time, holder(key))
+    }
+
+    /// The same until a moment of our clock, for what [`holder`] says: these are found once for a whole answer.
+    pub(crate) fn mint_until(
+        &self,
+        extent: Extent,
+        rights: Rights,
+        until: Instant,
+        holder: Incarnation,
+    ) -> Capability {
+        let expires = until.as_nanos();
         self.key.mint(&Grant {
             incarnation: self.incarnation,
             region: self.region,
@@ -68,11 +80,16 @@ impl Minter {
             bytes: extent.bytes,
             rights,
             tenant: 0,
-            holder: key.map_or(Incarnation(0), |key| holder_of(&key)),
+            holder,
             expires_nanos: expires.saturating_add_signed(self.ahead.load(Ordering::Relaxed)),
             nonce: self.nonce.fetch_add(1, Ordering::Relaxed),
         })
     }
+}
+
+/// Whom a capability is for: the holder of a key, or without one any bearer.
+pub(crate) fn holder(key: Option<PublicKey>) -> Incarnation {
+    key.map_or(Incarnation(0), |key| holder_of(&key))
 }
 
 /// The minters of all segments of memory.
@@ -91,8 +108,12 @@ impl Minters {
     }
 
     pub(crate) fn find(&self, segment: SegmentId) -> Option<Arc<Minter>> {
-        let minters = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        minters.get(&segment).cloned()
+        self.all().get(&segment).cloned()
+    }
+
+    /// All of them, for the capabilities of one answer. None comes or goes meanwhile.
+    pub(crate) fn all(&self) -> RwLockReadGuard<'_, BTreeMap<SegmentId, Arc<Minter>>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

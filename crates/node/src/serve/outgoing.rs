@@ -3,12 +3,13 @@ use std::time::Duration;
 
 use slackwater_mq::{ConnectionId, Deferred};
 use slackwater_transfer::{Capability, Extent};
+use slackwater_wait::now;
 use slackwater_wire::{Answered, ClientId, Epoch, ErrorCode, ExtentUse, OperationId, Reply, body};
 use slackwater_zmtp::PublicKey;
 
 use super::clients::Clients;
 use super::memory::Transfers;
-use super::minter::Minters;
+use super::minter::{Minters, holder};
 use crate::store::remote::{Deliver, Outbound};
 
 /// What leaves a master for clients: answers, with the capabilities for the extents that they name.
@@ -49,7 +50,7 @@ impl Outgoing {
     /// The bytes of an answer to the holder of a key.
     fn body(&self, reply: Reply, key: Option<PublicKey>) -> Vec<u8> {
         let uses = reply.extents();
-        let capabilities = uses.iter().map(|named| self.permit(named, key)).collect();
+        let capabilities = self.permit(&uses, key);
         let epoch = self.epoch;
         let answered = Answered {
             epoch,
@@ -62,18 +63,26 @@ impl Outgoing {
         })
     }
 
-    fn permit(&self, named: &ExtentUse, key: Option<PublicKey>) -> Capability {
-        let extent = Extent {
-            offset: named.extent.offset,
-            bytes: named.bytes,
-            generation: named.extent.generation,
-        };
-        let time = named.lease.unwrap_or(self.write_time);
-        match self.minters.find(named.extent.segment) {
-            Some(minter) => minter.mint(extent, named.rights, time, key),
-            // Its node has left since: a capability of no node is as good as one of a node that is gone.
-            None => Capability::from_bytes(&[0; Capability::BYTES]),
+    /// The rights to extents, in their order.
+    fn permit(&self, uses: &[ExtentUse], key: Option<PublicKey>) -> Vec<Capability> {
+        if uses.is_empty() {
+            return Vec::new();
         }
+        let (minters, now, holder) = (self.minters.all(), now(), holder(key));
+        let permit = |named: &ExtentUse| {
+            let extent = Extent {
+                offset: named.extent.offset,
+                bytes: named.bytes,
+                generation: named.extent.generation,
+            };
+            let until = now + named.lease.unwrap_or(self.write_time);
+            match minters.get(&named.extent.segment) {
+                Some(minter) => minter.mint_until(extent, named.rights, until, holder),
+                // Its node has left since: a capability of no node is as good as one of a node that is gone.
+                None => Capability::from_bytes(&[0; Capability::BYTES]),
+            }
+        };
+        uses.iter().map(permit).collect()
     }
 }
 
@@ -99,5 +108,77 @@ impl Deliver for Leaving {
         for (client, operation, reply) in outbound.replies {
             self.outgoing.answer(client, operation, reply);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use slackwater_transfer::{CapabilityKey, Grant, Rights, holder_of};
+    use slackwater_wire::data::Segment;
+    use slackwater_wire::{ExtentRef, Incarnation, MemoryAccess, Secret, SegmentId};
+
+    use super::super::minter::Minter;
+    use super::*;
+
+    #[test]
+    fn each_extent_of_an_answer_gets_a_right_of_its_own_node_and_holder_and_time() {
+        let outgoing = Outgoing::new(Epoch(1), Duration::from_secs(1000));
+        let secret = |of: u32| Secret([of as u8; 32]);
+        for of in [1, 2] {
+            let contact = Segment {
+                name: "a".into(),
+                incarnation: Incarnation(of.into()),
+                addresses: Vec::new(),
+                public_key: None,
+                host: None,
+            };
+            let memory = MemoryAccess {
+                contact,
+                region: 4,
+                secret: secret(of),
+                clock_nanos: now().as_nanos(),
+            };
+            let minter = Arc::new(Minter::of(&memory));
+            outgoing.minters.add(SegmentId(of), minter);
+        }
+        let named = |of: u32, rights, lease: Option<u64>| ExtentUse {
+            extent: ExtentRef {
+                segment: SegmentId(of),
+                incarnation: Incarnation(of.into()),
+                offset: 4096,
+                bytes: 4096,
+                generation: 7,
+            },
+            rights,
+            bytes: 100,
+            lease: lease.map(Duration::from_secs),
+        };
+        let uses = [
+            named(2, Rights::READ, Some(100)),
+            named(9, Rights::READ, Some(100)),
+            named(1, Rights::WRITE, None),
+        ];
+        let check = |key: Option<PublicKey>| {
+            let rights = outgoing.permit(&uses, key);
+            let granted = |at: usize, of: u32| -> Grant {
+                let verified = CapabilityKey::new(&secret(of).0).verify(&rights[at]);
+                verified.unwrap()
+            };
+            let (read, write) = (granted(0, 2), granted(2, 1));
+            assert_eq!((read.rights, write.rights), (Rights::READ, Rights::WRITE));
+            assert_eq!((read.offset, read.bytes, read.generation), (4096, 100, 7));
+            for (grant, seconds) in [(read, 100), (write, 1000)] {
+                let left = grant.expires_nanos.saturating_sub(now().as_nanos());
+                let left = Duration::from_nanos(left).as_secs();
+                assert!((seconds - 60..=seconds).contains(&left), "{left}");
+                let holder = key.map_or(Incarnation(0), |key| holder_of(&key));
+                assert_eq!(grant.holder, holder);
+            }
+            assert_eq!(rights[1], Capability::from_bytes(&[0; Capability::BYTES]));
+        };
+        check(None);
+        check(Some(PublicKey::from_bytes([5; 32])));
     }
 }

@@ -79,6 +79,9 @@ def test_there_is_as_much_as_was_said(store: MooncakeDistributedStore) -> None:
         few.acquire(10, block=False)
     only.release()
     few.close()
+    warm = BufferPool(store, alignment=64)
+    assert (warm.prewarm(10, 3), len(warm._free[65536]), warm._bytes) == (None, 3, 3 * 65536)
+    warm.close()
     short = BufferPool(store, max_size_class=MIB, alignment=64)
     with short.acquire(2 * MIB) as lease:
         address = lease.ptr

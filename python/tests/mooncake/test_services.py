@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import calls
+import mooncake.store
 import pytest
 from slackwater.compat.mooncake import http_metadata_server, http_service, mooncake_store_service
 from slackwater.compat.mooncake.http_metadata_server import MetadataServer
@@ -176,6 +177,16 @@ def test_a_store_by_http(player: calls.Player, kind: str) -> None:
         mounted = json.loads(body)
         assert status == 200 and mounted["allocated_size"] == 16 << 20 and mounted["status"] == "success"
         assert ask(port, "POST", "/api/unmount", j(segment_ids=mounted["segment_ids"])) == (200, FINE)
+
+
+def test_values_have_the_grace_of_a_request_to_move() -> None:
+    class Asked(mooncake.store.MooncakeDistributedStore):
+        def unmount_and_free_segment(self, segment_ids: Any, grace_period_seconds: int = 0) -> int:
+            return 0 if (segment_ids, grace_period_seconds) == (["1-2"], 7) else -1
+
+    with serving(MooncakeStoreService(Asked()).answer) as port:
+        assert ask(port, "POST", "/api/unmount", j(segment_ids=["1-2"], grace_period_seconds=7)) == (200, FINE)
+        assert ask(port, "POST", "/api/unmount", j(segment_ids=["1-2"]))[0] == 500
 
 
 def test_configurations_of_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

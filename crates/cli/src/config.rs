@@ -7,6 +7,7 @@ use slackwater_node::config::{ConfigProblem, Source};
 use crate::DONE;
 use crate::answer;
 use crate::args::Show;
+use crate::remote::note;
 
 /// What the command line says about the configuration of the store.
 #[derive(Clone, Debug)]
@@ -55,6 +56,7 @@ pub(crate) fn run(arguments: &Show, layers: &Layers) -> Result<u8> {
         false => listed(&config),
     };
     answer::write(text.as_bytes())?;
+    config.warnings().iter().for_each(|warning| note(warning));
     Ok(DONE)
 }
 

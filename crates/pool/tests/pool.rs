@@ -504,7 +504,7 @@ fn a_pool_can_be_dropped_by_its_own_task() {
 #[test]
 fn every_strategy_of_waiting_works() {
     for wait in [
-        Choice::Adaptive,
+        Choice::default(),
         Choice::Spin,
         Choice::Park,
         Choice::Sleep(Duration::from_micros(10)),

@@ -141,7 +141,7 @@ mod tests {
     fn the_last_to_leave_wakes_a_waiter_by_any_strategy() {
         for choice in [
             Choice::Park,
-            Choice::Adaptive,
+            Choice::default(),
             Choice::Spin,
             Choice::Sleep(Duration::from_micros(50)),
         ] {

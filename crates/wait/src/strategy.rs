@@ -1,9 +1,9 @@
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::str::FromStr;
 use std::sync::RwLock;
 use std::time::Duration;
 
-use slackwater_base::{ParseUnitError, parse_duration};
+use slackwater_base::{ParseUnitError, format_duration, parse_duration};
 use thiserror::Error;
 
 use crate::site::Site;
@@ -65,11 +65,10 @@ pub enum Then {
 }
 
 /// A strategy by name, as configuration and `SLACKWATER_WAIT` give it.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Choice {
     /// Learn, spin while it pays, park otherwise.
-    #[default]
-    Adaptive,
+    Adaptive(Adaptive),
     /// Spin until the deadline: for callers that own their cores.
     Spin,
     /// Park at once.
@@ -83,9 +82,18 @@ pub enum Choice {
 pub enum ChoiceError {
     /// No strategy of this name.
     #[error(
-        "`{0}` is no wait strategy (known: adaptive, spin, park, sleep:DURATION such as sleep:10us)"
+        "`{0}` is no wait strategy (known: adaptive, adaptive:max_spin=DURATION,cpu_price=NUMBER, spin, park, \
+         sleep:DURATION such as sleep:10us)"
     )]
     Unknown(String),
+    /// A setting of `adaptive:` is not one, or beyond its bounds.
+    #[error("`{text}` is no wait strategy: {reason}")]
+    Setting {
+        /// The whole text.
+        text: String,
+        /// What is wrong with the setting.
+        reason: String,
+    },
     /// The duration of `sleep:` is wrong.
     #[error("`{text}` is no wait strategy: {cause}")]
     Duration {
@@ -103,8 +111,17 @@ impl FromStr for Choice {
     type Err = ChoiceError;
 
     fn from_str(text: &str) -> Result<Self, ChoiceError> {
+        if let Some(settings) = text.trim().strip_prefix("adaptive:") {
+            let adaptive = Adaptive::with(settings);
+            return adaptive
+                .map(Self::Adaptive)
+                .map_err(|reason| ChoiceError::Setting {
+                    text: text.to_owned(),
+                    reason,
+                });
+        }
         match text.trim() {
-            "adaptive" => Ok(Self::Adaptive),
+            "adaptive" => Ok(Self::default()),
             "spin" => Ok(Self::Spin),
             "park" => Ok(Self::Park),
             other => match other.strip_prefix("sleep:") {
@@ -118,6 +135,23 @@ impl FromStr for Choice {
                     }),
                 },
             },
+        }
+    }
+}
+
+impl Default for Choice {
+    fn default() -> Self {
+        Self::Adaptive(Adaptive::new())
+    }
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Adaptive(adaptive) => write!(f, "{adaptive}"),
+            Self::Spin => f.write_str("spin"),
+            Self::Park => f.write_str("park"),
+            Self::Sleep(duration) => write!(f, "sleep:{}", format_duration(*duration)),
         }
     }
 }
@@ -141,7 +175,7 @@ impl Choice {
     #[must_use]
     pub fn strategy(self) -> Box<dyn Wait> {
         match self {
-            Self::Adaptive => Box::new(Adaptive::default()),
+            Self::Adaptive(adaptive) => Box::new(adaptive),
             Self::Spin => Box::new(Spin),
             Self::Park => Box::new(Park),
             Self::Sleep(duration) => Box::new(Sleep(duration)),
@@ -171,7 +205,8 @@ fn first() -> &'static dyn Wait {
         .unwrap_or_else(std::sync::PoisonError::into_inner);
     // Another thread may have been first, or may have installed one.
     *current.get_or_insert_with(|| match Choice::from_env() {
-        Ok(Choice::Adaptive) | Err(_) => &ADAPTIVE,
+        Err(_) => &ADAPTIVE,
+        Ok(choice) if choice == Choice::default() => &ADAPTIVE,
         Ok(choice) => Box::leak(choice.strategy()),
     })
 }
@@ -194,13 +229,28 @@ mod tests {
     #[test]
     fn strategies_read_as_people_write_them() {
         for (text, choice) in [
-            ("adaptive", Choice::Adaptive),
+            ("adaptive", Choice::default()),
+            (
+                "adaptive:cpu_price=4",
+                Choice::Adaptive(Adaptive {
+                    cpu_price: 4.0,
+                    ..Adaptive::new()
+                }),
+            ),
+            (
+                "adaptive:max_spin=20us,cpu_price=0.5",
+                Choice::Adaptive(Adaptive {
+                    max_spin: Duration::from_micros(20),
+                    cpu_price: 0.5,
+                }),
+            ),
             (" spin ", Choice::Spin),
             ("park", Choice::Park),
             ("sleep:10us", Choice::Sleep(Duration::from_micros(10))),
             ("sleep:100ns", Choice::Sleep(Duration::from_nanos(100))),
         ] {
             assert_eq!(text.parse(), Ok(choice), "{text}");
+            assert_eq!(choice.to_string(), text.trim());
         }
     }
 
@@ -209,7 +259,24 @@ mod tests {
         for (text, message) in [
             (
                 "sping",
-                "`sping` is no wait strategy (known: adaptive, spin, park, sleep:DURATION such as sleep:10us)",
+                "`sping` is no wait strategy (known: adaptive, adaptive:max_spin=DURATION,cpu_price=NUMBER, spin, \
+                 park, sleep:DURATION such as sleep:10us)",
+            ),
+            (
+                "adaptive:max_spin",
+                "`adaptive:max_spin` is no wait strategy: `max_spin` is not SETTING=VALUE",
+            ),
+            (
+                "adaptive:spin=1us",
+                "`adaptive:spin=1us` is no wait strategy: `spin` is none of max_spin, cpu_price",
+            ),
+            (
+                "adaptive:max_spin=1s",
+                "`adaptive:max_spin=1s` is no wait strategy: max_spin must be at most 100ms",
+            ),
+            (
+                "adaptive:cpu_price=-1",
+                "`adaptive:cpu_price=-1` is no wait strategy: cpu_price must be a number from 0 to 1000000",
             ),
             (
                 "sleep:",

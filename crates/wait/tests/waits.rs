@@ -35,7 +35,7 @@ impl Wait for Napper {
 /// Runs `story` once by each strategy.
 fn by_each(story: impl Fn(&dyn Wait)) {
     for choice in [
-        Choice::Adaptive,
+        Choice::default(),
         Choice::Spin,
         Choice::Park,
         Choice::Sleep(Duration::from_micros(10)),

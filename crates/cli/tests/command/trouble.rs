@@ -68,6 +68,21 @@ fn an_answer_that_cannot_be_written_is_said_and_one_that_nobody_reads_is_not() {
     }
 }
 
+/// `slackwater config` showed a configuration without what opening a store with it warns of.
+#[test]
+fn a_configuration_is_shown_with_its_warnings() {
+    let place = Place::new();
+    let shown = place.run(&["config", "--dir", "d"]);
+    assert_eq!(shown.status.code(), Some(0));
+    assert!(
+        stderr(&shown).contains("`dir` has no effect: `ssd` is 0"),
+        "{}",
+        stderr(&shown)
+    );
+    let quiet = place.run(&["config"]);
+    assert_eq!(stderr(&quiet), "");
+}
+
 /// A replay in `directory` that cannot begin: one line on standard error, which holds `words`.
 fn refused(place: &Place, directory: &str, words: &[&str]) {
     let output = place.run(

@@ -427,12 +427,18 @@ mod tests {
                 &[],
             )
         };
-        for text in ["adaptive", "park", "spin", "sleep:10us"] {
+        for text in [
+            "adaptive",
+            "adaptive:max_spin=20us,cpu_price=4",
+            "park",
+            "spin",
+            "sleep:10us",
+        ] {
             assert_eq!(load(text).unwrap().wait.show(), text);
         }
         let problems = load("sping").unwrap_err();
-        let message = "SLACKWATER_WAIT: wait: `sping` is no wait strategy (known: adaptive, spin, park, \
-                       sleep:DURATION such as sleep:10us)";
+        let message = "SLACKWATER_WAIT: wait: `sping` is no wait strategy (known: adaptive, \
+                       adaptive:max_spin=DURATION,cpu_price=NUMBER, spin, park, sleep:DURATION such as sleep:10us)";
         assert_eq!(
             problems.iter().map(ToString::to_string).collect::<Vec<_>>(),
             [message]

@@ -135,8 +135,10 @@ options! {
     /// For tests and benchmarks: every choice gives the same bytes.
     isa "isa": IsaChoice = IsaChoice::Auto;
     /// How the store's callers wait: `adaptive` learns when looking pays, `park` sleeps at once, `spin` only looks,
-    /// `sleep:10us` looks now and then.
-    wait "wait": WaitChoice = WaitChoice::Adaptive;
+    /// `sleep:10us` looks now and then. `adaptive:max_spin=20us,cpu_price=4` looks for 20 us at most (100 us otherwise, 100 ms
+    /// at most) and takes a second of CPU to be worth four of latency (one otherwise). As a variable it holds for every engine
+    /// and message layer of the process too.
+    wait "wait": WaitChoice = WaitChoice::default();
     /// Which log lines are written: a level, or `target=level` pairs separated by commas.
     log "log": LogFilter = LogFilter::default();
     /// How log lines are written.

@@ -143,12 +143,7 @@ impl Value for WaitChoice {
     }
 
     fn show(&self) -> String {
-        match self {
-            WaitChoice::Adaptive => "adaptive".to_owned(),
-            WaitChoice::Spin => "spin".to_owned(),
-            WaitChoice::Park => "park".to_owned(),
-            WaitChoice::Sleep(duration) => format!("sleep:{}", format_duration(*duration)),
-        }
+        self.to_string()
     }
 }
 

@@ -55,12 +55,12 @@ mod tests {
 
     #[test]
     fn threads_start_with_the_first_call_that_is_large_enough() {
-        let copier = Copier::new(2, Choice::Adaptive);
+        let copier = Copier::new(2, Choice::default());
         assert!(copier.pool(99, 100).is_none() && copier.pool.get().is_none());
         assert_eq!(copier.pool(100, 100).map(Pool::threads), Some(2));
         for alone in [0, 1] {
             assert!(
-                Copier::new(alone, Choice::Adaptive)
+                Copier::new(alone, Choice::default())
                     .pool(1 << 30, 1)
                     .is_none()
             );

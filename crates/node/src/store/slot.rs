@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn an_answer_reaches_its_waiter_by_every_strategy() {
         for choice in [
-            Choice::Adaptive,
+            Choice::default(),
             Choice::Spin,
             Choice::Park,
             Choice::Sleep(Duration::from_micros(10)),

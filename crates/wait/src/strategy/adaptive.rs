@@ -1,4 +1,7 @@
+use std::fmt;
 use std::time::Duration;
+
+use slackwater_base::{format_duration, parse_duration};
 
 use super::{Plan, Then, Wait};
 use crate::pace::wake_nanos;
@@ -12,11 +15,11 @@ const BRAKED_WAITS: u32 = 16;
 
 /// Learns how long the waits of a site last and what a park costs here, spins only while that is expected to pay, and
 /// only where a CPU is free.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Adaptive {
-    /// The longest spin ever (`wait.max_spin`).
+    /// The longest spin ever (`adaptive:max_spin=DURATION`).
     pub max_spin: Duration,
-    /// What a second of CPU is worth in seconds of latency (`wait.cpu_price`).
+    /// What a second of CPU is worth in seconds of latency (`adaptive:cpu_price=NUMBER`).
     pub cpu_price: f64,
 }
 
@@ -29,7 +32,64 @@ impl Adaptive {
             cpu_price: 1.0,
         }
     }
+
+    /// The defaults, changed by settings such as `max_spin=20us,cpu_price=4`.
+    pub(super) fn with(settings: &str) -> Result<Self, String> {
+        let mut adaptive = Self::new();
+        for setting in settings.split(',') {
+            let Some((name, value)) = setting.split_once('=') else {
+                return Err(format!("`{setting}` is not SETTING=VALUE"));
+            };
+            match name.trim() {
+                "max_spin" => {
+                    adaptive.max_spin = parse_duration(value.trim())
+                        .map_err(|error| error.to_string())
+                        .and_then(|time| match time <= MAX_SPIN_MAX {
+                            true => Ok(time),
+                            false => Err(format!(
+                                "max_spin must be at most {}",
+                                format_duration(MAX_SPIN_MAX)
+                            )),
+                        })?;
+                }
+                "cpu_price" => {
+                    let price = value.trim().parse().ok();
+                    let price = price.filter(|price| (0.0..=CPU_PRICE_MAX).contains(price));
+                    adaptive.cpu_price = price.ok_or_else(|| {
+                        format!("cpu_price must be a number from 0 to {CPU_PRICE_MAX}")
+                    })?;
+                }
+                other => return Err(format!("`{other}` is none of max_spin, cpu_price")),
+            }
+        }
+        Ok(adaptive)
+    }
 }
+
+/// What differs from the defaults.
+impl fmt::Display for Adaptive {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            max_spin,
+            cpu_price,
+        } = *self;
+        let standard = Self::new();
+        let spin = (max_spin != standard.max_spin)
+            .then(|| format!("max_spin={}", format_duration(max_spin)));
+        let price = (cpu_price != standard.cpu_price).then(|| format!("cpu_price={cpu_price}"));
+        let settings: Vec<String> = spin.into_iter().chain(price).collect();
+        f.write_str("adaptive")?;
+        match settings.is_empty() {
+            true => Ok(()),
+            false => write!(f, ":{}", settings.join(",")),
+        }
+    }
+}
+
+/// Nobody waits longer than this without sleeping, whatever is asked for.
+const MAX_SPIN_MAX: Duration = Duration::from_millis(100);
+/// Beyond this no spin pays.
+const CPU_PRICE_MAX: f64 = 1e6;
 
 /// Where so many sleep at a site, a completer that wakes them one by one keeps the others waiting.
 const CROWD: u32 = 4;

@@ -74,7 +74,22 @@ int main() {
     HOLDS(sw_completion_wait(completion, SW_FOREVER) == SW_CANCELLED);
     sw_completion_free(completion);
 
+    // A task that the pool had not begun is not done after its stop, and its outcome stays.
+    HOLDS(sw_pool_threads(pool) == 2);
+    std::atomic<int> ran{0};
+    auto count = [](void *context) { ++*static_cast<std::atomic<int> *>(context); };
+    sw_task *tasks[64];
+    for (auto &one : tasks) MUST(sw_pool_submit(pool, count, &ran, &one));
     sw_pool_stop(pool);
+    int done = 0;
+    for (auto *one : tasks) {
+        sw_status ended = sw_task_wait(one, SW_FOREVER);
+        HOLDS(ended == SW_OK || ended == SW_CANCELLED);
+        HOLDS(sw_task_wait(one, 0) == ended);
+        done += ended == SW_OK;
+        sw_task_free(one);
+    }
+    HOLDS(ran == done);
     printf("%zu numbers added\n", numbers.size());
     return 0;
 }

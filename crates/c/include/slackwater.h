@@ -51,6 +51,9 @@
 // The operation was cancelled.
 #define SW_CANCELLED -2005
 
+// The peer could not do what it was asked.
+#define SW_PEER_FAILED -1010
+
 // What was started is closed.
 #define SW_CLOSED -2003
 
@@ -128,13 +131,13 @@ typedef void (*sw_ended)(void *context);
 typedef struct sw_messages_options {
   // The file of its secret key; null for one that is made up.
   const char *key_file;
-  // Event loops; 0 for one.
+  // Event loops, 256 at most; 0 for one.
   uint32_t loops;
   // How long a request may take that does not say, in nanoseconds; 0 for 15 s.
   uint64_t request_timeout;
 } sw_messages_options;
 
-// Carries a command out, on a worker; it may block, and must not throw.
+// Carries a command out, on a worker; it may block, but not for the stop of its message layer, and must not throw.
 typedef void (*sw_handler)(void *context, const struct sw_call *call);
 
 // Memory that a call writes: nothing else may touch it while the call runs.
@@ -153,8 +156,8 @@ typedef struct sw_bytes {
   size_t bytes;
 } sw_bytes;
 
-// Gets the answer of a request once, on a worker: `SW_OK` and the answer, which is the callee's to give back with
-// `sw_answer_free`; or why there is none, and null.
+// Gets the answer of a request once, on any thread, also inside `sw_messages_stop`; it must not block. `SW_OK` and the
+// answer, which is the callee's to give back with `sw_answer_free`; or why there is none, and null.
 typedef void (*sw_answered)(void *context, sw_status status, struct sw_answer *answer);
 
 // How to reach a server. All zero is a server of this machine at its ordinary port.
@@ -215,7 +218,7 @@ typedef struct sw_stat {
 typedef struct sw_engine_options {
   // Its name; null for `engine`.
   const char *name;
-  // Where peers reach it, `HOST:PORT` with port 0 for a free one; null for an engine that only initiates. An address that
+  // Where peers reach it, `IP:PORT` with port 0 for a free one; null for an engine that only initiates. An address that
   // other machines reach needs a key.
   const char *listen;
   // The file of its secret key: every connection is encrypted then; null for none.
@@ -362,17 +365,18 @@ sw_status sw_messages_start(struct sw_messages_builder *builder, struct sw_messa
 // `builder` is null or came from `sw_messages_new`, and is not used again.
 void sw_messages_builder_free(struct sw_messages_builder *builder);
 
-// Stops a message layer: what runs finishes, what is queued is dropped, links close after writing what they hold. Null is
-// nothing. Not to be called by a handler.
+// Stops a message layer: what is queued is dropped, links close after writing what they hold, and functions of the caller
+// that run are waited for: when this succeeds none runs or will. Null is nothing. `SW_INVALID` from inside such a function:
+// it would wait for itself.
 //
 // # Safety
 // `messages` is null or came from `sw_messages_start`, and is not used again.
-void sw_messages_stop(struct sw_messages *messages);
+sw_status sw_messages_stop(struct sw_messages *messages);
 
 // Listens at `address` (`tcp://IP:PORT`, a port of 0 for a free one; `ipc://PATH`), and writes the address that peers
 // connect to into `into`, with its length to `bytes`. With `allow_list`, a file of keys and their levels, links are
 // encrypted and only those keys come in; without it everybody does, at `level`, which no address allows that other
-// machines reach.
+// machines reach. `SW_TOO_SMALL`, with the length that is enough, before anything listens.
 //
 // # Safety
 // Pointers are valid, with what they point to; `allow_list` may be null.
@@ -400,7 +404,7 @@ sw_status sw_messages_connect(const struct sw_messages *messages,
 // `messages` is valid; `link` is null or came from it, and is not used again.
 void sw_link_close(const struct sw_messages *messages, struct sw_link *link);
 
-// Sends a command of `count` parts, which has no answer.
+// Sends a command of `count` parts, which has no answer: it is lost without a word when the link goes, or its queue is full.
 //
 // # Safety
 // Pointers are valid for `count`, with what they point to.
@@ -625,7 +629,7 @@ sw_status sw_client_stat(const struct sw_client *client,
                          const struct sw_call_options *options,
                          struct sw_stat *stat);
 
-// Lists up to `limit` keys in byte order, those after `after` (null for the first) in which the regular expression
+// Lists up to `limit` keys, at least one, in byte order, those after `after` (null for the first) in which the regular expression
 // `pattern` is found (null for all). The list is given back with `sw_keys_free`.
 //
 // # Safety
@@ -831,7 +835,8 @@ sw_status sw_batch_on_end(const struct sw_batch *batch,
                           sw_ended call,
                           void *context);
 
-// Gives a batch back; null is nothing. Transfers that are still under way are cancelled and waited for.
+// Gives a batch back; null is nothing. Transfers that are still under way are cancelled and waited for, a function of
+// `sw_batch_on_end` is not.
 //
 // # Safety
 // `batch` is null or came from `sw_engine_submit`, and is not used again.
@@ -902,14 +907,16 @@ sw_status sw_pool_run(const struct sw_pool *pool, size_t count, sw_body body, vo
 // `pool` is valid, `task` is null or valid for a write; `work` may be called with `context` on any thread.
 sw_status sw_pool_submit(const struct sw_pool *pool, sw_work work, void *context, struct sw_task **task);
 
-// Waits until a task is done, and does it in this thread when no other has begun it. `SW_TIMED_OUT` after `timeout`
-// nanoseconds: another call goes on. One thread waits for a task at a time.
+// Waits until a task is done, and does it in this thread, to its end, when no other has begun it. `SW_TIMED_OUT` after
+// `timeout` nanoseconds: another call goes on. `SW_CANCELLED` when the pool was stopped before it began. One thread waits for
+// a task at a time.
 //
 // # Safety
 // `task` is valid and used by this call alone.
-sw_status sw_task_wait(struct sw_task *task, uint64_t timeout);
+sw_status sw_task_wait(struct sw_task *task,
+                       uint64_t timeout);
 
-// Gives a task back; null is nothing. It is done all the same.
+// Gives a task back; null is nothing. It is done all the same, unless the pool is stopped first.
 //
 // # Safety
 // `task` is null or came from `sw_pool_submit`, and is not used again.

@@ -1,16 +1,23 @@
 use std::ffi::c_void;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use slackwater_wait::{Countdown, Ended, Site, Stopped, Waiting};
 use slackwater_wire::ErrorCode;
 
-use crate::status::{Failure, SW_OK, guard, quietly, sw_status};
+use crate::status::{Failure, SW_OK, guard, keep, quietly, sw_status};
 use crate::transfer::{hook, sw_ended};
 use crate::values::{at, deadline, give, take};
 
 /// The end of work in several parts: each is reported by the thread that does it, and all waiters wake with the last. Waiters stand still:
 /// they spin no longer than pays and then sleep.
-pub struct sw_completion(Arc<Countdown<sw_status>>);
+pub struct sw_completion(Arc<Parts>);
+
+struct Parts {
+    countdown: Countdown<sw_status>,
+    /// Parts that nobody has ended: a caller may end too many, which the countdown must not see.
+    open: AtomicU32,
+}
 
 static SITE: Site = Site::new("c, completions");
 
@@ -30,7 +37,10 @@ pub unsafe extern "C" fn sw_completion_new(
                 "{parts} parts, at most {most} can be"
             )));
         }
-        let made = sw_completion(Arc::new(Countdown::new(parts)));
+        let made = sw_completion(Arc::new(Parts {
+            countdown: Countdown::new(parts),
+            open: AtomicU32::new(parts),
+        }));
         // SAFETY: as the caller promises.
         unsafe { give(completion, made, "completion") }
     })
@@ -68,12 +78,17 @@ pub unsafe extern "C" fn sw_completion_end(
         let completion = unsafe { at(completion, "completion") }?;
         // The waiter may give its handle back before this returns.
         let completion = Arc::clone(&completion.0);
-        if completion.remaining() == 0 {
+        let ended = completion
+            .open
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |open| {
+                open.checked_sub(1)
+            });
+        if ended.is_err() {
             return Err(Failure::invalid("all parts are over already"));
         }
         match status {
-            SW_OK => completion.complete(),
-            failed => completion.fail(failed),
+            SW_OK => completion.countdown.complete(),
+            failed => completion.countdown.fail(failed),
         }
         Ok(())
     })
@@ -95,9 +110,10 @@ pub unsafe extern "C" fn sw_completion_wait(
         // SAFETY: as the caller promises.
         let completion = unsafe { at(completion, "completion") }?;
         let waiting = Waiting::at(&SITE).until(deadline(timeout));
-        match completion.0.wait(&waiting) {
+        match completion.0.countdown.wait(&waiting) {
             Ok(()) => Ok(()),
             Err(Stopped::Failed(status)) => {
+                keep(format!("a part ended with the status {status}"));
                 failed = status;
                 Ok(())
             }
@@ -121,7 +137,7 @@ pub unsafe extern "C" fn sw_completion_cancel(completion: *const sw_completion) 
     quietly(|| {
         // SAFETY: as the caller promises.
         if let Ok(completion) = unsafe { at(completion, "completion") } {
-            completion.0.cancel();
+            completion.0.countdown.cancel();
         }
     });
 }
@@ -133,7 +149,7 @@ pub unsafe extern "C" fn sw_completion_cancel(completion: *const sw_completion) 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_completion_is_done(completion: *const sw_completion) -> bool {
     // SAFETY: as the caller promises.
-    unsafe { at(completion, "completion") }.is_ok_and(|completion| completion.0.is_done())
+    unsafe { at(completion, "completion") }.is_ok_and(|completion| completion.0.countdown.is_done())
 }
 
 /// Has a function called once when all parts are over, or now if they are; waiters may return before it does. A completion
@@ -150,9 +166,11 @@ pub unsafe extern "C" fn sw_completion_on_end(
     guard(|| {
         // SAFETY: as the caller promises.
         let completion = unsafe { at(completion, "completion") }?;
+        // The function may give the handle back.
+        let completion = Arc::clone(&completion.0);
         // SAFETY: as the caller promises.
         let hook = unsafe { hook(call, context) }?;
-        completion.0.hook(hook).map_err(Failure::invalid)
+        completion.countdown.hook(hook).map_err(Failure::invalid)
     })
 }
 

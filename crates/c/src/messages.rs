@@ -1,4 +1,7 @@
+use std::cell::Cell;
 use std::ffi::{c_char, c_void};
+use std::net::SocketAddr;
+use std::time::Duration;
 
 use slackwater_mq::{
     Access, Address, Admission, AllowList, Answer, Builder, Call, Category, ConnectOptions,
@@ -47,19 +50,22 @@ pub const SW_LEVEL_ADMIN: u32 = 2;
 pub struct sw_messages_options {
     /// The file of its secret key; null for one that is made up.
     pub key_file: *const c_char,
-    /// Event loops; 0 for one.
+    /// Event loops, 256 at most; 0 for one.
     pub loops: u32,
     /// How long a request may take that does not say, in nanoseconds; 0 for 15 s.
     pub request_timeout: u64,
 }
 
-/// Carries a command out, on a worker; it may block, and must not throw.
+/// Carries a command out, on a worker; it may block, but not for the stop of its message layer, and must not throw.
 pub type sw_handler = Option<unsafe extern "C" fn(context: *mut c_void, call: *const sw_call)>;
 
-/// Gets the answer of a request once, on a worker: `SW_OK` and the answer, which is the callee's to give back with
-/// `sw_answer_free`; or why there is none, and null.
+/// Gets the answer of a request once, on any thread, also inside `sw_messages_stop`; it must not block. `SW_OK` and the
+/// answer, which is the callee's to give back with `sw_answer_free`; or why there is none, and null.
 pub type sw_answered =
     Option<unsafe extern "C" fn(context: *mut c_void, status: sw_status, answer: *mut sw_answer)>;
+
+/// Most event loops of a message layer.
+const LOOPS_MAX: u32 = 256;
 
 /// Begins a message layer. It is given back by `sw_messages_start` or `sw_messages_builder_free`.
 ///
@@ -78,6 +84,10 @@ pub unsafe extern "C" fn sw_messages_new(
             let key_file = unsafe { optional_path(options.key_file, "key_file") }?;
             let keys = key_file.as_deref().map(load_key).transpose();
             chosen.keys = keys.map_err(Failure::invalid)?;
+            if options.loops > LOOPS_MAX {
+                let text = format_args!("{} loops, at most {LOOPS_MAX} can be", options.loops);
+                return Err(Failure::invalid(text));
+            }
             chosen.loops = options.loops.max(1) as usize;
             if let Some(timeout) = optional_time(options.request_timeout) {
                 chosen.request_timeout = timeout;
@@ -142,7 +152,7 @@ pub unsafe extern "C" fn sw_messages_command(
         let handle = move |call: &Call<'_>| {
             let context = &context;
             // SAFETY: as the caller promises; the call outlives the handler.
-            unsafe { handler(context.0, std::ptr::from_ref(call).cast()) };
+            inside(|| unsafe { handler(context.0, std::ptr::from_ref(call).cast()) });
         };
         let added = match is_request {
             true => builder.request_command(name, handle).map(drop),
@@ -183,21 +193,48 @@ pub unsafe extern "C" fn sw_messages_builder_free(builder: *mut sw_messages_buil
     quietly(|| drop(unsafe { take(builder) }));
 }
 
-/// Stops a message layer: what runs finishes, what is queued is dropped, links close after writing what they hold. Null is
-/// nothing. Not to be called by a handler.
+/// Stops a message layer: what is queued is dropped, links close after writing what they hold, and functions of the caller
+/// that run are waited for: when this succeeds none runs or will. Null is nothing. `SW_INVALID` from inside such a function:
+/// it would wait for itself.
 ///
 /// # Safety
 /// `messages` is null or came from `sw_messages_start`, and is not used again.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sw_messages_stop(messages: *mut sw_messages) {
-    // SAFETY: as the caller promises.
-    quietly(|| drop(unsafe { take(messages) }));
+pub unsafe extern "C" fn sw_messages_stop(messages: *mut sw_messages) -> sw_status {
+    guard(|| {
+        if INSIDE.get() {
+            return Err(Failure::invalid(
+                "called by a function that it would wait for",
+            ));
+        }
+        // SAFETY: as the caller promises.
+        if let Some(messages) = unsafe { take(messages) } {
+            messages.0.stop();
+            while !messages.0.drain(LONG) {}
+        }
+        Ok(())
+    })
+}
+
+/// Each wait for the functions of the caller; there is another one behind it.
+const LONG: Duration = Duration::from_secs(3600);
+
+thread_local! {
+    /// Whether this thread runs a function of the caller.
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs a function of the caller.
+fn inside(call: impl FnOnce()) {
+    let outer = INSIDE.replace(true);
+    call();
+    INSIDE.set(outer);
 }
 
 /// Listens at `address` (`tcp://IP:PORT`, a port of 0 for a free one; `ipc://PATH`), and writes the address that peers
 /// connect to into `into`, with its length to `bytes`. With `allow_list`, a file of keys and their levels, links are
 /// encrypted and only those keys come in; without it everybody does, at `level`, which no address allows that other
-/// machines reach.
+/// machines reach. `SW_TOO_SMALL`, with the length that is enough, before anything listens.
 ///
 /// # Safety
 /// Pointers are valid, with what they point to; `allow_list` may be null.
@@ -226,6 +263,17 @@ pub unsafe extern "C" fn sw_messages_listen(
         };
         let endpoint: Endpoint = address.parse().map_err(Failure::invalid)?;
         let encrypted = allow_list.is_some();
+        let key = encrypted.then(|| messages.0.public_key());
+        let longest = match &endpoint {
+            Endpoint::Tcp(address) => Endpoint::Tcp(SocketAddr::new(address.ip(), u16::MAX)),
+            unix @ Endpoint::Unix(_) => unix.clone(),
+        };
+        let (need, have) = (Address::of(&longest, key).to_string().len(), into.len());
+        if have < need {
+            bytes.fill(need);
+            let text = format_args!("the address has up to {need} bytes, the buffer {have}");
+            return Err(Failure::new(ErrorCode::BufferOverflow, text));
+        }
         let admission = match allow_list {
             Some(path) => Admission::Listed(AllowList::load(&path).map_err(Failure::invalid)?),
             None => Admission::Everybody(level_of(level)?),
@@ -239,15 +287,11 @@ pub unsafe extern "C" fn sw_messages_listen(
             .0
             .listen(&endpoint, &options)
             .map_err(Failure::invalid)?;
-        let key = encrypted.then(|| messages.0.public_key());
         let shown = Address::of(&endpoint, key).to_string();
         bytes.fill(shown.len());
-        let (need, have) = (shown.len(), into.len());
-        let Some(front) = into.get_mut(..need) else {
-            let text = format_args!("the address has {need} bytes, the buffer {have}");
-            return Err(Failure::new(ErrorCode::BufferOverflow, text));
-        };
-        front.copy_from_slice(shown.as_bytes());
+        if let Some(front) = into.get_mut(..shown.len()) {
+            front.copy_from_slice(shown.as_bytes());
+        }
         Ok(())
     })
 }
@@ -295,7 +339,7 @@ pub unsafe extern "C" fn sw_link_close(messages: *const sw_messages, link: *mut 
     });
 }
 
-/// Sends a command of `count` parts, which has no answer.
+/// Sends a command of `count` parts, which has no answer: it is lost without a word when the link goes, or its queue is full.
 ///
 /// # Safety
 /// Pointers are valid for `count`, with what they point to.
@@ -369,7 +413,7 @@ pub unsafe extern "C" fn sw_messages_request_start(
                 Err(error) => (unanswered(error).tell(), std::ptr::null_mut()),
             };
             // SAFETY: as the caller promises.
-            unsafe { answered(context.0, status, answer) };
+            inside(|| unsafe { answered(context.0, status, answer) });
         };
         messages.request(link, command, parts, &request_options(timeout), told);
         Ok(())
@@ -596,7 +640,7 @@ fn unanswered(error: RequestError) -> Failure {
             ErrorCode::RoleNotPermitted
         }
         RequestError::Refused(Refusal::UnknownCommand) => ErrorCode::NotSupported,
-        RequestError::Refused(_) => ErrorCode::RpcFail,
+        RequestError::Refused(_) => ErrorCode::UnavailableInCurrentStatus,
         RequestError::InsideLoop => ErrorCode::InvalidParams,
     };
     Failure::new(code, error)

@@ -30,13 +30,15 @@ pub const SW_NOT_PERMITTED: i32 = -2007;
 pub const SW_TIMED_OUT: i32 = -2002;
 /// The operation was cancelled.
 pub const SW_CANCELLED: i32 = -2005;
+/// The peer could not do what it was asked.
+pub const SW_PEER_FAILED: i32 = -1010;
 /// What was started is closed.
 pub const SW_CLOSED: i32 = -2003;
 /// A defect of the library; its text says more.
 pub const SW_DEFECT: i32 = -1;
 
 /// Why a call failed, for [`sw_last_error`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Failure {
     code: ErrorCode,
     text: String,
@@ -55,13 +57,18 @@ impl Failure {
     /// Keeps the text for this thread and gives the number.
     pub(crate) fn tell(self) -> sw_status {
         let Self { code, text } = self;
-        LAST.with_borrow_mut(|last| *last = text_of(text));
+        keep(text);
         code.number()
     }
 }
 
 thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
+}
+
+/// Keeps a text for [`sw_last_error`]. A thread that is about to end may have no place for it any more.
+pub(crate) fn keep(text: String) {
+    let _ = LAST.try_with(|last| *last.borrow_mut() = text_of(text));
 }
 
 /// The text as C reads it: up to its first zero byte.
@@ -102,7 +109,8 @@ pub(crate) fn quietly(body: impl FnOnce()) {
 /// The text of the last failure in this thread; empty when there was none. It stays until the next failure in this thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn sw_last_error() -> *const c_char {
-    LAST.with_borrow(|last| last.as_ptr())
+    LAST.try_with(|last| last.borrow().as_ptr())
+        .unwrap_or(c"".as_ptr())
 }
 
 /// The name of a status, as `OBJECT_NOT_FOUND`; `UNKNOWN` for a number that is none.
@@ -169,6 +177,7 @@ mod tests {
         check(SW_NOT_PERMITTED, ErrorCode::RoleNotPermitted);
         check(SW_TIMED_OUT, ErrorCode::DeadlinePassed);
         check(SW_CANCELLED, ErrorCode::Cancelled);
+        check(SW_PEER_FAILED, ErrorCode::UnavailableInCurrentStatus);
         check(SW_CLOSED, ErrorCode::ShuttingDown);
         check(SW_DEFECT, ErrorCode::InternalError);
     }

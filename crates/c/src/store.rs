@@ -399,7 +399,7 @@ pub unsafe extern "C" fn sw_client_stat(
     })
 }
 
-/// Lists up to `limit` keys in byte order, those after `after` (null for the first) in which the regular expression
+/// Lists up to `limit` keys, at least one, in byte order, those after `after` (null for the first) in which the regular expression
 /// `pattern` is found (null for all). The list is given back with `sw_keys_free`.
 ///
 /// # Safety
@@ -422,6 +422,9 @@ pub unsafe extern "C" fn sw_client_list(
             let after = after.map(|after| after.slice("after")).transpose()?;
             (client, pattern, after, call_options(options)?)
         };
+        if limit == 0 {
+            return Err(Failure::invalid("limit is 0"));
+        }
         let after = after.map(Key::new).transpose().map_err(Failure::invalid)?;
         let list = List {
             tenant: call.tenant.clone(),

@@ -68,7 +68,7 @@ pub struct sw_capability {
 pub struct sw_engine_options {
     /// Its name; null for `engine`.
     pub name: *const c_char,
-    /// Where peers reach it, `HOST:PORT` with port 0 for a free one; null for an engine that only initiates. An address that
+    /// Where peers reach it, `IP:PORT` with port 0 for a free one; null for an engine that only initiates. An address that
     /// other machines reach needs a key.
     pub listen: *const c_char,
     /// The file of its secret key: every connection is encrypted then; null for none.
@@ -331,8 +331,9 @@ pub unsafe extern "C" fn sw_engine_open(
         let segment: Segment = serde_json::from_slice(segment).map_err(|error| {
             Failure::invalid(format_args!("segment is no description: {error}"))
         })?;
-        let id = engine.engine.open(segment);
+        // Another thread that forgets the peer does so before or after both.
         let mut books = engine.books();
+        let id = engine.engine.open(segment);
         let known = books.peers.iter().find(|(_, known)| **known == id);
         let number = match known.map(|(number, _)| *number) {
             Some(number) => number,
@@ -356,7 +357,8 @@ pub unsafe extern "C" fn sw_engine_forget(engine: *const sw_engine, peer: sw_pee
     guard(|| {
         // SAFETY: as the caller promises.
         let engine = unsafe { at(engine, "engine") }?;
-        let id = engine.books().peers.remove(&peer);
+        let mut books = engine.books();
+        let id = books.peers.remove(&peer);
         engine.engine.forget(id.ok_or_else(|| no_peer(peer))?);
         Ok(())
     })
@@ -547,13 +549,16 @@ pub unsafe extern "C" fn sw_batch_on_end(
     guard(|| {
         // SAFETY: as the caller promises.
         let batch = unsafe { at(batch, "batch") }?;
+        // The function may give the handle back.
+        let batch = batch.0.clone();
         // SAFETY: as the caller promises.
         let hook = unsafe { hook(call, context) }?;
-        batch.0.hook(hook).map_err(Failure::invalid)
+        batch.hook(hook).map_err(Failure::invalid)
     })
 }
 
-/// Gives a batch back; null is nothing. Transfers that are still under way are cancelled and waited for.
+/// Gives a batch back; null is nothing. Transfers that are still under way are cancelled and waited for, a function of
+/// `sw_batch_on_end` is not.
 ///
 /// # Safety
 /// `batch` is null or came from `sw_engine_submit`, and is not used again.
@@ -700,7 +705,7 @@ unsafe fn engine_config(options: *const sw_engine_options) -> Result<EngineConfi
     if let Some(listen) = listen {
         let address = listen.parse();
         let address = address
-            .map_err(|_| Failure::invalid(format_args!("listen: {listen} is not HOST:PORT")))?;
+            .map_err(|_| Failure::invalid(format_args!("listen: {listen} is not IP:PORT")))?;
         config.tcp.bind = vec![address];
     }
     config.tcp.seal = match (key_file, allow_list) {

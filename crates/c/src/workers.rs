@@ -1,4 +1,6 @@
 use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use slackwater_pool::{Config, Handle, JobError, Pool, SubmitError};
 use slackwater_wire::ErrorCode;
@@ -7,10 +9,18 @@ use crate::status::{Failure, guard, quietly, sw_status};
 use crate::values::{Context, at, deadline, give, take};
 
 /// Threads for short bursts of work: they watch for a learned time after each and then sleep.
-pub struct sw_pool(Pool);
+pub struct sw_pool {
+    pool: Pool,
+    stopped: Arc<AtomicBool>,
+}
 
 /// A task in the background.
-pub struct sw_task(Option<Handle<()>>);
+pub struct sw_task {
+    /// None once its outcome is known.
+    handle: Option<Handle<()>>,
+    outcome: Result<(), Failure>,
+    stopped: Arc<AtomicBool>,
+}
 
 /// Does the indices from `begin` to before `end`. Called on several threads at once; it must not throw.
 pub type sw_body = Option<unsafe extern "C" fn(context: *mut c_void, begin: usize, end: usize)>;
@@ -31,7 +41,17 @@ pub unsafe extern "C" fn sw_pool_start(threads: u32, pool: *mut *mut sw_pool) ->
         };
         let started = Pool::start(&config).map_err(Failure::invalid)?;
         // SAFETY: as the caller promises.
-        unsafe { give(pool, sw_pool(started), "pool") }
+        unsafe {
+            let stopped = Arc::default();
+            give(
+                pool,
+                sw_pool {
+                    pool: started,
+                    stopped,
+                },
+                "pool",
+            )
+        }
     })
 }
 
@@ -41,8 +61,12 @@ pub unsafe extern "C" fn sw_pool_start(threads: u32, pool: *mut *mut sw_pool) ->
 /// `pool` is null or came from `sw_pool_start`, and is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_pool_stop(pool: *mut sw_pool) {
-    // SAFETY: as the caller promises.
-    quietly(|| drop(unsafe { take(pool) }));
+    quietly(|| {
+        // SAFETY: as the caller promises.
+        if let Some(pool) = unsafe { take(pool) } {
+            pool.stopped.store(true, Ordering::Release);
+        }
+    });
 }
 
 /// The threads that take part in a job, its caller among them; 0 for null.
@@ -52,7 +76,7 @@ pub unsafe extern "C" fn sw_pool_stop(pool: *mut sw_pool) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_pool_threads(pool: *const sw_pool) -> usize {
     // SAFETY: as the caller promises.
-    unsafe { at(pool, "pool") }.map_or(0, |pool| pool.0.threads())
+    unsafe { at(pool, "pool") }.map_or(0, |pool| pool.pool.threads())
 }
 
 /// Does every index below `count` once, in ranges, on as many threads as are free, and returns when all are done.
@@ -71,7 +95,7 @@ pub unsafe extern "C" fn sw_pool_run(
         let pool = unsafe { at(pool, "pool") }?;
         let body = body.ok_or_else(|| Failure::invalid("body is null"))?;
         let context = Context(context);
-        let done = pool.0.job(count).run_ranges(|range| {
+        let done = pool.pool.job(count).run_ranges(|range| {
             let context = &context;
             // SAFETY: as the caller promises.
             unsafe { body(context.0, range.start, range.end) };
@@ -96,7 +120,7 @@ pub unsafe extern "C" fn sw_pool_submit(
         let pool = unsafe { at(pool, "pool") }?;
         let work = work.ok_or_else(|| Failure::invalid("work is null"))?;
         let context = Context(context);
-        let queued = pool.0.spawn(move || {
+        let queued = pool.pool.spawn(move || {
             let context = context;
             // SAFETY: as the caller promises.
             unsafe { work(context.0) };
@@ -111,13 +135,21 @@ pub unsafe extern "C" fn sw_pool_submit(
         match task.is_null() {
             true => Ok(()),
             // SAFETY: as the caller promises.
-            false => unsafe { give(task, sw_task(Some(handle)), "task") },
+            false => unsafe {
+                let queued = sw_task {
+                    handle: Some(handle),
+                    outcome: Ok(()),
+                    stopped: Arc::clone(&pool.stopped),
+                };
+                give(task, queued, "task")
+            },
         }
     })
 }
 
-/// Waits until a task is done, and does it in this thread when no other has begun it. `SW_TIMED_OUT` after `timeout`
-/// nanoseconds: another call goes on. One thread waits for a task at a time.
+/// Waits until a task is done, and does it in this thread, to its end, when no other has begun it. `SW_TIMED_OUT` after
+/// `timeout` nanoseconds: another call goes on. `SW_CANCELLED` when the pool was stopped before it began. One thread waits for
+/// a task at a time.
 ///
 /// # Safety
 /// `task` is valid and used by this call alone.
@@ -128,21 +160,25 @@ pub unsafe extern "C" fn sw_task_wait(task: *mut sw_task, timeout: u64) -> sw_st
         unsafe { at(task, "task") }?;
         // SAFETY: not null, and nobody else uses it, as the caller promises.
         let task = unsafe { &mut *task };
-        let Some(handle) = task.0.take() else {
-            return Ok(());
-        };
-        match handle.wait_until(deadline(timeout)) {
-            Ok(done) => done.map_err(failed),
-            Err(handle) => {
-                task.0 = Some(handle);
-                let text = "deadline passed while waiting for a task";
-                Err(Failure::new(ErrorCode::DeadlinePassed, text))
+        if let Some(handle) = task.handle.take() {
+            if task.stopped.load(Ordering::Acquire) {
+                // What the pool has not begun is not done any more: what it works with may be gone.
+                handle.cancel();
+            }
+            match handle.wait_until(deadline(timeout)) {
+                Ok(done) => task.outcome = done.map_err(failed),
+                Err(handle) => {
+                    task.handle = Some(handle);
+                    let text = "deadline passed while waiting for a task";
+                    return Err(Failure::new(ErrorCode::DeadlinePassed, text));
+                }
             }
         }
+        task.outcome.clone()
     })
 }
 
-/// Gives a task back; null is nothing. It is done all the same.
+/// Gives a task back; null is nothing. It is done all the same, unless the pool is stopped first.
 ///
 /// # Safety
 /// `task` is null or came from `sw_pool_submit`, and is not used again.

@@ -255,6 +255,7 @@ impl Master {
             self.notes.complete(node);
         }
         self.settle_owed(node);
+        self.unsettled.jobs();
         self.unsettled.resume(&self.segments, node);
     }
 

@@ -6,12 +6,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use slackwater_base::Instant;
-use slackwater_wire::{NodeId, Tenant, Version};
+use slackwater_wire::{Incarnation, JobId, JobState, NodeId, SegmentId, Tenant, Version};
 
 use crate::master::{Due, Master};
 
 /// A fact to be kept.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Note {
     /// This node belongs to the pool.
     Node {
@@ -38,6 +38,19 @@ pub enum Note {
     },
     /// Nothing is owed to this node any more.
     Paid(NodeId),
+    /// A job was begun, or is over.
+    Job(Box<KeptJob>),
+    /// A job that was over long ago is not remembered any more.
+    ForgetJob(JobId),
+}
+
+/// A job as it was when it was noted.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KeptJob {
+    /// What it is to do, and how far it was.
+    pub state: JobState,
+    /// The segments that it empties, in the lives of their nodes.
+    pub drained: Vec<(SegmentId, Incarnation)>,
 }
 
 /// Versions that are dead wherever a node still has them.
@@ -63,7 +76,7 @@ pub enum Dead {
 }
 
 /// What the notes of a master add up to.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Journaled {
     /// Whether a node was ever forgotten: one that is not known may come back then with what was removed.
     pub forgot: bool,
@@ -73,6 +86,8 @@ pub struct Journaled {
     pub quotas: BTreeMap<Tenant, [u64; 2]>,
     /// What is owed to nodes: the newest dead versions.
     pub debts: BTreeMap<(NodeId, Dead), Version>,
+    /// The jobs that are under way, and the last ones that are over.
+    pub jobs: BTreeMap<JobId, KeptJob>,
 }
 
 impl Journaled {
@@ -95,6 +110,8 @@ impl Journaled {
                 self.debts.insert((*node, debt.of.clone()), debt.up_to);
             }
             Note::Paid(node) => self.debts.retain(|(of, _), _| of != node),
+            Note::Job(kept) => _ = self.jobs.insert(kept.state.job, (**kept).clone()),
+            Note::ForgetJob(job) => _ = self.jobs.remove(job),
         }
     }
 }
@@ -176,7 +193,9 @@ impl Master {
             nodes,
             quotas,
             debts,
+            jobs,
         } = journaled;
+        self.restore_jobs(now, jobs);
         self.owed.keep_notes(forgot);
         for (tenant, quota) in quotas {
             let index = self
@@ -215,6 +234,7 @@ impl Master {
     /// come back, counts as removed.
     pub(crate) fn stop_waiting_for(&mut self, node: NodeId) {
         self.notes.awaited.remove(&node);
+        self.unsettled.jobs();
         if self.notes.is_fleeting(node) {
             self.notes.nodes.remove(&node);
             self.owed.forget(node);

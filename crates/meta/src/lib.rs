@@ -55,6 +55,6 @@ pub use config::{
     Promotion, PromotionAdmission, PutPolicy, SoftPinned, Tenancy,
 };
 pub use explain::{Held, Opinion};
-pub use journal::{Dead, Debt, Journaled, Note};
+pub use journal::{Dead, Debt, Journaled, KeptJob, Note};
 pub use master::{Input, Master, Output};
 pub use metrics::{Metrics, OffloadMetrics, PromotionMetrics};

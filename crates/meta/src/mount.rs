@@ -45,8 +45,9 @@ impl Master {
         }
         self.show(mount.node);
         let generations = self.numbers.generations_above(mount.generations);
-        self.segments
-            .add(Segment::new(mount, granule, generations, policy));
+        let mut segment = Segment::new(mount, granule, generations, policy);
+        segment.draining = self.drained_before(mount.segment, mount.incarnation);
+        self.segments.add(segment);
         self.capacity_changed();
         self.unsettled.room();
         Reply::Done

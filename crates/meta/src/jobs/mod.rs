@@ -9,14 +9,16 @@ use std::time::Duration;
 
 use slackwater_base::Instant;
 use slackwater_wire::{
-    ErrorCode, JobId, JobSpec, JobState, JobStatus, JobWork, Key, Reply, SegmentId, SegmentKind,
-    TicketId, Version,
+    ErrorCode, Incarnation, JobId, JobSpec, JobState, JobStatus, JobWork, Key, Reply, SegmentId,
+    SegmentKind, TicketId, Version,
 };
 
 use crate::budget::Budget;
 use crate::catalog::{ObjectId, ReplicaId, TenantIndex};
+use crate::journal::Note;
 use crate::master::{Caller, Due, Master};
 
+mod kept;
 mod run;
 mod start;
 
@@ -46,6 +48,12 @@ struct Job {
     sweep: Sweep,
     /// Where a drain may carry what it finds; empty for any memory.
     targets: Arc<[SegmentId]>,
+    /// The segments that a drain empties, in the lives of their nodes, until it is cancelled.
+    drained: Vec<(SegmentId, Incarnation)>,
+    /// It was begun by an earlier master.
+    restored: bool,
+    /// It waits for nodes to tell what they hold.
+    unplanned: bool,
     budget: Budget,
     active: usize,
     done: u64,
@@ -137,13 +145,13 @@ impl Jobs {
         self.all.iter().all(|(id, job)| job.active == active(*id))
     }
 
-    /// Forgets the oldest that are over, beyond as many as are remembered.
-    fn prune(&mut self) {
+    /// Forgets the oldest that are over, beyond as many as are remembered; says which.
+    fn prune(&mut self) -> Vec<JobId> {
         let over = self.all.iter().filter(|(_, job)| job.status.is_over());
-        let over: Vec<JobId> = over.map(|(id, _)| *id).collect();
-        for id in over.iter().take(over.len().saturating_sub(JOBS_MAX)) {
-            self.all.remove(id);
-        }
+        let mut over: Vec<JobId> = over.map(|(id, _)| *id).collect();
+        over.truncate(over.len().saturating_sub(JOBS_MAX));
+        over.iter().for_each(|id| drop(self.all.remove(id)));
+        over
     }
 }
 
@@ -217,7 +225,10 @@ impl Master {
             let reply = self.query_job(now, id);
             self.outbox.reply(caller.client, caller.operation, reply);
         }
-        self.jobs.prune();
+        self.note_job(now, id);
+        for forgotten in self.jobs.prune() {
+            self.notes.note(|| Note::ForgetJob(forgotten));
+        }
     }
 
     /// The time of a job is over. What is being carried arrives.

@@ -48,7 +48,13 @@ impl Master {
     }
 
     fn work_on_job(&mut self, now: Instant, id: JobId, left: &mut usize) {
-        while *left > 0 {
+        if self.jobs.all[&id].unplanned {
+            if self.is_partial() {
+                return;
+            }
+            self.plan_again(now, id);
+        }
+        while *left > 0 && !self.jobs.all[&id].status.is_over() {
             let (_, _, all) = CONCURRENCY;
             let job = &self.jobs.all[&id];
             if job.active >= job.concurrency() || self.jobs.copies.len() >= all {
@@ -260,6 +266,13 @@ impl Master {
             (Ok(target), _) => self.carry(now, id, unit, source, target),
             (Err(ErrorCode::NoAvailableHandle), Some(leaving)) => {
                 self.keep_on_own_disk(now, id, unit, leaving)
+            }
+            // An earlier master has carried it.
+            (Err(ErrorCode::ReplicaAlreadyExists), _) if self.jobs.all[&id].restored => {
+                if unit.from.is_some() && self.is_elsewhere(unit) {
+                    self.leave_behind(now, source);
+                }
+                Begun::Done
             }
             (Err(code), _) => Begun::Failed(code),
         }

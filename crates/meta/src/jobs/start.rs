@@ -15,10 +15,11 @@ use crate::catalog::ObjectId;
 use crate::master::{Due, Master};
 
 /// What a job begins with.
-struct Plan {
-    units: VecDeque<Unit>,
-    drained: Vec<SegmentId>,
-    targets: Arc<[SegmentId]>,
+#[derive(Default)]
+pub(super) struct Plan {
+    pub(super) units: VecDeque<Unit>,
+    pub(super) drained: Vec<SegmentId>,
+    pub(super) targets: Arc<[SegmentId]>,
 }
 
 impl Master {
@@ -42,7 +43,14 @@ impl Master {
         if let Some(time) = spec.time {
             self.due.set(Due::Job(id), now + time);
         }
+        let life = |segment: &SegmentId| {
+            let index = self.segments.find(*segment)?;
+            Some((*segment, self.segments.at(index).incarnation))
+        };
         let job = Job {
+            drained: plan.drained.iter().filter_map(life).collect(),
+            restored: false,
+            unplanned: false,
             budget: Budget::new(spec.bytes_per_second),
             spec,
             status: JobStatus::Running,
@@ -61,21 +69,25 @@ impl Master {
             waiters: Vec::new(),
         };
         self.jobs.all.insert(id, job);
+        self.note_job(now, id);
         self.unsettled.jobs();
         self.query_job(now, id)
     }
 
     pub(crate) fn cancel_job(&mut self, now: Instant, id: JobId) -> Reply {
-        let Some(job) = self.jobs.all.get(&id) else {
+        let Some(job) = self.jobs.all.get_mut(&id) else {
             return Reply::Failed(ErrorCode::JobNotFound);
         };
+        job.drained.clear();
+        let job = &self.jobs.all[&id];
         let over = job.status.is_over();
         let drained = match &job.spec.work {
             JobWork::Drain { places, .. } => self.segments_at(places),
             JobWork::Copy { .. } | JobWork::Move { .. } => Vec::new(),
         };
-        if !over {
-            self.end_job(now, id, JobStatus::Cancelled);
+        match over {
+            true => self.note_job(now, id),
+            false => self.end_job(now, id, JobStatus::Cancelled),
         }
         // Another drain may be at a segment that this one has emptied before.
         let busy = self.drained_now();
@@ -88,12 +100,7 @@ impl Master {
         self.query_job(now, id)
     }
 
-    fn plan_job(&self, spec: &JobSpec) -> Result<Plan, ErrorCode> {
-        let nothing = || Plan {
-            units: VecDeque::new(),
-            drained: Vec::new(),
-            targets: Arc::default(),
-        };
+    pub(super) fn plan_job(&self, spec: &JobSpec) -> Result<Plan, ErrorCode> {
         match &spec.work {
             JobWork::Copy {
                 tenant,
@@ -109,7 +116,7 @@ impl Master {
                 let units = to.into_iter().map(|to| self.unit(object, key, None, to));
                 Ok(Plan {
                     units: units.collect(),
-                    ..nothing()
+                    ..Plan::default()
                 })
             }
             JobWork::Move {
@@ -124,7 +131,7 @@ impl Master {
                 let unit = self.unit(object, key, Some(from), to);
                 Ok(Plan {
                     units: VecDeque::from([unit]),
-                    ..nothing()
+                    ..Plan::default()
                 })
             }
             JobWork::Drain {
@@ -157,6 +164,15 @@ impl Master {
         if drained.is_empty() || drained.iter().any(|id| busy.contains(id)) {
             return Err(ErrorCode::UnavailableInCurrentStatus);
         }
+        self.plan_for(drained, targets)
+    }
+
+    /// The plan of a drain of these segments.
+    pub(super) fn plan_for(
+        &self,
+        drained: Vec<SegmentId>,
+        targets: &[String],
+    ) -> Result<Plan, ErrorCode> {
         let mut to = BTreeSet::new();
         for target in targets {
             to.extend(self.target(target)?.iter().copied());

@@ -10,9 +10,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use redb::{Database, ReadableDatabase, ReadableTable, Table, TableDefinition};
 use slackwater_base::Instant;
-use slackwater_meta::{Dead, Debt, Journaled, Note};
+use slackwater_meta::{Dead, Debt, Journaled, KeptJob, Note};
 use slackwater_wait::{Event, Park, Site, Waiting};
-use slackwater_wire::{ClientId, NodeId, OperationId, Reply, Tenant, Version};
+use slackwater_wire::{
+    ClientId, Incarnation, JobId, NodeId, OperationId, Reply, SegmentId, Tenant, Version, body,
+};
 use thiserror::Error;
 
 /// The file in the directory of a master.
@@ -25,6 +27,10 @@ const QUOTAS: TableDefinition<'_, &str, (u64, u64)> = TableDefinition::new("quot
 const FORGOT: TableDefinition<'_, (), bool> = TableDefinition::new("forgot");
 /// The newest dead versions, by what they are of.
 const DEBTS: TableDefinition<'_, Owed<'_>, u64> = TableDefinition::new("debts");
+/// Jobs: their states, as the answer to a question for them.
+const JOBS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("jobs");
+/// The segments that jobs empty, and the lives of their nodes.
+const DRAINED: TableDefinition<'_, (u64, u32), u64> = TableDefinition::new("drained");
 
 /// A node, a tenant, one of the kinds below, and the hash of a key or a pattern.
 type Owed<'a> = (u32, &'a str, u8, &'a [u8]);
@@ -74,6 +80,8 @@ impl JournalFile {
             file.open_table(QUOTAS)?;
             file.open_table(DEBTS)?;
             file.open_table(FORGOT)?;
+            file.open_table(JOBS)?;
+            file.open_table(DRAINED)?;
             file.commit()?;
             let kept = read(&database)?;
             Ok((database, kept))
@@ -97,6 +105,7 @@ impl JournalFile {
                 let mut nodes = file.open_table(NODES)?;
                 let mut quotas = file.open_table(QUOTAS)?;
                 let mut debts = file.open_table(DEBTS)?;
+                let mut jobs = (file.open_table(JOBS)?, file.open_table(DRAINED)?);
                 for note in notes {
                     match note {
                         Note::Node { node, ssd } => _ = nodes.insert(node.0, ssd)?,
@@ -113,6 +122,8 @@ impl JournalFile {
                         },
                         Note::Owed { node, debt } => owe(&mut debts, *node, debt)?,
                         Note::Paid(node) => forget(&mut debts, *node)?,
+                        Note::Job(kept) => keep_job(&mut jobs, kept)?,
+                        Note::ForgetJob(job) => forget_job(&mut jobs, *job)?,
                     }
                 }
             }
@@ -125,6 +136,28 @@ impl JournalFile {
             why: error.to_string(),
         })
     }
+}
+
+/// The tables of jobs.
+type JobTables<'a> = (Table<'a, u64, &'static [u8]>, Table<'a, (u64, u32), u64>);
+
+fn keep_job(tables: &mut JobTables<'_>, kept: &KeptJob) -> Result<(), redb::Error> {
+    let job = kept.state.job;
+    forget_job(tables, job)?;
+    let state = Reply::Job(Box::new(kept.state.clone()));
+    let state = body::encode(&state).expect("the state of a job is short");
+    let (jobs, drained) = tables;
+    jobs.insert(job.0, state.as_slice())?;
+    for (segment, life) in &kept.drained {
+        drained.insert((job.0, segment.0), life.0)?;
+    }
+    Ok(())
+}
+
+fn forget_job((jobs, drained): &mut JobTables<'_>, job: JobId) -> Result<(), redb::Error> {
+    jobs.remove(job.0)?;
+    drained.retain_in((job.0, 0)..=(job.0, u32::MAX), |_, _| false)?;
+    Ok(())
 }
 
 fn forget(debts: &mut Table<'_, Owed<'static>, u64>, node: NodeId) -> Result<(), redb::Error> {
@@ -187,6 +220,24 @@ fn read(database: &Database) -> Result<Result<Journaled, &'static str>, redb::Er
         };
         let owed = (NodeId(node), of);
         kept.debts.insert(owed, Version(up_to.value()));
+    }
+    for row in file.open_table(JOBS)?.iter()? {
+        let (job, state) = row?;
+        let Ok(Reply::Job(state)) = body::decode(state.value()) else {
+            return Ok(Err("it has a job that cannot be one"));
+        };
+        let drained = Vec::new();
+        let state = *state;
+        let job = JobId(job.value());
+        kept.jobs.insert(job, KeptJob { state, drained });
+    }
+    for row in file.open_table(DRAINED)?.iter()? {
+        let (of, life) = row?;
+        let (job, segment) = of.value();
+        if let Some(job) = kept.jobs.get_mut(&JobId(job)) {
+            let segment = (SegmentId(segment), Incarnation(life.value()));
+            job.drained.push(segment);
+        }
     }
     Ok(Ok(kept))
 }
@@ -316,14 +367,14 @@ impl Committer {
 fn acknowledges(reply: &Reply) -> bool {
     matches!(
         reply,
-        Reply::Each(_) | Reply::Count(_) | Reply::Done | Reply::Failed(_)
+        Reply::Each(_) | Reply::Count(_) | Reply::Done | Reply::Job(_) | Reply::Failed(_)
     )
 }
 
 #[cfg(test)]
 mod tests {
     use slackwater_base::Rng;
-    use slackwater_wire::ErrorCode;
+    use slackwater_wire::{ErrorCode, JobSpec, JobState, JobStatus, JobWork, Key};
 
     use super::*;
 
@@ -334,7 +385,9 @@ mod tests {
     fn some_note(rng: &mut Rng) -> Note {
         let node = NodeId(rng.below(3) as u32);
         let tenant = tenant(["", "a", "ab"][rng.below(3) as usize]);
-        match rng.below(10) {
+        match rng.below(12) {
+            10 => Note::Job(Box::new(some_job(rng))),
+            11 => Note::ForgetJob(JobId(rng.below(4))),
             0 => Note::Node {
                 node,
                 ssd: rng.below(2) == 0,
@@ -359,6 +412,36 @@ mod tests {
                 }
             }
         }
+    }
+
+    fn some_job(rng: &mut Rng) -> KeptJob {
+        let places = vec!["300".to_owned(); rng.below(3) as usize];
+        let work = JobWork::Drain {
+            places,
+            targets: Vec::new(),
+            disks: rng.below(2) == 0,
+        };
+        let state = JobState {
+            job: JobId(rng.below(4)),
+            spec: JobSpec {
+                work,
+                concurrency: 3,
+                bytes_per_second: Some(rng.below(9)),
+                time: None,
+            },
+            status: [JobStatus::Running, JobStatus::Failed][rng.below(2) as usize],
+            age: std::time::Duration::from_millis(rng.below(9)),
+            active: 0,
+            done: rng.below(9),
+            done_bytes: rng.below(9),
+            failed: rng.below(9),
+            left_bytes: rng.below(9),
+            errors: vec![(Key::new(b"k").unwrap(), ErrorCode::NoAvailableHandle)],
+        };
+        let segments = 0..rng.below(3) as u32;
+        let drained = segments.map(|it| (SegmentId(it), Incarnation(rng.below(9))));
+        let drained = drained.collect();
+        KeptJob { state, drained }
     }
 
     #[test]

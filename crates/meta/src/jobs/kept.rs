@@ -1,0 +1,139 @@
+//! Jobs in the journal. A master that was started again knows their numbers and what they are to do, and goes on with those
+//! that were under way as soon as its nodes have told what they hold: what was carried by then is there, and is not carried
+//! again.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use slackwater_base::Instant;
+use slackwater_wire::{
+    Draining, ErrorCode, Incarnation, JobId, JobStatus, JobWork, SegmentId, Version,
+};
+
+use super::start::Plan;
+use super::{Job, Sweep};
+use crate::budget::Budget;
+use crate::journal::{KeptJob, Note};
+use crate::master::{Due, Master};
+
+impl Master {
+    /// Notes how far a job is.
+    pub(super) fn note_job(&mut self, now: Instant, id: JobId) {
+        if !self.notes.is_on() {
+            return;
+        }
+        if let (Some(state), Some(job)) = (self.job_state(now, id), self.jobs.all.get(&id)) {
+            let drained = job.drained.clone();
+            let kept = KeptJob { state, drained };
+            self.notes.note(|| Note::Job(Box::new(kept)));
+        }
+    }
+
+    /// Takes in the jobs of an earlier master. Their times begin anew.
+    pub(crate) fn restore_jobs(&mut self, now: Instant, kept: BTreeMap<JobId, KeptJob>) {
+        for (id, KeptJob { state, drained }) in kept {
+            self.numbers.start_above(Version(id.0));
+            let unplanned = !state.status.is_over();
+            if let Some(time) = state.spec.time.filter(|_| unplanned) {
+                self.due.set(Due::Job(id), now + time);
+            }
+            let job = Job {
+                budget: Budget::new(state.spec.bytes_per_second),
+                spec: state.spec,
+                status: state.status,
+                begun: now,
+                queue: Default::default(),
+                sweep: Sweep::default(),
+                targets: Arc::default(),
+                drained,
+                restored: true,
+                unplanned,
+                active: 0,
+                done: state.done,
+                done_bytes: state.done_bytes,
+                failed: state.failed,
+                errors: state.errors.into(),
+                waiters: Vec::new(),
+            };
+            self.jobs.all.insert(id, job);
+        }
+    }
+
+    /// Whether a segment that is mounted was being drained, or was, under an earlier master. With a new life of its node
+    /// that is over.
+    pub(crate) fn drained_before(&self, segment: SegmentId, life: Incarnation) -> Draining {
+        let jobs = self.jobs.all.values();
+        let jobs = jobs.filter(|job| job.restored && (job.unplanned || job.status.is_over()));
+        let mut found = Draining::No;
+        for job in jobs.filter(|job| job.drained.contains(&(segment, life))) {
+            match job.status {
+                JobStatus::Running | JobStatus::Failed => return Draining::Running,
+                JobStatus::Succeeded => found = Draining::Done,
+                JobStatus::Cancelled => {}
+            }
+        }
+        found
+    }
+
+    /// Plans a job of an earlier master, once nothing is left to be announced.
+    pub(super) fn plan_again(&mut self, now: Instant, id: JobId) {
+        let plan = self.plan_restored(id);
+        let Some(job) = self.jobs.all.get_mut(&id) else {
+            return;
+        };
+        job.unplanned = false;
+        match plan {
+            Ok(plan) => {
+                job.queue = plan.units;
+                job.sweep.segments = plan.drained.into();
+                job.targets = plan.targets;
+            }
+            Err(code) => {
+                if let JobWork::Copy { key, .. } | JobWork::Move { key, .. } = &job.spec.work {
+                    job.note(key.clone(), code);
+                }
+                self.end_job(now, id, JobStatus::Failed);
+            }
+        }
+    }
+
+    fn plan_restored(&self, id: JobId) -> Result<Plan, ErrorCode> {
+        let job = &self.jobs.all[&id];
+        if let JobWork::Drain { targets, .. } = &job.spec.work {
+            let alive = |(segment, life): &&(SegmentId, Incarnation)| {
+                let index = self.segments.find(*segment);
+                index.is_some_and(|index| self.segments.at(index).incarnation == *life)
+            };
+            let drained = job.drained.iter().filter(alive);
+            let drained: Vec<SegmentId> = drained.map(|(segment, _)| *segment).collect();
+            return match drained.is_empty() {
+                true => Err(ErrorCode::SegmentNotFound),
+                false => self.plan_for(drained, targets),
+            };
+        }
+        match self.plan_job(&job.spec) {
+            Err(ErrorCode::ReplicaNotInLocalMemory) if self.has_moved(&job.spec.work) => {
+                Ok(Plan::default())
+            }
+            plan => plan,
+        }
+    }
+
+    /// Whether a value is where a move was to bring it.
+    fn has_moved(&self, work: &JobWork) -> bool {
+        let JobWork::Move {
+            tenant,
+            key,
+            target,
+            ..
+        } = work
+        else {
+            return false;
+        };
+        let to = self.segments_at(std::slice::from_ref(target));
+        self.find(tenant, key).is_some_and(|object| {
+            let mut replicas = self.catalog.replicas(object);
+            replicas.any(|(_, it)| to.contains(&self.segments.at(it.segment).id))
+        })
+    }
+}

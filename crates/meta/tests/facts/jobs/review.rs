@@ -1,0 +1,237 @@
+//! Drains that lost something, or did not end.
+
+use std::time::Duration;
+
+use slackwater_meta::{Input, MasterConfig, OffloadMode};
+use slackwater_wire::*;
+
+use super::*;
+
+/// A drain that had ended was cancelled while another one emptied the same segment. The segment then passed for one that
+/// keeps its values, so that each of them was "elsewhere", and the only replica was let go.
+#[test]
+fn a_cancelled_drain_does_not_open_what_another_empties() {
+    let mut world = three(MIB);
+    let over = world.begin(drain(&["1"], &[]));
+    assert_eq!(world.job(over).status, JobStatus::Succeeded);
+    world.ask(Request::CancelJob { job: over });
+    for name in 0..8 {
+        world.put_at(&format!("k{name}"), BLOCK, "segment-1");
+    }
+    let job = world.begin(drain(&["1"], &["3"]));
+    world.ask(Request::CancelJob { job: over });
+    let of_first = |world: &World| {
+        let segments = world.master.segments();
+        let first = segments.iter().find(|it| it.segment == MEMORY);
+        first.map(|it| it.draining)
+    };
+    assert_eq!(of_first(&world), Some(Draining::Running));
+    assert_eq!(world.carry_all(), 8);
+    assert_eq!(world.master.books().objects, 8);
+    assert_eq!(world.job(job).status, JobStatus::Succeeded);
+    world.ask(Request::CancelJob { job });
+    assert_eq!(of_first(&world), Some(Draining::No));
+}
+
+/// A node was mounted anew in the middle of its drain and announced what it held. Its segment took new values again, so
+/// each value was "elsewhere", on the very segment that it was to leave.
+#[test]
+fn a_drain_discards_nothing_of_a_segment_that_was_mounted_anew() {
+    let mut world = World::memory(plain(), MIB);
+    world.mount(SECOND, SegmentId(20), SegmentKind::Memory, MIB);
+    let mount = |generations: u64, incarnation: u64| Mount {
+        segment: SegmentId(30),
+        name: "segment-30".to_owned(),
+        node: THIRD,
+        incarnation: Incarnation(incarnation),
+        kind: SegmentKind::Memory,
+        bytes: MIB,
+        host: String::new(),
+        generations: Some(generations),
+    };
+    assert_eq!(world.ask(Request::Mount(mount(1, 1))), Reply::Done);
+    let announced = || Report::Announced {
+        segment: SegmentId(30),
+        highest: Version(0),
+    };
+    world.report(THIRD, announced());
+    world.put_at("k", BLOCK, "segment-30");
+    let told: Vec<Published> = world
+        .taken(|order| match order {
+            Order::Published(entries) => Some(entries.clone()),
+            _ => None,
+        })
+        .concat();
+    let job = world.begin(drain(&["3"], &["2"]));
+    // Its link was gone for a moment, and the master took it for another life.
+    assert_eq!(world.ask(Request::Mount(mount(100, 2))), Reply::Done);
+    let entries = told.into_iter().map(|it| Published {
+        extent: ExtentRef {
+            incarnation: Incarnation(2),
+            ..it.extent
+        },
+        ..it
+    });
+    world.report(
+        THIRD,
+        Report::Holds {
+            segment: SegmentId(30),
+            entries: entries.collect(),
+        },
+    );
+    world.report(THIRD, announced());
+    world.pass(Duration::from_secs(1));
+    world.carry_all();
+    assert_eq!(world.nodes_of("k"), [3]);
+    assert!(world.job(job).status.is_over());
+}
+
+/// The link to a node was gone for a moment in the middle of its drain. What could not be read then counted as done, and the
+/// drain as a success; with the node its only replica went.
+#[test]
+fn a_drain_does_not_succeed_while_its_node_is_away() {
+    for back in [true, false] {
+        let mut world = three(MIB);
+        for name in 0..8 {
+            world.put_at(&format!("k{name}"), BLOCK, "segment-1");
+        }
+        let job = world.begin(drain(&["1"], &["3"]));
+        world.input(Input::NodeAway(NODE));
+        for _ in 0..4 {
+            world.copied(Err(ErrorCode::UnavailableInCurrentStatus));
+        }
+        assert_eq!(world.job(job).status, JobStatus::Running);
+        if back {
+            world.input(Input::NodeBack(NODE));
+        }
+        world.pass(Duration::from_secs(1));
+        world.carry_all();
+        let state = world.job(job);
+        let expected = match back {
+            true => (JobStatus::Succeeded, 8, 0, 0),
+            false => (JobStatus::Failed, 0, 8, 8 * BLOCK),
+        };
+        let ended = (state.status, state.done, state.failed, state.left_bytes);
+        assert_eq!(ended, expected);
+        assert_eq!(world.master.books().objects, 8);
+    }
+}
+
+/// A copy was under way to a segment when its drain began. The drain waited for the replica, was not told when it was
+/// published, and never ended.
+#[test]
+fn a_drain_goes_on_when_a_copy_to_its_segment_is_published() {
+    let mut world = three(MIB);
+    world.put_at("k", BLOCK, "segment-1");
+    world.begin(copy("k", &["2"]));
+    let job = world.begin(drain(&["2"], &["3"]));
+    assert_eq!(world.job(job).status, JobStatus::Running);
+    world.carry_all();
+    assert_eq!(world.job(job).status, JobStatus::Succeeded);
+    assert_eq!(world.nodes_of("k"), [1]);
+}
+
+/// Two copies of an object to one place were under way at once, and it had two replicas on one segment.
+#[test]
+fn a_segment_has_one_replica_of_an_object() {
+    let mut world = three(MIB);
+    world.put_at("k", BLOCK, "segment-1");
+    let twice = world.begin(copy("k", &["2", "2"]));
+    let again = world.begin(copy("k", &["2"]));
+    assert_eq!(world.carry_all(), 1);
+    assert_eq!(world.nodes_of("k"), [1, 2]);
+    for job in [twice, again] {
+        let state = world.job(job);
+        assert_eq!(state.status, JobStatus::Failed);
+        assert_eq!(state.errors, [(key("k"), ErrorCode::ReplicaAlreadyExists)]);
+    }
+    // A drain waits for what is on its way to the only place where it could carry the value too.
+    world.put_at("m", BLOCK, "segment-1");
+    let copying = world.begin(copy("m", &["3"]));
+    let drained = world.begin(drain(&["1"], &["3"]));
+    assert_eq!(world.job(drained).status, JobStatus::Running);
+    assert_eq!(world.carry_all(), 1);
+    assert_eq!(
+        (world.nodes_of("k"), world.nodes_of("m")),
+        (vec![2], vec![3])
+    );
+    for job in [copying, drained] {
+        assert_eq!(world.job(job).status, JobStatus::Succeeded);
+    }
+}
+
+/// A drain without room elsewhere counted as done what was only queued for the SSD. It said that it had succeeded; the write
+/// failed, or the node ended before it.
+#[test]
+fn a_drain_ends_when_the_ssd_has_what_it_is_to_keep() {
+    for written in [true, false] {
+        let config = MasterConfig {
+            offload: slackwater_meta::Offload {
+                mode: OffloadMode::OnEvict,
+                ..plain().offload
+            },
+            ..plain()
+        };
+        let mut world = World::tiers(config, MIB, 16 * MIB);
+        world.put_at("a", BLOCK, "segment-1");
+        let job = world.begin(JobSpec {
+            work: JobWork::Drain {
+                places: vec!["1".into()],
+                targets: Vec::new(),
+                disks: false,
+            },
+            ..drain(&["1"], &[])
+        });
+        // Without any other memory there is nowhere to go.
+        world.mount(SECOND, SegmentId(20), SegmentKind::Memory, BLOCK / 2);
+        world.pass(Duration::from_secs(1));
+        assert_eq!(world.job(job).status, JobStatus::Running);
+        let task = offloads(&mut world).pop().expect("it is to be written");
+        let result = match written {
+            true => Ok(()),
+            false => Err(TaskFailure::Device),
+        };
+        world.report(NODE, Report::Offloaded(vec![(task.ticket, result)]));
+        world.pass(Duration::from_secs(1));
+        let state = world.job(job);
+        let expected = match written {
+            true => (JobStatus::Succeeded, 0, 0),
+            false => (JobStatus::Failed, 1, BLOCK),
+        };
+        assert_eq!((state.status, state.failed, state.left_bytes), expected);
+    }
+}
+
+/// More values were to stay on the SSD of their node than its queue takes: those beyond it counted as failed.
+#[test]
+fn a_drain_waits_for_room_in_the_queue_of_the_ssd() {
+    let config = MasterConfig {
+        offload: slackwater_meta::Offload {
+            mode: OffloadMode::OnEvict,
+            queue_limit: 2,
+            ..plain().offload
+        },
+        ..plain()
+    };
+    let mut world = World::tiers(config, MIB, 16 * MIB);
+    for name in 0..8 {
+        world.put_at(&format!("k{name}"), BLOCK, "segment-1");
+    }
+    world.mount(SECOND, SegmentId(20), SegmentKind::Memory, BLOCK / 2);
+    let job = world.begin(JobSpec {
+        work: JobWork::Drain {
+            places: vec!["segment-1".into()],
+            targets: vec!["2".into()],
+            disks: false,
+        },
+        ..drain(&[], &[])
+    });
+    for _ in 0..4 {
+        assert_eq!(world.job(job).status, JobStatus::Running);
+        offload_all(&mut world);
+        world.pass(Duration::from_millis(100));
+    }
+    let state = world.job(job);
+    let ended = (state.status, state.failed, state.left_bytes);
+    assert_eq!(ended, (JobStatus::Succeeded, 0, 0));
+}

@@ -5,6 +5,7 @@
 )]
 
 mod late;
+mod outlives;
 mod roles;
 
 use std::net::{Ipv4Addr, SocketAddr};

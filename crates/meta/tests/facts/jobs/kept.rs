@@ -113,7 +113,7 @@ impl Pool {
     fn draining(&self) -> Draining {
         let segments = self.world.master.segments();
         let first = segments.iter().find(|it| it.node == NODE);
-        first.unwrap().draining
+        first.expect("mounted").draining
     }
 
     fn put_all(&mut self, names: std::ops::Range<u32>) {

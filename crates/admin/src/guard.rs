@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use axum::http::header::{AUTHORIZATION, HOST, ORIGIN, WWW_AUTHENTICATE};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, HeaderName, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 use sha2::{Digest, Sha256};
@@ -131,8 +131,12 @@ pub(crate) enum Refusal {
     Origin,
 }
 
+/// What a browser says of the page that makes a request: <https://www.w3.org/TR/fetch-metadata/>.
+const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+
 /// Judges a request by its headers. A request without a token comes from this machine, but a browser of this machine makes
-/// requests for pages from elsewhere: those name their origin, or a host that is not this machine's own name.
+/// requests for pages from elsewhere: those name their origin, or a host that is not this machine's own name, or nothing but
+/// that they are from elsewhere, as a picture's do. Another port of this machine is the same site, and elsewhere too.
 fn judge(token: Option<&Token>, headers: &HeaderMap) -> Result<(), Refusal> {
     let text = |name| {
         headers
@@ -140,6 +144,9 @@ fn judge(token: Option<&Token>, headers: &HeaderMap) -> Result<(), Refusal> {
             .map(|value: &axum::http::HeaderValue| value.to_str().unwrap_or_default())
     };
     let host = text(HOST);
+    if text(SEC_FETCH_SITE).is_some_and(|site| !["same-origin", "none"].contains(&site)) {
+        return Err(Refusal::Origin);
+    }
     if let Some(origin) = text(ORIGIN) {
         let same = origin
             .split_once("://")
@@ -250,6 +257,18 @@ mod tests {
             Err(Refusal::Origin),
         );
         let good = format!("Bearer {SECRET}");
+        // A picture or a script of a foreign page is asked for without an origin.
+        for (site, expected) in [
+            ("same-origin", Ok(())),
+            ("none", Ok(())),
+            ("same-site", Err(Refusal::Origin)),
+            ("cross-site", Err(Refusal::Origin)),
+            ("", Err(Refusal::Origin)),
+        ] {
+            let site = ("sec-fetch-site", site);
+            check(none, &[("host", "localhost:9003"), site], expected);
+            check(some, &[("authorization", &good), site], expected);
+        }
         check(some, &[("authorization", &good)], Ok(()));
         check(
             some,

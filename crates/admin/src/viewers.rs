@@ -2,7 +2,9 @@
 //!
 //! One task samples for all viewers, while there is at least one; without viewers nothing runs and nothing wakes. A sample
 //! holds counters and not what happened since the one before, so a viewer that is slow skips samples and misses nothing.
-//! One that takes none for long is not a viewer any more: its place and the sampling end, whatever its connection does.
+//! One that takes none for long is not a viewer any more: its place and the sampling end, whatever its connection does. What
+//! buffers of its connection hold counts as taken, so that a peer that reads nothing may keep its place until its stream's time
+//! is over.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,7 +13,7 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{RawQuery, State};
-use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
+use axum::http::header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE, RETRY_AFTER};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -28,7 +30,7 @@ use crate::{Failure, Source};
 /// Time between samples.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Sampling takes no more than one part of this of a thread: where one sample takes long, the next is taken later.
-const SHARE: u32 = 50;
+const SHARE: u32 = 100;
 /// Viewers at a time; connections are left for everybody else.
 const VIEWERS_MAX: usize = 16;
 /// A viewer that has not taken so many samples in a row is gone.
@@ -56,6 +58,8 @@ struct Open {
     next: u64,
     /// Whether the sampler runs.
     is_sampled: bool,
+    /// When the next sample may be taken, though viewers come and go meanwhile; none before the first.
+    due: Option<tokio::time::Instant>,
 }
 
 #[derive(Clone, Default)]
@@ -91,17 +95,23 @@ impl Viewers {
         if open.taken.len() >= VIEWERS_MAX {
             return None;
         }
+        if !std::mem::replace(&mut open.is_sampled, true) {
+            if open
+                .due
+                .is_none_or(|due| due <= tokio::time::Instant::now())
+            {
+                // What was true when somebody looked last is told to nobody.
+                self.latest.send_modify(|latest| latest.text = Bytes::new());
+            }
+            tokio::spawn(Arc::clone(self).sample());
+        }
         let mut samples = self.latest.subscribe();
+        // The others were told this a moment ago.
+        samples.mark_changed();
         let now = samples.borrow().number;
         let number = open.next;
         open.next += 1;
         open.taken.insert(number, now);
-        if std::mem::replace(&mut open.is_sampled, true) {
-            // The others were told this a moment ago.
-            samples.mark_changed();
-        } else {
-            tokio::spawn(Arc::clone(self).sample());
-        }
         Some(Viewer {
             number,
             headers,
@@ -117,6 +127,17 @@ impl Viewers {
         let mut sampler = Sampler::new(self.begun);
         let mut ended = self.ended.clone();
         loop {
+            let due = self.open().due;
+            if let Some(due) = due {
+                tokio::select! {
+                    () = tokio::time::sleep_until(due) => {}
+                    () = self.nobody() => {}
+                    _ = ended.wait_for(|ended| *ended) => {}
+                }
+            }
+            if self.is_over(*ended.borrow()) {
+                return;
+            }
             let begun = Instant::now();
             let taken = call(Arc::clone(&self.source), move |source| {
                 let text = event(&mut sampler, source);
@@ -132,29 +153,17 @@ impl Viewers {
                     failed(&failure)
                 }
             };
-            if !self.tell(text) {
-                return;
-            }
-            let pause = INTERVAL.max(begun.elapsed() * SHARE);
-            tokio::select! {
-                () = tokio::time::sleep(pause) => {}
-                () = self.nobody() => {}
-                _ = ended.wait_for(|ended| *ended) => {}
-            }
-            if self.is_over(*ended.borrow()) {
-                return;
-            }
+            self.tell(text, INTERVAL.max(begun.elapsed() * SHARE));
         }
     }
 
-    /// Tells every viewer, and gives up those who take nothing; whether there is one left.
-    fn tell(&self, text: Bytes) -> bool {
+    /// Tells every viewer, and gives up those who take nothing; the next sample is taken after `pause`.
+    fn tell(&self, text: Bytes, pause: Duration) {
         let number = self.latest.borrow().number + 1;
         let mut open = self.open();
         open.taken.retain(|_, taken| number - *taken <= UNTAKEN_MAX);
-        open.is_sampled = !open.taken.is_empty();
+        open.due = Some(tokio::time::Instant::now() + pause);
         self.latest.send_replace(Event { number, text });
-        open.is_sampled
     }
 
     /// Waits until there is no viewer.
@@ -239,6 +248,8 @@ async fn events(
     let kind = [
         (CONTENT_TYPE, "text/event-stream"),
         (CACHE_CONTROL, "no-store"),
+        // Another stream on this connection would be cut off by the connection's own time.
+        (CONNECTION, "close"),
     ];
     Ok((kind, Body::from_stream(samples)).into_response())
 }

@@ -148,8 +148,41 @@ async fn nobody_who_looks_costs_nothing() {
     drop((first, second));
     tokio::time::sleep(hour).await;
     assert_eq!(world.source.asked(), 1);
-    // The next one is not told what was true an hour ago.
-    assert_eq!(asked(&world.join().next().await.unwrap()), 2);
+    // Those who come next are not told what was true an hour ago; the second of them had been.
+    let (mut first, mut second) = (world.join(), world.join());
+    assert_eq!(asked(&second.next().await.unwrap()), 2);
+    assert_eq!(asked(&first.next().await.unwrap()), 2);
+}
+
+/// A client that took one event and came again had one more sample taken each time, hundreds in a second.
+#[tokio::test(start_paused = true)]
+async fn who_comes_and_goes_has_no_more_samples_taken() {
+    let world = World::new();
+    for number in 1..=3 {
+        let begun = tokio::time::Instant::now();
+        for _ in 0..10 {
+            assert_eq!(asked(&world.join().next().await.unwrap()), number);
+            // The sampler learns that nobody looks.
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(begun.elapsed(), Duration::ZERO);
+        assert_eq!(world.source.asked(), number);
+        tokio::time::sleep_until(begun + INTERVAL).await;
+    }
+    // Who comes before the next sample is due is told the last one, and stays for the next.
+    let begun = tokio::time::Instant::now();
+    let mut viewer = world.join();
+    viewer.next().await.unwrap();
+    drop(viewer);
+    tokio::task::yield_now().await;
+    let mut viewers = [world.join(), world.join()];
+    for number in 4..=6 {
+        for viewer in &mut viewers {
+            assert_eq!(asked(&viewer.next().await.unwrap()), number);
+        }
+        assert_eq!(world.source.asked(), number);
+        assert!(begun.elapsed() >= INTERVAL * (number as u32 - 4));
+    }
 }
 
 #[tokio::test(start_paused = true)]

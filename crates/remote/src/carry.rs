@@ -1,12 +1,13 @@
 //! Bytes between a caller's buffer and an extent of a node.
 
-use std::cell::Cell;
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use slackwater_base::{Checksum, Instant, Map};
 use slackwater_transfer::{Capability, Cause, Engine, Target};
 use slackwater_wait::now;
-use slackwater_wire::{Class, ExtentRef};
+use slackwater_wire::{Class, ExtentRef, Incarnation};
 
 use crate::Cancel;
 use crate::link::Link;
@@ -14,8 +15,8 @@ use crate::link::Link;
 /// Bytes that are moved before the next look at whether the caller has cancelled.
 const PIECE_BYTES: usize = 16 << 20;
 
-/// How long a node may take to send the first of the bytes that it was known to have, or the next ones: one that has ended
-/// is tried again and again until then.
+/// How long a node may take to send bytes that it was known to have, and that are asked for together: one that has ended is
+/// tried again and again until then, and not again in the same call.
 const KNOWN_TIME: Duration = Duration::from_secs(1);
 /// What is asked for together may take longer, by as much as it takes at this rate.
 const KNOWN_BYTES_PER_SECOND: u64 = 4 << 20;
@@ -27,9 +28,9 @@ pub(crate) struct Carrier<'a> {
     pub(crate) cancel: Option<&'a Cancel>,
     /// When the call ends.
     pub(crate) until: Instant,
-    /// When bytes came last from where they are known to be, or were asked for there first; none for bytes that the master
-    /// has just named the place of.
-    pub(crate) known_since: Cell<Option<Instant>>,
+    /// Of bytes that are read where they are known to be, the nodes that did not send theirs: bytes of other nodes say
+    /// nothing of these. None for bytes that the master has just named the place of.
+    pub(crate) silent: RefCell<Option<BTreeSet<Incarnation>>>,
     pub(crate) rights: Map<ExtentRef, Capability>,
 }
 
@@ -47,27 +48,41 @@ pub(crate) enum NotMoved {
 impl Carrier<'_> {
     /// The bytes to come are read where they are known to be.
     pub(crate) fn known(&mut self) {
-        self.known_since.set(Some(now()));
+        *self.silent.get_mut() = Some(BTreeSet::new());
     }
 
     /// The bytes to come are read where the master says that they are.
     pub(crate) fn named(&mut self) {
-        self.known_since.set(None);
+        *self.silent.get_mut() = None;
     }
 
     /// How long so many bytes may take: where they were only known to be, the master may know better after a while.
     fn left(&self, bytes: u64) -> Duration {
+        let left = now().until(self.until);
+        if self.silent.borrow().is_none() {
+            return left;
+        }
         let slow = Duration::from_micros(bytes * 1_000_000 / KNOWN_BYTES_PER_SECOND);
-        let known = self.known_since.get();
-        let known_until = known.map_or(Instant::NEVER, |since| since + KNOWN_TIME + slow);
-        now().until(self.until.min(known_until))
+        left.min(KNOWN_TIME + slow)
     }
 
-    /// Bytes have come: their node is there.
-    fn moved(&self) {
-        if self.known_since.get().is_some() {
-            self.known_since.set(Some(now()));
+    /// Where bytes are read from; nowhere if their node did not send others that it was known to have.
+    fn source(&self, capability: Capability, offset: u64) -> Result<Target, NotMoved> {
+        let node = capability.claims().incarnation;
+        let silent = self.silent.borrow();
+        if silent.as_ref().is_some_and(|silent| silent.contains(&node)) {
+            return Err(NotMoved::Failed);
         }
+        self.target(capability, offset)
+    }
+
+    /// Why the bytes of a source did not come.
+    fn unread(&self, source: &Target, cause: &Cause) -> NotMoved {
+        let why = self.failed(cause);
+        if let (NotMoved::Failed, Some(silent)) = (why, &mut *self.silent.borrow_mut()) {
+            silent.insert(source.capability.claims().incarnation);
+        }
+        why
     }
 
     /// Takes the rights in that came with an answer.
@@ -108,7 +123,7 @@ impl Carrier<'_> {
         }
         let (mut places, mut targeted) = (Vec::new(), Vec::new());
         for (capability, offset, into) in group {
-            let target = self.target(capability, offset);
+            let target = self.source(capability, offset);
             // What has no target stays as it is; the others are replaced.
             outcomes.push(Err(*target.as_ref().err().unwrap_or(&NotMoved::Failed)));
             if let Ok(target) = target {
@@ -118,11 +133,8 @@ impl Carrier<'_> {
         }
         let bytes = targeted.iter().map(|(_, into)| into.len() as u64).sum();
         let read = self.engine.read_all(&mut targeted, self.left(bytes));
-        if read.iter().any(Result::is_ok) {
-            self.moved();
-        }
-        for (place, read) in places.into_iter().zip(read) {
-            outcomes[place] = read.map_err(|cause| self.failed(&cause));
+        for ((place, read), (source, _)) in places.into_iter().zip(read).zip(&targeted) {
+            outcomes[place] = read.map_err(|cause| self.unread(source, &cause));
         }
     }
 
@@ -182,12 +194,11 @@ impl Carrier<'_> {
     ) -> Result<Checksum, NotMoved> {
         let (mut at, mut whole) = (0, None::<Checksum>);
         for piece in into.chunks_mut(PIECE_BYTES) {
-            let target = self.target(capability, offset + at)?;
+            let source = self.source(capability, offset + at)?;
             let bytes = piece.len() as u64;
             at += bytes;
-            let read = self.engine.read_checked(&target, piece, self.left(bytes));
-            let next = read.map_err(|cause| self.failed(&cause))?;
-            self.moved();
+            let read = self.engine.read_checked(&source, piece, self.left(bytes));
+            let next = read.map_err(|cause| self.unread(&source, &cause))?;
             whole = Some(whole.map_or(next, |whole| whole.followed_by(next, bytes)));
         }
         Ok(whole.unwrap_or_else(|| Checksum::of(&[])))

@@ -1,4 +1,4 @@
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use slackwater_base::{Instant, Map, Rng};
@@ -345,7 +345,7 @@ impl Call<'_> {
             link: &self.client.0.link,
             cancel: self.options.cancel.as_ref(),
             until: self.until,
-            known_since: Cell::new(None),
+            silent: RefCell::new(None),
             rights: Map::default(),
         }
     }

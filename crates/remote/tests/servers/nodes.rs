@@ -1,8 +1,4 @@
-//! A client and the servers that it may meet: those that are too old, silent for a while, or none at all.
-#![expect(
-    clippy::unwrap_used,
-    reason = "a test that cannot go on says so by panicking"
-)]
+//! Values that are read where they are: by look-ups, and where nodes are known to have them.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -12,260 +8,17 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use slackwater_base::Checksum;
-use slackwater_mq::{
-    Access, Address, Admission, Builder, Call, Category, Level, ListenOptions, Options, Refusal,
-    Running,
-};
-use slackwater_net::{Endpoint, UnixAccess};
-use slackwater_remote::{
-    CallOptions, Cancel, Client, ClientError, ConnectError, ConnectOptions, GetOptions, PutOptions,
-    RemoveOptions,
-};
+use slackwater_mq::{Address, Running};
+use slackwater_remote::{Client, ConnectOptions, GetOptions, PutOptions, RemoveOptions};
 use slackwater_transfer::{
     Capability, Engine, EngineConfig, GrantSpec, Memory, Region, RegionSpec, Rights, Segment,
     TcpConfig,
 };
-use slackwater_wire::body;
 use slackwater_wire::{
-    Answered, Asked, Epoch, ErrorCode, ExtentRef, Incarnation, Key, Lookup, Object, OperationId,
-    PutStarted, ReplicaAt, Reply, Request, SegmentId, Version, Welcome,
+    ErrorCode, ExtentRef, Key, Lookup, Object, ReplicaAt, Reply, Request, SegmentId, Version,
 };
 
-const LONG: Duration = Duration::from_secs(20);
-
-/// A server of epoch 5 whose requests `answer` gets, with how many came before.
-fn server(answer: impl Fn(&Call<'_>, Asked, u64) + Send + Sync + 'static) -> (Running, Address) {
-    server_of(Vec::new(), answer)
-}
-
-fn server_of(
-    nodes: Vec<Segment>,
-    answer: impl Fn(&Call<'_>, Asked, u64) + Send + Sync + 'static,
-) -> (Running, Address) {
-    let mut builder = Builder::new(Options::default());
-    let category = Category {
-        access: Access {
-            level: Level::Basic,
-            ..Access::default()
-        },
-        ..Category::default()
-    };
-    let count = AtomicU64::new(0);
-    builder.category("pool", category).unwrap();
-    builder
-        .request_command("pool.hello", move |call| {
-            let welcome = Welcome {
-                epoch: Epoch(5),
-                nodes: nodes.clone(),
-                value_bytes_max: 64 << 20,
-            };
-            call.reply([body::encode(&welcome).unwrap()]).unwrap();
-        })
-        .unwrap();
-    builder
-        .request_command("pool.request", move |call| {
-            let asked = body::decode(call.part(0).unwrap()).unwrap();
-            answer(call, asked, count.fetch_add(1, Ordering::SeqCst));
-        })
-        .unwrap();
-    listen(builder)
-}
-
-fn listen(builder: Builder) -> (Running, Address) {
-    let running = builder.start().unwrap();
-    let options = ListenOptions {
-        admission: Admission::Everybody(Level::Admin),
-        encrypted: false,
-        access: UnixAccess::default(),
-    };
-    let any = Endpoint::Tcp((Ipv4Addr::LOCALHOST, 0).into());
-    let endpoint = running.listen(&any, &options).unwrap();
-    (running, Address::of(&endpoint, None))
-}
-
-fn connect(address: Address) -> Result<Client, ConnectError> {
-    connect_by(false, address)
-}
-
-fn connect_by(force_tcp: bool, address: Address) -> Result<Client, ConnectError> {
-    Client::connect(&ConnectOptions {
-        address,
-        force_tcp,
-        connect_timeout: LONG,
-        deadline: LONG,
-        ..ConnectOptions::default()
-    })
-}
-
-fn reply(call: &Call<'_>, epoch: u64, reply: Reply) {
-    reply_with(call, epoch, reply, Vec::new());
-}
-
-fn reply_with(call: &Call<'_>, epoch: u64, reply: Reply, capabilities: Vec<Capability>) {
-    let answered = Answered {
-        epoch: Epoch(epoch),
-        reply,
-        capabilities,
-    };
-    call.reply([body::encode(&answered).unwrap()]).unwrap();
-}
-
-fn within(deadline: Duration) -> CallOptions {
-    CallOptions {
-        deadline: Some(deadline),
-        ..CallOptions::default()
-    }
-}
-
-#[test]
-fn an_answer_of_an_earlier_master_does_not_count() {
-    let (_server, address) = server(|call, _, before| {
-        let epoch = if before < 2 { 4 } else { 5 };
-        reply(call, epoch, Reply::Exists(vec![epoch == 5]));
-    });
-    let client = connect(address).unwrap();
-    assert_eq!(client.exists(&[b"k"], &within(LONG)), Ok(vec![true]));
-    let (_stale, address) = server(|call, _, _| reply(call, 4, Reply::Exists(vec![true])));
-    let client = connect(address).unwrap();
-    let late = client.exists(&[b"k"], &within(Duration::from_millis(200)));
-    let told = late.unwrap_err().to_string();
-    assert!(told.contains("earlier epoch"), "{told}");
-}
-
-#[test]
-fn an_operation_that_was_not_answered_is_repeated_under_its_number() {
-    let (told, heard) = channel();
-    let (_server, address) = server(move |call, asked, before| {
-        told.send((asked.client, asked.operation)).unwrap();
-        match before {
-            // The handler fails, and the next one is too busy.
-            0 => call.refuse(Refusal::Failed).unwrap(),
-            1 => call.refuse(Refusal::Busy).unwrap(),
-            _ => reply(call, 5, Reply::Exists(vec![true])),
-        }
-    });
-    let client = connect(address).unwrap();
-    assert_eq!(client.exists(&[b"k"], &within(LONG)), Ok(vec![true]));
-    let asked: Vec<_> = heard.try_iter().collect();
-    assert_eq!(asked.len(), 3);
-    assert!(asked.iter().all(|one| *one == asked[0]), "{asked:?}");
-    assert_eq!(client.exists(&[b"k"], &within(LONG)), Ok(vec![true]));
-    assert_ne!(heard.recv().unwrap(), asked[0], "another operation");
-}
-
-fn granted() -> Reply {
-    let extent = ExtentRef {
-        segment: SegmentId(1),
-        incarnation: Incarnation(2),
-        offset: 0,
-        bytes: 4096,
-        generation: 3,
-    };
-    Reply::PutStart(vec![PutStarted::Granted {
-        version: Version(7),
-        extents: vec![extent],
-    }])
-}
-
-fn next_revocation(heard: &Receiver<Request>) -> Request {
-    let is_revocation =
-        |request: &Request| matches!(request, Request::PutRevoke { .. } | Request::Revoke { .. });
-    loop {
-        let request = heard.recv_timeout(LONG).unwrap();
-        if is_revocation(&request) {
-            return request;
-        }
-    }
-}
-
-/// A grant without the right to write is none: the put fails, and its room is given back until the server has said that
-/// it has it.
-#[test]
-fn what_is_not_used_is_given_back_until_the_server_has_it() {
-    let (told, heard) = channel();
-    let (_server, address) = server(move |call, asked, before| {
-        told.send(asked.request.clone()).unwrap();
-        match asked.request {
-            Request::PutStart(_) => reply(call, 5, granted()),
-            _ if before < 3 => call.refuse(Refusal::Busy).unwrap(),
-            _ => reply(call, 5, Reply::Done),
-        }
-    });
-    let client = connect(address).unwrap();
-    let put = client.put(b"k", b"value", &PutOptions::default());
-    assert_eq!(put.unwrap_err().code(), ErrorCode::InvalidWrite);
-    let revoked = Request::PutRevoke {
-        tenant: Default::default(),
-        puts: vec![(Key::try_from("k").unwrap(), Version(7))],
-    };
-    for _ in 0..3 {
-        assert_eq!(next_revocation(&heard), revoked);
-    }
-}
-
-/// Its answer may come after the end of the call, and grants nothing then.
-#[test]
-fn an_unanswered_put_is_revoked_when_its_caller_gives_up() {
-    let (told, heard) = channel();
-    let (_server, address) = server(move |call, asked, _| {
-        let silent = matches!(asked.request, Request::PutStart(_));
-        told.send((asked.operation, asked.request)).unwrap();
-        if !silent {
-            reply(call, 5, Reply::Done);
-        }
-    });
-    let client = connect(address).unwrap();
-    let cancel = Cancel::new();
-    let options = PutOptions {
-        call: CallOptions {
-            cancel: Some(cancel.clone()),
-            ..CallOptions::default()
-        },
-        ..PutOptions::default()
-    };
-    let writer = std::thread::spawn(move || client.put(b"k", b"value", &options));
-    let (operation, _) = heard.recv_timeout(LONG).unwrap();
-    cancel.cancel();
-    let ended = writer.join().unwrap();
-    assert_eq!(ended, Err(ClientError::Cancelled { what: "a put" }));
-    let (other, revoked) = heard.recv_timeout(LONG).unwrap();
-    assert_eq!(revoked, Request::Revoke { operation });
-    assert!(other > operation && other < OperationId(1 << 62));
-}
-
-#[test]
-fn a_refusal_of_the_server_is_the_error_of_the_call() {
-    let (_server, address) = server(|call, _, _| {
-        reply(call, 5, Reply::Failed(ErrorCode::TenantNotPermitted));
-    });
-    let client = connect(address).unwrap();
-    let check = |error: ClientError| assert_eq!(error.code(), ErrorCode::TenantNotPermitted);
-    check(client.exists(&[b"k"], &within(LONG)).unwrap_err());
-    check(client.get(b"k", &GetOptions::default()).unwrap_err());
-    check(client.put(b"k", b"v", &PutOptions::default()).unwrap_err());
-    check(client.stat(b"k", &within(LONG)).unwrap_err());
-    let removed = client.remove(&[b"k"], &Default::default()).remove(0);
-    check(removed.unwrap_err());
-    let empty = client.get(b"", &GetOptions::default()).unwrap_err();
-    assert_eq!(empty.code(), ErrorCode::InvalidKey);
-}
-
-#[test]
-fn what_answers_and_is_no_server_is_named() {
-    let (_other, address) = listen(Builder::new(Options::default()));
-    let told = connect(address.clone()).unwrap_err().to_string();
-    assert!(
-        told.contains("is no server that this release understands"),
-        "{told}"
-    );
-    let mut builder = Builder::new(Options::default());
-    builder.category("pool", Category::default()).unwrap();
-    let garbled = |call: &Call<'_>| call.reply([[9u8, 9]]).unwrap();
-    builder.request_command("pool.hello", garbled).unwrap();
-    let (_later, address) = listen(builder);
-    let told = connect(address).unwrap_err().to_string();
-    assert!(told.contains("format 9"), "{told}");
-}
+use super::{LONG, connect, connect_by, reply, reply_with, server_of};
 
 /// A node whose memory holds one value, which is the object of every key.
 struct Node {
@@ -546,7 +299,7 @@ fn a_caller_who_is_out_of_time_has_not_learnt_that_a_node_ended() {
     let (_server, address, heard) = lending_at(&node, wire.segment.clone(), &byte, LONG);
     let client = connect_by(true, address).unwrap();
     let get = |key: &[u8], within: Duration| {
-        let call = self::within(within);
+        let call = super::within(within);
         client.get(
             key,
             &GetOptions {
@@ -596,4 +349,72 @@ fn what_a_node_had_that_ended_is_looked_up_again() {
         begun.elapsed() < LONG / 4,
         "one of them waits, and not for long"
     );
+}
+
+/// Bytes of one node gave another one new time, so that each few values of a batch waited for a node that had ended: the
+/// call took all of its time, and the values of the nodes that were there did not come.
+#[test]
+fn a_node_that_sends_nothing_is_waited_for_once_in_a_call() {
+    // The length of each node's value; the second node falls silent. Values of the last one are read alone.
+    let lengths = [VALUE, VALUE, 16 << 20];
+    let nodes = lengths.map(|bytes| Arc::new(Node::of(bytes)));
+    // `then` is where the master says that its values are: elsewhere, or there still, and it sends again.
+    let check = |pattern: &[u8], then: usize| {
+        let wire = Arc::new(Wire::to(nodes[1].engine.segment()));
+        let mut segments = nodes.each_ref().map(|node| node.engine.segment().clone());
+        segments[1] = wire.segment.clone();
+        let (told, heard) = channel();
+        let (of, there) = (nodes.clone(), Arc::clone(&wire));
+        let (_server, address) = server_of(segments.to_vec(), move |call, asked, before| {
+            let Request::Get(get) = &asked.request else {
+                return reply(call, 5, Reply::Done);
+            };
+            if then == 1 {
+                there.is(Pace::Fast);
+            }
+            let (mut lookups, mut rights) = (Vec::new(), Vec::new());
+            for key in &get.keys {
+                let at = match key.as_bytes()[0] {
+                    1 if before > 0 => then,
+                    at => at.into(),
+                };
+                let (Reply::Get(found), right) = of[at].found(1, 1, LONG) else {
+                    unreachable!("it is found");
+                };
+                lookups.extend(found);
+                rights.extend(right);
+            }
+            told.send(get.keys.clone()).unwrap();
+            reply_with(call, 5, Reply::Get(lookups), rights);
+        });
+        let client = connect_by(true, address).unwrap();
+        let keys: Vec<Vec<u8>> = (0..6)
+            .flat_map(|turn| pattern.iter().map(move |node| vec![*node, turn]))
+            .collect();
+        let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+        let length = |key: &&[u8]| Ok(Some(lengths[usize::from(key[0])]));
+        let expected: Vec<_> = keys.iter().map(length).collect();
+        let get = || -> Vec<_> {
+            let got = client.get_batch(&keys, &GetOptions::default()).into_iter();
+            got.map(|got| got.map(|value| value.map(|value| value.len())))
+                .collect()
+        };
+        assert_eq!(get(), expected);
+        wire.is(Pace::Still);
+        let begun = std::time::Instant::now();
+        assert_eq!(get(), expected);
+        let took = begun.elapsed();
+        assert!(took < Duration::from_secs(5), "{pattern:?}: {took:?}");
+        let looked_up: Vec<Vec<Key>> = heard.try_iter().skip(1).collect();
+        let lost = |key: &&&[u8]| key[0] == 1;
+        let lost: Vec<Key> = keys
+            .iter()
+            .filter(lost)
+            .map(|key| Key::new(key).unwrap())
+            .collect();
+        assert_eq!(looked_up, [lost], "what was there is not looked up");
+    };
+    // What is read together, and each value alone.
+    check(&[0, 1, 2], 0);
+    check(&[2, 1], 1);
 }

@@ -99,6 +99,7 @@ impl Master {
         self.due.cancel(Due::Absence(node));
         self.segments.set_presence(node, Presence::Here);
         self.unsettled.room();
+        self.resume_jobs();
     }
 
     /// A node has had no link for as long as is waited for it.
@@ -114,6 +115,7 @@ impl Master {
         }
         self.metrics.nodes_hidden += 1;
         self.segments.set_presence(node, Presence::Hidden);
+        self.resume_jobs();
         segments
             .into_iter()
             .for_each(|index| self.hide_drops(index));

@@ -49,6 +49,8 @@ impl Master {
                 restored: true,
                 unplanned,
                 active: 0,
+                offloading: 0,
+                awaits_node: false,
                 done: state.done,
                 done_bytes: state.done_bytes,
                 failed: state.failed,

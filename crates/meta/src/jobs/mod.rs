@@ -37,6 +37,8 @@ struct Awaiting {
     job: JobId,
     /// How often its unit was tried.
     tries: u32,
+    /// It is being written to SSD, which counts as being carried.
+    offloads: bool,
 }
 
 struct Job {
@@ -56,6 +58,10 @@ struct Job {
     unplanned: bool,
     budget: Budget,
     active: usize,
+    /// Values that are being written to the SSD of their own node.
+    offloading: usize,
+    /// A node that it needs lost its link a moment ago.
+    awaits_node: bool,
     done: u64,
     done_bytes: u64,
     failed: u64,
@@ -142,7 +148,26 @@ impl Jobs {
     /// Whether what each job counts is what there is.
     pub(crate) fn balance(&self) -> bool {
         let active = |id: JobId| self.copies.values().filter(|copy| copy.job == id).count();
-        self.all.iter().all(|(id, job)| job.active == active(*id))
+        let offloading = |id: JobId| {
+            let awaited = self.awaited.values();
+            awaited.filter(|it| it.job == id && it.offloads).count()
+        };
+        self.all
+            .iter()
+            .all(|(id, job)| job.active == active(*id) && job.offloading == offloading(*id))
+    }
+
+    fn count_offload(&mut self, job: JobId, offloads: bool) {
+        if let Some(job) = self.all.get_mut(&job).filter(|_| offloads) {
+            job.offloading += 1;
+        }
+    }
+
+    fn uncount_offload(&mut self, awaiting: Awaiting) {
+        let Awaiting { job, offloads, .. } = awaiting;
+        if let Some(job) = self.all.get_mut(&job).filter(|_| offloads) {
+            job.offloading -= 1;
+        }
     }
 
     /// Forgets the oldest that are over, beyond as many as are remembered; says which.
@@ -218,6 +243,7 @@ impl Master {
         job.status = status;
         job.queue.clear();
         job.sweep = Sweep::default();
+        job.offloading = 0;
         let waiters = std::mem::take(&mut job.waiters);
         self.due.cancel(Due::Job(id));
         self.jobs.awaited.retain(|_, awaiting| awaiting.job != id);

@@ -27,6 +27,8 @@ enum Begun {
     Done,
     /// The whole job waits until then.
     Later(Instant),
+    /// The whole job waits until a node is back, or no longer waited for.
+    Away,
     /// It cannot be, for this reason.
     Failed(ErrorCode),
 }
@@ -57,8 +59,9 @@ impl Master {
         while *left > 0 && !self.jobs.all[&id].status.is_over() {
             let (_, _, all) = CONCURRENCY;
             let job = &self.jobs.all[&id];
-            if job.active >= job.concurrency() || self.jobs.copies.len() >= all {
-                // The end of a copy goes on.
+            let busy = job.active + job.offloading >= job.concurrency();
+            if busy || self.jobs.copies.len() >= all || job.awaits_node {
+                // The end of a copy or of an offload, or the node, goes on.
                 return;
             }
             *left -= 1;
@@ -69,7 +72,7 @@ impl Master {
                         return self.work_later(later);
                     }
                 }
-                None if !job.sweep.segments.is_empty() => {
+                None if self.may_sweep(id) => {
                     let looked = self.sweep_on(now, id, *left);
                     *left = left.saturating_sub(looked);
                 }
@@ -99,6 +102,12 @@ impl Master {
                 }
                 return Err(at);
             }
+            Begun::Away => {
+                if let Some(job) = self.jobs.all.get_mut(&id) {
+                    job.queue.push_front(unit);
+                    job.awaits_node = true;
+                }
+            }
             Begun::Failed(code) => self.unit_failed(now, id, unit, code),
         }
         Ok(())
@@ -110,7 +119,8 @@ impl Master {
         if let Some(at) = job.queue.iter().map(|unit| unit.not_before).min() {
             return self.work_later(at);
         }
-        if job.active > 0 || self.jobs.awaited.values().any(|it| it.job == id) {
+        let awaits = self.jobs.awaited.values().any(|it| it.job == id);
+        if job.active > 0 || awaits || !job.sweep.segments.is_empty() {
             return;
         }
         let status = if job.failed == 0 {
@@ -138,6 +148,36 @@ impl Master {
         if !sooner {
             self.due.set(Due::Jobs, at);
         }
+    }
+
+    /// Whether a segment of a drain can be looked through: what its node has not told yet may be on it alone. It comes first
+    /// then.
+    fn may_sweep(&mut self, id: JobId) -> bool {
+        let segments = &self.segments;
+        let told = |segment: &SegmentId| {
+            let index = segments.find(*segment);
+            index.is_none_or(|index| !segments.at(index).announcing)
+        };
+        let Some(job) = self.jobs.all.get_mut(&id) else {
+            return false;
+        };
+        match job.sweep.segments.iter().position(told) {
+            Some(0) => true,
+            Some(at) => {
+                job.sweep.segments.swap(0, at);
+                job.sweep.slot = 0;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// A node is back, or no longer waited for: jobs that waited for it go on.
+    pub(crate) fn resume_jobs(&mut self) {
+        for job in self.jobs.all.values_mut() {
+            job.awaits_node = false;
+        }
+        self.unsettled.jobs();
     }
 
     /// Looks at some slots of the segment that a drain is at; says at how many.
@@ -178,7 +218,7 @@ impl Master {
         let held = self.catalog.replica(replica);
         let from = self.segments.at(held.segment).id;
         match (held.state, held.object()) {
-            (ReplicaState::Processing, _) => self.await_replica(id, replica, tries),
+            (ReplicaState::Processing, _) => self.await_replica(id, replica, tries, false),
             (ReplicaState::Complete, Some(object)) => {
                 let record = self.catalog.object(object);
                 let (version, key) = (record.version, record.key.clone());
@@ -201,9 +241,17 @@ impl Master {
     }
 
     /// A drain looks at a replica again when [`Self::wake_drains`] is told of it.
-    fn await_replica(&mut self, job: JobId, replica: ReplicaId, tries: u32) {
-        let awaiting = Awaiting { job, tries };
-        self.jobs.awaited.insert(replica, awaiting);
+    fn await_replica(&mut self, job: JobId, replica: ReplicaId, tries: u32, offloads: bool) {
+        let awaiting = Awaiting {
+            job,
+            tries,
+            offloads,
+        };
+        let before = self.jobs.awaited.insert(replica, awaiting);
+        self.jobs.count_offload(job, offloads);
+        if let Some(before) = before {
+            self.jobs.uncount_offload(before);
+        }
     }
 
     /// A replica was published or is gone, or what was to become of it is decided: a drain may wait for that.
@@ -211,7 +259,9 @@ impl Master {
         if self.jobs.awaited.is_empty() {
             return;
         }
-        if let Some(Awaiting { job, tries }) = self.jobs.awaited.remove(&replica) {
+        if let Some(awaiting) = self.jobs.awaited.remove(&replica) {
+            self.jobs.uncount_offload(awaiting);
+            let Awaiting { job, tries, .. } = awaiting;
             if self.catalog.is_replica(replica) {
                 self.look_at(Instant::ZERO, job, replica, tries);
             }
@@ -248,7 +298,7 @@ impl Master {
                 return Begun::Done;
             }
             if self.is_carried(unit.object) {
-                self.await_replica(id, leaving, unit.tries);
+                self.await_replica(id, leaving, unit.tries, false);
                 return Begun::Done;
             }
             Some(leaving)
@@ -257,10 +307,11 @@ impl Master {
         };
         let Some(source) = self.source_of(unit) else {
             // What leaves is there, but not its node.
-            return Begun::Failed(match leaving {
-                Some(_) => ErrorCode::UnavailableInCurrentStatus,
-                None => ErrorCode::ReplicaIsGone,
-            });
+            return match leaving {
+                Some(leaving) if self.is_away(self.catalog.replica(leaving).segment) => Begun::Away,
+                Some(_) => Begun::Failed(ErrorCode::UnavailableInCurrentStatus),
+                None => Begun::Failed(ErrorCode::ReplicaIsGone),
+            };
         };
         match (self.target_for(unit), leaving) {
             (Ok(target), _) => self.carry(now, id, unit, source, target),
@@ -274,8 +325,26 @@ impl Master {
                 }
                 Begun::Done
             }
+            (Err(ErrorCode::UnavailableInCurrentStatus), Some(_)) if self.awaits_target(unit) => {
+                Begun::Away
+            }
             (Err(code), _) => Begun::Failed(code),
         }
+    }
+
+    /// Whether a segment's node lost its link a moment ago.
+    fn is_away(&self, index: SegmentIndex) -> bool {
+        self.segments.at(index).presence == Presence::Away
+    }
+
+    /// Whether a unit has a place to go to when a node is back.
+    fn awaits_target(&self, unit: &Unit) -> bool {
+        let mut all = self.segments.iter();
+        all.any(|(index, it)| {
+            let fits = unit.to.is_empty() || unit.to.contains(&it.id);
+            let memory = it.kind() == SegmentKind::Memory;
+            fits && memory && it.draining == Draining::No && self.is_away(index)
+        })
     }
 
     /// The replica that a drain is to empty its segment of; none when it is gone, or stays because the segment is drained no
@@ -354,7 +423,12 @@ impl Master {
         }
         match self.offload(now, leaving, Cause::Promise) {
             OffloadStart::Queued(_) => {
-                self.await_replica(id, leaving, unit.tries + 1);
+                let bytes = self.catalog.object(unit.object).bytes;
+                self.await_replica(id, leaving, unit.tries + 1, true);
+                if let Some(job) = self.jobs.all.get_mut(&id) {
+                    // It was not below zero a moment ago.
+                    let _ = job.budget.take(now, bytes);
+                }
                 Begun::Done
             }
             OffloadStart::NotNow => Begun::Later(now + PAUSE),
@@ -571,6 +645,7 @@ impl Master {
 
     /// A segment is being removed: ends what is carried from it and to it.
     pub(crate) fn lose_copies(&mut self, now: Instant, index: SegmentIndex) {
+        self.resume_jobs();
         let touches = |id: ReplicaId| self.catalog.replica(id).segment == index;
         let copies = self.jobs.copies.iter();
         let lost = copies.filter(|(_, it)| touches(it.source) || touches(it.staged));

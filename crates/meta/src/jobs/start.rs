@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use slackwater_base::Instant;
 use slackwater_wire::{
-    Draining, ErrorCode, JobId, JobSpec, JobStatus, JobWork, Key, Reply, SegmentId, SegmentKind,
-    Tenant,
+    Draining, ErrorCode, JobId, JobSpec, JobStatus, JobWork, Key, NodeId, Reply, SegmentId,
+    SegmentKind, Tenant,
 };
 
 use super::{JOBS_MAX, Job, Sweep, Unit};
@@ -62,6 +62,8 @@ impl Master {
             },
             targets: plan.targets,
             active: 0,
+            offloading: 0,
+            awaits_node: false,
             done: 0,
             done_bytes: 0,
             failed: 0,
@@ -185,6 +187,23 @@ impl Master {
             drained,
             targets: to.into_iter().collect(),
         })
+    }
+
+    /// A drain that runs and empties memory of a node.
+    #[must_use]
+    pub fn drain_of(&self, node: NodeId) -> Option<JobId> {
+        let of_node = |segment: &SegmentId| {
+            let index = self.segments.find(*segment);
+            index.is_some_and(|index| self.segments.at(index).node == node)
+        };
+        let mut running = self
+            .jobs
+            .all
+            .iter()
+            .filter(|(_, job)| !job.status.is_over());
+        let found =
+            running.find(|(_, job)| job.drained.iter().any(|(segment, _)| of_node(segment)));
+        found.map(|(id, _)| *id)
     }
 
     /// The segments that drains are at.

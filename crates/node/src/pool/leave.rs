@@ -84,10 +84,12 @@ impl MasterShell {
         };
         let begun = self.with(|host, now| {
             host.begin(now, Request::StartJob(spec));
-            let job = match host.end() {
-                Asked::Now(reply) => state(reply)?.job,
+            let begun = match host.end() {
+                Asked::Now(reply) => state(reply).map(|state| state.job),
                 Asked::Later(_) => return Err(ErrorCode::InternalError),
             };
+            // Where an operator drains it already, it leaves with that.
+            let job = begun.or_else(|code| host.core.drain_of(node).ok_or(code))?;
             host.begin(now, Request::AwaitJob { job });
             Ok(match host.end() {
                 Asked::Now(reply) => {

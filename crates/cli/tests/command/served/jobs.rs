@@ -229,6 +229,22 @@ fn a_node_that_is_told_to_end_leaves_nothing_behind() {
     assert_eq!(pool.segments().len(), 1, "the master knows that they left");
 }
 
+/// A node that was told to end while an operator drained it was refused, and ended with what had not gone yet.
+#[test]
+fn a_node_that_is_being_drained_ends_when_the_drain_does() {
+    let sizes = ["--memory", "64MiB"];
+    let mut pool = Pool::start(1, &sizes);
+    let client = pool.server.served.connect();
+    (0..60).for_each(|name| put(&client, name));
+    let first = pool.node_numbers().first().unwrap().to_string();
+    let address = pool.server.served.address.clone();
+    pool.nodes.push(Node::start(&pool.place, &address, &sizes));
+    let drain = pool.json(&["drain", &first, "--rate", "4MiB", "--no-wait"], 0);
+    assert_eq!(drain["status"], "RUNNING");
+    assert_eq!(terminate(&mut pool.nodes[0]), Some(0));
+    assert!((0..60).all(|name| get(&client, name).is_some()));
+}
+
 #[test]
 fn a_node_leaves_in_its_time_where_there_is_no_room() {
     let mut pool = Pool::start(1, &["--memory", "32MiB", "--leave-time", "2s"]);

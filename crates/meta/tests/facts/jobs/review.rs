@@ -101,9 +101,14 @@ fn a_drain_does_not_succeed_while_its_node_is_away() {
             world.copied(Err(ErrorCode::UnavailableInCurrentStatus));
         }
         assert_eq!(world.job(job).status, JobStatus::Running);
-        if back {
-            world.input(Input::NodeBack(NODE));
-        }
+        // Longer than three tries take.
+        world.pass(Duration::from_secs(1));
+        assert_eq!(world.job(job).status, JobStatus::Running);
+        match back {
+            true => world.input(Input::NodeBack(NODE)),
+            // Nobody waits for it any more.
+            false => world.pass(Duration::from_secs(11)),
+        };
         world.pass(Duration::from_secs(1));
         world.carry_all();
         let state = world.job(job);
@@ -115,6 +120,37 @@ fn a_drain_does_not_succeed_while_its_node_is_away() {
         assert_eq!(ended, expected);
         assert_eq!(world.master.books().objects, 8);
     }
+}
+
+/// A drain of a node that had not told yet what it holds found nothing, and was a success; a node that left just after a restart
+/// of its master so took its values along.
+#[test]
+fn a_drain_waits_for_what_its_node_has_to_tell() {
+    let mut world = World::memory(plain(), MIB);
+    world.mount(SECOND, SegmentId(20), SegmentKind::Memory, MIB);
+    let mount = Mount {
+        segment: SegmentId(30),
+        name: "segment-30".to_owned(),
+        node: THIRD,
+        incarnation: Incarnation(1),
+        kind: SegmentKind::Memory,
+        bytes: MIB,
+        host: String::new(),
+        generations: Some(1),
+    };
+    assert_eq!(world.ask(Request::Mount(mount)), Reply::Done);
+    let job = world.begin(drain(&["3"], &["2"]));
+    world.pass(Duration::from_secs(1));
+    assert_eq!(world.job(job).status, JobStatus::Running);
+    world.report(
+        THIRD,
+        Report::Announced {
+            segment: SegmentId(30),
+            highest: Version(0),
+        },
+    );
+    world.pass(Duration::from_secs(1));
+    assert_eq!(world.job(job).status, JobStatus::Succeeded);
 }
 
 /// A copy was under way to a segment when its drain began. The drain waited for the replica, was not told when it was
@@ -200,6 +236,62 @@ fn a_drain_ends_when_the_ssd_has_what_it_is_to_keep() {
         };
         assert_eq!((state.status, state.failed, state.left_bytes), expected);
     }
+}
+
+/// Values that were to stay on the SSD of their node did not count as being carried: all of them were queued at once, and left no
+/// room in the queue of the SSD for puts that asked for it.
+#[test]
+fn a_drain_writes_as_many_values_at_a_time_as_it_carries() {
+    let config = MasterConfig {
+        offload: slackwater_meta::Offload {
+            mode: OffloadMode::OnEvict,
+            ..plain().offload
+        },
+        ..plain()
+    };
+    let mut world = World::tiers(config, MIB, 16 * MIB);
+    for name in 0..8 {
+        world.put_at(&format!("k{name}"), BLOCK, "segment-1");
+    }
+    world.mount(SECOND, SegmentId(20), SegmentKind::Memory, BLOCK / 2);
+    let job = world.begin(JobSpec {
+        work: JobWork::Drain {
+            places: vec!["segment-1".into()],
+            targets: vec!["2".into()],
+            disks: false,
+        },
+        concurrency: 3,
+        ..drain(&[], &[])
+    });
+    for expected in [3, 3, 2] {
+        world.pass(Duration::from_secs(1));
+        let tasks = offloads(&mut world);
+        assert_eq!(tasks.len(), expected);
+        let done = tasks.into_iter().map(|task| (task.ticket, Ok(())));
+        world.report(NODE, Report::Offloaded(done.collect()));
+    }
+    world.pass(Duration::from_secs(1));
+    assert_eq!(world.job(job).status, JobStatus::Succeeded);
+}
+
+/// The only node that a drain may fill lost its link for a second: its values were tried three times meanwhile, and failed.
+#[test]
+fn a_drain_waits_for_a_target_that_is_away() {
+    let mut world = three(MIB);
+    for name in 0..8 {
+        world.put_at(&format!("k{name}"), BLOCK, "segment-1");
+    }
+    let job = world.begin(drain(&["1"], &["2"]));
+    world.input(Input::NodeAway(SECOND));
+    for _ in 0..4 {
+        world.copied(Err(ErrorCode::UnavailableInCurrentStatus));
+    }
+    world.pass(Duration::from_secs(1));
+    assert_eq!(world.job(job).status, JobStatus::Running);
+    world.input(Input::NodeBack(SECOND));
+    world.carry_all();
+    let state = world.job(job);
+    assert_eq!((state.status, state.done), (JobStatus::Succeeded, 8));
 }
 
 /// More values were to stay on the SSD of their node than its queue takes: those beyond it counted as failed.

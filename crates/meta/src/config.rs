@@ -231,9 +231,10 @@ pub struct Limits {
     pub nodes: usize,
     /// Most removals remembered for a node that is away, and for all nodes that have not mounted yet.
     pub owed: usize,
-    /// Most look-ups that wait for nodes after a restart of the master; others are answered at once.
+    /// Most look-ups that wait for nodes after a restart of the master, of which a client may keep a quarter; others are
+    /// answered at once.
     pub held_calls: usize,
-    /// Most keys that they wait for.
+    /// Most keys of these look-ups, of which a client may keep a quarter.
     pub held_keys: usize,
     /// Answers kept for each client, so that a repeated operation is answered again and not executed again; zero keeps
     /// none. A client with more operations in flight is told to try again later.

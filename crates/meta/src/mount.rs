@@ -178,6 +178,7 @@ impl Master {
                 self.unhold_group(now, object);
             }
             self.discard(now, id, Reason::Removed);
+            self.lost_in_drain(index, object);
             self.erase_if_empty(now, object);
         }
         self.lose_drops(index);

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use slackwater_base::Instant;
 use slackwater_wire::{ClientId, Key, OperationId, Request, Tenant};
 
+use crate::config::Limits;
 use crate::master::{Caller, Due, Master};
 
 /// The look-ups that wait. None does without an earlier master.
@@ -20,6 +21,15 @@ pub(crate) struct Held {
     awaited: BTreeSet<(u64, Name)>,
     /// Calls for which everything is found.
     found: BTreeSet<Name>,
+    all: Kept,
+    of_client: BTreeMap<ClientId, Kept>,
+}
+
+/// What is kept: the requests whole, whatever few of their keys are awaited.
+#[derive(Clone, Copy, Default, PartialEq)]
+struct Kept {
+    calls: usize,
+    keys: usize,
 }
 
 /// A client and its number for the call.
@@ -28,12 +38,34 @@ type Name = (ClientId, OperationId);
 struct HeldCall {
     caller: Caller,
     request: Request,
+    /// Keys of the request.
+    keys: usize,
     /// Hashes that are awaited.
     missing: Vec<u64>,
 }
 
-/// Calls that are answered in one step.
-const STEP: usize = 256;
+/// Keys of the calls that are answered in one step, beyond which no other call is begun.
+const STEP: usize = 4096;
+/// One client may keep one part of this of what may wait.
+const SHARE: usize = 4;
+
+impl Kept {
+    fn add(&mut self, keys: usize) {
+        self.calls += 1;
+        self.keys += keys;
+    }
+
+    fn remove(&mut self, keys: usize) {
+        self.calls -= 1;
+        self.keys -= keys;
+    }
+
+    /// Whether one more call of so many keys fits in one part of `share` of the limits.
+    fn fits(self, keys: usize, limits: &Limits, share: usize) -> bool {
+        self.calls < limits.held_calls.div_ceil(share)
+            && self.keys.saturating_add(keys) <= limits.held_keys / share
+    }
+}
 
 impl Held {
     /// A replica of a key has become readable.
@@ -59,10 +91,30 @@ impl Held {
     fn take(&mut self, name: Name) -> Option<HeldCall> {
         let call = self.calls.remove(&name)?;
         self.found.remove(&name);
+        self.all.remove(call.keys);
+        if let Some(kept) = self.of_client.get_mut(&name.0) {
+            kept.remove(call.keys);
+            if *kept == Kept::default() {
+                self.of_client.remove(&name.0);
+            }
+        }
         for hash in &call.missing {
             self.awaited.remove(&(*hash, name));
         }
         Some(call)
+    }
+
+    fn keep(&mut self, name: Name, call: HeldCall) {
+        let entries = call.missing.iter().map(|hash| (*hash, name));
+        self.awaited.extend(entries);
+        self.all.add(call.keys);
+        self.of_client.entry(name.0).or_default().add(call.keys);
+        self.calls.insert(name, call);
+    }
+
+    fn has_room(&self, client: ClientId, keys: usize, limits: &Limits) -> bool {
+        let own = self.of_client.get(&client).copied().unwrap_or_default();
+        self.all.fits(keys, limits, 1) && own.fits(keys, limits, SHARE)
     }
 
     /// Ends the wait of a client, or of one operation of it, without an answer.
@@ -93,35 +145,31 @@ impl Master {
         let Some(until) = self.held.until.filter(|until| now < *until) else {
             return Some(request);
         };
-        let missing = match &request {
-            Request::Get(get) if self.is_partial() => {
-                self.not_found(&get.tenant, &get.keys, get.prefix_only)
-            }
-            Request::Exists(exists) if self.is_partial() => {
-                self.not_found(&exists.tenant, &exists.keys, false)
-            }
-            Request::Describe { tenant, key } if self.is_partial() => {
-                self.not_found(tenant, std::slice::from_ref(key), false)
-            }
-            _ => Vec::new(),
+        let (tenant, keys, prefix_only) = match &request {
+            Request::Get(get) => (&get.tenant, &get.keys[..], get.prefix_only),
+            Request::Exists(exists) => (&exists.tenant, &exists.keys[..], false),
+            Request::Describe { tenant, key } => (tenant, std::slice::from_ref(key), false),
+            _ => return Some(request),
         };
         let name = (caller.client, caller.operation);
         // Of a request that is repeated the last one waits.
         drop(self.held.take(name));
-        let limits = &self.config.limits;
-        let room = self.held.calls.len() < limits.held_calls
-            && self.held.awaited.len() + missing.len() <= limits.held_keys;
+        if !self.is_partial() {
+            return Some(request);
+        }
+        let missing = self.not_found(tenant, keys, prefix_only);
+        let keys = keys.len();
+        let room = self.held.has_room(caller.client, keys, &self.config.limits);
         if missing.is_empty() || !room {
             return Some(request);
         }
-        let entries = missing.iter().map(|hash| (*hash, name));
-        self.held.awaited.extend(entries);
         let call = HeldCall {
             caller: caller.clone(),
             request,
+            keys,
             missing,
         };
-        self.held.calls.insert(name, call);
+        self.held.keep(name, call);
         self.metrics.look_ups_held += 1;
         self.due.set(Due::Held, until);
         None
@@ -157,14 +205,17 @@ impl Master {
             return;
         }
         let over = self.held.until.is_none_or(|until| until <= now) || !self.is_partial();
-        let ready: Vec<Name> = match over {
-            true => self.held.calls.keys().copied().take(STEP).collect(),
-            false => self.held.found.iter().copied().take(STEP).collect(),
-        };
-        for name in ready {
-            if let Some(call) = self.held.take(name) {
-                self.request(now, &call.caller, call.request);
-            }
+        let mut left = STEP;
+        while left > 0 {
+            let next = match over {
+                true => self.held.calls.keys().next().copied(),
+                false => self.held.found.first().copied(),
+            };
+            let Some(call) = next.and_then(|name| self.held.take(name)) else {
+                break;
+            };
+            left = left.saturating_sub(call.keys.max(1));
+            self.request(now, &call.caller, call.request);
         }
         match (self.held.calls.is_empty(), self.held.found.is_empty()) {
             (true, _) => self.due.cancel(Due::Held),

@@ -19,6 +19,7 @@ use crate::journal::Note;
 use crate::master::{Caller, Due, Master};
 
 mod kept;
+mod place;
 mod run;
 mod start;
 

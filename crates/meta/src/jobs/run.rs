@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use slackwater_base::Instant;
 use slackwater_wire::{
-    ChainPlace, Class, CopyTask, Draining, ErrorCode, JobId, JobStatus, Presence, ReplicaAt,
-    ReplicaState, SegmentId, SegmentKind, TicketId,
+    ChainPlace, Class, CopyTask, Draining, ErrorCode, JobId, JobStatus, ReplicaAt, ReplicaState,
+    SegmentId, SegmentKind, TicketId,
 };
 
-use super::{Awaiting, CONCURRENCY, COPY_TIME, Copying, PAUSE, STEP, TRIES, Unit};
+use super::{Awaiting, CONCURRENCY, COPY_TIME, Copying, Job, PAUSE, STEP, TRIES, Unit};
 use crate::catalog::{ObjectId, ReplicaId, SegmentIndex};
 use crate::evict::Slot;
 use crate::master::{Due, Master};
@@ -270,7 +270,7 @@ impl Master {
     }
 
     /// The same for every replica of an object.
-    fn wake_drains_of(&mut self, object: ObjectId) {
+    pub(crate) fn wake_drains_at(&mut self, object: ObjectId) {
         if self.jobs.awaited.is_empty() || !self.catalog.is_object(object) {
             return;
         }
@@ -332,72 +332,6 @@ impl Master {
         }
     }
 
-    /// Whether a segment's node lost its link a moment ago.
-    fn is_away(&self, index: SegmentIndex) -> bool {
-        self.segments.at(index).presence == Presence::Away
-    }
-
-    /// Whether a unit has a place to go to when a node is back.
-    fn awaits_target(&self, unit: &Unit) -> bool {
-        let mut all = self.segments.iter();
-        all.any(|(index, it)| {
-            let fits = unit.to.is_empty() || unit.to.contains(&it.id);
-            let memory = it.kind() == SegmentKind::Memory;
-            fits && memory && it.draining == Draining::No && self.is_away(index)
-        })
-    }
-
-    /// The replica that a drain is to empty its segment of; none when it is gone, or stays because the segment is drained no
-    /// more.
-    fn leaving(&self, unit: &Unit) -> Option<ReplicaId> {
-        let index = self.segments.find(unit.from?)?;
-        let drained = self.segments.at(index).draining == Draining::Running;
-        let mut replicas = self.catalog.replicas(unit.object);
-        let held = replicas
-            .find(|(_, it)| it.segment == index && it.state == ReplicaState::Complete)
-            .map(|(id, _)| id);
-        held.filter(|_| drained)
-    }
-
-    /// Whether a replica of an object is on its way.
-    fn is_carried(&self, object: ObjectId) -> bool {
-        let mut copies = self.jobs.copies.values();
-        copies.any(|copying| copying.unit.object == object)
-    }
-
-    /// Whether a replica of an object is at a segment, or on its way there.
-    pub(crate) fn is_bound_for(&self, object: ObjectId, index: SegmentIndex) -> bool {
-        let at = |id: ReplicaId| self.catalog.replica(id).segment == index;
-        let copies = self.jobs.copies.values();
-        let mut copies = copies.filter(|copying| copying.unit.object == object);
-        let mut replicas = self.catalog.replicas(object);
-        replicas.any(|(_, it)| it.segment == index)
-            || copies.any(|copying| at(copying.staged))
-            || self.promotions.staged_of(object).is_some_and(at)
-    }
-
-    /// The replica that a unit reads: the one that is to leave, or the best that there is.
-    fn source_of(&self, unit: &Unit) -> Option<ReplicaId> {
-        let readable = self.catalog.replicas(unit.object).filter(|(_, replica)| {
-            let segment = self.segments.at(replica.segment);
-            let wanted = unit.from.is_none_or(|from| from == segment.id);
-            wanted && segment.presence == Presence::Here && replica.state == ReplicaState::Complete
-        });
-        let kind = |replica: &crate::catalog::Replica| self.segments.at(replica.segment).kind();
-        let best = readable.min_by_key(|(_, replica)| kind(replica) == SegmentKind::Disk);
-        best.map(|(id, _)| id)
-    }
-
-    /// Whether an object can be read without the segment that it is to leave, and without others that are drained.
-    fn is_elsewhere(&self, unit: &Unit) -> bool {
-        let mut replicas = self.catalog.replicas(unit.object);
-        replicas.any(|(_, it)| {
-            let segment = self.segments.at(it.segment);
-            let other = unit.from != Some(segment.id);
-            other && it.state == ReplicaState::Complete && segment.takes_new()
-        })
-    }
-
     /// The object is elsewhere, so this replica need not be. A record stays: it is the same value whenever its node is back.
     fn leave_behind(&mut self, now: Instant, source: ReplicaId) {
         let segment = self.catalog.replica(source).segment;
@@ -435,41 +369,6 @@ impl Master {
             OffloadStart::NoDisk | OffloadStart::TooLong | OffloadStart::NotWorth => {
                 Begun::Failed(ErrorCode::NoAvailableHandle)
             }
-        }
-    }
-
-    /// The memory that a unit goes to: of those that it may go to and where the object is not, the one with most room.
-    fn target_for(&self, unit: &Unit) -> Result<SegmentIndex, ErrorCode> {
-        let bytes = self.charge_of(self.catalog.object(unit.object).bytes);
-        let fits = |id: SegmentId| unit.to.is_empty() || unit.to.contains(&id);
-        let all = self.segments.iter().filter(|(_, it)| fits(it.id));
-        let memory = all.filter(|(_, it)| it.kind() == SegmentKind::Memory);
-        let (mut known, mut taking, mut best) = (false, false, None);
-        for (index, segment) in memory {
-            known = true;
-            if !segment.takes_new() {
-                continue;
-            }
-            taking = true;
-            if self.is_bound_for(unit.object, index) {
-                if !unit.drains {
-                    return Err(ErrorCode::ReplicaAlreadyExists);
-                }
-                continue;
-            }
-            let free = segment.memory().map_or(0, |it| it.extents.books().free);
-            // Beyond the watermark something else would be evicted for it.
-            let (high, _) = self.marks(index);
-            let fits = free >= bytes && segment.used() + bytes <= high;
-            if fits && best.is_none_or(|(most, _)| free > most) {
-                best = Some((free, index));
-            }
-        }
-        match (best, known, taking) {
-            (Some((_, index)), ..) => Ok(index),
-            (None, false, _) => Err(ErrorCode::SegmentNotFound),
-            (None, true, false) => Err(ErrorCode::UnavailableInCurrentStatus),
-            (None, true, true) => Err(ErrorCode::NoAvailableHandle),
         }
     }
 
@@ -583,7 +482,7 @@ impl Master {
             }
             Ok(()) => self.let_source_go(now, &unit, source),
         }
-        self.wake_drains_of(object);
+        self.wake_drains_at(object);
     }
 
     /// Makes a replica readable whose bytes were brought.
@@ -640,6 +539,22 @@ impl Master {
             self.unsettled.jobs();
         } else {
             job.note(unit.key, code);
+        }
+    }
+
+    /// An object has lost a replica with a segment that is being removed. If that was the last one, a drain of the segment came
+    /// too late for it.
+    pub(crate) fn lost_in_drain(&mut self, index: SegmentIndex, object: ObjectId) {
+        let segment = self.segments.at(index).id;
+        let running = self.jobs.all.values_mut();
+        let mut running = running.filter(|job| !job.status.is_over());
+        let drains = |job: &&mut Job| job.drained.iter().any(|(drained, _)| *drained == segment);
+        let record = self.catalog.object(object);
+        if record.has_replicas() {
+            return;
+        }
+        if let Some(job) = running.find(drains) {
+            job.note(record.key.clone(), ErrorCode::ReplicaIsGone);
         }
     }
 

@@ -112,7 +112,7 @@ impl Master {
             _ => {}
         }
         self.let_go(now, &offloading, result);
-        self.wake_drains(offloading.source);
+        self.wake_drains_of(&offloading);
     }
 
     /// Releases the source; if it was being evicted, it is freed now unless it was read meanwhile.
@@ -138,6 +138,14 @@ impl Master {
         );
         if (settled || forced) && self.evictable(now, source) == Evictable::Now {
             self.evict_now(now, source);
+        }
+    }
+
+    /// Drains may wait for the source, or, where its object has a new record, for any other replica of it.
+    fn wake_drains_of(&mut self, offloading: &Offloading) {
+        self.wake_drains(offloading.source);
+        if let Some(object) = offloading.object {
+            self.wake_drains_at(object);
         }
     }
 
@@ -248,7 +256,7 @@ impl Master {
         );
         let node = self.segments.at(offloading.disk).node;
         self.let_go(now, &offloading, Err(TaskFailure::Device));
-        self.wake_drains(offloading.source);
+        self.wake_drains_of(&offloading);
         self.unsettled.resume(&self.segments, node);
     }
 
@@ -287,7 +295,7 @@ impl Master {
                 );
             }
             self.let_go(now, &offloading, Err(TaskFailure::Device));
-            self.wake_drains(offloading.source);
+            self.wake_drains_of(&offloading);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use slackwater_meta::{Absence, Input, Journaled, Limits, MasterConfig};
+use slackwater_meta::{Absence, Input, Journaled, Limits, MasterConfig, Output};
 use slackwater_wire::*;
 
 use crate::inventory::{announced, entry, holds, mount_as};
@@ -168,34 +168,15 @@ fn what_is_found_or_put_is_answered_at_once() {
     assert_eq!(found(world.reply(call)), Some(vec![true]));
 }
 
-/// A call that is over must not be answered, one that is repeated once, and those beyond the limit at once.
+/// A call that is over must not be answered, and one that is repeated once.
 #[test]
-fn waiting_calls_end_with_their_clients_and_have_limits() {
-    let limits = Limits {
-        held_calls: 2,
-        held_keys: 3,
-        ..plain().limits
-    };
-    let mut world = restarted(
-        MasterConfig {
-            limits,
-            ..config(WAIT)
-        },
-        &[NODE],
-    );
+fn waiting_calls_end_with_their_clients() {
+    let mut world = restarted(config(WAIT), &[NODE]);
     let names: &[&str] = &["a", "b", "a", "b"];
     let mine = world.send(ME, exists(names));
     let other = world.send(OTHER, exists(&["a"]));
-    let third = world.send(OTHER, exists(&["a"]));
-    assert_eq!(found(world.reply(third)), Some(vec![false]), "a third call");
     assert_eq!(world.repeat(ME, mine, &exists(names)), None);
     world.ask(Request::Revoke { operation: mine });
-    let long = world.send(ME, exists(&["a", "b", "c"]));
-    assert_eq!(
-        found(world.reply(long)),
-        Some(vec![false; 3]),
-        "a fourth key"
-    );
     world.input(Input::ClientLost(OTHER));
     let last = world.send(ME, exists(&["a"]));
     assert_eq!(world.repeat(ME, last, &exists(&["a"])), None);
@@ -203,6 +184,75 @@ fn waiting_calls_end_with_their_clients_and_have_limits() {
     assert_eq!((world.reply(mine), world.reply(other)), (None, None));
     assert_eq!(found(world.reply(last)), Some(vec![false]));
     assert_eq!(world.reply(last), None, "it is answered once");
+}
+
+/// A request was counted by the keys that it awaited, one for a prefix of ten thousand, though it is kept whole; and one client
+/// could take what was there for all.
+#[test]
+fn what_waits_is_bounded_for_all_and_for_each_client() {
+    let limits = |held_calls: usize, held_keys: usize| MasterConfig {
+        limits: Limits {
+            held_calls,
+            held_keys,
+            ..plain().limits
+        },
+        ..config(WAIT)
+    };
+    let clients = |count: u64| (1..=count).map(|client| ClientId(100 + client));
+    let waits = |world: &mut World, client: ClientId, request: Request| {
+        let call = world.send(client, request);
+        world.reply(call).is_none()
+    };
+    let long: Vec<String> = (0..10).map(|name| format!("k{name}")).collect();
+    let long: Vec<&str> = long.iter().map(String::as_str).collect();
+
+    // A client may keep a quarter of forty keys, and of eight calls.
+    let mut world = restarted(limits(8, 40), &[NODE]);
+    assert!(waits(&mut world, ME, get(&long, true)));
+    assert!(!waits(&mut world, ME, exists(&["a"])), "an eleventh key");
+    for _ in 0..2 {
+        assert!(waits(&mut world, OTHER, exists(&["a", "a"])));
+    }
+    assert!(!waits(&mut world, OTHER, exists(&["a"])), "a third call");
+    // An end makes room.
+    world.input(Input::ClientLost(OTHER));
+    assert!(waits(&mut world, OTHER, exists(&["a"])));
+
+    // All clients together may keep forty keys, or eight calls.
+    for (request, most) in [(get(&long, false), 4), (exists(&["a"]), 8)] {
+        let mut world = restarted(limits(8, 40), &[NODE]);
+        let held = clients(10).map(|client| waits(&mut world, client, request.clone()));
+        let held: Vec<bool> = held.collect();
+        let expected: Vec<bool> = (0..10).map(|client| client < most).collect();
+        assert_eq!(held, expected);
+        // An end makes room for others.
+        world.input(Input::ClientLost(ClientId(101)));
+        assert!(waits(&mut world, ME, request));
+    }
+}
+
+/// One step answered 256 requests, of up to ten thousand keys each.
+#[test]
+fn long_requests_are_answered_a_few_at_a_time() {
+    let mut world = restarted(config(WAIT), &[NODE]);
+    let long: Vec<String> = (0..1000).map(|name| format!("k{name}")).collect();
+    let long: Vec<&str> = long.iter().map(String::as_str).collect();
+    let calls = (0..8).map(|_| world.send(ME, exists(&long)));
+    let calls: Vec<OperationId> = calls.collect();
+    world.now += WAIT;
+    let mut steps = Vec::new();
+    while world
+        .master
+        .next_deadline()
+        .is_some_and(|at| at <= world.now)
+    {
+        let mut out = Vec::new();
+        world.master.on_deadline(world.now, &mut out);
+        let answers = out.iter().filter(|it| matches!(it, Output::Reply { .. }));
+        steps.push(answers.count());
+    }
+    steps.retain(|answers| *answers > 0);
+    assert_eq!((calls.len(), &steps[..]), (8, &[5, 3][..]));
 }
 
 /// Records were announced, and reads of them went on waiting for the rest.

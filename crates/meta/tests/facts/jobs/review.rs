@@ -327,3 +327,25 @@ fn a_drain_waits_for_room_in_the_queue_of_the_ssd() {
     let ended = (state.status, state.failed, state.left_bytes);
     assert_eq!(ended, (JobStatus::Succeeded, 0, 0));
 }
+
+/// A node died in the middle of its drain. What was queued was gone, which passed for what clients had removed: the drain said
+/// that it had succeeded.
+#[test]
+fn a_drain_whose_node_dies_says_what_was_lost() {
+    let mut world = three(MIB);
+    for name in 0..8 {
+        world.put_at(&format!("k{name}"), BLOCK, "segment-1");
+    }
+    let of_both = world.begin(copy("k7", &["2"]));
+    assert_eq!(world.carry_all(), 1);
+    assert_eq!(world.job(of_both).status, JobStatus::Succeeded);
+    let job = world.begin(drain(&["1"], &["3"]));
+    assert_eq!(world.remove_with("k6", true), Ok(()));
+    world.input(Input::NodeLost(NODE));
+    world.pass(Duration::from_secs(1));
+    let state = world.job(job);
+    assert_eq!((state.status, state.failed), (JobStatus::Failed, 6));
+    let lost = |(_, code): &(Key, ErrorCode)| *code == ErrorCode::ReplicaIsGone;
+    assert!(state.errors.iter().all(lost), "{:?}", state.errors);
+    assert_eq!(world.nodes_of("k7"), [2]);
+}

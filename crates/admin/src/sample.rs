@@ -40,8 +40,7 @@ impl Sampler {
         let segments: Vec<Value> = source.segments()?.iter().map(segment).collect();
         let mut quotas = source.quotas()?;
         quotas.sort_by_key(|quota| std::cmp::Reverse(quota.memory_bytes + quota.disk_bytes));
-        let tenants_left = quotas.len().saturating_sub(TENANTS_MAX);
-        quotas.truncate(TENANTS_MAX);
+        let shown = &quotas[..quotas.len().min(TENANTS_MAX)];
         let jobs = source.jobs()?;
         let jobs = &jobs[jobs.len().saturating_sub(JOBS_MAX)..];
         let ready = source.ready();
@@ -54,12 +53,12 @@ impl Sampler {
             "not_ready": ready.err(),
             "stats": stats,
             "segments": segments,
-            "quotas": quotas.iter().map(quota).collect::<Vec<_>>(),
-            "tenants_left": tenants_left,
+            "quotas": shown.iter().map(quota).collect::<Vec<_>>(),
+            "tenants_left": quotas.len() - shown.len(),
             "jobs": jobs.iter().map(job_described).collect::<Vec<_>>(),
         });
         let before = self.before.front().map(|(_, stats)| stats);
-        let found = warnings(before, &sample);
+        let found = warnings(before, &sample, &quotas);
         sample["warnings"] = found.iter().map(|warning| warning.json()).collect();
         self.remember(now, sample["stats"].clone());
         Ok(sample)

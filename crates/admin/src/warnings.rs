@@ -2,6 +2,7 @@
 //! what was counted long ago is no warning for ever. Alert rules say the same of longer times.
 
 use serde_json::{Value, json};
+use slackwater_wire::QuotaState;
 
 /// Puts of which fewer than this share may be refused, or wait for space.
 const REFUSED_SHARE: f64 = 0.05;
@@ -10,6 +11,8 @@ const WAITED_SHARE: f64 = 0.2;
 const SLOWDOWN: f64 = 4.0;
 /// A tenant that has used this share of a quota is about to be refused.
 const QUOTA_SHARE: f64 = 0.95;
+/// Warnings of quotas that name their tenants; of more there is one that counts them.
+const QUOTAS_NAMED_MAX: usize = 20;
 
 /// How bad it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,12 +44,12 @@ impl Warning {
     }
 }
 
-/// What a sample says, beside the statistics of a while before it; the worst first.
-pub(crate) fn warnings(before: Option<&Value>, now: &Value) -> Vec<Warning> {
+/// What a sample and the quotas of all tenants say, beside the statistics of a while before; the worst first.
+pub(crate) fn warnings(before: Option<&Value>, now: &Value, quotas: &[QuotaState]) -> Vec<Warning> {
     let mut found = Vec::new();
     standing(now, &mut found);
     nodes(now, &mut found);
-    tenants(now, &mut found);
+    tenants(quotas, &mut found);
     if let Some(before) = before {
         lately(before, now, &mut found);
     }
@@ -132,21 +135,24 @@ fn nodes(now: &Value, found: &mut Vec<Warning>) {
     }
 }
 
-fn tenants(now: &Value, found: &mut Vec<Warning>) {
-    for quota in array(&now["quotas"]) {
-        for (tier, limit, used) in [
-            ("memory", "/memory_quota_bytes", "/memory_bytes"),
-            ("SSD", "/ssd_quota_bytes", "/ssd_bytes"),
-        ] {
-            let limit = quota.pointer(limit).and_then(Value::as_u64);
-            let used = count(quota, used) as f64;
-            if limit.is_some_and(|limit| used > 0.0 && used >= QUOTA_SHARE * limit as f64) {
-                let tenant = quota["tenant_id"].as_str().unwrap_or_default();
-                let what = format!("tenant {tenant} has used its quota of {tier}");
-                let action = "Its puts replace its own objects or are refused: raise the quota, or remove what it does not need.";
-                found.push(warning(Severity::Warning, what, action));
-            }
-        }
+fn tenants(quotas: &[QuotaState], found: &mut Vec<Warning>) {
+    let action = "Its puts replace its own objects or are refused: raise the quota, or remove what it does not need.";
+    let tiers = quotas.iter().flat_map(|quota| {
+        let memory = ("memory", quota.memory_quota, quota.memory_bytes);
+        [memory, ("SSD", quota.disk_quota, quota.disk_bytes)].map(|tier| (&quota.tenant, tier))
+    });
+    let mut used_up = tiers.filter(|(_, (_, limit, used))| {
+        limit.is_some_and(|limit| *used > 0 && *used as f64 >= QUOTA_SHARE * limit as f64)
+    });
+    for (tenant, (tier, ..)) in used_up.by_ref().take(QUOTAS_NAMED_MAX) {
+        let what = format!("tenant {} has used its quota of {tier}", tenant.name());
+        found.push(warning(Severity::Warning, what, action));
+    }
+    let more = used_up.count();
+    if more > 0 {
+        let what = format!("quotas beside these that are used: {more}");
+        let action = "`/api/v1/tenant_quotas` lists all tenants.";
+        found.push(warning(Severity::Warning, what, action));
     }
 }
 
@@ -208,7 +214,7 @@ mod tests {
     #[test]
     fn each_thing_to_look_at_is_said_and_nothing_else() {
         let check = |before: Value, now: Value, expected: &[(Severity, &str)]| {
-            let found = warnings(Some(&before), &now);
+            let found = warnings(Some(&before), &now, &[]);
             let said = || found.iter().map(|it| (it.severity, it.what.as_str()));
             assert_eq!(found.len(), expected.len(), "{found:?}");
             for ((severity, part), (got, what)) in expected.iter().zip(said()) {
@@ -273,22 +279,44 @@ mod tests {
             "stats": { "nodes": { "nodes": [node(3, "hidden")] } },
         });
         check(none(), both, &[(Warning, "node 3"), (Note, "job 7")]);
-        let quota = |memory: Value, used: u64| json!({ "quotas": [{ "tenant_id": "t", "memory_quota_bytes": memory, "memory_bytes": used, "ssd_bytes": used }] });
-        alone(
-            quota(json!(100), 95),
-            Warning,
-            "tenant t has used its quota of memory",
+    }
+
+    #[test]
+    fn a_quota_that_is_used_is_said() {
+        let quota = |memory_quota, disk_quota, used| QuotaState {
+            tenant: slackwater_wire::Tenant::new("t").unwrap(),
+            memory_quota,
+            disk_quota,
+            memory_bytes: used,
+            disk_bytes: used,
+            objects: 1,
+        };
+        let check = |quotas: &[QuotaState], expected: &[&str]| {
+            let found = warnings(None, &json!({}), quotas);
+            let said: Vec<&str> = found.iter().map(|it| it.what.as_str()).collect();
+            assert_eq!(said, expected);
+        };
+        let memory = "tenant t has used its quota of memory";
+        check(&[quota(Some(100), None, 95)], &[memory]);
+        check(
+            &[quota(None, Some(100), 95)],
+            &["tenant t has used its quota of SSD"],
         );
-        check(none(), quota(json!(100), 94), &[]);
-        check(none(), quota(json!(null), 94), &[]);
-        check(none(), quota(json!(0), 0), &[]);
+        check(&[quota(Some(100), Some(100), 94)], &[]);
+        check(&[quota(None, None, 94)], &[]);
+        check(&[quota(Some(0), Some(0), 0)], &[]);
+        let mut many = vec![memory; QUOTAS_NAMED_MAX];
+        let quotas = vec![quota(Some(100), None, 95); QUOTAS_NAMED_MAX + 3];
+        check(&quotas[3..], &many);
+        many.push("quotas beside these that are used: 3");
+        check(&quotas, &many);
     }
 
     #[test]
     fn what_was_counted_before_is_no_warning_for_ever() {
         let puts = |stored: u64, refused: u64, waited: u64| json!({ "stats": { "puts": { "stored": stored, "refused": refused, "waited": waited } } });
         let check = |before: &Value, now: &Value, expected: usize| {
-            let found = warnings(Some(&before["stats"]), now);
+            let found = warnings(Some(&before["stats"]), now, &[]);
             assert_eq!(found.len(), expected, "{before} {now}: {found:?}");
         };
         check(&puts(100, 50, 50), &puts(200, 50, 50), 0);
@@ -298,7 +326,7 @@ mod tests {
         check(&puts(100, 0, 0), &puts(110, 0, 3), 1);
         // The store was started again.
         check(&puts(100, 50, 50), &puts(1, 0, 0), 0);
-        assert!(warnings(None, &puts(0, 50, 50)).is_empty());
+        assert!(warnings(None, &puts(0, 50, 50), &[]).is_empty());
         let later = |group: &str, field: &str| json!({ "stats": { group: { field: 1 } } });
         check(&json!({}), &later("offloads", "failed"), 1);
         check(&json!({}), &later("offloads", "expired"), 1);

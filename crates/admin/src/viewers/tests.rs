@@ -13,11 +13,14 @@ use crate::guard::Token;
 
 /// A source that counts how often it is asked, and has nothing to tell.
 #[derive(Default)]
-struct Counted(AtomicU64);
+struct Counted {
+    asked: AtomicU64,
+    quotas: Vec<QuotaState>,
+}
 
 impl Counted {
     fn asked(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+        self.asked.load(Ordering::Relaxed)
     }
 }
 
@@ -39,7 +42,7 @@ impl Source for Counted {
         String::new()
     }
     fn stats(&self) -> Result<Value, Failure> {
-        let asked = self.0.fetch_add(1, Ordering::Relaxed);
+        let asked = self.asked.fetch_add(1, Ordering::Relaxed);
         Ok(json!({ "asked": asked + 1 }))
     }
     fn books(&self) -> Result<Value, Failure> {
@@ -58,7 +61,7 @@ impl Source for Counted {
         none()
     }
     fn quotas(&self) -> Result<Vec<QuotaState>, Failure> {
-        Ok(Vec::new())
+        Ok(self.quotas.clone())
     }
     fn set_quota(&self, _: &Tenant, _: u64, _: u64) -> Result<(), Failure> {
         none()
@@ -238,4 +241,29 @@ async fn a_stream_ends_with_the_server_its_token_and_its_time() {
     let before = world.source.asked();
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert_eq!(world.source.asked(), before);
+}
+
+/// A small tenant that had used its quota was left out beside a hundred larger ones, and so was the warning.
+#[test]
+fn warnings_are_of_tenants_too_that_a_sample_leaves_out() {
+    let quota = |number: u64| QuotaState {
+        tenant: Tenant::new(&format!("t{number}")).unwrap(),
+        memory_quota: (number == 0).then_some(1),
+        disk_quota: None,
+        memory_bytes: number + 1,
+        disk_bytes: 0,
+        objects: 1,
+    };
+    let source = Counted {
+        quotas: (0..101).map(quota).collect(),
+        ..Counted::default()
+    };
+    let sample = Sampler::new(Instant::now()).take(&source).unwrap();
+    assert_eq!(sample["quotas"].as_array().unwrap().len(), 100);
+    assert_eq!(
+        (&sample["quotas"][0]["tenant_id"], &sample["tenants_left"]),
+        (&json!("t100"), &json!(1))
+    );
+    let said = "tenant t0 has used its quota of memory";
+    assert_eq!(sample["warnings"][0]["what"], said);
 }

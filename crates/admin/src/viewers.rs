@@ -3,8 +3,8 @@
 //! One task samples for all viewers, while there is at least one; without viewers nothing runs and nothing wakes. A sample
 //! holds counters and not what happened since the one before, so a viewer that is slow skips samples and misses nothing.
 //! One that takes none for long is not a viewer any more: its place and the sampling end, whatever its connection does. What
-//! buffers of its connection hold counts as taken, so that a peer that reads nothing may keep its place until its stream's time
-//! is over.
+//! buffers of its connection hold counts as taken, so that a peer that reads nothing may keep its place for many samples,
+//! yet not for longer than its stream's time.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -53,13 +53,29 @@ pub(crate) struct Viewers {
 
 #[derive(Default)]
 struct Open {
-    /// The number of the last sample that each viewer has taken, by the viewer's own number.
-    taken: BTreeMap<u64, u64>,
+    /// The viewers, by their numbers.
+    places: BTreeMap<u64, Place>,
     next: u64,
     /// Whether the sampler runs.
     is_sampled: bool,
     /// When the next sample may be taken, though viewers come and go meanwhile; none before the first.
     due: Option<tokio::time::Instant>,
+}
+
+/// What is known of a viewer that may never ask for anything again.
+struct Place {
+    /// The number of the last sample that it has taken.
+    taken: u64,
+    /// When its stream ends.
+    until: tokio::time::Instant,
+}
+
+impl Open {
+    /// Gives up those whose time is over. A connection that takes nothing does not ask its stream, so the stream cannot.
+    fn expire(&mut self) {
+        let now = tokio::time::Instant::now();
+        self.places.retain(|_, place| now < place.until);
+    }
 }
 
 #[derive(Clone, Default)]
@@ -92,7 +108,8 @@ impl Viewers {
     /// One viewer more; none when there are enough.
     fn join(self: &Arc<Self>, headers: HeaderMap) -> Option<Viewer> {
         let mut open = self.open();
-        if open.taken.len() >= VIEWERS_MAX {
+        open.expire();
+        if open.places.len() >= VIEWERS_MAX {
             return None;
         }
         if !std::mem::replace(&mut open.is_sampled, true) {
@@ -108,16 +125,17 @@ impl Viewers {
         let mut samples = self.latest.subscribe();
         // The others were told this a moment ago.
         samples.mark_changed();
-        let now = samples.borrow().number;
+        let taken = samples.borrow().number;
+        let until = tokio::time::Instant::now() + STREAM_TIME;
         let number = open.next;
         open.next += 1;
-        open.taken.insert(number, now);
+        open.places.insert(number, Place { taken, until });
         Some(Viewer {
             number,
             headers,
             samples,
             ended: self.ended.clone(),
-            until: tokio::time::Instant::now() + STREAM_TIME,
+            until,
             of: Arc::clone(self),
         })
     }
@@ -161,14 +179,15 @@ impl Viewers {
     fn tell(&self, text: Bytes, pause: Duration) {
         let number = self.latest.borrow().number + 1;
         let mut open = self.open();
-        open.taken.retain(|_, taken| number - *taken <= UNTAKEN_MAX);
+        open.places
+            .retain(|_, place| number - place.taken <= UNTAKEN_MAX);
         open.due = Some(tokio::time::Instant::now() + pause);
         self.latest.send_replace(Event { number, text });
     }
 
     /// Waits until there is no viewer.
     async fn nobody(&self) {
-        while !self.open().taken.is_empty() {
+        while !self.open().places.is_empty() {
             self.gone.notified().await;
         }
     }
@@ -176,7 +195,8 @@ impl Viewers {
     /// Whether to sample no more. It is noted with the lock held, so that the next viewer begins anew.
     fn is_over(&self, ended: bool) -> bool {
         let mut open = self.open();
-        let over = ended || open.taken.is_empty();
+        open.expire();
+        let over = ended || open.places.is_empty();
         open.is_sampled = !over;
         over
     }
@@ -206,7 +226,7 @@ impl Viewer {
             if self.of.token.judge(&self.headers).is_err() {
                 return None;
             }
-            *self.of.open().taken.get_mut(&self.number)? = number;
+            self.of.open().places.get_mut(&self.number)?.taken = number;
             if !text.is_empty() {
                 return Some(text);
             }
@@ -217,8 +237,8 @@ impl Viewer {
 impl Drop for Viewer {
     fn drop(&mut self) {
         let mut open = self.of.open();
-        open.taken.remove(&self.number);
-        if open.taken.is_empty() {
+        open.places.remove(&self.number);
+        if open.places.is_empty() {
             self.of.gone.notify_one();
         }
     }

@@ -243,6 +243,40 @@ async fn a_stream_ends_with_the_server_its_token_and_its_time() {
     assert_eq!(world.source.asked(), before);
 }
 
+/// Where one sample took long the next ones came late, and a peer that read nothing kept its place for ten of them: hours.
+#[tokio::test(start_paused = true)]
+async fn a_place_ends_with_its_time_however_rare_samples_are() {
+    let world = World::new();
+    let _silent: Vec<Viewer> = (0..VIEWERS_MAX).map(|_| world.join()).collect();
+    world.viewers.tell(Bytes::new(), STREAM_TIME * 10);
+    tokio::time::sleep(STREAM_TIME - Duration::from_secs(1)).await;
+    assert!(world.viewers.join(HeaderMap::new()).is_none());
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let (asked, last) = (world.source.asked(), world.join());
+    // Nobody is left when the sample is due.
+    tokio::time::sleep(STREAM_TIME * 20).await;
+    assert_eq!(world.source.asked(), asked);
+    drop(last);
+    world.join().next().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_joins_while_the_sampler_ends_is_told_samples() {
+    for turns in 0..8 {
+        let world = World::new();
+        let mut first = world.join();
+        first.next().await.unwrap();
+        drop(first);
+        for _ in 0..turns {
+            tokio::task::yield_now().await;
+        }
+        let mut viewer = world.join();
+        for number in 1..=3 {
+            assert_eq!(asked(&viewer.next().await.unwrap()), number, "{turns}");
+        }
+    }
+}
+
 /// A small tenant that had used its quota was left out beside a hundred larger ones, and so was the warning.
 #[test]
 fn warnings_are_of_tenants_too_that_a_sample_leaves_out() {

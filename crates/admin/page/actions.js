@@ -6,29 +6,37 @@ import { ask } from "./stream.js";
 
 /**
  * A dialog: `act` gets the values of `fields` and gives the sentence that says what was done; what it throws stays in the
- * dialog, to be mended.
+ * dialog, to be mended. `other` is a second thing that may be done, by its button alone: the key Enter never does it.
  */
-function confirm({ title, words, fields = [], verb, danger = false, act }) {
+function confirm({ title, words, fields = [], verb, danger = false, act, other }) {
   const dialog = byId("dialog");
   const inputs = fields.map((field) => ({ ...field, input: element("input", { ...field.attributes, autocomplete: "off", spellcheck: "false" }) }));
   const problem = element("p", { class: "problem", role: "alert", hidden: true });
   const does = element("button", { type: "submit", class: danger ? "danger" : "first" }, verb);
+  const otherwise = other && element("button", { type: "button", class: "danger", click: () => run(other.act) }, other.verb);
   const back = element("button", { type: "button", click: () => dialog.close() }, "Back");
   const labels = inputs.map(({ label, input }) => element("label", { class: input.type === "checkbox" ? "check" : "wide" }, ...(input.type === "checkbox" ? [input, label] : [label, input])));
-  const form = element("form", {}, element("h2", { id: "dialog-title" }, title), element("p", {}, words), ...labels, problem, element("div", { class: "buttons" }, back, does));
-  form.addEventListener("submit", async (event) => {
-    event.preventDefault();
-    does.disabled = true;
+  const form = element("form", {}, element("h2", { id: "dialog-title" }, title), element("p", {}, words), ...labels, problem, element("div", { class: "buttons" }, back, otherwise, does));
+  const acts = [does, otherwise].filter(Boolean);
+  const run = async (act) => {
+    acts.forEach((button) => (button.disabled = true));
     try {
-      const values = Object.fromEntries(inputs.map(({ name, input }) => [name, input.type === "checkbox" ? input.checked : input.value.trim()]));
+      // As they were typed: a name may begin or end with spaces.
+      const values = Object.fromEntries(inputs.map(({ name, input }) => [name, input.type === "checkbox" ? input.checked : input.value]));
       const done = await act(values);
-      dialog.close();
+      // Who pressed Escape meanwhile may have another dialog open.
+      if (form.isConnected) dialog.close();
       tell(done);
     } catch (error) {
       write(problem, error.message);
       problem.hidden = false;
+      if (!form.isConnected || !dialog.open) tell(error.message);
     }
-    does.disabled = false;
+    acts.forEach((button) => (button.disabled = false));
+  };
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    run(act);
   });
   dialog.replaceChildren(form);
   dialog.showModal();
@@ -77,22 +85,27 @@ export function quota(tenant) {
   const named = tenant === undefined ? [{ name: "tenant", label: "Tenant", attributes: { required: true } }] : [];
   confirm({
     title: tenant === undefined ? "Set a quota" : `Set the quota of ${tenant}`,
-    words: "The bytes that the tenant may hold. Puts that do not fit replace its own objects or are refused. With both empty the quota of a tenant without objects is forgotten.",
+    words: "The bytes that the tenant may hold. Puts that do not fit replace its own objects or are refused. The quota of a tenant without objects can be forgotten.",
     fields: [
       ...named,
-      { name: "memory", label: "Memory", attributes: { placeholder: "2GiB" } },
-      { name: "ssd", label: "SSD", attributes: { placeholder: "20GiB" } },
+      { name: "memory", label: "Memory", attributes: { required: true, placeholder: "2GiB" } },
+      { name: "ssd", label: "SSD", attributes: { required: true, placeholder: "20GiB" } },
     ],
     verb: "Set the quota",
     act: async ({ tenant: typed, memory, ssd }) => {
       const whose = tenant ?? typed;
-      if (memory === "" && ssd === "") {
-        await ask("DELETE", "api/v1/tenant_quotas", { tenant_id: whose });
-        return `The quota of ${whose} is forgotten.`;
-      }
       const body = { memory_quota_bytes: size(memory, "the quota of memory"), ssd_quota_bytes: size(ssd, "the quota of SSD") };
       await ask("PUT", "api/v1/tenant_quotas", { tenant_id: whose }, body);
       return `The quota of ${whose} is set.`;
+    },
+    other: {
+      verb: "Forget the quota",
+      act: async ({ tenant: typed }) => {
+        const whose = tenant ?? typed;
+        if (whose === "") throw new Error("which tenant's? Type its name");
+        await ask("DELETE", "api/v1/tenant_quotas", { tenant_id: whose });
+        return `The quota of ${whose} is forgotten.`;
+      },
     },
   });
 }

@@ -52,6 +52,10 @@ const stream = new Stream({
     status("bad", "no link");
     trouble(`What is below is as it was: ${words}. The page goes on by itself.`);
   },
+  broken(words) {
+    status("bad", "page failed");
+    trouble(`This page cannot show what the server tells: ${words}. Reload the page.`);
+  },
   refused(words) {
     status("fair", "needs a token");
     trouble(null);
@@ -68,11 +72,11 @@ const stream = new Stream({
 });
 
 function show(sample) {
-  rates.push(sample);
+  const isNew = rates.push(sample);
   warnings(sample);
   tiles(rates);
   picture(rates, sample);
-  charts.forEach((push) => push(performance.now() / 1000, rates));
+  if (isNew) charts.forEach((push) => push(performance.now() / 1000, rates));
   nodes(sample);
   decisions(rates, sample);
   latency(sample);
@@ -82,7 +86,13 @@ function show(sample) {
 
 byId("sign-in").addEventListener("submit", (event) => {
   event.preventDefault();
-  setToken(byId("token").value.trim());
+  try {
+    setToken(byId("token").value.trim());
+  } catch (error) {
+    write(byId("sign-in-why"), error.message);
+    byId("sign-in-why").hidden = false;
+    return;
+  }
   byId("token").value = "";
   stream.open();
 });

@@ -13,12 +13,15 @@ export class Rates {
     return this.#samples.at(-1);
   }
 
+  /** Whether it is another sample: who follows again is told the latest once more. */
   push(sample) {
     const before = this.latest;
+    if (before && before.epoch === sample.epoch && before.time_s === sample.time_s) return false;
     // Counters of another life began anew.
-    if (before && (before.epoch !== sample.epoch || before.time_s >= sample.time_s)) this.#samples = [];
+    if (before && (before.epoch !== sample.epoch || before.time_s > sample.time_s)) this.#samples = [];
     this.#samples.push(sample);
     if (this.#samples.length > MEAN + 1) this.#samples.shift();
+    return true;
   }
 
   /** What the counter at `path` of the statistics says now. */

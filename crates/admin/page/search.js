@@ -6,23 +6,29 @@ import { bytes, percent, seconds } from "./format.js";
 import { ask } from "./stream.js";
 
 export function search() {
+  let latest = 0;
   byId("search").addEventListener("submit", async (event) => {
     event.preventDefault();
     const query = { key: byId("search-key").value, tenant: byId("search-tenant").value };
     const found = byId("found");
+    latest += 1;
+    const number = latest;
     try {
       const [object, reasons] = await Promise.all([ask("GET", "api/v1/object", query), ask("GET", "api/v1/explain", query)]);
+      // Another key was asked for meanwhile.
+      if (number !== latest) return;
       const remove = element("button", { type: "button", class: "danger", click: () => removeOne(query) }, "Remove this object…");
-      found.replaceChildren(facts(object), ...reasons.map(reason), remove);
+      found.replaceChildren(facts(query, object), ...reasons.map(reason), remove);
     } catch (error) {
-      found.replaceChildren(element("p", { class: "problem" }, `${query.key}: ${error.message}`));
+      if (number === latest) found.replaceChildren(element("p", { class: "problem" }, `${query.key}: ${error.message}`));
     }
   });
 }
 
-function facts(object) {
+function facts({ key, tenant }, object) {
   const replicas = object.replicas.map(({ tier, state, readers }) => `${tier === "ssd" ? "SSD" : tier}, ${state}${readers > 0 ? `, ${readers} readers` : ""}`);
   const all = [
+    ["Key", tenant === "" ? key : `${key} of tenant ${tenant}`],
     ["Size", `${bytes(object.bytes)} (${object.bytes} bytes)`],
     ["Replicas", replicas.join("; ") || "none"],
     ["Pin", object.pin],

@@ -7,7 +7,13 @@ const PAUSES = [250, 1000, 2000, 5000, 10000];
 const HIDDEN = 5 * 60 * 1000;
 
 export const hasToken = () => sessionStorage.getItem(TOKEN) !== null;
-export const setToken = (token) => sessionStorage.setItem(TOKEN, token);
+
+/** Keeps what a header can carry; every token of a server is such. */
+export function setToken(token) {
+  if (!/^[!-~]+$/.test(token)) throw new Error("a token has letters, digits and signs of ASCII, and no spaces: copy the line again");
+  sessionStorage.setItem(TOKEN, token);
+}
+
 export const forgetToken = () => sessionStorage.removeItem(TOKEN);
 
 /** An answer that is not what was asked for. */
@@ -17,6 +23,9 @@ export class Refused extends Error {
     this.status = status;
   }
 }
+
+/** The page itself failed over an event. */
+class Broken extends Error {}
 
 async function send(path, options = {}) {
   const headers = { ...options.headers };
@@ -36,7 +45,7 @@ export async function ask(method, path, query = {}, body = undefined) {
   return answer.json();
 }
 
-/** Follows the samples for as long as the page is open. `told` has `sample`, `failure`, `lost` and `refused`. */
+/** Follows the samples for as long as the page is open. `told` has `sample`, `failure`, `lost`, `broken` and `refused`. */
 export class Stream {
   #told;
   #ends = null;
@@ -47,6 +56,8 @@ export class Stream {
   constructor(told) {
     this.#told = told;
     document.addEventListener("visibilitychange", () => this.#seen());
+    // A tab that was opened behind others.
+    if (document.hidden) this.#seen();
   }
 
   /** Begins, or begins again with what is known now. */
@@ -57,13 +68,14 @@ export class Stream {
     try {
       const answer = await send("api/v1/events", { signal: ends.signal });
       await this.#read(answer.body);
-      if (!ends.signal.aborted) this.#again(0);
+      if (!ends.signal.aborted) this.#again();
     } catch (error) {
       if (ends.signal.aborted) return;
       if (error instanceof Refused && error.status === 401) return this.#told.refused(error.message);
-      this.#told.lost(error instanceof Refused ? error.message : "the server does not answer");
-      this.#again(this.#failed);
-      this.#failed += 1;
+      if (error instanceof Broken) this.#told.broken(error.message);
+      else this.#told.lost(error instanceof Refused ? error.message : "the server does not answer");
+      ends.abort();
+      this.#again();
     }
   }
 
@@ -74,8 +86,9 @@ export class Stream {
     this.#timer = null;
   }
 
-  #again(times) {
-    this.#timer = setTimeout(() => this.open(), PAUSES[Math.min(times, PAUSES.length - 1)]);
+  #again() {
+    this.#timer = setTimeout(() => this.open(), PAUSES[Math.min(this.#failed, PAUSES.length - 1)]);
+    this.#failed += 1;
   }
 
   async #read(body) {
@@ -93,10 +106,16 @@ export class Stream {
 
   #event(text) {
     const parts = Object.fromEntries(text.split("\n").map((line) => line.split(/: (.*)/s, 2)));
-    const data = JSON.parse(parts.data);
+    try {
+      const data = JSON.parse(parts.data);
+      if (parts.event === "sample") this.#told.sample(data);
+      else this.#told.failure(data.error_message);
+    } catch (error) {
+      reportError(error);
+      throw new Broken(error.message);
+    }
+    // Only what was shown is a success: a page that fails over each sample asks less and less often.
     this.#failed = 0;
-    if (parts.event === "sample") this.#told.sample(data);
-    else this.#told.failure(data.error_message);
   }
 
   #seen() {

@@ -1,10 +1,13 @@
 """The live page, in a browser: what it shows, what it does, and that nothing of it is cut."""
 
 import contextlib
+import functools
+import itertools
 import json
+import operator
 import os
-import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -106,6 +109,112 @@ def test_a_rate_is_what_was_counted_in_between(command: Path, browser: Browser) 
         assert page.run(script) == [*words, 1.5 * 2**30, 64 << 20, 7, None, None]
 
 
+# The counters of each line, as an operator reads the line.
+COUNTED = {
+    "Promoted into memory": "promotions.completed",
+    "not: read too rarely": "promotions.rejected_frequency",
+    "not: worth less than what memory holds": "promotions.rejected_index",
+    "not: memory is too full": "promotions.rejected_watermark",
+    "not: too many under way": "promotions.rejected_cap",
+    "not: failed, late or cancelled": "promotions.failed promotions.expired promotions.cancelled",
+    "Written to SSD": "offloads.completed",
+    "not: the SSD would evict it first": "offloads.skipped_not_worth",
+    "not: too many under way ": "offloads.skipped_full",
+    "not: no SSD takes it": "offloads.skipped_no_disk",
+    "not: failed, late or cancelled ": "offloads.failed offloads.expired offloads.cancelled",
+    "Evicted from memory": "evictions.count",
+    "Evicted from SSD": "ssd_evictions.count",
+    "Puts stored": "puts.stored",
+    "not: the key was there": "puts.existed",
+    "not: refused or failed": "puts.refused",
+    "Puts that waited for space": "puts.waited",
+}
+TILES = {
+    "Reads": "reads.memory_hits reads.ssd_hits reads.misses",
+    "Bytes read": "reads.memory_bytes reads.ssd_bytes",
+    "Puts": "puts.stored",
+    "Bytes put": "puts.bytes",
+}
+# Every number of the page that is not a rate.
+SHOWN = """
+(() => {
+    const all = (selector, shown) => [...document.querySelectorAll(selector)].map(shown);
+    return {
+        decisions: all("#decisions tr", (row) => [row.firstElementChild.textContent, row.lastElementChild.title]),
+        objects: document.querySelector("#tiles strong").textContent,
+        tiles: all("#tiles .tile[title]", (tile) => [tile.firstElementChild.textContent, tile.title]),
+        hits: document.querySelector("#tiles .tile:nth-child(3) small").textContent,
+        segments: all("#nodes .segment .figures", (it) => it.title),
+        shares: all("#nodes .segment .figures", (it) => it.textContent.split(", ").at(-1)),
+        latency: all("#latency tr", (row) => [...row.children].map((cell) => cell.textContent)),
+        tenants: all("#tenants > li", (it) => [...it.querySelectorAll("h3, .quiet, .figures")].map((part) => part.textContent)),
+    };
+})()
+"""
+# The same of a sample that nobody sent.
+SHOWN_OF = """
+Promise.all([import("/page/tables.js"), import("/page/rates.js")]).then(([tables, { Rates }]) => {
+    const [sample, rates] = [%s, new Rates()];
+    rates.push(sample);
+    // The lines that are there follow the rates of the page.
+    for (const id of ["tiles", "decisions"]) Object.assign(document.getElementById(id), { kept: undefined }).replaceChildren();
+    tables.tiles(rates);
+    for (const part of ["nodes", "latency", "tenants"]) tables[part](sample);
+    tables.decisions(rates, sample);
+    return (%s);
+})
+"""
+
+
+def told(server: Server) -> dict:
+    """What the paths tell that a sample is made of."""
+    parts = {name: server.json(f"/api/v1/{path}")[name] for name, path in (("segments", "segments"), ("quotas", "tenant_quotas"))}
+    return {"epoch": 1, "time_s": 1, "stats": server.json("/api/v1/stats"), "tenants_left": 0, **parts}
+
+
+def distinct(value: object, numbers: Iterator[int]) -> object:
+    """The same with another number for each number, so that no two can be taken for each other."""
+    if isinstance(value, dict):
+        return {name: distinct(part, numbers) for name, part in value.items()}
+    if isinstance(value, list):
+        return [distinct(part, numbers) for part in value]
+    return next(numbers) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def numbers(page: Page, sample: dict) -> dict[str, object]:
+    """What `SHOWN` must be; the page's own functions put numbers in words, as tested above."""
+    stats, segments, tenants = sample["stats"], sample["segments"], sample["quotas"]
+
+    def words(function: str, *values: float) -> list[str]:
+        script = f'import("/page/format.js").then((format) => {json.dumps(values)}.map(format.{function}))'
+        return list(page.run(script))  # type: ignore[call-overload]
+
+    def total(paths: str) -> str:
+        parts = [functools.reduce(operator.getitem, path.split("."), stats) for path in paths.split()]
+        return f"{sum(parts):,}"
+
+    def held(quota: dict, tier: str) -> str:
+        limit = quota[f"{tier}_quota_bytes"]
+        used, of = words("bytes", quota[f"{tier}_bytes"], limit or 0)
+        return f"{used}, no quota" if limit is None else f"{used} of {of}"
+
+    reads = stats["reads"]
+    hits = reads["memory_hits"] + reads["ssd_hits"]
+    timed = {"memory": "read from memory", "ssd": "read from SSD", "put": "put"}
+    quantiles = ("p50_us", "p95_us", "p99_us", "p999_us")
+    latency = {name: stats["latency"][call] for call, name in timed.items()}
+    return {
+        "decisions": [[line.strip(), total(paths)] for line, paths in COUNTED.items()],
+        "objects": words("count", stats["objects"])[0],
+        "tiles": [[name, f"{total(paths)} in all"] for name, paths in TILES.items()],
+        "hits": f"{words('percent', hits / (hits + reads['misses']))[0]} in all",
+        "segments": [f"{it['used_bytes']} of {it['capacity_bytes']} bytes" for it in segments],
+        "shares": [words("percent", it["used_bytes"] / it["capacity_bytes"])[0] for it in segments],
+        "latency": [[name, *words("micros", *(it[at] for at in quantiles))] for name, it in latency.items() if it["count"] > 0],
+        "tenants": [[it["tenant_id"], f"{words('count', it['objects'])[0]} objects", held(it, "memory"), held(it, "ssd")] for it in tenants],
+    }
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_busy_store_shows_what_is_counted(command: Path, browser: Browser, width: int, tmp_path: Path) -> None:
     options = ["--memory", "16MiB", "--ssd", "256MiB", "--dir", str(tmp_path / "kv")]
@@ -138,13 +247,17 @@ def test_a_busy_store_shows_what_is_counted(command: Path, browser: Browser, wid
         with browser.page(server.page, width) as page:
             # Nothing happens any more: the numbers of the page are those of the other paths.
             page.until("document.querySelectorAll('#tiles strong').length", lambda count: count == 6)
-            stats = server.json("/api/v1/stats")
-            stored = re.escape(f"{stats['puts']['stored']:,}")
-            page.until("document.querySelector('#decisions').innerText", lambda text: re.search(rf"Puts stored\s+\S+\s+{stored}\s", str(text)))
-            objects = f"{stats['objects']:,}"
-            page.until("document.querySelector('#tiles strong').textContent", lambda text: text == objects)
-            used = page.run("document.querySelector('#nodes .figures').title")
-            assert used == f"{stats['memory']['used_bytes']} of {stats['memory']['capacity_bytes']} bytes"
+            # What is under way when the traffic ends is counted a moment later.
+            page.until(SHOWN, lambda shown: shown == numbers(page, told(server)))
+            # Most of them are zero: no two are alike in a sample that is like this one and has another number everywhere.
+            sample = told(server)
+            node = sample["segments"][0]["node"]
+            sample["quotas"][0] |= {"memory_quota_bytes": 1, "ssd_quota_bytes": 1}
+            made = distinct(sample, itertools.count(11, 1_009))
+            assert isinstance(made, dict)
+            for segment in made["segments"]:
+                segment |= {"node": node}
+            assert page.run(SHOWN_OF % (json.dumps(made), SHOWN)) == numbers(page, made)
 
 
 def changes(page: Page) -> list[str]:

@@ -127,3 +127,39 @@ def test_the_last_search_is_what_is_shown(command: Path, browser: Browser) -> No
         page.until("document.querySelectorAll('#nodes > li').length", lambda count: count == 1)
         assert "third" in str(found := page.run(SEARCHED))
         assert not any(other in str(found) for other in ("first", "second", "none of"))
+
+
+# A change that is under way when its dialog is left by Escape, and another dialog after it.
+LEFT = """
+(async () => {
+    const answers = [];
+    window.fetch = () => new Promise((resolve) => answers.push(resolve));
+    const all = (selector) => [...document.querySelectorAll(selector)];
+    const turn = () => new Promise((resolve) => { const { port1, port2 } = new MessageChannel(); port1.onmessage = resolve; port2.postMessage(0); });
+    const [dialog, said] = [document.querySelector("#dialog"), document.querySelector("#told")];
+    const told = async (body, status) => {
+        document.querySelector("#set-quota").click();
+        all("#dialog input").forEach((input) => (input.value = "1"));
+        document.querySelector("#dialog form").requestSubmit();
+        const disabled = all("#dialog button:disabled").map((button) => button.textContent);
+        dialog.close();
+        document.querySelector("#remove-all").click();
+        said.replaceChildren();
+        answers.at(-1)(new Response(JSON.stringify(body), { status }));
+        while (said.textContent === "") await turn();
+        const words = [said.textContent, dialog.open, document.querySelector("#dialog .problem").textContent];
+        dialog.close();
+        return [disabled, ...words];
+    };
+    return [await told({ success: true }, 200), await told({ error_message: "no such tenant" }, 409)];
+})()
+"""
+
+
+def test_what_a_dialog_began_closes_no_other_dialog(command: Path, browser: Browser) -> None:
+    """A quota that was set after Escape closed the dialog that was open then, and its failure was said to nobody."""
+    with started(command, "serve", "--memory", "16MiB") as server, browser.page(server.page, 1280) as page:
+        page.until("document.querySelectorAll('#nodes > li').length", lambda count: count == 1)
+        disabled = ["Forget the quota", "Set the quota"]
+        expected = [[disabled, "The quota of 1 is set.", True, ""], [disabled, "no such tenant", True, ""]]
+        assert page.run(LEFT) == expected

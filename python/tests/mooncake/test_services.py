@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import calls
@@ -89,6 +90,69 @@ def test_texts_by_key(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ask(port, "PUT", KEY, b"again")[0] == 200
 
 
+def test_texts_have_bounds_altogether(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only their number and the length of each had one, which together are 64 GiB."""
+    monkeypatch.setattr(http_metadata_server, "BYTES_MAX", 20)
+    with serving(MetadataServer().answer) as port:
+        rows = [
+            ("PUT", "a", 9, 200), ("PUT", "b", 10, 507), ("PUT", "b", 9, 200), ("PUT", "c", 0, 507), ("PUT", "b", 10, 507),
+            ("GET", "b", 0, 200), ("PUT", "b", 8, 200), ("PUT", "c", 0, 200), ("PUT", "a", 9, 200), ("DELETE", "a", 0, 200),
+            ("PUT", "d", 9, 200), ("PUT", "d", 10, 507), ("DELETE", "x", 0, 404), ("PUT", "e", 0, 507),
+        ]  # fmt: skip
+        for method, key, count, status in rows:
+            assert ask(port, method, f"/metadata?key={key}", b"x" * count)[0] == status, (method, key, count)
+
+
+def said(port: int, request: bytes) -> int:
+    """The status of the answer to a request as it is."""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall(request)
+        return int(connection.makefile("rb").readline().split()[1])
+
+
+def test_pages_from_elsewhere_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page of any site could use a service of its reader's machine: by a form, or under a name that was made to mean this
+    machine."""
+    local, strange = "127.0.0.1:8080", "evil.example:8080"
+    rows: list[tuple[dict[str, str], bool, bool]] = [
+        ({}, False, False),
+        *[({"Host": host}, False, False) for host in (local, "LOCALHOST", "localhost:1", "127.9.9.9", "[::1]:80")],
+        *[({"Host": host}, True, False) for host in (strange, "10.0.0.1", "", "127.0.0.1.evil.example", "[::2]")],
+        ({"Host": local, "Origin": f"http://{local}"}, False, False),
+        ({"Host": "LocalHost", "Origin": "http://localhost"}, False, False),
+        ({"Host": local, "Origin": "http://evil.example"}, True, True),
+        ({"Host": local, "Origin": "http://127.0.0.1:9090"}, True, True),
+        ({"Host": local, "Origin": "null"}, True, True),
+        ({"Host": "", "Origin": "null"}, True, True),
+        ({"Origin": "http://127.0.0.1"}, True, True),
+        *[({"Host": local, "Sec-Fetch-Site": site}, False, False) for site in ("same-origin", "none")],
+        *[({"Host": local, "Sec-Fetch-Site": site}, True, True) for site in ("same-site", "cross-site", "")],
+    ]
+    answered: list[str] = []
+
+    def answer(asked: Asked) -> Answer:
+        answered.append(asked.method)
+        return Answer(200, b"")
+
+    with Service("127.0.0.1", 0, 1 << 20, answer) as service:
+        thread = threading.Thread(target=service.serve_forever)
+        thread.start()
+        assert service.is_local
+        for is_local in (True, False):
+            # What is reached from other machines has names that are not known here.
+            service.is_local = is_local
+            for headers, alone, open_to_others in rows:
+                lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+                expected = 403 if (alone if is_local else open_to_others) else 200
+                answered.clear()
+                assert said(service.port, f"POST / HTTP/1.1\r\n{lines}\r\n".encode()) == expected, (headers, is_local)
+                assert len(answered) == (expected == 200)
+        service.shutdown()
+        thread.join()
+    with Service("0.0.0.0", 0, 0, answer) as service:
+        assert not service.is_local
+
+
 def test_requests_have_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of length, of number, and of time: a side that sends slowly, or nothing, keeps nobody else from an answer."""
 
@@ -116,6 +180,16 @@ def test_requests_have_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
             connection.sendall(b"POST / HTTP/1.1\r\nContent-Length: 10\r\n\r\n01")
             connection.shutdown(socket.SHUT_WR)
             assert b" 400 " in connection.recv(100)
+
+
+def test_what_cannot_be_taken_is_answered() -> None:
+    """The connection was cut instead while a body that is too long was still sent, at a length of thousands of digits, and
+    at a path with half an address."""
+    with serving(lambda asked: Answer(200, b""), bytes_max=10) as port:
+        assert ask(port, "PUT", "/", bytes(32 << 20))[0] == 413
+        for digits in ("9" * 5000, "1" + "0" * 18, "0" * 30, "11"):
+            assert said(port, f"PUT / HTTP/1.1\r\nContent-Length: {digits}\r\n\r\n".encode()) == 413, digits
+        assert said(port, b"GET http://[/ HTTP/1.1\r\n\r\n") == 400
 
 
 def j(**fields: Any) -> bytes:
@@ -202,6 +276,28 @@ def test_configurations_of_the_service(tmp_path: Path, monkeypatch: pytest.Monke
     for wrong, reason in (("prtocol=tcp", "protocol"), ("protocol", "NAME=VALUE"), ("global_segment_size=x", "size")):
         with pytest.raises(ValueError, match=reason):
             configuration(None, [wrong])
+
+
+def test_setup_is_tried_again_while_no_master_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was refused for ever was tried again for a minute, too."""
+    pauses: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: float(len(pauses)), sleep=pauses.append)
+    monkeypatch.setattr(mooncake_store_service, "time", clock)
+    config = configuration(None, ["master_server_address=h:1"])
+    for codes, seconds, expected, tries in (
+        ([0], 60, 0, 1),
+        ([-900, -901, -2002, -2003, 0], 60, 0, 5),
+        ([-900, -600, 0], 60, -600, 2),
+        ([-1], 60, -1, 1),
+        ([-601], 60, -601, 1),
+        ([-900] * 9, 4, -900, 4),
+        ([-900] * 9, 0, -900, 1),
+    ):
+        pauses.clear()
+        left = iter(codes)
+        store = SimpleNamespace(setup=lambda given, left=left: next(left))
+        assert mooncake_store_service.set_up(store, config, seconds) == expected
+        assert pauses == [1] * (tries - 1)
 
 
 def test_the_programs_serve_until_they_are_stopped(master: str) -> None:

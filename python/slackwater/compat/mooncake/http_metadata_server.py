@@ -7,6 +7,8 @@ import threading
 from slackwater.compat.mooncake.http_service import NOT_FOUND, Answer, Asked, Service
 
 KEYS_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX = 65_536, 4096, 1 << 20
+BYTES_MAX = 256 << 20
+"""What all keys and texts have together."""
 
 
 class MetadataServer:
@@ -14,6 +16,7 @@ class MetadataServer:
 
     def __init__(self) -> None:
         self._texts: dict[str, bytes] = {}
+        self._bytes = 0
         self._lock = threading.Lock()
 
     def answer(self, asked: Asked) -> Answer:
@@ -32,17 +35,22 @@ class MetadataServer:
                 return Answer(404, b"metadata not found")
             if asked.method == "GET":
                 return Answer(200, self._texts[key], "application/json")
-            del self._texts[key]
+            self._bytes -= len(key.encode()) + len(self._texts.pop(key))
             return Answer(200, b"metadata deleted")
 
     def _put(self, key: str, text: bytes) -> Answer:
         if "rpc_meta" in key and key in self._texts:
             return Answer(400, b"Duplicate rpc_meta key not allowed")
-        if len(key.encode()) > KEY_BYTES_MAX:
+        key_bytes = len(key.encode())
+        if key_bytes > KEY_BYTES_MAX:
             return Answer(400, b"metadata key is too long")
         if key not in self._texts and len(self._texts) >= KEYS_MAX:
             return Answer(507, b"there are too many metadata keys: delete some")
-        self._texts[key] = text
+        before = key_bytes + len(self._texts[key]) if key in self._texts else 0
+        after = self._bytes - before + key_bytes + len(text)
+        if after > BYTES_MAX:
+            return Answer(507, b"the metadata is too long altogether: delete some")
+        self._texts[key], self._bytes = text, after
         return Answer(200, b"metadata updated")
 
 

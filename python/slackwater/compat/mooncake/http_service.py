@@ -1,6 +1,12 @@
-"""Small HTTP services: a bounded number of requests at a time, of bounded length, each within a time, one a connection."""
+"""Small HTTP services: a bounded number of requests at a time, of bounded length, each within a time, one a connection.
+
+They ask nobody for a key. A browser makes requests for pages from elsewhere, which are refused: those name their origin, or
+say that they are from elsewhere, or ask a name that was made to mean this machine. A service that is reached from other
+machines, at names of its own, answers all that reach it.
+"""
 
 import contextlib
+import ipaddress
 import json
 import logging
 import signal
@@ -9,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -19,6 +26,8 @@ REQUESTS_MAX = 64
 """Requests under way at a time; others wait to be accepted."""
 SECONDS_MAX = 120
 """How long a connection lasts at most."""
+_DISCARDED_BYTES_MAX = 256 << 20
+_LENGTH_DIGITS_MAX = 18
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,7 @@ class Answer:
 
 NOT_FOUND = Answer(404, b"404: Not Found", "text/plain; charset=utf-8")
 NOT_ALLOWED = Answer(405, b"405: Method Not Allowed", "text/plain; charset=utf-8")
+_FOREIGN = Answer.json(403, error="pages of other origins are not served: ask 127.0.0.1 or localhost")
 
 
 class Service(ThreadingHTTPServer):
@@ -60,6 +70,7 @@ class Service(ThreadingHTTPServer):
         self.bytes_max, self.answer = bytes_max, answer
         self._slots = threading.BoundedSemaphore(REQUESTS_MAX)
         super().__init__((host, port), _Handler)
+        self.is_local = _is_loopback(str(self.server_address[0]))
 
     @property
     def port(self) -> int:
@@ -78,7 +89,7 @@ class Service(ThreadingHTTPServer):
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Answers, and frees the slot."""
         # However slowly the other side sends and reads.
-        end = threading.Timer(SECONDS_MAX, _cut, [request])
+        end = threading.Timer(SECONDS_MAX, cut, [request])
         end.daemon = True
         end.start()
         try:
@@ -106,9 +117,33 @@ class Service(ThreadingHTTPServer):
         self.server_close()
 
 
-def _cut(connection: socket.socket) -> None:
+def cut(connection: socket.socket) -> None:
+    """Ends a connection that another thread uses."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
+
+
+def is_foreign(headers: Message, is_local: bool) -> bool:
+    """Whether a page from elsewhere makes a request, by its headers: <https://www.w3.org/TR/fetch-metadata/>. Another port
+    of this machine is elsewhere too."""
+    host, origin = headers.get("Host"), headers.get("Origin")
+    if headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none"):
+        return True
+    if origin is not None and (host is None or "://" not in origin or origin.partition("://")[2].lower() != host.lower()):
+        return True
+    return is_local and host is not None and not _is_this_machine(host)
+
+
+def _is_this_machine(host: str) -> bool:
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    return name.lower() == "localhost" or _is_loopback(name)
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -121,6 +156,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.raw_requestline = self.rfile.readline(65537)
         if len(self.raw_requestline) > 65536 or not self.raw_requestline or not self.parse_request():
             return
+        self._unread = 0
         answer = self._answer()
         self.send_response(answer.status)
         self.send_header("Content-Type", answer.kind)
@@ -128,21 +164,36 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(answer.body)
+        self._discard()
+
+    def _discard(self) -> None:
+        """Reads what is left of a body that is not taken: the system would cut the connection, and the answer with it."""
+        left = min(self._unread, _DISCARDED_BYTES_MAX)
+        while left > 0 and (piece := self.rfile.read1(min(left, 1 << 16))):
+            left -= len(piece)
 
     def _answer(self) -> Answer:
         length = self.headers.get("Content-Length", "0")
         if "Transfer-Encoding" in self.headers or not (length.isascii() and length.isdigit()):
             return Answer.json(411, error="Content-Length is needed")
-        if int(length) > self.server.bytes_max:
-            return Answer.json(413, error=f"{length} bytes, at most {self.server.bytes_max} are taken")
-        body = self.rfile.read(int(length))
-        if len(body) != int(length):
+        self._unread = bytes_given = int(length[-_LENGTH_DIGITS_MAX:])
+        if len(length) > _LENGTH_DIGITS_MAX or bytes_given > self.server.bytes_max:
+            return Answer.json(413, error=f"{length[:32]} bytes, at most {self.server.bytes_max} are taken")
+        if is_foreign(self.headers, self.server.is_local):
+            return _FOREIGN
+        body = self.rfile.read(bytes_given)
+        self._unread = 0
+        if len(body) != bytes_given:
             return Answer.json(400, error="the body ends early")
-        parts = urlsplit(self.path)
-        path = tuple(unquote(piece) for piece in parts.path.split("/")[1:])
-        query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
         try:
-            return self.server.answer(Asked(self.command, path, query, body))
+            parts = urlsplit(self.path)
+            query = parse_qs(parts.query, keep_blank_values=True)
+        except ValueError as error:
+            return Answer.json(400, error=f"the path is none: {error}")
+        path = tuple(unquote(piece) for piece in parts.path.split("/")[1:])
+        first = {name: values[0] for name, values in query.items()}
+        try:
+            return self.server.answer(Asked(self.command, path, first, body))
         except Exception:
             log.exception("%s %s", self.command, parts.path)
             return Answer.json(500, error="internal error")

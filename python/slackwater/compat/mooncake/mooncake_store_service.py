@@ -12,8 +12,11 @@ from typing import Any
 from slackwater.compat.mooncake.client import MooncakeDistributedStore
 from slackwater.compat.mooncake.http_service import NOT_ALLOWED, NOT_FOUND, Answer, Asked, Service
 from slackwater.compat.mooncake.mooncake_config import MooncakeConfig
+from slackwater.errors import ErrorCode
 
 BODY_BYTES_MAX = 100_000_000
+# What another try may change: a master that does not answer yet, or is about to end.
+_RETRIED = (ErrorCode.RPC_FAIL, ErrorCode.RPC_TIMEOUT, ErrorCode.DEADLINE_PASSED, ErrorCode.SHUTTING_DOWN)
 _GRACE_SECONDS_MAX = 3600
 _BARE = {"metadata_server": "P2PHANDSHAKE", "local_hostname": "localhost"}
 
@@ -148,10 +151,10 @@ def configuration(path: str | None, defined: list[str]) -> MooncakeConfig:
 
 
 def set_up(store: MooncakeDistributedStore, config: MooncakeConfig, seconds: float) -> int:
-    """Sets a store up; tries again each second, for so many, while there is no master."""
+    """Sets a store up; tries again each second, for so many, while no master answers."""
     until = time.monotonic() + seconds
     given = dataclasses.asdict(config)
-    while (code := store.setup(given)) != 0 and time.monotonic() + 1 < until:
+    while (code := store.setup(given)) in _RETRIED and time.monotonic() + 1 < until:
         time.sleep(1)
     return code
 

@@ -3,6 +3,9 @@
 //! A call that waits returns when nothing touches its memory any more. Memory of a call that does not wait is registered,
 //! and the end of its registration waits for the call.
 
+mod peer;
+mod plan;
+
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,15 +16,16 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use serde_json::{Value, json};
 use slackwater_transfer::{
-    Batch, BatchError, BatchId, Capability, Cause, Engine, EngineConfig, GrantSpec, LocalRange,
-    Location, Memory, Notice, Op, PeerId, Priority, Region, RegionSpec, Request, Rights, Segment,
-    Status, Submit, Target,
+    Batch, BatchError, BatchId, Capability, Cause, Engine, EngineConfig, GrantSpec, Location,
+    Memory, Notice, Op, Region, RegionSpec, Rights, Status, Submit,
 };
 use slackwater_wait::{Site, Waiting, now};
 
 use crate::options::seconds_of;
 use crate::raw::{Number, Range, Reasons};
 use crate::store::forks;
+use peer::Peer;
+use plan::Runs;
 
 /// What a call gives that failed.
 const FAILED: i64 = -1;
@@ -39,6 +43,8 @@ pub(crate) struct RawEngine {
     engine: Engine,
     own: Mutex<Own>,
     peers: Mutex<BTreeMap<String, Arc<Peer>>>,
+    /// Those whose results nobody has yet, and their peers.
+    batches: Mutex<BTreeMap<BatchId, (Batch, Arc<Peer>)>>,
     reasons: Reasons,
     forks: u64,
 }
@@ -64,26 +70,6 @@ struct OwnRegion {
     order: u64,
 }
 
-struct Peer {
-    id: PeerId,
-    /// Where its memory is registered, in the order of registration.
-    ranges: Vec<PeerRange>,
-    /// Index in `ranges`, by first address.
-    by_start: BTreeMap<u64, usize>,
-}
-
-struct PeerRange {
-    start: u64,
-    bytes: u64,
-    capability: Capability,
-}
-
-/// Runs of memory here and at a peer.
-struct Runs {
-    local: Vec<Range>,
-    remote: Vec<u64>,
-}
-
 #[pymethods]
 impl RawEngine {
     /// RawEngine(name, host, log)
@@ -106,6 +92,7 @@ impl RawEngine {
             engine,
             own: Mutex::default(),
             peers: Mutex::default(),
+            batches: Mutex::default(),
             reasons: Reasons::new(log),
             forks: forks(),
         })
@@ -141,10 +128,16 @@ impl RawEngine {
         })
     }
 
+    /// Ends all transfers and all registrations: whether nothing touches any of the memory any more, which it may wait a
+    /// minute for.
+    fn close(&self, py: Python<'_>) -> bool {
+        self.is_here() && py.detach(|| self.end_all())
+    }
+
     /// Whether all of a range is registered here.
     fn is_registered(&self, start: Number, bytes: Number) -> bool {
-        let range = Range::new(start, bytes);
-        range.is_some_and(|range| self.local(range).is_some())
+        let range = Range::new(start, bytes).filter(|_| self.is_here());
+        range.is_some_and(|range| plan::local(self.engine.home(), range).is_some())
     }
 
     /// How peers reach this engine and its memory.
@@ -166,23 +159,13 @@ impl RawEngine {
 
     /// Takes the description of a peer in the place of an earlier one; the first address of its memory, or none.
     fn open(&self, name: &str, described: &[u8]) -> PyResult<Option<u64>> {
-        let wrong =
-            |what: &str| PyValueError::new_err(format!("{name} describes no engine: {what}"));
-        let described: Value =
-            serde_json::from_slice(described).map_err(|error| wrong(&error.to_string()))?;
-        let segment: Segment = serde_json::from_value(described["segment"].clone())
-            .map_err(|error| wrong(&error.to_string()))?;
-        let ranges = described["ranges"].as_array();
-        let ranges: Option<Vec<PeerRange>> =
-            ranges.and_then(|ranges| ranges.iter().map(PeerRange::of).collect());
-        let ranges = ranges.ok_or_else(|| wrong("its memory"))?;
-        let starts = ranges.iter().enumerate();
-        let peer = Peer {
-            id: self.engine.open(segment),
-            by_start: starts.map(|(index, range)| (range.start, index)).collect(),
-            ranges,
-        };
-        let first = peer.ranges.first().map(|range| range.start);
+        if !self.is_here() {
+            return Ok(None);
+        }
+        let peer = Peer::open(&self.engine, described).map_err(|wrong| {
+            PyValueError::new_err(format!("{name} describes no engine: {wrong}"))
+        })?;
+        let first = peer.first();
         let id = peer.id;
         let before = lock(&self.peers).insert(name.to_owned(), Arc::new(peer));
         if let Some(before) = before.filter(|before| before.id != id) {
@@ -241,43 +224,39 @@ impl RawEngine {
         };
         let begun = py.detach(|| {
             let peer = self.peer(peer)?;
-            let requests = self.requests(&peer, op(write), &runs)?;
-            let requests = requests.ok_or_else(|| Failure {
-                code: FAILED,
-                reason: "memory that is not registered cannot be used without waiting".to_owned(),
-            })?;
-            let batch = self.engine.submit(requests, &submit);
-            Ok(self.engine.keep(&batch).0.cast_signed())
+            let plan = runs.plan(self.engine.home(), &peer, op(write))?;
+            if !plan.unregistered.is_empty() {
+                return Err(Failure {
+                    code: FAILED,
+                    reason: "memory that is not registered cannot be used without waiting"
+                        .to_owned(),
+                });
+            }
+            let batch = self.engine.submit(plan.requests, &submit);
+            let id = batch.id();
+            lock(&self.batches).insert(id, (batch, peer));
+            Ok(id.0.cast_signed())
         });
         Ok(self.told(py, "transfer", begun))
     }
 
     /// How a batch is: 1 while it is under way, then, once, 0 or as `transfer`.
     fn check(&self, py: Python<'_>, batch: u64) -> i64 {
-        let id = BatchId(batch);
-        match self.engine.batch(id).filter(|_| self.is_here()) {
+        match self.batch(BatchId(batch)) {
             None => FAILED,
             Some(batch) if !batch.is_done() => 1,
-            Some(batch) => {
-                self.engine.free(id);
-                self.told(py, "transfer", result(&batch))
-            }
+            Some(batch) => self.end(py, &batch),
         }
     }
 
     /// Waits for a batch: as `transfer`.
     fn wait(&self, py: Python<'_>, batch: u64) -> i64 {
-        let id = BatchId(batch);
-        let Some(batch) = self.engine.batch(id).filter(|_| self.is_here()) else {
+        let Some(batch) = self.batch(BatchId(batch)) else {
             return FAILED;
         };
-        let waited = py.detach(|| {
-            // Its requests have deadlines.
-            let _ = batch.wait(&Waiting::at(&BATCHES));
-            self.engine.free(id);
-            result(&batch)
-        });
-        self.told(py, "transfer", waited)
+        // Its requests have deadlines.
+        let _ = py.detach(|| batch.wait(&Waiting::at(&BATCHES)));
+        self.end(py, &batch)
     }
 
     /// Whether a peer answers: 0 or as `transfer`.
@@ -319,7 +298,7 @@ impl RawEngine {
             return false;
         };
         // SAFETY: the caller of the call promises that the memory is there until it is registered no more, and that peers
-        // may read and write it until then. Slices over it are made only for calls that name it as theirs.
+        // may read and write it until then. No slice is made over registered memory.
         let memory = unsafe { Memory::borrowed(start, range.bytes(), Location::Host) };
         let registered = self.engine.register(RegionSpec {
             memory,
@@ -333,6 +312,7 @@ impl RawEngine {
             .engine
             .grant(region.id(), &GrantSpec::whole(&region, Rights::BOTH));
         let Ok(capability) = granted else {
+            let _ = self.engine.unregister(region.id(), RELEASE);
             return false;
         };
         let mut own = lock(&self.own);
@@ -347,48 +327,58 @@ impl RawEngine {
         true
     }
 
+    fn end_all(&self) -> bool {
+        let until = now() + RELEASE;
+        let regions = std::mem::take(&mut lock(&self.own).regions);
+        let busy = regions.values().filter(|one| {
+            let left = now().until(until);
+            self.engine.unregister(one.region.id(), left).is_err()
+        });
+        let busy = busy.count();
+        self.engine.close();
+        busy == 0
+    }
+
     /// The number of a result. A peer that is to be described again is no failure yet.
     fn told(&self, py: Python<'_>, method: &str, result: Result<i64, Failure>) -> i64 {
-        result.unwrap_or_else(|failure| {
-            if failure.code != STALE {
-                self.reasons.tell(py, method, failure.code, &failure.reason);
-            }
-            failure.code
-        })
+        match result {
+            Ok(number) => number,
+            Err(failure) if failure.code == STALE => STALE,
+            Err(failure) => self.tell(py, method, &failure),
+        }
+    }
+
+    fn tell(&self, py: Python<'_>, method: &str, failure: &Failure) -> i64 {
+        self.reasons.tell(py, method, failure.code, &failure.reason);
+        failure.code
     }
 
     fn peer(&self, name: &str) -> Result<Arc<Peer>, Failure> {
         let peer = lock(&self.peers).get(name).cloned();
-        peer.ok_or_else(Failure::stale)
+        peer.filter(|peer| !peer.is_stale())
+            .ok_or_else(Failure::stale)
     }
 
-    fn local(&self, range: Range) -> Option<LocalRange> {
-        let regions = self.engine.home().regions();
-        let found = regions.find(range.start(), range.bytes())?;
-        Some(LocalRange {
-            region: found.region.id(),
-            offset: found.offset,
-            bytes: range.bytes() as u64,
-        })
-    }
-
-    /// The requests of runs; none when memory here is not registered.
-    fn requests(&self, peer: &Peer, op: Op, runs: &Runs) -> Result<Option<Vec<Request>>, Failure> {
-        let mut requests = Vec::with_capacity(runs.local.len());
-        for (local, remote) in runs.local.iter().zip(&runs.remote) {
-            let target = peer.target(*remote, local.bytes() as u64)?;
-            let Some(local) = self.local(*local) else {
-                return Ok(None);
-            };
-            requests.push(Request {
-                op,
-                local: vec![local],
-                target,
-                timeout: None,
-                priority: Priority::default(),
-            });
+    fn batch(&self, id: BatchId) -> Option<Batch> {
+        if !self.is_here() {
+            return None;
         }
-        Ok(Some(requests))
+        lock(&self.batches).get(&id).map(|(batch, _)| batch.clone())
+    }
+
+    /// Forgets a batch that is over: its result. That a peer refused it is found out only now, so the next call is told to
+    /// have the peer described again.
+    fn end(&self, py: Python<'_>, batch: &Batch) -> i64 {
+        let Some((_, peer)) = lock(&self.batches).remove(&batch.id()) else {
+            return FAILED;
+        };
+        let Err(failure) = result(batch) else {
+            return 0;
+        };
+        if failure.code == STALE {
+            peer.set_stale();
+        }
+        self.tell(py, "transfer", &failure)
     }
 
     fn carry(
@@ -399,49 +389,44 @@ impl RawEngine {
         timeout: Duration,
         notice: Option<(String, String)>,
     ) -> Result<(), Failure> {
+        let until = now() + timeout;
         let peer = self.peer(peer)?;
-        let notice = notice.map(|(name, text)| Notice {
+        let plan = runs.plan(self.engine.home(), &peer, op)?;
+        let mut notice = notice.map(|(name, text)| Notice {
             name,
             bytes: text.into_bytes(),
         });
-        let Some(requests) = self.requests(&peer, op, runs)? else {
-            return self.carry_unregistered(&peer, op, runs, timeout, notice);
-        };
-        let submit = Submit {
-            timeout,
-            notice: notice.map(|notice| (peer.id, notice)),
-            ..Submit::default()
-        };
-        Ok(self.engine.transfer(requests, &submit)?)
-    }
-
-    /// Memory that is not registered is used while the caller waits, one run after another.
-    fn carry_unregistered(
-        &self,
-        peer: &Peer,
-        op: Op,
-        runs: &Runs,
-        timeout: Duration,
-        notice: Option<Notice>,
-    ) -> Result<(), Failure> {
-        for (local, remote) in runs.local.iter().zip(&runs.remote) {
-            let target = peer.target(*remote, local.bytes() as u64)?;
+        let last = notice.take_if(|_| plan.unregistered.is_empty());
+        if !plan.requests.is_empty() || last.is_some() {
+            let submit = Submit {
+                timeout,
+                notice: last.map(|notice| (peer.id, notice)),
+                ..Submit::default()
+            };
+            self.engine.transfer(plan.requests, &submit)?;
+        }
+        for (local, target) in plan.unregistered {
+            let left = now().until(until);
             let moved = match op {
-                // SAFETY: the caller of the call promises that the memory is there and stays as it is until it returns.
+                // SAFETY: the caller of the call promises that the memory is there and that nothing else writes it until the
+                // call returns; peers may not, as none of it is registered.
                 Op::Write => self
                     .engine
-                    .write_now(&target, unsafe { local.as_slice() }, timeout),
-                // SAFETY: the caller of the call promises that the memory is there and that nothing else uses it until it
-                // returns.
+                    .write_now(&target, unsafe { local.as_slice() }, left),
+                // SAFETY: the caller of the call promises that the memory is there and that nothing else uses it until the
+                // call returns; peers may not, as none of it is registered.
                 Op::Read => self
                     .engine
-                    .read_now(&target, unsafe { local.as_mut_slice() }, timeout),
+                    .read_now(&target, unsafe { local.as_mut_slice() }, left),
             };
             moved.map_err(BatchError::Failed)?;
         }
         match notice {
             None => Ok(()),
-            Some(notice) => Ok(self.engine.notify(peer.id, notice, timeout)?),
+            Some(notice) => {
+                let left = now().until(until);
+                Ok(self.engine.notify(peer.id, notice, left)?)
+            }
         }
     }
 }
@@ -453,58 +438,7 @@ impl Drop for RawEngine {
             std::mem::forget(self.engine.clone());
             return;
         }
-        Python::attach(|py| py.detach(|| self.engine.close()));
-    }
-}
-
-impl Peer {
-    fn target(&self, address: u64, bytes: u64) -> Result<Target, Failure> {
-        let found = self.by_start.range(..=address).next_back();
-        let (start, index) = found.ok_or_else(Failure::stale)?;
-        let (offset, range) = (address - start, &self.ranges[*index]);
-        match offset.checked_add(bytes) {
-            Some(end) if end <= range.bytes => Ok(Target {
-                peer: self.id,
-                offset,
-                capability: range.capability,
-                key: None,
-            }),
-            _ => Err(Failure::stale()),
-        }
-    }
-}
-
-impl PeerRange {
-    fn of(described: &Value) -> Option<Self> {
-        let bytes = described[2].as_array()?.iter();
-        let bytes: Option<Vec<u8>> = bytes
-            .map(|byte| byte.as_u64().and_then(|byte| u8::try_from(byte).ok()))
-            .collect();
-        Some(Self {
-            start: described[0].as_u64()?,
-            bytes: described[1].as_u64()?,
-            capability: Capability::from_bytes(bytes?.as_slice().try_into().ok()?),
-        })
-    }
-}
-
-impl Runs {
-    /// `None` when lists do not fit together, or a run is no memory. Runs of no bytes are left out.
-    fn of(starts: &[Number], addresses: &[Number], lengths: &[Number]) -> Option<Self> {
-        if starts.len() != lengths.len() || addresses.len() != lengths.len() {
-            return None;
-        }
-        let mut runs = Self {
-            local: Vec::with_capacity(lengths.len()),
-            remote: Vec::with_capacity(lengths.len()),
-        };
-        for ((start, address), length) in starts.iter().zip(addresses).zip(lengths) {
-            if length.0 > 0 {
-                runs.local.push(Range::new(*start, *length)?);
-                runs.remote.push(address.0 as u64);
-            }
-        }
-        Some(runs)
+        Python::attach(|py| py.detach(|| self.end_all()));
     }
 }
 

@@ -1,9 +1,11 @@
 """The transfer engine: every call with success, misuse and failure; what Mooncake 0.3.13 returns is what is expected."""
 
+import contextlib
 import ctypes
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +15,7 @@ from contextlib import contextmanager
 import mooncake.store
 import pytest
 from mooncake.engine import Read, TransferEngine, TransferNotify, TransferOpcode, Write
+from slackwater.compat.mooncake import engine as compat_engine
 from slackwater.compat.mooncake import http_service
 from slackwater.compat.mooncake.engine import InnerTransferEngine
 
@@ -182,6 +185,61 @@ def test_a_peer_that_changes_is_asked_again(here: Side, there: Side) -> None:
     assert engine.get_first_buffer_address(there.name) == y
 
 
+def test_a_peer_that_refuses_what_is_not_waited_for_is_asked_again(here: Side, there: Side) -> None:
+    """What was known of a peer was asked for again by calls that wait alone: when it registered its memory anew, every call
+    that does not wait failed from then on."""
+    engine, x, y = here.engine, here.at, there.at
+    ends = (
+        lambda batch: engine.get_batch_transfer_status([batch]) == 0,
+        lambda batch: until_over(engine, batch) == 1,
+    )
+    for is_fine in ends:
+        assert is_fine(engine.transfer_submit_write(there.name, x, y, 10))
+        assert there.engine.unregister_memory(y) == 0 == there.engine.register_memory(y, BYTES)
+        refused = engine.transfer_submit_write(there.name, x, y, 10)
+        assert refused > 0 and not is_fine(refused)
+        assert is_fine(engine.transfer_submit_write(there.name, x, y, 10))
+
+
+def until_over(engine: TransferEngine, batch: int) -> int:
+    """The result of a batch that is looked after."""
+    while (status := engine.transfer_check_status(batch)) == 0:
+        pass
+    return int(status)
+
+
+def test_runs_begin_and_end_anywhere_in_registered_memory(here: Side, there: Side) -> None:
+    """Runs that were not all in one registration were copied as memory that is the caller's alone, which peers may have
+    written at that time."""
+    engine, y = here.engine, there.at
+    memory = ctypes.create_string_buffer(bytes(range(200)), 200)
+    x = ctypes.addressof(memory)
+    # Two that touch, and one by itself.
+    assert engine.batch_register_memory([x + 50, x + 70, x + 150], [20, 10, 20]) == 0
+    for start, end in ((0, 200), (50, 80), (60, 75), (60, 160), (0, 55), (75, 100), (0, 50), (80, 150), (49, 51), (169, 171)):
+        there.memory[:300] = bytes(300)
+        notice = TransferNotify("from", f"{start}")
+        assert engine.transfer_sync(there.name, x + start, y + 7, end - start, Write, notice) == 0
+        assert there.has(6, b"\0" + bytes(range(start, end)) + b"\0"), (start, end)
+        assert [one.msg for one in there.engine.get_notifies()] == [f"{start}"]
+        there.memory[100:300] = bytes(range(200, 0, -1))
+        assert engine.transfer_sync_read(there.name, x + start, y + 100, end - start) == 0
+        assert memory.raw == bytes([*range(start), *range(200, 200 - end + start, -1), *range(end, 200)])
+        memory[:] = bytes(range(200))
+        if not engine._raw.is_registered(x + start, end - start) and (start, end) not in ((50, 80), (60, 75)):
+            assert engine.transfer_submit_write(there.name, x + start, y, end - start) == 0
+
+
+def test_a_call_has_one_deadline(here: Side, there: Side) -> None:
+    """Each run of memory that is not registered had the time of the whole call."""
+    assert here.engine.get_first_buffer_address(there.name) == there.at
+    raw, count = here.engine._raw, 50_000
+    loose = ctypes.create_string_buffer(1)
+    runs = [ctypes.addressof(loose)] * count, [there.at] * count, [1] * count
+    assert raw.transfer(there.name, True, *runs, 60.0) == 0
+    assert raw.transfer(there.name, True, *runs, 0.002) == -3
+
+
 def test_peers_are_told(here: Side, there: Side) -> None:
     engine, x, y = here.engine, here.at, there.at
     assert here.engine.send_probe(there.name) == 0 and here.engine.send_probe(NOBODY) == -102
@@ -321,6 +379,23 @@ def test_a_fork_is_refused_and_the_parent_goes_on(here: Side, there: Side) -> No
     assert engine.transfer_sync_write(there.name, x, y, 10) == 0
 
 
+def test_engines_are_started_in_a_fork_but_not_those_of_the_parent(here: Side, there: Side) -> None:
+    """`initialize` of the parent's engine said 0 in a fork, and waited for ever when another thread had been there at the
+    fork; memory was said not to be registered only after it had been written."""
+    new, given = TransferEngine(), ("127.0.0.1", "P2PHANDSHAKE", "tcp", "")
+
+    def right() -> bool:
+        engine, peer = here.engine, there.name
+        is_refused = engine.initialize(*given) == -1 and engine.get_first_buffer_address(peer) == 0
+        is_untouched = engine.write_bytes_to_buffer(here.at, b"x", 1) == -1 == engine.free_managed_buffer(here.at, 1)
+        started = new.initialize(*given) == 0 == new.initialize(*given)
+        return is_refused and is_untouched and started and new.get_first_buffer_address(peer) == there.at
+
+    with here.engine._lock, new._lock:
+        assert in_child(right)
+    assert new.initialize(*given) == 0 and here.engine.get_first_buffer_address(there.name) == there.at
+
+
 def test_an_engine_ends_with_its_object() -> None:
     before = len(os.listdir("/proc/self/task"))
     for _ in range(5):
@@ -330,6 +405,83 @@ def test_an_engine_ends_with_its_object() -> None:
     until_gone = TransferEngine()
     assert until_gone.send_probe(f"127.0.0.1:{port}") < 0
     assert len(os.listdir("/proc/self/task")) <= before
+
+
+def is_mapped(address: int) -> bool:
+    """Whether there is memory at an address."""
+    with open("/proc/self/maps", encoding="utf-8") as file:
+        ranges = [[int(end, 16) for end in line.split()[0].split("-")] for line in file]
+    return any(start <= address < end for start, end in ranges)
+
+
+def test_memory_of_an_engine_goes_when_no_peer_may_write_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory went first, while a request under way could still hold what writes there; and memory that is still touched
+    went too."""
+    side = Side(1)
+    raw, managed = side.engine._raw, side.engine.allocate_managed_buffer(1 << 20)
+    assert is_mapped(managed) and raw.is_registered(managed, 1 << 20)
+    del side.engine
+    assert not raw.is_registered(managed, 1) and not raw.is_registered(side.at, 1) and not is_mapped(managed)
+    assert not json.loads(raw.describe())["ranges"] and raw.close()
+
+    class Busy:
+        def close(self) -> bool:
+            return False
+
+    other = Side(1)
+    managed = other.engine.allocate_managed_buffer(1 << 20)
+    service = other.engine._service
+    kept: list[object] = []
+    monkeypatch.setattr(compat_engine, "_kept", kept)
+    compat_engine._end(os.getpid(), Busy(), service, other.engine._managed)
+    assert kept == [other.engine._managed[managed]]
+    compat_engine._end(os.getpid() + 1, None, None, {})
+
+
+def test_a_program_ends_with_its_engine() -> None:
+    """It hung: the end of the engine waited for a thread that no longer ran."""
+    code = OTHER.replace("for line in sys.stdin", "assert engine.allocate_managed_buffer(100)\nfor line in []")
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+@contextmanager
+def answering(head: bytes, piece: bytes) -> Iterator[str]:
+    """A peer that says this and then goes on saying the rest, slowly."""
+    over = threading.Event()
+
+    def answer() -> None:
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.recv(1 << 16)
+            connection.sendall(head)
+            while not over.wait(0.01):
+                connection.sendall(piece)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            over.set()
+            thread.join()
+
+
+def test_peers_describe_themselves_in_time_and_in_bounds(
+    here: Side, there: Side, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The time was for each piece: a peer that sent a byte now and then kept its caller for ever."""
+    monkeypatch.setattr(compat_engine, "_ASK_SECONDS", 0.3)
+    begun = b"HTTP/1.1 200 OK\r\n"
+    for head, piece in ((begun + b"Content-Length: 1000000\r\n\r\n", b" "), (begun + b"\r\n", b" "), (begun, b"A: b\r\n")):
+        with answering(head, piece) as peer:
+            assert here.engine.get_first_buffer_address(peer) == 0, head
+    assert "took longer than 0.3 s" in caplog.text
+    monkeypatch.setattr(compat_engine, "_DESCRIPTION_BYTES_MAX", len(there.engine._raw.describe()))
+    assert here.engine.get_first_buffer_address(there.name) == there.at
+    monkeypatch.setattr(compat_engine, "_DESCRIPTION_BYTES_MAX", len(there.engine._raw.describe()) - 1)
+    assert here.engine.get_first_buffer_address(there.name) == 0
 
 
 def test_a_store_takes_an_engine(here: Side, master: str) -> None:

@@ -71,6 +71,26 @@ impl Range {
         }
     }
 
+    /// The pieces that it has between the ends of other ranges, which are in order and do not overlap.
+    pub(crate) fn cut(self, others: &[Self]) -> Vec<Self> {
+        let before = others.partition_point(|other| other.end() <= self.start);
+        let within = others[before..].iter();
+        let within = within.take_while(|other| other.start < self.end());
+        let edges = within.flat_map(|other| [other.start, other.end()]);
+        let mut pieces = Vec::new();
+        let mut start = self.start;
+        for end in edges.chain([self.end()]) {
+            if start < end && end <= self.end() {
+                pieces.push(Self {
+                    start,
+                    bytes: end - start,
+                });
+                start = end;
+            }
+        }
+        pieces
+    }
+
     /// The bytes, to be read.
     ///
     /// # Safety

@@ -14,12 +14,14 @@ import os
 import random
 import socket
 import threading
+import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from slackwater._native import RawEngine
 from slackwater.compat.mooncake.buffer_pool import address_of
-from slackwater.compat.mooncake.http_service import NOT_FOUND, Answer, Asked, Service
+from slackwater.compat.mooncake.http_service import NOT_FOUND, Answer, Asked, Service, cut
 from slackwater.compat.mooncake.opening import PROTOCOLS, log, split, tell
 from slackwater.compat.mooncake.variables import number
 
@@ -28,6 +30,8 @@ _STALE, _RAW_TIMED_OUT = -2, -3
 _SECONDS_MIN, _SECONDS_PER_BYTE = 5, 1e-9
 _ASK_SECONDS, _DESCRIPTION_BYTES_MAX, _PORT_TRIES = 5, 64 << 20, 64
 _PATH = "/engine"
+# Memory that something may still touch when its engine is gone.
+_kept: list[mmap.mmap] = []
 
 
 class TransferOpcode(enum.Enum):
@@ -67,6 +71,12 @@ class TransferEngine:
         """Starts the engine: 0 or a negative code; again is 0 and does nothing."""
         if not all(isinstance(one, str) for one in (local_hostname, metadata_server, protocol, device_name)):
             raise TypeError("initialize: expected four texts")
+        if self._process != os.getpid():
+            if self._raw is not None:
+                log.error("initialize: this engine belongs to the parent of this process: make one here")
+                return _FAILED
+            # Another thread may have held the lock at the fork.
+            self._lock, self._process = threading.Lock(), os.getpid()
         with self._lock:
             if self._raw is not None:
                 return 0
@@ -78,13 +88,15 @@ class TransferEngine:
                 return _FAILED
             try:
                 host = _loopback(split(local_hostname)[0])
-                self._raw = RawEngine(local_hostname, host, tell)
-                self._service = _bound(host, _answer_of(self._raw))
+                raw = RawEngine(local_hostname, host, tell)
+                service = _bound(host, _answer_of(raw))
             except (ValueError, OSError) as error:
-                self._raw = None
                 log.error("initialize: %s", error)
                 return _FAILED
-            threading.Thread(target=self._service.serve_forever, name="slackwater-engine", daemon=True).start()
+            threading.Thread(target=service.serve_forever, name="slackwater-engine", daemon=True).start()
+            self._raw, self._service = raw, service
+            # Before the interpreter ends, too: the thread of the service would not run then to be ended.
+            weakref.finalize(self, _end, self._process, raw, service, self._managed)
         return 0
 
     def initialize_ext(
@@ -92,12 +104,6 @@ class TransferEngine:
     ) -> int:
         """As `initialize`."""
         return self.initialize(local_hostname, metadata_server, protocol, device_name)
-
-    def __del__(self) -> None:
-        service = self.__dict__.get("_service")
-        if service is not None and self._process == os.getpid():
-            service.shutdown()
-            service.server_close()
 
     def get_rpc_port(self) -> int:
         """The port by which peers name this engine; 0 before `initialize`."""
@@ -328,7 +334,7 @@ class TransferEngine:
 
     def _meet(self, peer: str) -> int | None:
         """Asks a peer for its description: its first address, or 0; `None` when there is no such peer."""
-        if self._raw is None:
+        if self._raw is None or self._process != os.getpid():
             return None
         try:
             described = _asked(*split(peer))
@@ -345,16 +351,38 @@ def _answer_of(raw: RawEngine) -> Callable[[Asked], Answer]:
     return answer
 
 
+def _end(process: int, raw: RawEngine, service: Service, managed: dict[int, mmap.mmap]) -> None:
+    """Ends an engine. Its threads and connections are those of the process that started it."""
+    if process != os.getpid():
+        return
+    service.shutdown()
+    service.server_close()
+    if not raw.close():
+        log.error("the memory of an engine is kept: after a minute a transfer still touches it")
+        _kept.extend(managed.values())
+
+
 def _asked(host: str, port: int) -> bytes:
     connection = http.client.HTTPConnection(host, port, timeout=_ASK_SECONDS)
+    connection.connect()
+    assert connection.sock is not None
+    # The timeout of a connection is for each piece: a peer that sends slowly would never end.
+    until = time.monotonic() + _ASK_SECONDS
+    end = threading.Timer(_ASK_SECONDS, cut, [connection.sock])
+    end.daemon = True
+    end.start()
     try:
-        connection.request("GET", _PATH)
+        # A name of this machine that others chose is refused.
+        connection.request("GET", _PATH, headers={"Host": "localhost"})
         answer = connection.getresponse()
         described = answer.read(_DESCRIPTION_BYTES_MAX + 1)
         if answer.status != 200 or len(described) > _DESCRIPTION_BYTES_MAX:
-            raise ValueError(f"{answer.status} with {len(described)} bytes")
+            raise ValueError(f"{answer.status} with {len(described)} bytes, of {_DESCRIPTION_BYTES_MAX} at most")
+        if time.monotonic() >= until:
+            raise TimeoutError(f"its description took longer than {_ASK_SECONDS} s")
         return described
     finally:
+        end.cancel()
         connection.close()
 
 

@@ -1,0 +1,91 @@
+//! A peer as it described itself.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde_json::Value;
+use slackwater_transfer::{Capability, Engine, PeerId, Segment, Target};
+
+use super::Failure;
+
+/// A peer, by one of its descriptions.
+pub(super) struct Peer {
+    pub(super) id: PeerId,
+    /// Where its memory is registered, in the order of registration.
+    ranges: Vec<PeerRange>,
+    /// Index in `ranges`, by first address.
+    by_start: BTreeMap<u64, usize>,
+    /// Whether the peer refused what the description grants.
+    is_stale: AtomicBool,
+}
+
+struct PeerRange {
+    start: u64,
+    bytes: u64,
+    capability: Capability,
+}
+
+impl Peer {
+    /// Opens the peer that is described; otherwise what is wrong with the description.
+    pub(super) fn open(engine: &Engine, described: &[u8]) -> Result<Self, String> {
+        let described: Value =
+            serde_json::from_slice(described).map_err(|error| error.to_string())?;
+        let segment: Segment = serde_json::from_value(described["segment"].clone())
+            .map_err(|error| error.to_string())?;
+        let ranges = described["ranges"].as_array();
+        let ranges: Option<Vec<PeerRange>> =
+            ranges.and_then(|ranges| ranges.iter().map(PeerRange::of).collect());
+        let ranges = ranges.ok_or_else(|| "its memory".to_owned())?;
+        let starts = ranges.iter().enumerate();
+        Ok(Self {
+            id: engine.open(segment),
+            by_start: starts.map(|(index, range)| (range.start, index)).collect(),
+            ranges,
+            is_stale: AtomicBool::new(false),
+        })
+    }
+
+    /// The address of the memory that it registered first.
+    pub(super) fn first(&self) -> Option<u64> {
+        self.ranges.first().map(|range| range.start)
+    }
+
+    /// Whether it is to be described again.
+    pub(super) fn is_stale(&self) -> bool {
+        self.is_stale.load(Ordering::Relaxed)
+    }
+
+    /// Says that it is to be described again.
+    pub(super) fn set_stale(&self) {
+        self.is_stale.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn target(&self, address: u64, bytes: u64) -> Result<Target, Failure> {
+        let found = self.by_start.range(..=address).next_back();
+        let (start, index) = found.ok_or_else(Failure::stale)?;
+        let (offset, range) = (address - start, &self.ranges[*index]);
+        match offset.checked_add(bytes) {
+            Some(end) if end <= range.bytes => Ok(Target {
+                peer: self.id,
+                offset,
+                capability: range.capability,
+                key: None,
+            }),
+            _ => Err(Failure::stale()),
+        }
+    }
+}
+
+impl PeerRange {
+    fn of(described: &Value) -> Option<Self> {
+        let bytes = described[2].as_array()?.iter();
+        let bytes: Option<Vec<u8>> = bytes
+            .map(|byte| byte.as_u64().and_then(|byte| u8::try_from(byte).ok()))
+            .collect();
+        Some(Self {
+            start: described[0].as_u64()?,
+            bytes: described[1].as_u64()?,
+            capability: Capability::from_bytes(bytes?.as_slice().try_into().ok()?),
+        })
+    }
+}

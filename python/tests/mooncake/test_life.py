@@ -300,6 +300,21 @@ def test_a_fork_can_neither_set_up_nor_close_what_its_parent_opened(master: str)
     assert in_child(lambda: setup(own := MooncakeDistributedStore(), master) == 0 == own.close())
 
 
+def test_a_fork_neither_lends_nor_takes_back_memory(master: str) -> None:
+    """A child of a fork that another thread lent memory in waited for the lock of that thread for ever."""
+    store = MooncakeDistributedStore()
+    assert setup(store, master) == 0
+
+    def refused() -> bool:
+        refused = {"ret": -1012, "segment_ids": [], "allocated_size": 0}
+        return store.allocate_and_mount_segment(1 << 24) == refused and store.unmount_and_free_segment([]) == -1012
+
+    with store._lock:
+        assert in_child(refused)
+    assert store.unmount_and_free_segment([]) == 0 == store.close()
+    assert store.allocate_and_mount_segment(1 << 24)["ret"] == -600 == store.unmount_and_free_segment([])
+
+
 def test_calls_end_when_the_server_is_gone(started: Starter, soon: None, caplog: pytest.LogCaptureFixture) -> None:
     """Each with a code that callers take for a call that failed, and with the reason in the log."""
     with started("serve") as (address, server):

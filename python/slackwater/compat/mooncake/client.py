@@ -11,13 +11,13 @@ from typing import Any
 from slackwater._native import BufferHandle, RawClient
 from slackwater.compat.mooncake import opening
 from slackwater.compat.mooncake.kinds import ReplicaStatus
-from slackwater.compat.mooncake.opening import log, tell
+from slackwater.compat.mooncake.opening import NOT_SUPPORTED, log, tell
 from slackwater.compat.mooncake.replicas import Descriptor, MemoryDescriptor, QueryTaskResponse, ReplicaDescriptor
 from slackwater.compat.mooncake.replicate import CREATE, CREATE_NEAR, DEFAULT, UPSERT, ReplicateConfig, plan_of
 from slackwater.compat.mooncake.segments import Segments
 from slackwater.compat.mooncake.tensors import Tensors
 
-_INVALID_PARAMS, _NOT_SUPPORTED, _OBJECT_NOT_FOUND, _TASK_NOT_FOUND = -600, -1012, -704, -1400
+_INVALID_PARAMS, _OBJECT_NOT_FOUND, _TASK_NOT_FOUND = -600, -704, -1400
 _LISTS = (list, tuple)
 
 
@@ -54,10 +54,10 @@ class MooncakeDistributedStore(Tensors, Segments):
             arguments = read
         else:
             arguments = opening.from_call(args, kwargs)
-        if self._raw.state() == _NOT_SUPPORTED:
+        if self._raw.state() == NOT_SUPPORTED:
             # Nor is the lock taken, which another thread may have held at the fork.
             log.error("setup: this client belongs to the parent of this process: make one here")
-            return _NOT_SUPPORTED
+            return NOT_SUPPORTED
         with self._lock:
             if self._setup is not None:
                 if self._setup == arguments:
@@ -76,7 +76,7 @@ class MooncakeDistributedStore(Tensors, Segments):
     def setup_dummy(self, mem_pool_size: int, local_buffer_size: int, server_address: str) -> int:
         """Not supported: there is no stand-alone client. Connect with `setup` and a segment of 0 bytes."""
         log.error("setup_dummy: no stand-alone client is provided: use setup with global_segment_size=0")
-        return _NOT_SUPPORTED
+        return NOT_SUPPORTED
 
     def init_all(self, protocol: str, device_name: str, mount_segment_size: int, /) -> int:
         """Opens the client on this host with the master of this host."""
@@ -90,7 +90,7 @@ class MooncakeDistributedStore(Tensors, Segments):
 
         In a fork of the process that set it up, it stays as it is.
         """
-        if self._raw.state() == _NOT_SUPPORTED:
+        if self._raw.state() == NOT_SUPPORTED:
             return 0
         with self._lock:
             self._raw.close()
@@ -101,7 +101,7 @@ class MooncakeDistributedStore(Tensors, Segments):
         """0 when the master answers, 1 before `setup` and after `close`, 2 when the master does not answer."""
         state = self._raw.state()
         if state:
-            return state if state == _NOT_SUPPORTED else 1
+            return state if state == NOT_SUPPORTED else 1
         return 2 if self._raw.ping() < 0 else 0
 
     def get_hostname(self) -> str:
@@ -383,7 +383,7 @@ class MooncakeDistributedStore(Tensors, Segments):
 
     def _no_task(self, key: str) -> tuple[tuple[int, int], int]:
         found = self._raw.exists([key])[0]
-        return (0, 0), _NOT_SUPPORTED if found == 1 else found or _OBJECT_NOT_FOUND
+        return (0, 0), NOT_SUPPORTED if found == 1 else found or _OBJECT_NOT_FOUND
 
     def query_task(self, task_id: tuple[int, int]) -> tuple[QueryTaskResponse | None, int]:
         """No task is known."""

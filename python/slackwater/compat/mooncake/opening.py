@@ -16,7 +16,7 @@ from slackwater.errors import SlackwaterError
 
 log = logging.getLogger("slackwater.mooncake")
 
-INTERNAL_ERROR, INVALID_PARAMS, OTHER_SETUP = -1, -600, -1010
+INTERNAL_ERROR, INVALID_PARAMS, OTHER_SETUP, NOT_SUPPORTED = -1, -600, -1010, -1012
 _UNITS = {"": 1, "b": 1} | {
     unit: 1024**power for power, letter in enumerate("kmgt", 1) for unit in (letter, f"{letter}b", f"{letter}ib")
 }

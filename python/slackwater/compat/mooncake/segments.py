@@ -8,7 +8,7 @@ from typing import Any
 
 from slackwater._native import RawClient
 from slackwater.compat.mooncake import opening
-from slackwater.compat.mooncake.opening import INTERNAL_ERROR, INVALID_PARAMS, log
+from slackwater.compat.mooncake.opening import INTERNAL_ERROR, INVALID_PARAMS, NOT_SUPPORTED, log
 from slackwater.errors import SlackwaterError
 
 _UNIT = 16 << 20
@@ -26,8 +26,11 @@ class Segments:
 
     def allocate_and_mount_segment(self, size: int, protocol: str = "tcp", location: str = "") -> dict[str, Any]:
         """Lends memory, in whole pieces of 16 MiB: `ret`, 0 or a code, `segment_ids`, and `allocated_size`."""
-        with self._lock:
-            code, identity = self._mount(size, protocol)
+        code, identity = self._raw.state(), ""
+        # In a fork, another thread may have held the lock.
+        if code != NOT_SUPPORTED:
+            with self._lock:
+                code, identity = self._mount(size, protocol)
         allocated = -(-size // _UNIT) * _UNIT if code == 0 else 0
         return {"ret": code, "segment_ids": [identity] if code == 0 else [], "allocated_size": allocated}
 
@@ -61,6 +64,8 @@ class Segments:
         """
         if isinstance(segment_ids, str) or not 0 <= grace_period_seconds <= _GRACE_SECONDS_MAX:
             raise TypeError(f"a list of ids, and a grace of 0 to {_GRACE_SECONDS_MAX} seconds, are needed")
+        if self._raw.state() == NOT_SUPPORTED:
+            return NOT_SUPPORTED
         with self._lock:
             if self._raw.state():
                 return self._raw.state()

@@ -1,5 +1,8 @@
 """Registered memory that is lent and given back."""
 
+import gc
+import subprocess
+import sys
 import threading
 
 import calls
@@ -8,6 +11,8 @@ import mooncake.buffer_pool
 import mooncake.store
 import pytest
 from mooncake.store import BufferPool, MooncakeDistributedStore, MooncakeHostMemAllocator
+
+from conftest import in_child
 
 MIB = 1 << 20
 
@@ -87,6 +92,121 @@ def test_there_is_as_much_as_was_said(store: MooncakeDistributedStore) -> None:
         address = lease.ptr
     assert store.unregister_buffer(address) == -600
     short.close()
+
+
+def test_leases_that_are_dropped_are_given_back(store: MooncakeDistributedStore) -> None:
+    """Their memory was lost to the pool, which could not be closed any more."""
+    pool = BufferPool(store, max_bytes=MIB, min_size_class=MIB, alignment=64)
+    first = pool.acquire(10).ptr
+    lease = pool.acquire(10, block=False)
+    assert lease.ptr == first
+    # Another thread waits for it.
+    waited: list[int] = []
+    thread = threading.Thread(target=lambda: waited.append(pool.acquire(10, timeout=30).ptr))
+    thread.start()
+    while not pool._changed._waiters:
+        pass
+    del lease
+    thread.join()
+    assert waited == [first]
+    # What is looked at stays until it is not.
+    view = pool.acquire(10).buffer
+    with pytest.raises(RuntimeError, match="exhausted"):
+        pool.acquire(10, block=False)
+    view[:] = bytes(10)
+    view.release()
+    pool.acquire(10, block=False).release()
+    lease = pool.acquire(10)
+    with pytest.raises(RuntimeError, match="active leases"):
+        pool.close()
+    view = lease.buffer
+    del lease
+    pool.close()
+    assert store.register_buffer(first, 10) == 0 == store.unregister_buffer(first)
+    view[:] = b"0123456789"
+    assert bytes(view) == b"0123456789"
+
+
+def test_leases_are_dropped_by_a_thread_that_changes_the_pool(store: MooncakeDistributedStore) -> None:
+    pool = BufferPool(store, max_bytes=2 * MIB, min_size_class=MIB, alignment=64)
+    lease = pool.acquire(1)
+    with pool._changed:
+        free, leased = dict(pool._free), set(pool._leased)
+        del lease
+        assert (pool._free, pool._leased) == (free, leased) and len(pool._dropped) == 1
+    pool.acquire(MIB + 1, block=False).release()
+    pool.close()
+
+
+def test_pools_that_are_dropped_give_their_memory_back(store: MooncakeDistributedStore) -> None:
+    """It was still registered when it was no memory any more."""
+    pool = BufferPool(store, alignment=64)
+    lease, seen = pool.acquire(10), pool.acquire(10)
+    first, second, view = lease.ptr, seen.ptr, seen.buffer
+    assert store.register_buffer(first, 1) == -600 == store.register_buffer(second, 1)
+    lease.release()
+    del lease, seen, pool
+    gc.collect()
+    for address in (first, second):
+        assert store.register_buffer(address, 1) == 0 == store.unregister_buffer(address)
+    assert bytes(view) == bytes(10)
+
+
+def test_a_fork_leaves_the_pool_of_its_parent_alone(store: MooncakeDistributedStore) -> None:
+    """It waited for ever for a lock that a thread of the parent had at the fork."""
+    pool = BufferPool(store, alignment=64)
+    leases = [pool.acquire(10), pool.acquire(10)]
+
+    def right() -> bool:
+        leases[0].release()
+        leases.clear()
+        pool.close()
+        with pytest.raises(RuntimeError, match="parent"):
+            pool.acquire(10)
+        return not pool._dropped
+
+    held, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with pool._changed:
+            held.set()
+            over.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    assert in_child(right)
+    over.set()
+    thread.join()
+    for lease in leases:
+        lease.release()
+    pool.close()
+
+
+AT_EXIT = """
+import sys, threading
+import slackwater.compat
+slackwater.compat.install(over=True)
+from mooncake.store import BufferPool, MooncakeDistributedStore
+store = MooncakeDistributedStore()
+assert store.setup("localhost", "P2PHANDSHAKE", 0, 1 << 20, "tcp", "", sys.argv[1]) == 0
+pool = BufferPool(store, alignment=64)
+lease = pool.acquire(10)
+view = pool.acquire(10).buffer
+held = threading.Event()
+def hold():
+    with pool._changed:
+        held.set()
+        threading.Event().wait()
+threading.Thread(target=hold, daemon=True).start()
+held.wait()
+"""
+
+
+def test_a_program_ends_with_leases(master: str) -> None:
+    """Also when a thread that no longer runs has the lock of the pool."""
+    ran = subprocess.run([sys.executable, "-c", AT_EXIT, master], capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stderr) == (0, "")
 
 
 def test_pools_that_cannot_be_are_refused(store: MooncakeDistributedStore) -> None:

@@ -1,9 +1,18 @@
-"""Registered memory that is lent and given back: `BufferPool`, and the pages of `MooncakeHostMemAllocator`."""
+"""Registered memory that is lent and given back: `BufferPool`, and the pages of `MooncakeHostMemAllocator`.
 
+Leases and pools that are dropped give back what they have, as far as nobody looks at it; at the end of the interpreter, and
+in a fork, they leave it to the system.
+"""
+
+import contextlib
 import ctypes
 import mmap
+import os
+import sys
 import threading
 import time
+from collections import deque
+from collections.abc import Callable
 from typing import Any, Self
 
 __all__ = ["BufferPool", "RegisteredBufferPool"]
@@ -36,9 +45,10 @@ class _Region:
         return False
 
     def end(self, store: Any) -> None:
-        """Gives the memory back to the system."""
+        """Gives the memory back to the system, when nobody looks at it any more."""
         store.unregister_buffer(self.address)
-        self.memory.close()
+        with contextlib.suppress(BufferError):
+            self.memory.close()
 
 
 class BufferLease:
@@ -79,6 +89,10 @@ class BufferLease:
     def __exit__(self, *_exception: object) -> None:
         self.release()
 
+    def __del__(self) -> None:
+        if not self._released:
+            self._pool._drop(self._region)
+
 
 class BufferPool:
     """Registered memory in regions, kept by length for the next lease. Calls may be made from any thread.
@@ -92,6 +106,8 @@ class BufferPool:
         alignment: int = 8388608, block_on_exhaustion: bool = True, default_timeout: float | None = None,
         max_regions: int | None = None, prewarm_size: int | None = None, prewarm_count: int = 0,
     ) -> None:  # fmt: skip
+        # What a pool that is refused has, too, when it is dropped.
+        self._process, self._closed = os.getpid(), True
         setup = getattr(store, "_setup", None)
         if not hasattr(store, "register_buffer"):
             raise RuntimeError("store: expected a MooncakeDistributedStore")
@@ -107,6 +123,8 @@ class BufferPool:
         self._changed = threading.Condition()
         self._free: dict[int, list[_Region]] = {}
         self._leased: set[_Region] = set()
+        # Those of leases that were dropped, which any thread may do at any time, even one that changes the pool.
+        self._dropped: deque[_Region] = deque()
         self._bytes = 0
         self._closed = False
         if prewarm_size is not None:
@@ -132,10 +150,13 @@ class BufferPool:
         blocks = self._blocks if block is None else block
         timeout = self._timeout if timeout is None else timeout
         until = None if timeout is None else time.monotonic() + timeout
+        if not self._is_here():
+            raise RuntimeError("buffer pool belongs to the parent of this process: make one here")
         with self._changed:
             while True:
                 if self._closed:
                     raise RuntimeError("buffer pool is closed")
+                self._collect()
                 region = self._take(length)
                 if region is not None:
                     self._leased.add(region)
@@ -168,20 +189,52 @@ class BufferPool:
         self._bytes -= region.size
         region.end(self._store)
 
+    def _is_here(self) -> bool:
+        """Whether this is the process that made it: in a fork another thread may have held its lock."""
+        return self._process == os.getpid()
+
     def _release(self, lease: BufferLease) -> None:
+        if not self._is_here():
+            return
         with self._changed:
             if lease._released:
                 return
-            region = lease._region
-            if region.is_viewed():
+            if lease._region.is_viewed():
                 raise RuntimeError("cannot release buffer while exported views exist")
             lease._released = True
-            self._leased.discard(region)
-            if region.size > self._most:
-                self._end(region)
-            else:
-                self._free.setdefault(region.size, []).append(region)
+            self._take_back(lease._region)
+
+    def _take_back(self, region: _Region) -> None:
+        self._leased.discard(region)
+        if region.size > self._most:
+            self._end(region)
+        else:
+            self._free.setdefault(region.size, []).append(region)
+        self._changed.notify_all()
+
+    def _drop(self, region: _Region, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        """Takes note of a lease that was dropped. At the end of the interpreter its threads no longer run, and one of them
+        may have the lock."""
+        if is_finalizing() or not self._is_here():
+            return
+        self._dropped.append(region)
+        with self._changed:
             self._changed.notify_all()
+
+    def _collect(self) -> None:
+        """Takes back what was dropped and is not looked at any more."""
+        for _ in range(len(self._dropped)):
+            region = self._dropped.popleft()
+            if region.is_viewed():
+                self._dropped.append(region)
+            else:
+                self._take_back(region)
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # Nobody has a lease, which would have the pool.
+        if self._closed or is_finalizing() or not self._is_here():
+            return
+        self._end_all()
 
     def prewarm(self, size: int, count: int) -> None:
         """Makes so many regions for leases of this length, as far as there is room."""
@@ -198,15 +251,22 @@ class BufferPool:
 
     def close(self) -> None:
         """Gives the memory back to the system; again does nothing. Raises while there are leases."""
+        if not self._is_here():
+            return
         with self._changed:
-            if self._leased:
+            self._collect()
+            if len(self._leased) > len(self._dropped):
                 raise RuntimeError("cannot close buffer pool with active leases")
-            self._closed = True
-            for regions in self._free.values():
-                for region in regions:
-                    self._end(region)
-            self._free.clear()
+            self._end_all()
             self._changed.notify_all()
+
+    def _end_all(self) -> None:
+        self._closed = True
+        for region in [*self._leased, *(region for regions in self._free.values() for region in regions)]:
+            self._end(region)
+        self._leased.clear()
+        self._dropped.clear()
+        self._free.clear()
 
 
 RegisteredBufferPool = BufferPool

@@ -90,6 +90,41 @@ def test_headers_that_are_none_are_refused(at: int, kind: str, value: int) -> No
         Layout.parse(bytes(header), HEADER_BYTES + 96)
 
 
+@pytest.mark.parametrize(
+    ("at", "kind", "value"),
+    [(40, "q", 3), (48, "q", 2), (48, "q", 1 << 62), (184, "i", 2), (184, "i", -1), (188, "i", 1), (188, "i", 0),
+     (188, "i", -2), (192, "i", 2), (192, "i", -1)],
+)  # fmt: skip
+def test_parts_that_are_of_no_tensor_are_refused(at: int, kind: str, value: int) -> None:
+    """An axis along a dimension that the tensor has not raised `IndexError` when the tensor was stored again."""
+    header = bytearray.fromhex(HALF)
+    struct.pack_into(f"<{kind}", header, at, value)
+    with pytest.raises(FormatError):
+        Layout.parse(bytes(header), HEADER_BYTES + 48)
+
+
+def test_extents_are_those_of_memory() -> None:
+    """Of a tensor without elements they could be anything: PyTorch refused them with an error of its own, and to cut such a
+    tensor into parts took as many steps as it had rows."""
+    whole = Layout.of("float32", (1 << 40, 0))
+    assert Layout.parse(whole.header(), HEADER_BYTES) == whole
+    parts = list(whole.parts(2, 1))
+    assert [(part.shape, runs) for part, runs in parts] == [((1 << 40, 0), [])] * 2
+    assert [len(list(Layout.of("float32", (0,)).parts(size, 0))) for size in (2, 1 << 16)] == [2, 1 << 16]
+    for size in (0, -1, (1 << 16) + 1, 1 << 40):
+        with pytest.raises(FormatError):
+            next(Layout.of("float32", (0,)).parts(size, 0))
+    assert Layout.of("uint8", (0, (1 << 63) - 1)).bytes == 0
+    for shape in ((0, 1 << 61), (1 << 40, 1 << 40, 0), (-1, 0), (-1, -1)):
+        with pytest.raises(FormatError):
+            Layout.of("float32", shape)
+        header = bytearray(Layout.of("float32", (0,) * len(shape)).header())
+        for at in (40, 104):
+            struct.pack_into(f"<{len(shape)}q", header, at, *shape)
+        with pytest.raises(FormatError):
+            Layout.parse(bytes(header), HEADER_BYTES)
+
+
 def test_lengths_that_are_wrong_are_refused() -> None:
     header = bytes.fromhex(WHOLE)
     for given, total in ((header[:-1], 400), (header, 399), (header, 401), (header, 0), (b"", 400)):
@@ -214,6 +249,12 @@ def test_each_rank_has_its_part(torch: Any, player: calls.Player) -> None:
     assert store.put_tensor_with_tp_from("n", base, 399, 0, 2, 1) == -600
     assert store.batch_put_tensor_with_tp_from(["n", "o"], [base, base], [400, 400], 0, 2) == [0, 0]
     assert store.batch_put_tensor_with_tp_from(["u", "v"], [base], [400, 400], 0, 2) == [-600, -600]
+    ctypes.memmove(base, Layout.of("float32", (1 << 40, 0)).header(), HEADER_BYTES)
+    assert store.put_tensor_with_tp_from("w", base, HEADER_BYTES, 0, 2, 1) == 0
+    assert store.get_size("w_tp_1") == HEADER_BYTES
+    ctypes.memmove(base, store.get("o_tp_0"), 352)
+    struct.pack_into("<i", (ctypes.c_char * 400).from_address(base), 192, 2)
+    assert store.put_tensor_from("w", base, 352) == -600
     assert (store.get_tensor_with_tp("o", 0, 2).numpy() == matrix()[:2]).all()
 
 
@@ -245,6 +286,17 @@ def test_files_of_safetensors(
         ({"c": {**entry, "shape": [-2]}}, 12, -600),
         ({"c": {**entry, "data_offsets": [-8, 0]}}, 12, -600),
         ({"c": {**entry, "shape": [1 << 60], "data_offsets": [0, 1 << 62]}}, 12, -600),
+        # These raised errors of their own, or were taken for what they are not.
+        *(
+            ({"c": {**entry, **change}}, 12, -600)
+            for change in (
+                {"data_offsets": ["4", "12"]}, {"data_offsets": [4.0, 12.0]}, {"data_offsets": [4, None]},
+                {"data_offsets": [4, 12, 20]}, {"data_offsets": 4}, {"shape": [2.5]}, {"shape": ["2"]}, {"shape": "2"},
+                {"shape": [True, 2]}, {"shape": 2}, {"shape": [1] * 8 + [2]}, {"dtype": ["F32"]},
+                {"shape": [0, 1 << 70], "data_offsets": [0, 0]},
+            )
+        ),
+        ({"c": 5}, 12, -600),
         ({"c": {}}, 12, -600),
         ({}, 12, -600),
         ([], 12, -600),
@@ -254,7 +306,8 @@ def test_files_of_safetensors(
         read = store.load_tensor_from_safetensor("c", str(file))
         assert (read is None) == (code < 0), entries
         assert read is None or bytes(memoryview(read.numpy()).cast("B")) == bytes(range(4, 12))
-    for junk in (b"", b"junk", b"\xff" * 100, struct.pack("<Q", 5) + b"nojson"):
+    nested = b"[" * 100_000
+    for junk in (b"", b"junk", b"\xff" * 100, struct.pack("<Q", 5) + b"nojson", struct.pack("<Q", len(nested)) + nested):
         file.write_bytes(junk)
         assert store.load_tensor_from_safetensor("d", str(file)) is None
 

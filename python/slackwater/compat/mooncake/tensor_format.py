@@ -16,6 +16,8 @@ _MAGIC, _VERSION, _FULL, _SHARD, _DIMENSIONS_MAX, _AXES_MAX = 0x4D4F4F4E, 1, 0, 
 _FIXED = struct.Struct("<IHHiiIIQQ8q8qII")
 _AXIS = struct.Struct("<6iq")
 _TENSOR_PARALLEL = 1
+# Lengths are signed numbers of 64 bits, of empty tensors too, whose rows PyTorch counts all the same.
+_BYTES_LIMIT, _PARTS_MAX = 1 << 63, 1 << 16
 
 # Name as PyTorch has it, bytes, and name in files of safetensors, by number.
 _KINDS: dict[int, tuple[str, int, str]] = {
@@ -64,14 +66,24 @@ class Layout:
     whole: tuple[int, ...]
     axes: tuple[Axis, ...] = ()
 
+    def __post_init__(self) -> None:
+        shape, whole, rank = self.shape, self.whole, len(self.shape)
+        if rank > _DIMENSIONS_MAX:
+            raise FormatError(f"{rank} dimensions, at most {_DIMENSIONS_MAX} are stored")
+        if len(whole) != rank or any(not 0 <= part <= all_of for part, all_of in zip(shape, whole, strict=True)):
+            raise FormatError(f"extents {shape} are no part of {whole}")
+        if prod(max(extent, 1) for extent in whole) * self.element_bytes >= _BYTES_LIMIT:
+            raise FormatError(f"extents {whole} are more than any memory has")
+        for axis in self.axes:
+            if not (0 <= axis.dimension < rank and 0 <= axis.rank < axis.size):
+                raise FormatError(f"part {axis.rank} of {axis.size} along dimension {axis.dimension} of extents {whole}")
+
     @classmethod
     def of(cls, name: str, shape: tuple[int, ...]) -> "Layout":
         """The layout of a whole tensor."""
         number = NUMBERS.get(name.removeprefix("torch."))
         if number is None:
             raise FormatError(f"elements of {name} have no number")
-        if len(shape) > _DIMENSIONS_MAX:
-            raise FormatError(f"{len(shape)} dimensions, at most {_DIMENSIONS_MAX} are stored")
         return cls(number, shape, shape)
 
     @property
@@ -120,8 +132,8 @@ class Layout:
         if number not in _KINDS or not 0 <= rank <= _DIMENSIONS_MAX or kind not in (_FULL, _SHARD):
             raise FormatError(f"elements of kind {number} in {rank} dimensions with layout {kind}")
         whole, shape, count = tuple(rest[:rank]), tuple(rest[8 : 8 + rank]), rest[16]
-        if count > _AXES_MAX or min((*whole, *shape, 0)) < 0:
-            raise FormatError(f"extents {shape} of {whole} by {count} axes")
+        if count > _AXES_MAX:
+            raise FormatError(f"split by {count} axes, at most {_AXES_MAX} are known")
         axes = []
         for at in range(count):
             axis_kind, _index, axis_rank, size, dimension, *_ = _AXIS.unpack_from(header, _FIXED.size + at * _AXIS.size)
@@ -135,12 +147,13 @@ class Layout:
         """The tensor cut into so many equal parts: of each the layout, and where its runs of bytes are: offset and length."""
         if not 0 <= dimension < len(self.shape):
             raise FormatError(f"no dimension {dimension} in extents {self.shape}")
-        if self.shape[dimension] % size:
+        if not 0 < size <= _PARTS_MAX or self.shape[dimension] % size:
             raise FormatError(f"an extent of {self.shape[dimension]} is not cut into {size} equal parts")
         extent = self.shape[dimension] // size
         row = prod(self.shape[dimension + 1 :]) * self.element_bytes
         rows, run = prod(self.shape[:dimension]), extent * row
         shape = (*self.shape[:dimension], extent, *self.shape[dimension + 1 :])
         for rank in range(size):
-            runs = [(at * run * size + rank * run, run) for at in range(rows)]
+            # An empty part may have any number of rows.
+            runs = [(at * run * size + rank * run, run) for at in range(rows if run else 0)]
             yield replace(self, shape=shape, axes=(Axis(rank, size, dimension),)), runs

@@ -380,15 +380,20 @@ def _read_safe(path: Path, key: str) -> tuple[Layout, bytearray]:
             name = key if key in entries else next(iter(entries))
             entry = entries[name]
             begin, end = entry["data_offsets"]
-            number, shape = SAFE_NUMBERS[entry["dtype"]], tuple(int(extent) for extent in entry["shape"])
-        except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
+            number, shape = SAFE_NUMBERS[entry["dtype"]], tuple(entry["shape"])
+        except (ValueError, KeyError, TypeError, AttributeError, StopIteration, RecursionError) as error:
             raise FormatError(f"no tensor that is known: {type(error).__name__}: {error}") from None
+        if any(type(one) is not int for one in (begin, end, *shape)):
+            raise FormatError(f"{name}: extents and offsets must be whole numbers")
         layout = Layout(number, shape, shape)
-        if min((*shape, begin)) < 0 or end - begin != layout.bytes:
+        if begin < 0 or end - begin != layout.bytes:
             raise FormatError(f"{name}: extents {shape} in bytes {begin} to {end}")
         if name != key:
             log.warning("load_tensor_from_safetensor: %s has no tensor %r: %r is taken", path, key, name)
         if file.seek(0, os.SEEK_END) < 8 + length + end:
             raise FormatError(f"{name}: the file ends before its elements do")
         file.seek(8 + length + begin)
-        return layout, bytearray(file.read(layout.bytes))
+        elements = bytearray(file.read(layout.bytes))
+        if len(elements) != layout.bytes:
+            raise FormatError(f"{name}: the file was made shorter while it was read")
+        return layout, elements

@@ -1,17 +1,21 @@
 """A store as a cache of an engine: calls do not raise, and what fails is a miss."""
 
+import builtins
 import ctypes
 import functools
 import logging
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .. import Chain, Client, SlackwaterError, Store
 
 
 Key = bytes | str
+
+KEYS_LISTED = 10_000
+"""Keys that are listed at a time."""
 
 
 class Cache:
@@ -25,7 +29,7 @@ class Cache:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
 
-    def exists(self, keys: Sequence[Key]) -> list[bool]:
+    def exists(self, keys: Sequence[Key]) -> builtins.list[bool]:
         """Whether each key is there."""
         if not keys or self._store.closed:
             return [False] * len(keys)
@@ -39,7 +43,7 @@ class Cache:
 
     def read(
         self, keys: Sequence[Key], buffers: Sequence[Any], sizes: Sequence[int], chain: Chain | None = None
-    ) -> list[bool]:
+    ) -> builtins.list[bool]:
         """Reads values into buffers: whether each was there and filled its buffer to the last byte."""
         if not keys or self._store.closed:
             return [False] * len(keys)
@@ -62,7 +66,7 @@ class Cache:
 
     def write(
         self, keys: Sequence[Key], buffers: Sequence[Any], sizes: Sequence[int], chain: Chain | None = None
-    ) -> list[bool]:
+    ) -> builtins.list[bool]:
         """Writes values: whether each is there now, written by this call or before."""
         if not keys or self._store.closed:
             return [False] * len(keys)
@@ -81,8 +85,8 @@ class Cache:
         self._count(write_new=new, write_existing=sum(there) - new, write_bytes=length_of_new)
         return there
 
-    def remove(self, keys: Sequence[Key]) -> list[bool]:
-        """Removes values: whether each was there and is gone."""
+    def remove(self, keys: Sequence[Key]) -> builtins.list[bool]:
+        """Removes values: whether each is gone, also when it was not there."""
         if not keys or self._store.closed:
             return [False] * len(keys)
         try:
@@ -94,27 +98,45 @@ class Cache:
         for outcome in removed:
             if isinstance(outcome, Exception):
                 self.failed("remove", outcome)
-        return [outcome is True for outcome in removed]
+        return [not isinstance(outcome, Exception) for outcome in removed]
 
-    def get(self, key: str) -> bytes | None:
-        """The value in memory of its own, or None."""
-        if self._store.closed:
-            return None
+    def get(self, keys: Sequence[Key]) -> builtins.list[bytes | None]:
+        """Values in memory of their own, None for those that are not there."""
+        if not keys or self._store.closed:
+            return [None] * len(keys)
         try:
-            return self._store.get(key, tenant=self._tenant)
+            values = self._store.get_batch(keys, tenant=self._tenant)
         except Exception as error:
             self.failed("read", error)
-            return None
+            return [None] * len(keys)
+        for value in values:
+            if isinstance(value, Exception):
+                self.failed("read", value)
+        return [value if isinstance(value, bytes) else None for value in values]
 
-    def list(self, after: str | bytes | None, limit: int) -> list[bytes]:
-        """At most `limit` keys in byte order, after a key; none when they cannot be listed."""
-        if self._store.closed:
-            return []
+    def list(self, prefix: str) -> Iterator[builtins.list[bytes]]:
+        """The keys that begin with a text, in byte order and some at a time; fewer when they cannot be listed."""
+        after: Key = prefix
+        while not self._store.closed:
+            try:
+                keys = self._store.list(after=after, limit=KEYS_LISTED, tenant=self._tenant)
+            except Exception as error:
+                self.failed("list", error)
+                return
+            ours = [key for key in keys if key.startswith(prefix.encode())]
+            if ours:
+                yield ours
+            if len(ours) < KEYS_LISTED:
+                return
+            after = ours[-1]
+
+    def ping(self) -> int:
+        """0 when the store answers, otherwise the number of an error."""
         try:
-            return self._store.list(after=after, limit=limit, tenant=self._tenant)
-        except Exception as error:
-            self.failed("list", error)
-            return []
+            self._store.exists_batch(["ping"], tenant=self._tenant)
+        except SlackwaterError as error:
+            return -error.code
+        return 0
 
     @property
     def counts(self) -> dict[str, int]:

@@ -31,9 +31,6 @@ RUNS_MAX = 8
 PREFIX_BYTES_MAX = 800
 """Longest beginning that all keys may have; the rest of a key has its page's hash, ranks and pool."""
 
-KEYS_LISTED = 10_000
-"""Keys that `clear` removes at a time."""
-
 STATISTICS_MAX = 4096
 """Transfers remembered for `get_stats` when nothing asks for them."""
 
@@ -171,15 +168,9 @@ class HiCacheSlackwater(HiCacheStorage):
 
     def clear(self) -> bool:
         """Removes every value of this model and configuration: all ranks' and pools'. Others' values stay."""
-        after: str | bytes = self._begin
-        prefix, complete = self._begin.encode(), True
-        while keys := self._cache.list(after, KEYS_LISTED):
-            ours = [key for key in keys if key.startswith(prefix)]
-            kept = [key for key, gone in zip(ours, self._cache.remove(ours), strict=True) if not gone]
-            complete &= not any(self._cache.exists(kept))
-            if len(ours) < len(keys):
-                break
-            after = keys[-1]
+        complete = True
+        for keys in self._cache.list(self._begin):
+            complete &= all(self._cache.remove(keys))
         return complete and not self._cache.closed
 
     def get_stats(self) -> Any:

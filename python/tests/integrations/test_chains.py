@@ -1,0 +1,66 @@
+"""Chains that are learned from the questions of an engine."""
+
+import pytest
+from slackwater.integrations.chains import KEYS_MAX, Chains
+
+
+def family(key: str) -> str:
+    return key.split("-")[0]
+
+
+def told(*questions: str) -> Chains:
+    chains = Chains(family)
+    for question in questions:
+        chains.learn(question.split())
+    return chains
+
+
+def shown(chains: Chains, call: str) -> list[tuple[str, str | None]]:
+    """The runs of a call: their keys, and their parent and position if they have any."""
+    keys = call.split()
+    runs = []
+    for places, chain in chains.runs(keys):
+        text = None
+        if chain is not None:
+            parent, position = repr(chain).removeprefix("Chain(parent=").split(", ")[:2]
+            text = f"{parent.strip('b').strip(chr(39)).strip(chr(34))} {position.removeprefix('position=')}"
+        runs.append((" ".join(keys[at] for at in places), text))
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("questions", "call", "runs"),
+    [
+        # What was never asked for is in the order of the call.
+        ([], "a-1 a-2", [("a-1 a-2", None)]),
+        ([], "", []),
+        (["a-1 a-2 a-3"], "a-1 a-2 a-3", [("a-1 a-2 a-3", "None 0")]),
+        # A part of a chain has the parent that the question told.
+        (["a-1 a-2 a-3"], "a-2 a-3", [("a-2 a-3", "a-1 1")]),
+        # A hole parts runs.
+        (["a-1 a-2 a-3 a-4"], "a-1 a-3 a-4", [("a-1", "None 0"), ("a-3 a-4", "a-2 2")]),
+        # Two requests in one call are two chains, and so are two ranks of one.
+        (["a-1 a-2", "a-5 a-6"], "a-1 a-2 a-5 a-6", [("a-1 a-2", "None 0"), ("a-5 a-6", "None 0")]),
+        (["a-1 b-1 a-2 b-2"], "a-1 b-1 a-2 b-2", [("a-1 a-2", "None 0"), ("b-1 b-2", "None 0")]),
+        # A branch has the parent of its own question.
+        (["a-1 a-2 a-3", "a-1 a-2 a-9"], "a-9", [("a-9", "a-2 2")]),
+        # A question from the middle continues what is known.
+        (["a-1 a-2", "a-2 a-3"], "a-3", [("a-3", "a-2 2")]),
+        # Known and unknown keys are not one run.
+        (["a-1 a-2"], "a-1 a-2 a-7 a-8", [("a-1 a-2", "None 0"), ("a-7 a-8", None)]),
+        (["a-1 a-2"], "a-7 a-1", [("a-7", None), ("a-1", "None 0")]),
+    ],
+)
+def test_runs_are_what_questions_told(questions: list[str], call: str, runs: list[tuple[str, str | None]]) -> None:
+    assert shown(told(*questions), call) == runs
+
+
+def test_what_was_asked_longest_ago_is_forgotten() -> None:
+    chains = Chains(family)
+    chains.learn(["a-first", "a-second"])
+    for start in range(0, KEYS_MAX, 1024):
+        chains.learn([f"a-{start + number}" for number in range(1024)])
+        chains.learn(["a-first", "a-second"])
+    assert shown(chains, "a-second") == [("a-second", "a-first 1")]
+    assert shown(chains, "a-1") == [("a-1", None)]
+    assert len(chains._places) == KEYS_MAX

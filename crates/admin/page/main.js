@@ -2,10 +2,11 @@
 
 import { quota, removeAll } from "./actions.js";
 import { hitChart, throughputChart } from "./charts.js";
+import { decisionList } from "./decisions.js";
 import { byId, write } from "./elements.js";
 import { flow } from "./flow.js";
 import { Rates } from "./rates.js";
-import { search } from "./search.js";
+import { explain, search } from "./search.js";
 import { forgetToken, hasToken, setToken, Stream } from "./stream.js";
 import { decisions, jobs, latency, nodes, tenants, tiles, warnings } from "./tables.js";
 
@@ -13,6 +14,7 @@ const THEMES = ["system", "light", "dark"];
 
 const rates = new Rates();
 const picture = flow(byId("flow"));
+const latest = decisionList((key, tenant) => explain(key, tenant));
 const charts = [hitChart(byId("hits"), byId("hits-legend")), throughputChart(byId("through"), byId("through-legend"))];
 
 function status(tone, words) {
@@ -79,6 +81,7 @@ function show(sample) {
   if (isNew) charts.forEach((push) => push(performance.now() / 1000, rates));
   nodes(sample);
   decisions(rates, sample);
+  latest(sample);
   latency(sample);
   tenants(sample);
   jobs(sample);

@@ -5,6 +5,14 @@ import { byId, drawn, element } from "./elements.js";
 import { bytes, percent, seconds } from "./format.js";
 import { ask } from "./stream.js";
 
+/** Shows why an object is kept, as if somebody had typed its key. */
+export function explain(key, tenant) {
+  byId("search-key").value = key;
+  byId("search-tenant").value = tenant === "default" ? "" : tenant;
+  byId("search").requestSubmit();
+  byId("search-title").scrollIntoView({ block: "start" });
+}
+
 export function search() {
   let latest = 0;
   byId("search").addEventListener("submit", async (event) => {

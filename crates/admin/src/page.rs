@@ -37,6 +37,7 @@ const ASSETS: &[Asset] = assets! {
     "/page/rates.js" SCRIPT "rates.js";
     "/page/flow.js" SCRIPT "flow.js";
     "/page/charts.js" SCRIPT "charts.js";
+    "/page/decisions.js" SCRIPT "decisions.js";
     "/page/tables.js" SCRIPT "tables.js";
     "/page/search.js" SCRIPT "search.js";
     "/page/actions.js" SCRIPT "actions.js";

@@ -49,6 +49,7 @@ pub(crate) fn router(
         .route("/api/v1/object", get(object))
         .route("/api/v1/explain", get(explain))
         .route("/api/v1/segments", get(segments))
+        .route("/api/v1/decisions", get(decisions))
         .route(
             "/api/v1/tenant_quotas",
             get(quotas).put(set_quota).delete(delete_quota),
@@ -161,6 +162,11 @@ async fn segments(State(source): Shared, RawQuery(query): RawQuery) -> Result<Js
     let segments = call(source, |source| source.segments()).await??;
     let segments: Vec<Value> = segments.iter().map(segment).collect();
     Ok(Json(json!({ "segments": segments })))
+}
+
+async fn decisions(State(source): Shared, RawQuery(query): RawQuery) -> Result<Json, Failure> {
+    Arguments::of(query.as_deref(), &[])?;
+    call(source, |source| source.decisions()).await?.map(Json)
 }
 
 pub(crate) fn segment(segment: &Segment) -> Value {

@@ -55,6 +55,7 @@ impl Sampler {
             "segments": segments,
             "quotas": shown.iter().map(quota).collect::<Vec<_>>(),
             "tenants_left": quotas.len() - shown.len(),
+            "decisions": source.decisions()?,
             "jobs": jobs.iter().map(job_described).collect::<Vec<_>>(),
         });
         let before = self.before.front().map(|(_, stats)| stats);

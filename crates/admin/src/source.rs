@@ -57,6 +57,13 @@ pub trait Source: Send + Sync + 'static {
     /// When the source is closed.
     fn explain(&self, tenant: &Tenant, key: &Key) -> Result<Option<serde_json::Value>, Failure>;
 
+    /// The latest decisions about single objects and how many there were, with keys. They are kept only for callers that
+    /// ask again and again.
+    ///
+    /// # Errors
+    /// When the source is closed.
+    fn decisions(&self) -> Result<serde_json::Value, Failure>;
+
     /// Quotas and use of every tenant that has either.
     ///
     /// # Errors

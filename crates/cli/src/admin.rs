@@ -10,7 +10,7 @@ use anyhow::Result;
 use clap::Args;
 use serde_json::Value;
 use slackwater_admin::{
-    Admin, AdminOptions, Failure, Segment, Source, Token, TokenInForce, Watermarks,
+    Admin, AdminOptions, Failure, Segment, Source, Token, TokenInForce, Watermarks, shown,
 };
 use slackwater_mq::Address;
 use slackwater_node::{Operated, StoreError};
@@ -208,6 +208,10 @@ impl<O: Operated> Source for Administered<O> {
     fn explain(&self, tenant: &Tenant, key: &Key) -> Result<Option<Value>, Failure> {
         let found = self.operated.explain(tenant, key).map_err(failure)?;
         found.map(|reasons| json(&reasons)).transpose()
+    }
+
+    fn decisions(&self) -> Result<Value, Failure> {
+        json(&self.operated.decisions(shown).map_err(failure)?)
     }
 
     fn quotas(&self) -> Result<Vec<QuotaState>, Failure> {

@@ -13,6 +13,7 @@ mod books;
 mod budget;
 mod catalog;
 mod config;
+mod decisions;
 mod disk;
 mod drops;
 mod due;
@@ -54,7 +55,11 @@ pub use config::{
     Absence, ConfigWarning, Eviction, Limits, MasterConfig, Offload, OffloadMode, OnHit, Placement,
     Promotion, PromotionAdmission, PutPolicy, SoftPinned, Tenancy,
 };
+pub use decisions::{
+    Choice, Decision, EvictionCause, OffloadRefusal, PromotionCause, PromotionRefusal,
+};
 pub use explain::{Held, Opinion};
 pub use journal::{Dead, Debt, Journaled, KeptJob, Note};
 pub use master::{Input, Master, Output};
 pub use metrics::{Metrics, OffloadMetrics, PromotionMetrics};
+pub use offload::Cause as OffloadCause;

@@ -9,6 +9,7 @@ use slackwater_wire::{
 use crate::answers::{Answers, Arrival};
 use crate::catalog::{Catalog, ObjectId, ReplicaId, SegmentIndex, TenantIndex};
 use crate::config::{ConfigWarning, MasterConfig};
+use crate::decisions::Decisions;
 use crate::drops::Drops;
 use crate::due::Deadlines;
 use crate::evict::Leader;
@@ -134,6 +135,7 @@ pub struct Master {
     pub(crate) metrics: Metrics,
     pub(crate) numbers: Numbers,
     pub(crate) unsettled: Unsettled,
+    pub(crate) decisions: Decisions,
 }
 
 /// What happens at a deadline.
@@ -243,6 +245,7 @@ impl Master {
             metrics: Metrics::default(),
             numbers: Numbers::default(),
             unsettled: Unsettled::default(),
+            decisions: Decisions::default(),
             reading: Reading::default(),
             answers: Answers::new(&config.limits),
             config,

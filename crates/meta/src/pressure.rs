@@ -355,6 +355,7 @@ impl Master {
 
     /// Frees a replica that may be evicted.
     pub(crate) fn evict_now(&mut self, now: Instant, id: ReplicaId) -> Evicted {
+        self.decided_to_evict(now, id);
         let replica = *self.catalog.replica(id);
         let object = replica.object().expect("published replicas have an object");
         let bytes = match self.segments.at(replica.segment).kind() {

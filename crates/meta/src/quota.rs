@@ -4,6 +4,7 @@ use slackwater_base::Instant;
 use slackwater_wire::{ErrorCode, Reply, Tenant};
 
 use crate::catalog::{Excluded, TenantIndex};
+use crate::decisions::EvictionCause;
 use crate::journal::Note;
 use crate::master::Master;
 use crate::pressure::{Evictable, Evicted, Pass};
@@ -89,11 +90,12 @@ impl Master {
 
     /// Evicts `wanted` bytes of a tenant's replicas, least recently used first, if that many may be evicted.
     fn evict_tenant(&mut self, now: Instant, tenant: TenantIndex, ledger: Ledger, wanted: u64) {
+        let before = std::mem::replace(&mut self.decisions.cause, EvictionCause::Quota);
         let mut missing = wanted;
         let mut budget = self.config.eviction.step.max(OLDEST_EXAMINED);
         for id in self.tenants.oldest(tenant, ledger, OLDEST_EXAMINED) {
             if missing == 0 || budget == 0 {
-                return;
+                break;
             }
             if !self.catalog.is_replica(id) {
                 continue;
@@ -111,5 +113,6 @@ impl Master {
             };
             missing = missing.saturating_sub(freed);
         }
+        self.decisions.cause = before;
     }
 }

@@ -5,6 +5,7 @@
 
 mod clock;
 pub mod config;
+mod decisions;
 pub mod disk;
 mod fork;
 mod host;
@@ -18,6 +19,7 @@ pub mod serve;
 pub mod store;
 
 pub use config::Config;
+pub use decisions::{LatestDecisions, ToldDecision};
 pub use operated::Operated;
 pub use selection::Selection;
 pub use store::{

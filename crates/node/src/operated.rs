@@ -7,6 +7,7 @@ use slackwater_wire::{
 };
 
 use crate::StoreError;
+use crate::decisions::LatestDecisions;
 use crate::store::{Reason, count, done, refusal};
 
 /// What operators ask of a process with a master: a served store, or the master of a pool.
@@ -26,6 +27,13 @@ pub trait Operated: Send + Sync + 'static {
     /// # Errors
     /// When the master is closed or broken.
     fn look<T>(&self, look: impl FnOnce(&Master, Instant) -> T) -> Result<T, StoreError>;
+
+    /// The latest decisions about single objects, kept for callers that ask again and again, with each key on one line as
+    /// `shown` puts it.
+    ///
+    /// # Errors
+    /// When the master is closed or broken.
+    fn decisions(&self, shown: fn(&Key) -> String) -> Result<LatestDecisions, StoreError>;
 
     /// Whether requests of clients are served.
     ///

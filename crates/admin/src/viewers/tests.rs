@@ -60,6 +60,9 @@ impl Source for Counted {
     fn explain(&self, _: &Tenant, _: &Key) -> Result<Option<Value>, Failure> {
         none()
     }
+    fn decisions(&self) -> Result<Value, Failure> {
+        Ok(json!({ "made": 0, "latest": [] }))
+    }
     fn quotas(&self) -> Result<Vec<QuotaState>, Failure> {
         Ok(self.quotas.clone())
     }

@@ -179,6 +179,10 @@ impl Source for Fake {
         Ok((key.as_bytes() == b"a/b").then(|| json!([{ "tier": "memory" }])))
     }
 
+    fn decisions(&self) -> Result<Value, Failure> {
+        Ok(json!({ "made": 3, "latest": [{ "number": 3, "key": "k" }] }))
+    }
+
     fn quotas(&self) -> Result<Vec<QuotaState>, Failure> {
         Ok(vec![QuotaState {
             tenant: Tenant::new("t").unwrap(),

@@ -6,6 +6,7 @@ use slackwater_wire::{ChainPlace, ErrorCode, NodeId, ReplicaState, TaskFailure, 
 use super::Offloading;
 use crate::catalog::{Excluded, ObjectId, Replica, ReplicaId, SegmentIndex};
 use crate::config::OffloadMode;
+use crate::decisions::EvictionCause;
 use crate::evict::Slot;
 use crate::master::{Due, Master};
 use crate::outbox::Waiter;
@@ -137,7 +138,13 @@ impl Master {
             Ok(()) | Err(TaskFailure::Cancelled | TaskFailure::TooLarge)
         );
         if (settled || forced) && self.evictable(now, source) == Evictable::Now {
+            let cause = match result {
+                Ok(()) => EvictionCause::Written,
+                Err(_) => EvictionCause::Room,
+            };
+            let before = std::mem::replace(&mut self.decisions.cause, cause);
             self.evict_now(now, source);
+            self.decisions.cause = before;
         }
     }
 

@@ -34,12 +34,12 @@ struct Offloading {
 
 /// Why an object is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Cause {
+pub enum Cause {
     /// Its put ended.
     Eager,
     /// It is evicted from memory.
     Eviction,
-    /// Its put is acknowledged once it is on SSD.
+    /// A put or a drain waits until it is on SSD.
     Promise,
 }
 

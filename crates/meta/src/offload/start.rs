@@ -6,6 +6,7 @@ use slackwater_wire::{ErrorCode, NodeId, OffloadTask, SegmentKind};
 use super::{Cause, OffloadStart, Offloading};
 use crate::catalog::{Mark, ObjectId, Replica, ReplicaId, SegmentIndex};
 use crate::config::OffloadMode;
+use crate::decisions::{Choice, Kind};
 use crate::evict::{Link, Slot};
 use crate::master::{Due, Master};
 use crate::outbox::Waiter;
@@ -24,6 +25,12 @@ impl Master {
         source: ReplicaId,
         cause: Cause,
     ) -> OffloadStart {
+        let start = self.try_offload(now, source, cause);
+        self.decided_not_to_offload(now, source, start);
+        start
+    }
+
+    fn try_offload(&mut self, now: Instant, source: ReplicaId, cause: Cause) -> OffloadStart {
         let replica = *self.catalog.replica(source);
         let id = replica.object().expect("published replicas have an object");
         let node = self.segments.at(replica.segment).node;
@@ -127,6 +134,7 @@ impl Master {
         disk: SegmentIndex,
         cause: Cause,
     ) -> OffloadStart {
+        self.decided(now, source, Kind::Offload, Choice::Offloaded(cause));
         let ticket = self.numbers.ticket();
         let entry = self.entry(id);
         let object = self.catalog.object(id);

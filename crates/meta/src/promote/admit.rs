@@ -8,6 +8,7 @@ use super::retry::Tried;
 use super::{Promoting, Stage};
 use crate::catalog::{Mark, ObjectId, ReplicaId};
 use crate::config::{OnHit, PromotionAdmission};
+use crate::decisions::{Choice, Kind, PromotionCause, PromotionRefusal};
 use crate::evict::{Link, Slot};
 use crate::master::{Due, Master};
 use crate::pressure::Pass;
@@ -113,6 +114,9 @@ impl Master {
         tried: Option<Tried>,
     ) -> Verdict {
         let verdict = self.plan_promotion(request);
+        if let Some(refusal) = refusal(verdict, request) {
+            self.decided_not_to_promote(now, request.object, refusal);
+        }
         let metrics = &mut self.metrics.promotion;
         match verdict {
             Verdict::Off => {}
@@ -310,6 +314,12 @@ impl Master {
         (source, node): (ReplicaId, NodeId),
         tried: Option<Tried>,
     ) {
+        let cause = match request.earned {
+            Earned::ByHeat => PromotionCause::Reads(request.heat),
+            Earned::ByIndex { .. } => PromotionCause::Worth,
+            Earned::Before => PromotionCause::Earlier,
+        };
+        self.decided(now, source, Kind::Promotion, Choice::Promoted(cause));
         let ticket = self.numbers.ticket();
         let entry = self.entry(request.object);
         let object = self.catalog.object_mut(request.object);
@@ -332,5 +342,22 @@ impl Master {
             .set(Due::Promotion(ticket), now + self.config.promotion.window);
         self.metrics.promotion.admitted += 1;
         self.metrics.promotion.in_flight += 1;
+    }
+}
+
+/// The gate that a verdict names, as people are told.
+fn refusal(verdict: Verdict, request: PromotionRequest) -> Option<PromotionRefusal> {
+    match verdict {
+        Verdict::Unearned => Some(match request.earned {
+            Earned::ByIndex { .. } => PromotionRefusal::NotWorth,
+            Earned::ByHeat | Earned::Before => PromotionRefusal::Reads(request.heat),
+        }),
+        Verdict::NoRoom(_) => Some(PromotionRefusal::Watermark),
+        Verdict::QueueFull => Some(PromotionRefusal::Busy),
+        Verdict::Off
+        | Verdict::Gone
+        | Verdict::Ineligible
+        | Verdict::InFlight
+        | Verdict::Admit(..) => None,
     }
 }

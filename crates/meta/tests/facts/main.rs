@@ -2,6 +2,7 @@
 
 mod absence;
 mod answers;
+mod decisions;
 mod disk;
 mod evict;
 mod hostile;

@@ -3,6 +3,7 @@ use slackwater_meta::Master;
 use slackwater_wire::{Epoch, ErrorCode, Key, NodeId, Reply, Request, Tenant};
 
 use super::Server;
+use crate::decisions::LatestDecisions;
 use crate::operated::Operated;
 use crate::store::Reason;
 use crate::{Stats, Store, StoreError};
@@ -37,6 +38,13 @@ impl Operated for ServedStore {
     fn look<T>(&self, look: impl FnOnce(&Master, Instant) -> T) -> Result<T, StoreError> {
         let looked = self.store.look(look)?;
         looked.ok_or(StoreError::RefusedCall(ErrorCode::UnavailableInCurrentMode))
+    }
+
+    fn decisions(&self, shown: fn(&Key) -> String) -> Result<LatestDecisions, StoreError> {
+        let told = self.store.decisions()?;
+        let (decisions, now) =
+            told.ok_or(StoreError::RefusedCall(ErrorCode::UnavailableInCurrentMode))?;
+        Ok(LatestDecisions::told(decisions, now, shown))
     }
 
     fn check_serving(&self) -> Result<(), String> {

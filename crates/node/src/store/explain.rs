@@ -1,5 +1,5 @@
 use serde::{Deserialize, Serialize};
-use slackwater_meta::evict::Leader;
+use slackwater_meta::evict::{Explanation, Leader};
 use slackwater_meta::{Held, Opinion};
 use slackwater_wire::{Key, SegmentKind, Tenant};
 
@@ -114,31 +114,33 @@ impl From<Opinion> for Reason {
             || format!("in a line of {policy}, which knows nothing but the order"),
             ToString::to_string,
         );
-        let leader = explanation.as_ref().and_then(|it| it.leader.clone());
-        let learned = explanation.map(|explanation| Learned {
-            rule: leader.as_ref().map(|leader| leader.policy.to_owned()),
-            rule_lead: leader.as_ref().map_or(0.0, Leader::lead),
+        Self {
+            tier,
+            held: held == Held::Here,
+            policy: policy.to_owned(),
+            learned: explanation.map(Learned::from),
+            views: None,
+            words: format!("{place}, {why}"),
+        }
+    }
+}
+
+impl From<Explanation> for Learned {
+    fn from(explanation: Explanation) -> Self {
+        let leader = explanation.leader.as_ref();
+        let returns = explanation.returns.iter().map(|point| ReturnChance {
+            within_s: point.within.as_secs_f64(),
+            chance: point.chance,
+        });
+        Self {
+            rule: leader.map(|leader| leader.policy.to_owned()),
+            rule_lead: leader.map_or(0.0, Leader::lead),
             class: explanation.class,
             reuses: explanation.reuses,
             age_s: explanation.age.as_secs_f64(),
             index: explanation.index,
             lowest_index: explanation.lowest_index,
-            returns: explanation
-                .returns
-                .iter()
-                .map(|point| ReturnChance {
-                    within_s: point.within.as_secs_f64(),
-                    chance: point.chance,
-                })
-                .collect(),
-        });
-        Self {
-            tier,
-            held: held == Held::Here,
-            policy: policy.to_owned(),
-            learned,
-            views: None,
-            words: format!("{place}, {why}"),
+            returns: returns.collect(),
         }
     }
 }

@@ -102,12 +102,12 @@ def test_leases_that_are_dropped_are_given_back(store: MooncakeDistributedStore)
     assert lease.ptr == first
     # Another thread waits for it.
     waited: list[int] = []
-    thread = threading.Thread(target=lambda: waited.append(pool.acquire(10, timeout=30).ptr))
+    thread = threading.Thread(target=lambda: waited.append(pool.acquire(10).ptr), daemon=True)
     thread.start()
     while not pool._changed._waiters:
         pass
     del lease
-    thread.join()
+    thread.join(30)
     assert waited == [first]
     # What is looked at stays until it is not.
     view = pool.acquire(10).buffer
@@ -194,11 +194,10 @@ pool = BufferPool(store, alignment=64)
 lease = pool.acquire(10)
 view = pool.acquire(10).buffer
 held = threading.Event()
-def hold():
-    with pool._changed:
-        held.set()
-        threading.Event().wait()
-threading.Thread(target=hold, daemon=True).start()
+# A thread that is left keeps its globals: not those with the lease.
+own = {"pool": pool, "held": held, "threading": threading}
+exec("def hold():\\n    with pool._changed:\\n        held.set()\\n        threading.Event().wait()", own)
+threading.Thread(target=own["hold"], daemon=True).start()
 held.wait()
 """
 

@@ -1,0 +1,356 @@
+"""vLLM's secondary tier, driven as its tiering manager drives one."""
+
+import itertools
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import slackwater
+import vllm_double as engine
+from driven import driven
+from vllm_double import key_of
+
+Open = Callable[..., Any]
+HIT, MISS, RETRY = engine.LookupResult.HIT, engine.LookupResult.MISS, engine.LookupResult.RETRY
+
+
+@pytest.fixture(scope="module")
+def module() -> Iterator[Any]:
+    """The module of the tier, over the double of vLLM."""
+    with mock.patch.dict("sys.modules"):
+        yield engine.loaded()
+
+
+@pytest.fixture
+def opened(module: Any, address: str, request: pytest.FixtureRequest) -> Iterator[Open]:
+    """Makes tiers of one deployment, with keys of the test's own."""
+    tiers: list[Any] = []
+
+    def tier(memory: engine.Memory | None = None, spec: Any = None, **options: Any) -> Any:
+        settings = {} if "store" in options else {"address": address}
+        view = (memory or engine.Memory()).view
+        given = {"offloading_spec": spec or engine.spec(), "primary_kv_view": view, "tier_type": "SlackwaterTier"}
+        made = module.SlackwaterTier(**given, backpressure_detector=None, tag=request.node.name, **settings, **options)
+        tiers.append(made)
+        return made
+
+    yield tier
+    for made in tiers:
+        made.shutdown()
+
+
+NUMBERS = itertools.count(1)
+
+
+def request_of(keys: list[bytes], name: str = "request") -> engine.ReqContext:
+    """A request of which these are the chunks of each group, in order."""
+    ends: dict[bytes, int] = {}
+    for group in (0, 1):
+        for at, key in enumerate(key for key in keys if key[-1] == group):
+            ends[key] = (at + 1) * engine.TOKENS * engine.BLOCKS_PER_CHUNK
+    return engine.ReqContext(name, ends)
+
+
+def job_of(keys: Any, slots: list[int], *, load: bool, context: Any = None) -> engine.TransferJob:
+    context = context or request_of(list(keys))
+    return engine.TransferJob(next(NUMBERS), keys, np.array(slots, np.int32), load, context)
+
+
+def moved(tier: Any, keys: Any, slots: list[int], *, load: bool, context: Any = None) -> engine.JobResult:
+    """The result of one job, where no other is under way."""
+    job = job_of(keys, slots, load=load, context=context)
+    (tier.submit_load if load else tier.submit_store)(job)
+    tier.drain_jobs()
+    (result,) = tier.get_finished_jobs()
+    assert result.job_id == job.job_id
+    return result
+
+
+def found(tier: Any, keys: list[bytes], request: str = "asks") -> list[Any]:
+    """What the tier says of chunks once the store has answered."""
+    context = engine.ReqContext(request)
+    first = [tier.lookup(key, context) for key in keys]
+    assert first == [RETRY] * len(keys) or request != "asks"
+    tier.on_schedule_end(None)
+    for asking in tier._lookups._asking:
+        asking.result(60)
+    answers = [tier.lookup(key, context) for key in keys]
+    tier.on_request_finished(context)
+    return answers
+
+
+@pytest.mark.parametrize("count", [1, 5, 16])
+def test_chunks_come_back(opened: Open, count: int) -> None:
+    memory, keys = engine.Memory(), [key_of(number) for number in range(count)]
+    tier, slots, others = opened(memory), list(range(count)), list(range(16, 16 + count))
+    memory.fill(count, slots)
+    wanted = memory.taken(slots)
+    assert found(tier, keys) == [MISS] * count
+    stored = moved(tier, keys, slots, load=False)
+    assert (stored.success, stored.successful_keys, stored.transfer_bytes) == (True, None, count * 4096)
+    assert stored.transfer_time > 0
+    assert found(tier, [*keys, key_of(99)]) == [HIT] * count + [MISS]
+    loaded = moved(tier, tuple(keys), others, load=True)
+    assert loaded.success and memory.taken(others) == wanted and memory.taken(slots) == wanted
+    assert "failures" not in tier.counts and not tier.has_pending_work()
+
+
+def test_a_load_of_which_some_is_gone_says_what_came(opened: Open) -> None:
+    memory, keys = engine.Memory(), [key_of(number) for number in range(4)]
+    tier = opened(memory)
+    memory.fill(1, [0, 1])
+    moved(tier, [keys[0], keys[2]], [0, 1], load=False)
+    result = moved(tier, keys, [4, 5, 6, 7], load=True)
+    assert (result.success, result.successful_keys, result.transfer_bytes) == (False, (keys[0], keys[2]), 8192)
+    assert memory.taken([4, 6]) == memory.taken([0, 1])
+    assert moved(tier, keys[3:], [4], load=True).successful_keys is None
+
+
+def test_a_chunk_that_could_not_be_loaded_is_not_found_again(opened: Open, address: str) -> None:
+    """A request that finds a chunk, and again each time that its load fails, never ends."""
+    memory, key = engine.Memory(), key_of(1)
+    tier, context = opened(memory), engine.ReqContext("request")
+    moved(tier, [key], [0], load=False)
+    assert tier.lookup(key, context) is RETRY
+    tier.on_schedule_end(None)
+    tier._lookups._asking[0].result(60)
+    assert tier.lookup(key, context) is HIT
+    with slackwater.connect(address) as client:
+        client.remove_batch(client.list(pattern="test_a_chunk_that_could_not"), force=True)
+    assert not moved(tier, [key], [1], load=True, context=context).success
+    assert tier.lookup(key, context) is MISS
+    # The next request asks anew.
+    tier.on_request_finished(context)
+    moved(tier, [key], [0], load=False)
+    assert found(tier, [key]) == [HIT]
+
+
+def test_an_answer_is_each_requests_until_it_ends(opened: Open) -> None:
+    tier, key = opened(), key_of(1)
+    first, second = engine.ReqContext("first"), engine.ReqContext("second")
+    assert tier.lookup(key, first) is RETRY and tier.lookup(key, second) is RETRY and tier.has_pending_work()
+    tier.on_request_finished(first)
+    tier.on_schedule_end(None)
+    tier._lookups._asking[0].result(60)
+    assert tier.lookup(key, second) is MISS and not tier.has_pending_work()
+    tier.on_request_finished(second)
+    assert tier._lookups._questions == {} and tier._orders._known == {}
+    # One that is not asked for any more is not put to the store.
+    before = tier.counts["exists_misses"]
+    tier.lookup(key_of(2), first)
+    tier.on_request_finished(first)
+    tier.on_schedule_end(None)
+    assert tier.counts["exists_misses"] == before and not tier.has_pending_work()
+
+
+def test_a_step_asks_the_store_once(opened: Open) -> None:
+    tier = opened()
+    store = tier._cache._store = mock.Mock(wraps=tier._cache._store, closed=False)
+    assert found(tier, [key_of(number) for number in range(5000)]) == [MISS] * 5000
+    assert store.exists_batch.call_count == 1
+
+
+def test_groups_are_not_mixed(opened: Open) -> None:
+    memory = engine.Memory()
+    tier = opened(memory)
+    memory.fill(1, [0, 1])
+    moved(tier, [key_of(5, 0), key_of(5, 1)], [0, 1], load=False)
+    assert moved(tier, [key_of(5, 1), key_of(5, 0)], [2, 3], load=True).success
+    assert memory.taken([3, 2]) == memory.taken([0, 1])
+
+
+def test_chains_are_the_places_that_vllm_tells(opened: Open) -> None:
+    tier = opened()
+    store = tier._cache._store = mock.Mock(wraps=tier._cache._store, closed=False)
+    keys = [key_of(number, group) for group in (0, 1) for number in range(4)]
+    context = request_of(keys)
+    for key in (keys[0], keys[1]):
+        tier.lookup(key, context)
+    # A job may have the chunks of several groups, in any order.
+    moved(tier, [keys[3], keys[2], keys[5], key_of(77)], [0, 1, 2, 3], load=False, context=context)
+    calls = [(call.args[0], call.kwargs["chain"]) for call in store.put_batch.call_args_list]
+    names = [[name.rsplit(":", 2)[1:] for name in names] for names, _ in calls]
+    assert names == [
+        [["0", keys[2][:-4].hex()], ["0", keys[3][:-4].hex()]],
+        [["1", keys[5][:-4].hex()]],
+        [["0", key_of(77)[:-4].hex()]],
+    ]
+    assert f":0:{keys[1][:-4].hex()}" in repr(calls[0][1]) and "position=2," in repr(calls[0][1])
+    assert "parent=None" in repr(calls[1][1]) and "position=1," in repr(calls[1][1])
+    assert calls[2][1] is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"model": "org/other"}, {"dtype": "fp8"}, {"layers": ("a", "c")}, {"tp": 2}, {"layout": "HND"}],
+    ids=str,
+)
+def test_bytes_of_other_deployments_are_not_taken(opened: Open, changes: dict[str, Any]) -> None:
+    moved(opened(), [key_of(1)], [0], load=False)
+    assert found(opened(), [key_of(1)]) == [HIT]
+    assert found(opened(spec=engine.spec(**changes)), [key_of(1)]) == [MISS]
+    assert found(opened(engine.Memory(chunk_bytes=8192)), [key_of(1)]) == [MISS]
+
+
+def test_portable_chunks_are_shared_by_deployments_of_any_size(opened: Open) -> None:
+    memory = engine.Memory()
+    moved(opened(memory, engine.spec(portable=True, tp=4)), [key_of(1)], [0], load=False)
+    assert found(opened(memory, engine.spec(portable=True, tp=2)), [key_of(1)]) == [HIT]
+
+
+def test_events_tell_what_was_stored(opened: Open) -> None:
+    tier = opened(spec=engine.spec(events=True), enable_kv_events=True, locality="REMOTE")
+    keys = [key_of(1), key_of(2)]
+    moved(tier, keys, [0, 1], load=False)
+    moved(tier, keys, [2, 3], load=True)
+    (event,) = tier.take_events()
+    assert (event.keys, event.removed, event.medium) == (keys, False, engine.Medium.STORAGE)
+    assert event.locality is engine.Locality.REMOTE and list(tier.take_events()) == []
+    quiet = opened()
+    moved(quiet, [key_of(3)], [0], load=False)
+    assert list(quiet.take_events()) == []
+
+
+def test_misuse_fails_the_job(opened: Open) -> None:
+    tier = opened()
+    assert not moved(tier, [key_of(1), key_of(2)], [0], load=False).success
+    assert not moved(tier, [key_of(1)], [32], load=True).success
+    assert not moved(tier, [key_of(1)], [-1], load=False).success
+    assert not moved(tier, [key_of(1), key_of(2)], [3, 3], load=True).success
+    assert moved(tier, [], [], load=True).success
+    assert tier.counts["failures_job_ValueError"] == 3
+
+
+def test_a_store_that_fails_is_misses(opened: Open, caplog: pytest.LogCaptureFixture) -> None:
+    tier = opened()
+    whole = tier._cache._store
+    tier._cache._store = mock.Mock(closed=False)
+    away = slackwater.RetryError("no server", slackwater.ErrorCode.RPC_FAIL)
+    for call in ("exists_batch", "get_batch_into", "put_batch"):
+        getattr(tier._cache._store, call).side_effect = away
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert found(tier, [key_of(1)]) == [MISS]
+            assert not moved(tier, [key_of(1)], [0], load=True).success
+            assert not moved(tier, [key_of(1)], [0], load=False).success
+    assert len([record for record in caplog.records if "no server" in record.getMessage()]) == 3
+    tier._cache._store = whole
+
+
+def held(tier: Any) -> tuple[Any, threading.Event, threading.Event]:
+    """A store whose writes wait: the patch, that one has begun, and that they may go on."""
+    begun, go = threading.Event(), threading.Event()
+    whole = tier._cache.write
+
+    def slow(*arguments: Any) -> list[bool]:
+        begun.set()
+        go.wait(60)
+        return whole(*arguments)
+
+    return mock.patch.object(tier._cache, "write", slow), begun, go
+
+
+def test_nothing_waits_for_a_store_that_is_slow_but_the_drain(opened: Open) -> None:
+    tier = opened(threads=1)
+    patch, begun, go = held(tier)
+    moved(tier, [key_of(9)], [9], load=False)
+    with patch:
+        for number in range(3):
+            tier.submit_store(job_of([key_of(number)], [number], load=False))
+        assert begun.wait(60) and list(tier.get_finished_jobs()) == [] and tier.has_pending_work()
+        # Loads and questions have threads of their own.
+        tier.submit_load(job_of([key_of(9)], [20], load=True))
+        with tier._jobs._changed:
+            assert tier._jobs._changed.wait_for(lambda: tier._jobs._ended, 60)
+        assert [result.success for result in tier.get_finished_jobs()] == [True]
+        assert found(tier, [key_of(9)]) == [HIT]
+        drained = threading.Thread(target=tier.drain_jobs)
+        drained.start()
+        assert drained.is_alive()
+        go.set()
+        drained.join(60)
+    assert sorted(result.success for result in tier.get_finished_jobs()) == [True] * 3
+
+
+def test_shut_down_in_the_middle_every_job_has_a_result(opened: Open) -> None:
+    memory = engine.Memory()
+    tier = opened(memory, threads=1)
+    patch, begun, go = held(tier)
+    with patch:
+        jobs = [job_of([key_of(number)], [number], load=False) for number in range(3)]
+        for job in jobs:
+            tier.submit_store(job)
+        assert begun.wait(60)
+        ending = threading.Thread(target=tier.shutdown)
+        ending.start()
+        with tier._jobs._changed:
+            assert tier._jobs._changed.wait_for(lambda: len(tier._jobs._ended) == 2, 60)
+        assert ending.is_alive()
+        go.set()
+        ending.join(60)
+        assert not ending.is_alive()
+    results = {result.job_id: result.success for result in tier.get_finished_jobs()}
+    assert set(results) == {job.job_id for job in jobs} and not results[jobs[1].job_id] and not results[jobs[2].job_id]
+    # Nothing of the tier refers to the memory any more.
+    del memory.array
+    memory.view.release()
+    memory.mapping.close()
+    late = job_of([key_of(9)], [0], load=True)
+    tier.submit_load(late)
+    assert [(result.job_id, result.success) for result in tier.get_finished_jobs()] == [(late.job_id, False)]
+    assert tier.lookup(key_of(1), engine.ReqContext("late")) is MISS
+    tier.on_schedule_end(None)
+    tier.drain_jobs()
+
+
+def test_a_store_inside_the_process(opened: Open) -> None:
+    memory = engine.Memory()
+    tier = opened(memory, store={"memory": "8MiB", "log": "off"})
+    memory.fill(1, [0])
+    assert moved(tier, [key_of(1)], [0], load=False).success and moved(tier, [key_of(1)], [1], load=True).success
+    assert memory.taken([0]) == memory.taken([1])
+
+
+def read_only() -> memoryview:
+    return memoryview(np.zeros((4, 64), np.int8)).toreadonly()
+
+
+def strided() -> memoryview:
+    return memoryview(np.zeros((4, 64), np.int8)[:, ::2])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"adress": "tcp://127.0.0.1:1"}, "no option 'adress'"),
+        ({"threads": 0}, "threads: 0: at least one"),
+        ({"primary_kv_view": read_only()}, "read-only or not contiguous"),
+        ({"primary_kv_view": strided()}, "read-only or not contiguous"),
+        ({"enable_kv_events": True}, "vLLM's own KV cache events are off"),
+        ({"locality": "HERE"}, "HERE"),
+        ({"tag": "t" * 900}, "at most 800 bytes"),
+        ({"store": {"memory": "8MiB"}, "offloading_spec": engine.spec(replicas=2)}, "2 processes of the engine"),
+    ],
+    ids=str,
+)
+def test_a_wrong_configuration_ends_the_start(module: Any, changes: dict[str, Any], message: str) -> None:
+    given = {"offloading_spec": engine.spec(), "primary_kv_view": engine.Memory().view, "tier_type": "SlackwaterTier"}
+    with pytest.raises(ValueError, match=message):
+        module.SlackwaterTier(**{**given, **changes})
+
+
+def test_without_vllm_the_import_says_what_is_missing() -> None:
+    with mock.patch.dict("sys.modules", {"vllm.v1.kv_offload.tiering.base": None}):
+        sys.modules.pop("slackwater.integrations.vllm", None)
+        with pytest.raises(ImportError, match="loaded by vLLM 0.33 or newer"):
+            engine.importlib.import_module("slackwater.integrations.vllm")
+
+
+def test_vllms_own_code_drives_the_tier(address: str) -> None:
+    """`VLLM_PYTHON` names an interpreter that has vLLM; no GPU is needed."""
+    print(driven("vllm", address))

@@ -101,12 +101,13 @@ fn an_address_that_does_not_answer_leaves_time_for_the_next() {
     assert_eq!(client.metrics().caused("link", "connect_timeout"), 1);
 }
 
+/// In a tenth of a second a busy machine tried the first address only.
 #[test]
 fn a_failure_tells_which_addresses_were_tried() {
     let closed = [closed(), closed()];
     let client = client_with(move || Ok(closed.to_vec()));
     let brief = ConnectOptions {
-        timeout: Some(Duration::from_millis(100)),
+        timeout: Some(Duration::from_secs(2)),
         ..ConnectOptions::default()
     };
     let Err(ConnectError::Failed { failure, .. }) = client.connect_wait(&name(), &brief) else {

@@ -379,6 +379,7 @@ impl GetFlow {
             bytes: object.bytes,
             checksum: object.checksum,
             from,
+            is_last: reading.rest.is_empty(),
         });
         let Reading {
             object,

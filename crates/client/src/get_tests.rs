@@ -516,3 +516,20 @@ fn the_class_alone_decides_what_a_read_does_about_a_code() {
 
 #[path = "get_known_tests.rs"]
 mod known;
+
+#[test]
+fn a_read_says_whether_another_replica_is_left() {
+    let mut world = World::new(&["a"], Hold::Guard, 1);
+    world.reply(vec![found(&[disk(), memory(1), memory(2)])]);
+    let mut last = Vec::new();
+    for _ in 0..3 {
+        let reads = world.out.iter().filter_map(|action| match action {
+            Action::Read { is_last, .. } => Some(*is_last),
+            _ => None,
+        });
+        last.extend(reads);
+        world.out.clear();
+        world.read(0, Err(ReadFailure::Transfer));
+    }
+    assert_eq!(last, [false, false, true]);
+}

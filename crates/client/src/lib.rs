@@ -21,6 +21,7 @@
 mod call;
 mod get;
 mod locations;
+mod pace;
 mod pick;
 mod put;
 mod retry;
@@ -29,6 +30,7 @@ mod tells;
 pub use call::{Answer, CallFlow};
 pub use get::{GetFlow, GetOutcome, Known, ReadFailure, usable};
 pub use locations::{Located, Locations, Stamp};
+pub use pace::Paces;
 pub use pick::{LocalFirst, Pick};
 pub use put::{PutFlow, PutOutcome, WriteFailure};
 pub use retry::{FlowOptions, Operations};
@@ -68,6 +70,8 @@ pub enum Action {
         checksum: Checksum,
         /// The replica to be read.
         from: ReplicaAt,
+        /// Whether no other one is known: while there is, a node that sends nothing is not worth a long wait.
+        is_last: bool,
     },
     /// Move the caller's bytes of one object to every extent; the end comes back through `on_written`.
     Write {

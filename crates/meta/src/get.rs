@@ -132,6 +132,8 @@ impl Master {
         if matches!(&answer, Lookup::Found(object) if matches!(object.replicas[0], ReplicaAt::Disk { .. }))
         {
             reading.cold.push((id, at as u32));
+        } else {
+            self.heat(now, id);
         }
         answer
     }
@@ -170,8 +172,8 @@ impl Master {
         }
     }
 
-    /// Holds a readable object for the caller and returns where it is, memory before SSD, and both before what is on a
-    /// node without a link.
+    /// Holds a readable object for the caller and returns where it is, memory before SSD; what is on a node without a link only
+    /// if it is nowhere else.
     fn read(
         &mut self,
         now: Instant,
@@ -218,6 +220,10 @@ impl Master {
             replicas.insert(place, at);
         }
         let first = first.expect("a readable object has a replica");
+        // Nobody need try a node that lost its link.
+        if here > 0 {
+            replicas.truncate(here);
+        }
         let guard = match hold {
             Hold::Lease => None,
             Hold::Guard => match self.guards.hold((caller.client, caller.operation), first) {

@@ -1,6 +1,6 @@
 //! Bytes between a caller's buffer and an extent of a node.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -15,8 +15,8 @@ use crate::link::Link;
 /// Bytes that are moved before the next look at whether the caller has cancelled.
 const PIECE_BYTES: usize = 16 << 20;
 
-/// How long a node may take to send bytes that it was known to have, and that are asked for together: one that has ended is
-/// tried again and again until then, and not again in the same call.
+/// How long a node may take to send bytes that it was known to have, or that another node has too, and that are asked for
+/// together: one that has ended is tried again and again until then, and one that was known, not again in the same call.
 const KNOWN_TIME: Duration = Duration::from_secs(1);
 /// What is asked for together may take longer, by as much as it takes at this rate.
 const KNOWN_BYTES_PER_SECOND: u64 = 4 << 20;
@@ -31,6 +31,8 @@ pub(crate) struct Carrier<'a> {
     /// Of bytes that are read where they are known to be, the nodes that did not send theirs: bytes of other nodes say
     /// nothing of these. None for bytes that the master has just named the place of.
     pub(crate) silent: RefCell<Option<BTreeSet<Incarnation>>>,
+    /// Whether the bytes to come may be read elsewhere, so that their node is not waited for until the call ends.
+    pub(crate) is_hurried: Cell<bool>,
     pub(crate) rights: Map<ExtentRef, Capability>,
 }
 
@@ -56,10 +58,11 @@ impl Carrier<'_> {
         *self.silent.get_mut() = None;
     }
 
-    /// How long so many bytes may take: where they were only known to be, the master may know better after a while.
-    fn left(&self, bytes: u64) -> Duration {
+    /// How long so many bytes may take: where they were only known to be, the master may know better after a while, and another
+    /// node may have them.
+    pub(crate) fn left(&self, bytes: u64) -> Duration {
         let left = now().until(self.until);
-        if self.silent.borrow().is_none() {
+        if self.silent.borrow().is_none() && !self.is_hurried.get() {
             return left;
         }
         let slow = Duration::from_micros(bytes * 1_000_000 / KNOWN_BYTES_PER_SECOND);
@@ -79,10 +82,21 @@ impl Carrier<'_> {
     /// Why the bytes of a source did not come.
     fn unread(&self, source: &Target, cause: &Cause) -> NotMoved {
         let why = self.failed(cause);
+        let node = source.capability.claims().incarnation;
+        if why == NotMoved::Failed {
+            self.link.pace(|paces| paces.failed(now(), node));
+        }
         if let (NotMoved::Failed, Some(silent)) = (why, &mut *self.silent.borrow_mut()) {
-            silent.insert(source.capability.claims().incarnation);
+            silent.insert(node);
         }
         why
+    }
+
+    /// Bytes of a source came, which were asked for at `begun`.
+    fn came(&self, source: &Target, bytes: u64, begun: Instant) {
+        let (at, node) = (now(), source.capability.claims().incarnation);
+        self.link
+            .pace(|paces| paces.came(at, node, bytes, at.since(begun)));
     }
 
     /// Takes the rights in that came with an answer.
@@ -132,7 +146,16 @@ impl Carrier<'_> {
             }
         }
         let bytes = targeted.iter().map(|(_, into)| into.len() as u64).sum();
+        let begun = now();
         let read = self.engine.read_all(&mut targeted, self.left(bytes));
+        if let Some((first, _)) = targeted.first() {
+            let mut others = targeted.iter();
+            // What several nodes sent together says nothing of one of them.
+            let alone = others.all(|(source, _)| source.peer == first.peer);
+            if alone && read.iter().all(Result::is_ok) {
+                self.came(first, bytes, begun);
+            }
+        }
         for ((place, read), (source, _)) in places.into_iter().zip(read).zip(&targeted) {
             outcomes[place] = read.map_err(|cause| self.unread(source, &cause));
         }
@@ -197,8 +220,10 @@ impl Carrier<'_> {
             let source = self.source(capability, offset + at)?;
             let bytes = piece.len() as u64;
             at += bytes;
+            let begun = now();
             let read = self.engine.read_checked(&source, piece, self.left(bytes));
             let next = read.map_err(|cause| self.unread(&source, &cause))?;
+            self.came(&source, bytes, begun);
             whole = Some(whole.map_or(next, |whole| whole.followed_by(next, bytes)));
         }
         Ok(whole.unwrap_or_else(|| Checksum::of(&[])))

@@ -1,4 +1,4 @@
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
 use slackwater_base::{Instant, Map, Rng};
@@ -346,6 +346,7 @@ impl Call<'_> {
             cancel: self.options.cancel.as_ref(),
             until: self.until,
             silent: RefCell::new(None),
+            is_hurried: Cell::new(false),
             rights: Map::default(),
         }
     }

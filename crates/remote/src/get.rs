@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use slackwater_base::{Checksum, Instant};
-use slackwater_client::{Action, GetFlow, GetOutcome, LocalFirst, ReadFailure, Stamp};
+use slackwater_client::{Action, GetFlow, GetOutcome, ReadFailure, Stamp};
 use slackwater_transfer::Capability;
 use slackwater_wait::{failpoint, now};
 use slackwater_wire::limits::BATCH_KEYS_MAX;
@@ -57,6 +57,7 @@ struct Wanted {
     bytes: u64,
     checksum: Checksum,
     from: ReplicaAt,
+    is_last: bool,
 }
 
 impl Wanted {
@@ -69,6 +70,7 @@ impl Wanted {
                 bytes,
                 checksum,
                 from,
+                is_last,
             } => Self {
                 index,
                 key,
@@ -76,6 +78,7 @@ impl Wanted {
                 bytes,
                 checksum,
                 from,
+                is_last,
             },
             _ => unreachable!("a flow that reads does not write"),
         }
@@ -143,8 +146,7 @@ impl Call<'_> {
         let locations = self.client.locations();
         let found = locations.find(&get.tenant, &named, chain);
         let mut begun = Vec::new();
-        // The master names replicas in memory before those on SSD, which a read of another process has staged.
-        let pick = Box::new(LocalFirst::default());
+        let pick = self.client.link().pick();
         let mut carrier = self.carrier();
         let options = self.flow_options();
         let mut flow = match found {
@@ -209,17 +211,23 @@ impl Reading<'_, '_> {
             }
             outcomes.push(Err(ready.err().unwrap_or(ReadFailure::Transfer)));
         }
-        let (mut places, mut reads) = (Vec::new(), Vec::new());
-        for (index, sink) in self.sinks.iter_mut().enumerate() {
-            if let Some((place, right, offset)) = sources.remove(&index) {
-                places.push(place);
-                reads.push((right, offset, room(sink, wanted[place].bytes as usize)));
+        for is_last in [true, false] {
+            self.carrier.is_hurried.set(!is_last);
+            let (mut places, mut reads) = (Vec::new(), Vec::new());
+            for (index, sink) in self.sinks.iter_mut().enumerate() {
+                let source = sources.get(&index);
+                let source = source.filter(|(place, ..)| wanted[*place].is_last == is_last);
+                if let Some((place, right, offset)) = source {
+                    places.push(*place);
+                    reads.push((*right, *offset, room(sink, wanted[*place].bytes as usize)));
+                }
+            }
+            for (place, read) in places.into_iter().zip(self.carrier.read_all(reads)) {
+                outcomes[place] = read.map_err(failure);
             }
         }
-        for (place, read) in places.into_iter().zip(self.carrier.read_all(reads)) {
-            outcomes[place] = read.map_err(failure);
-        }
         for place in records {
+            self.carrier.is_hurried.set(!wanted[place].is_last);
             outcomes[place] = self.fetch_record(&wanted[place]);
         }
         outcomes
@@ -256,7 +264,7 @@ impl Reading<'_, '_> {
             checksum,
             ..
         } = *wanted;
-        let (until, cancel) = (self.carrier.until, self.carrier.cancel);
+        let (until, cancel) = (now() + self.carrier.left(bytes), self.carrier.cancel);
         let entry = DiskEntry {
             tenant: self.tenant.clone(),
             key: key.clone(),

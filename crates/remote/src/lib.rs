@@ -19,6 +19,7 @@ mod jobs;
 mod link;
 mod locations;
 mod options;
+mod pick;
 mod put;
 mod tells;
 

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use slackwater_base::Instant;
+use slackwater_client::Paces;
 use slackwater_mq::{Answer, ConnectionId, Mq, Refusal, RequestError, RequestOptions};
 use slackwater_transfer::{Engine, PeerId};
 use slackwater_wait::{Completion, Site, Stopped, Waiting, now};
@@ -15,6 +16,7 @@ use slackwater_wire::{
 };
 
 use crate::Cancel;
+use crate::pick::Fastest;
 
 /// See the module.
 pub(crate) struct Link {
@@ -25,6 +27,8 @@ pub(crate) struct Link {
     /// The latest epoch that was seen.
     epoch: AtomicU64,
     nodes: Mutex<BTreeMap<Incarnation, PeerId>>,
+    /// How fast they send.
+    paces: Arc<Mutex<Paces>>,
     value_bytes_max: AtomicU64,
     /// The last that was heard of the server, for errors.
     last: Mutex<String>,
@@ -56,9 +60,24 @@ impl Link {
             engine,
             epoch: AtomicU64::new(0),
             nodes: Mutex::default(),
+            paces: Arc::default(),
             value_bytes_max: AtomicU64::new(u64::MAX),
             last: Mutex::new("no answer came".to_owned()),
         }
+    }
+
+    /// The choice of replicas for a read that begins now.
+    pub(crate) fn pick(&self) -> Box<Fastest> {
+        Box::new(Fastest {
+            paces: Arc::clone(&self.paces),
+            reader: self.client,
+            now: now(),
+        })
+    }
+
+    /// Takes in how fast nodes send.
+    pub(crate) fn pace(&self, tell: impl FnOnce(&mut Paces)) {
+        tell(&mut lock(&self.paces));
     }
 
     /// Length of the longest value that the server takes.

@@ -68,8 +68,9 @@ fn what_is_hidden_can_be_put_again_and_the_old_value_never_returns() {
     assert_eq!(world.used(FAR_MEMORY), 0);
 }
 
+/// They were named last, and a reader that chose by itself waited for a dead node until its deadline.
 #[test]
-fn replicas_of_a_node_without_a_link_are_tried_last() {
+fn replicas_of_a_node_without_a_link_are_named_only_when_there_are_no_others() {
     let mut world = two_nodes();
     let both = PutConfig {
         replicas: 2,
@@ -83,12 +84,16 @@ fn replicas_of_a_node_without_a_link_are_tried_last() {
             ReplicaAt::Memory(extent) => extent.segment,
             ReplicaAt::Disk { segment, .. } => *segment,
         };
-        let last = if away == NODE { MEMORY } else { FAR_MEMORY };
-        assert_eq!((replicas.len(), on(&replicas[1])), (2, last));
+        let other = if away == NODE { FAR_MEMORY } else { MEMORY };
+        assert_eq!((replicas.len(), on(&replicas[0])), (1, other));
         world.pass(hidden_after());
         assert_eq!(world.found("k").replicas.len(), 1);
         world.input(Input::NodeBack(away));
+        assert_eq!(world.found("k").replicas.len(), 2);
     }
+    world.input(Input::NodeAway(NODE));
+    world.input(Input::NodeAway(FAR));
+    assert_eq!(world.found("k").replicas.len(), 2);
 }
 
 #[test]

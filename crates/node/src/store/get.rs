@@ -231,6 +231,7 @@ impl<'s, 'b> Reader<'s, 'b> {
                         bytes,
                         checksum,
                         from,
+                        ..
                     } => {
                         let entry = DiskEntry {
                             tenant: self.options.tenant.clone(),

@@ -302,9 +302,13 @@ where
 
 /// The whole command line, with a flag for every option of the store where a store is opened or described.
 pub(crate) fn command() -> clap::Command {
-    let all = ["replay", "serve", "explain", "config", "doctor"].map(|name| (name, Part::Whole));
-    all.into_iter()
-        .chain([("master", Part::Master), ("node", Part::Node)])
+    let whole = ["replay", "serve", "explain"].map(|name| (name, Part::Whole));
+    let any = ["config", "doctor"].map(|name| (name, Part::Any));
+    let parts = [("master", Part::Master), ("node", Part::Node)];
+    whole
+        .into_iter()
+        .chain(any)
+        .chain(parts)
         .fold(Cli::command(), |command, (name, part)| {
             command.mut_subcommand(name, |subcommand| {
                 subcommand
@@ -317,6 +321,9 @@ pub(crate) fn command() -> clap::Command {
 /// The part of a store that a process is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
+    /// Whichever: its options are checked and shown.
+    Any,
+    /// All of it.
     Whole,
     Master,
     Node,
@@ -327,6 +334,7 @@ impl Part {
     fn has(self, key: &str) -> bool {
         let decides = key.starts_with("evict.")
             || key.starts_with("promotion.")
+            || key.starts_with("replication.")
             || [
                 "policy",
                 "offload",
@@ -339,7 +347,9 @@ impl Part {
             .contains(&key);
         let both = ["log", "log_format", "deadline"].contains(&key);
         match self {
-            Self::Whole => true,
+            Self::Any => true,
+            // There is no other node for a further replica.
+            Self::Whole => !key.starts_with("replication."),
             _ if both => true,
             Self::Master => decides,
             // Views are of callers in the process, and a node has none. Shared memory is of ordinary pages.

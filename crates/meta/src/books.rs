@@ -4,8 +4,9 @@ use thiserror::Error;
 
 use crate::catalog::{Excluded, PinKind};
 use crate::evict::RestoreError;
+use crate::jobs::Whose;
 use crate::master::Master;
-use crate::metrics::{OffloadMetrics, PromotionMetrics};
+use crate::metrics::{OffloadMetrics, PromotionMetrics, ReplicationMetrics};
 use crate::prospect;
 use crate::segment::{Medium, record_bytes};
 use crate::tenant::Ledger;
@@ -269,6 +270,18 @@ impl Master {
         ensure(
             admitted == completed + failed + cancelled + expired + in_flight,
             || format!("{:?}", books.promotion),
+        )?;
+        let ReplicationMetrics {
+            admitted,
+            completed,
+            failed,
+            in_flight,
+            ..
+        } = self.metrics.replication;
+        let copies = self.jobs.copies_of(Whose::Heat) as u64;
+        ensure(
+            admitted == completed + failed + in_flight && in_flight == copies,
+            || format!("{copies} copies: {:?}", self.metrics.replication),
         )?;
         self.promotions.check().map_err(Imbalance)?;
         ensure(self.jobs.balance(), || {

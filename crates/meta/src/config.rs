@@ -29,6 +29,8 @@ pub struct MasterConfig {
     pub offload: Offload,
     /// Which objects are promoted to memory, and when.
     pub promotion: Promotion,
+    /// Which objects get further replicas in memory because they are read much.
+    pub replication: Replication,
     /// How long nodes without a link are waited for.
     pub absence: Absence,
     /// Limits of tables and queues.
@@ -194,6 +196,40 @@ pub enum PromotionAdmission {
     Index,
 }
 
+/// Further replicas of objects that are read much.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Replication {
+    /// Whether they are made.
+    pub mode: ReplicationMode,
+    /// The time in which the reads of an object are counted together.
+    pub window: Duration,
+    /// Reads in such a time from which an object has another replica.
+    pub reads: u32,
+    /// Replicas in memory that an object has at most so.
+    pub replicas_max: usize,
+    /// Used part of a node's memory up to which replicas are made there.
+    pub watermark: f64,
+    /// Time after a decision on an object in which its reads do not count.
+    pub rest: Duration,
+    /// The same after a replica of it was evicted.
+    pub rest_after_loss: Duration,
+    /// Most objects whose reads are counted.
+    pub tracked_limit: usize,
+    /// Most objects that wait for another replica.
+    pub queue_limit: usize,
+}
+
+/// Whether further replicas are made of what is read much.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplicationMode {
+    /// Reads are not counted.
+    Off,
+    /// What would be made is counted.
+    Observe,
+    /// They are made.
+    Enforce,
+}
+
 /// Limits of tables and queues.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limits {
@@ -285,6 +321,7 @@ impl MasterConfig {
         eviction: Eviction::DEFAULT,
         offload: Offload::DEFAULT,
         promotion: Promotion::DEFAULT,
+        replication: Replication::DEFAULT,
         absence: Absence::DEFAULT,
         limits: Limits::DEFAULT,
     };
@@ -347,6 +384,21 @@ impl Promotion {
         candidate_ttl: Duration::from_secs(60),
         candidate_retries: 8,
         backoff: Backoff::doubling(Duration::from_millis(10), Duration::from_secs(1)),
+    };
+}
+
+impl Replication {
+    /// See [`MasterConfig::DEFAULT`].
+    pub const DEFAULT: Self = Self {
+        mode: ReplicationMode::Off,
+        window: Duration::from_secs(10),
+        reads: 8,
+        replicas_max: 2,
+        watermark: 0.85,
+        rest: Duration::from_secs(30),
+        rest_after_loss: Duration::from_secs(60),
+        tracked_limit: 50_000,
+        queue_limit: 50_000,
     };
 }
 
@@ -462,6 +514,14 @@ impl MasterConfig {
             0.0,
             eviction.disk_high_watermark,
         );
+        let replication = &mut self.replication;
+        clamp(
+            "replication.watermark",
+            &mut replication.watermark,
+            0.0,
+            1.0,
+        );
+        replication.reads = replication.reads.max(1);
         clamp(
             "promotion.watermark",
             &mut self.promotion.watermark,
@@ -481,6 +541,10 @@ impl MasterConfig {
         };
         at_least_one("eviction.step", &mut self.eviction.step);
         at_least_one("promotion.batch_max", &mut self.promotion.batch_max);
+        at_least_one(
+            "replication.replicas_max",
+            &mut self.replication.replicas_max,
+        );
         at_least_one("limits.scan_step", &mut self.limits.scan_step);
         at_least_one("limits.list_page", &mut self.limits.list_page);
         self.limits.segments = self.limits.segments.min(usize::from(u16::MAX));

@@ -7,6 +7,7 @@
 
 pub mod evict;
 pub mod replay;
+mod replicate;
 
 mod answers;
 mod books;
@@ -53,7 +54,7 @@ mod tenant;
 pub use books::{Books, Imbalance, SegmentBooks};
 pub use config::{
     Absence, ConfigWarning, Eviction, Limits, MasterConfig, Offload, OffloadMode, OnHit, Placement,
-    Promotion, PromotionAdmission, PutPolicy, SoftPinned, Tenancy,
+    Promotion, PromotionAdmission, PutPolicy, Replication, ReplicationMode, SoftPinned, Tenancy,
 };
 pub use decisions::{
     Choice, Decision, EvictionCause, OffloadRefusal, PromotionCause, PromotionRefusal,
@@ -61,5 +62,5 @@ pub use decisions::{
 pub use explain::{Held, Opinion};
 pub use journal::{Dead, Debt, Journaled, KeptJob, Note};
 pub use master::{Input, Master, Output};
-pub use metrics::{Metrics, OffloadMetrics, PromotionMetrics};
+pub use metrics::{Metrics, OffloadMetrics, PromotionMetrics, ReplicationMetrics};
 pub use offload::Cause as OffloadCause;

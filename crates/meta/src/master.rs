@@ -26,6 +26,7 @@ use crate::permissions;
 use crate::placement::{self, PlacementPolicy};
 use crate::promote::Promotions;
 use crate::put::{Puts, Queue};
+use crate::replicate::Replicating;
 use crate::restarted::Held;
 use crate::scan::Scans;
 use crate::segment::Segments;
@@ -127,6 +128,7 @@ pub struct Master {
     pub(crate) scans: Scans,
     pub(crate) offloads: Offloads,
     pub(crate) promotions: Promotions,
+    pub(crate) replicating: Replicating,
     pub(crate) jobs: Jobs,
     pub(crate) answers: Answers,
     pub(crate) held: Held,
@@ -239,6 +241,7 @@ impl Master {
             scans: Scans::default(),
             offloads: Offloads::default(),
             promotions: Promotions::new(&config.promotion),
+            replicating: Replicating::new(&config.replication),
             jobs: Jobs::default(),
             held: Held::default(),
             outbox: Outbox::default(),

@@ -38,6 +38,7 @@ pub struct Metrics {
     pub victims_excluded: u64,
     pub offload: OffloadMetrics,
     pub promotion: PromotionMetrics,
+    pub replication: ReplicationMetrics,
     pub records_announced: u64,
     pub extents_announced: u64,
     pub extents_stale: u64,
@@ -76,6 +77,43 @@ pub struct OffloadMetrics {
     pub skipped_no_disk: u64,
     /// Not begun: the SSD would have evicted it first.
     pub skipped_not_worth: u64,
+}
+
+/// The funnel of replication: `admitted` is the sum of the two ends and `in_flight`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ReplicationMetrics {
+    /// Objects that were read often enough within a window.
+    pub hot: u64,
+    /// Those of which a replica would have been made, while it is only observed.
+    pub observed: u64,
+    /// Copies begun since the master started.
+    pub admitted: u64,
+    /// Ended with another replica.
+    pub completed: u64,
+    /// Bytes of the completed ones.
+    pub completed_bytes: u64,
+    /// Ended by an error, or because the object went away.
+    pub failed: u64,
+    /// In flight now.
+    pub in_flight: u64,
+    /// Not begun: the object has as many replicas as it may have.
+    pub rejected_enough: u64,
+    /// Not begun: no other node has memory to spare.
+    pub rejected_room: u64,
+    /// Not begun: the tenant's quota is used up.
+    pub rejected_quota: u64,
+    /// Not begun: the object went away, was being replaced, or its node had no link.
+    pub rejected_unready: u64,
+    /// Not begun: too many waited.
+    pub rejected_queue: u64,
+    /// Reads that were not counted: too many objects were.
+    pub untracked: u64,
+    /// Objects whose reads are counted now.
+    pub tracked: u64,
+    /// Replicas that exist now because their objects are read much.
+    pub extras: u64,
+    /// Such replicas that went when memory was short.
+    pub extras_evicted: u64,
 }
 
 /// The funnel of promotion: `admitted` is the sum of the four ends and `in_flight`.

@@ -89,6 +89,11 @@ impl Master {
     ) -> u64 {
         let mut freed = 0;
         while freed < wanted && *budget > 0 {
+            if let Some(bytes) = self.evict_extra(now, index) {
+                *budget -= 1;
+                freed += bytes;
+                continue;
+            }
             let segment = self.segments.at_mut(index);
             let id = match segment.policy.victim(now) {
                 Some(slot) => segment.replica(slot),

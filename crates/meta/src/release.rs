@@ -38,6 +38,7 @@ impl Master {
         }
         prospect::end(&mut self.catalog, &mut self.segments, now, id, reason);
         self.tenants.untouch(id);
+        self.forget_extra(id);
         let object = self.catalog.detach(id);
         self.expect_forgotten(id, object);
         let (tenant, bytes) = (

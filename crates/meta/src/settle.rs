@@ -24,7 +24,7 @@ impl Unsettled {
         self.room = true;
     }
 
-    /// Jobs may go on.
+    /// Jobs and replication may go on.
     pub(crate) fn jobs(&mut self) {
         self.jobs = true;
     }
@@ -65,6 +65,7 @@ impl Master {
         }
         if std::mem::take(&mut self.unsettled.jobs) {
             self.work_on_jobs(now);
+            self.work_on_replicas(now);
         }
         // What this made possible in turn is another step, so that one input does a bounded amount.
         std::mem::swap(&mut pressed, &mut self.unsettled.pressed);

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use slackwater_meta::{OffloadMetrics, PromotionMetrics};
+use slackwater_meta::{OffloadMetrics, PromotionMetrics, ReplicationMetrics};
 
 use crate::pool::NodesStats;
 use crate::store::meters::Distribution;
@@ -88,6 +88,7 @@ impl Text {
         self.eviction_rules(&stats.eviction_rules);
         self.offloads(&stats.offloads);
         self.promotions(&stats.promotions);
+        self.replication(&stats.replication);
     }
 
     /// The nodes and clients of a pool.
@@ -320,6 +321,76 @@ impl Text {
             name,
             "Promotions remembered to be tried again, by outcome.",
             &candidates,
+        );
+    }
+
+    fn replication(&mut self, replication: &ReplicationMetrics) {
+        let r = replication;
+        let gauges = [
+            (
+                "slackwater_replications_in_flight",
+                "Further replicas under way.",
+                r.in_flight,
+            ),
+            (
+                "slackwater_extra_replicas",
+                "Replicas that exist because they are read much.",
+                r.extras,
+            ),
+        ];
+        for (name, help, value) in gauges {
+            self.gauge(name, help, &[("", value)]);
+        }
+        let counters = [
+            (
+                "slackwater_hot_objects_total",
+                "Values that were read often enough for another replica.",
+                r.hot,
+            ),
+            (
+                "slackwater_replications_observed_total",
+                "Replicas that would have been made.",
+                r.observed,
+            ),
+            (
+                "slackwater_replication_bytes_total",
+                "Bytes of further replicas.",
+                r.completed_bytes,
+            ),
+            (
+                "slackwater_extra_replicas_evicted_total",
+                "Further replicas that went when memory was short.",
+                r.extras_evicted,
+            ),
+            (
+                "slackwater_reads_untracked_total",
+                "Reads that were not counted for replication.",
+                r.untracked,
+            ),
+        ];
+        for (name, help, value) in counters {
+            self.counter(name, help, &[("", value)]);
+        }
+        let ends = [
+            ("status=\"completed\"", r.completed),
+            ("status=\"failed\"", r.failed),
+        ];
+        self.counter(
+            "slackwater_replications_total",
+            "Further replicas, by how their copies ended.",
+            &ends,
+        );
+        let refusals = [
+            ("status=\"enough\"", r.rejected_enough),
+            ("status=\"room\"", r.rejected_room),
+            ("status=\"quota\"", r.rejected_quota),
+            ("status=\"unready\"", r.rejected_unready),
+            ("status=\"queue\"", r.rejected_queue),
+        ];
+        self.counter(
+            "slackwater_replications_rejected_total",
+            "Hot values that got no further replica, by why.",
+            &refusals,
         );
     }
 

@@ -31,6 +31,10 @@ TAKEN: list[tuple[list[str], list[str]]] = [
     (["--nopromotion_on_hit"], [*DEFAULT, "--promotion-enabled=false"]),
     (["--promotion_on_hit", "true", "--offload_on_evict"], [*DEFAULT, "--promotion-enabled=true", "--offload=on-evict"]),
     (["--offload_on_evict=false"], [*DEFAULT, "--offload=eager"]),
+    (["--dynamic_replication_mode=enforce"], [*DEFAULT, "--replication-mode=enforce"]),
+    (["--dynamic_replication_heat_window_seconds=60"], [*DEFAULT, "--replication-window=60s", "--replication-reads=48"]),
+    (["--dynamic_replication_admission_qps_threshold=2.05"], [*DEFAULT, "--replication-window=10s", "--replication-reads=21"]),
+    (["--dynamic_replication_max_memory_replicas=1"], [*DEFAULT, "--replication-replicas=2"]),
     (["--promotion_admission_threshold=300"], [*DEFAULT, "--promotion-threshold=255"]),
     (["--promotion_queue_limit=9"], [*DEFAULT, "--promotion-limit=9"]),
     (["--minloglevel=3"], [*DEFAULT, "--log=error"]),
@@ -47,6 +51,10 @@ REFUSED: list[tuple[list[str], str]] = [
     (["--enable_ha=perhaps"], "`perhaps` is no bool"),
     (["--default_kv_lease_ttl=soon"], "`soon` is no duration"),
     (["--rpc_address=here"], "no address"),
+    (["--dynamic_replication_mode=on"], "none of off, observe, enforce"),
+    (["--dynamic_replication_heat_window_seconds=0"], "not from 1 to 3600"),
+    (["--dynamic_replication_admission_qps_threshold=nan"], "not from 1 to 1000000 reads"),
+    (["--dynamic_replication_admission_qps_threshold=0"], "not from 1 to 1000000 reads"),
     (["--config_path=/nowhere"], "No such file"),
 ]
 

@@ -18,10 +18,13 @@ use crate::catalog::{ObjectId, ReplicaId, TenantIndex};
 use crate::journal::Note;
 use crate::master::{Caller, Due, Master};
 
+mod copy;
 mod kept;
 mod place;
 mod run;
 mod start;
+
+pub(crate) use copy::Whose;
 
 /// Jobs, and what they have under way.
 #[derive(Default)]
@@ -79,9 +82,9 @@ struct Sweep {
 
 /// One object that is to be carried.
 #[derive(Clone, Debug)]
-struct Unit {
-    object: ObjectId,
-    version: Version,
+pub(crate) struct Unit {
+    pub(crate) object: ObjectId,
+    pub(crate) version: Version,
     key: Key,
     /// The segment that it is to leave; none for a copy.
     from: Option<SegmentId>,
@@ -93,9 +96,30 @@ struct Unit {
     not_before: Instant,
 }
 
+impl Unit {
+    /// Another replica of an object.
+    pub(crate) fn copy_of(
+        object: ObjectId,
+        version: Version,
+        key: Key,
+        to: Arc<[SegmentId]>,
+    ) -> Self {
+        Self {
+            object,
+            version,
+            key,
+            from: None,
+            to,
+            drains: false,
+            tries: 0,
+            not_before: Instant::ZERO,
+        }
+    }
+}
+
 /// A unit that is being carried.
 struct Copying {
-    job: JobId,
+    whose: Whose,
     unit: Unit,
     tenant: TenantIndex,
     bytes: u64,
@@ -148,7 +172,7 @@ impl Job {
 impl Jobs {
     /// Whether what each job counts is what there is.
     pub(crate) fn balance(&self) -> bool {
-        let active = |id: JobId| self.copies.values().filter(|copy| copy.job == id).count();
+        let active = |id: JobId| self.copies_of(Whose::Job(id));
         let offloading = |id: JobId| {
             let awaited = self.awaited.values();
             awaited.filter(|it| it.job == id && it.offloads).count()
@@ -156,6 +180,25 @@ impl Jobs {
         self.all
             .iter()
             .all(|(id, job)| job.active == active(*id) && job.offloading == offloading(*id))
+    }
+
+    /// Values that are being carried.
+    pub(crate) fn copies_of(&self, whose: Whose) -> usize {
+        let copies = self.copies.values();
+        copies.filter(|copy| copy.whose == whose).count()
+    }
+
+    /// Values of a tenant that are being carried because they are read much.
+    pub(crate) fn hot_copies_of(&self, tenant: TenantIndex) -> usize {
+        let copies = self.copies.values();
+        let hot = copies.filter(|copy| copy.whose == Whose::Heat);
+        hot.filter(|copy| copy.tenant == tenant).count()
+    }
+
+    /// Whether a replica of an object is on its way.
+    pub(crate) fn is_carried(&self, object: ObjectId) -> bool {
+        let mut copies = self.copies.values();
+        copies.any(|copying| copying.unit.object == object)
     }
 
     fn count_offload(&mut self, job: JobId, offloads: bool) {

@@ -34,12 +34,6 @@ impl Master {
         held.filter(|_| drained)
     }
 
-    /// Whether a replica of an object is on its way.
-    pub(super) fn is_carried(&self, object: ObjectId) -> bool {
-        let mut copies = self.jobs.copies.values();
-        copies.any(|copying| copying.unit.object == object)
-    }
-
     /// Whether a replica of an object is at a segment, or on its way there.
     pub(crate) fn is_bound_for(&self, object: ObjectId, index: SegmentIndex) -> bool {
         let at = |id: ReplicaId| self.catalog.replica(id).segment == index;

@@ -5,19 +5,15 @@ use std::time::Duration;
 
 use slackwater_base::Instant;
 use slackwater_wire::{
-    ChainPlace, Class, CopyTask, Draining, ErrorCode, JobId, JobStatus, ReplicaAt, ReplicaState,
-    SegmentId, SegmentKind, TicketId,
+    Class, Draining, ErrorCode, JobId, JobStatus, ReplicaState, SegmentId, SegmentKind,
 };
 
-use super::{Awaiting, CONCURRENCY, COPY_TIME, Copying, Job, PAUSE, STEP, TRIES, Unit};
+use super::{Awaiting, CONCURRENCY, Job, PAUSE, STEP, TRIES, Unit, Whose};
 use crate::catalog::{ObjectId, ReplicaId, SegmentIndex};
-use crate::evict::Slot;
 use crate::master::{Due, Master};
 use crate::offload::{Cause, OffloadStart};
-use crate::pressure::Evictable;
 use crate::prospect;
 use crate::release::Reason;
-use crate::tenant::Ledger;
 
 /// The outcome of an attempt to begin a unit.
 enum Begun {
@@ -297,7 +293,7 @@ impl Master {
                 self.leave_behind(now, leaving);
                 return Begun::Done;
             }
-            if self.is_carried(unit.object) {
+            if self.jobs.is_carried(unit.object) {
                 self.await_replica(id, leaving, unit.tries, false);
                 return Begun::Done;
             }
@@ -372,7 +368,6 @@ impl Master {
         }
     }
 
-    /// Takes room at the target and has its node bring the bytes.
     fn carry(
         &mut self,
         now: Instant,
@@ -381,149 +376,21 @@ impl Master {
         source: ReplicaId,
         target: SegmentIndex,
     ) -> Begun {
-        let record = self.catalog.object(unit.object);
-        let (tenant, bytes, checksum) = (record.tenant, record.bytes, record.checksum);
-        self.hold(source);
-        let charge = self.charge_of(bytes);
-        // A replica that moves takes its room twice for a moment only.
-        let fits = unit.from.is_some() || self.fit_quota(now, tenant, Ledger::Memory, charge);
-        let staged = match fits {
-            true => self.segments.allocate(&mut self.catalog, target, bytes),
-            false => None,
-        };
-        let Some(staged) = staged else {
-            self.unhold(now, source);
-            self.unsettled.press(target);
-            return Begun::Failed(match fits {
-                true => ErrorCode::NoAvailableHandle,
-                false => ErrorCode::TenantQuotaExceeded,
-            });
-        };
-        let extent = self.extent_of(staged);
-        self.tenants.charge(tenant, Ledger::Memory, extent.bytes);
-        let held = *self.catalog.replica(source);
-        let from = self.segments.at(held.segment);
-        let (from_node, at) = match from.kind() {
-            SegmentKind::Memory => (from.node, ReplicaAt::Memory(self.extent_of(source))),
-            SegmentKind::Disk => {
-                let (node, segment) = (from.node, from.id);
-                (node, ReplicaAt::Disk { node, segment })
+        match self.begin_copy(now, Whose::Job(id), unit.clone(), source, target) {
+            Ok(bytes) => {
+                if let Some(job) = self.jobs.all.get_mut(&id) {
+                    job.active += 1;
+                    // It was not below zero a moment ago.
+                    let _ = job.budget.take(now, bytes);
+                }
+                Begun::Carried
             }
-        };
-        let ticket = self.numbers.ticket();
-        let task = CopyTask {
-            ticket,
-            entry: self.entry(unit.object),
-            bytes,
-            checksum,
-            from: from_node,
-            source: at,
-            target: extent,
-        };
-        self.outbox.copy(self.segments.at(target).node, task);
-        self.due.set(Due::Copy(ticket), now + COPY_TIME);
-        let copying = Copying {
-            job: id,
-            unit: unit.clone(),
-            tenant,
-            bytes,
-            source,
-            staged,
-        };
-        self.jobs.copies.insert(ticket, copying);
-        if let Some(job) = self.jobs.all.get_mut(&id) {
-            job.active += 1;
-            // It was not below zero a moment ago.
-            let _ = job.budget.take(now, bytes);
-        }
-        Begun::Carried
-    }
-
-    /// The copy of a unit has ended.
-    pub(crate) fn copied(&mut self, now: Instant, ticket: TicketId, result: Result<(), ErrorCode>) {
-        let Some(copying) = self.jobs.copies.remove(&ticket) else {
-            // It was late, or a segment is gone.
-            return;
-        };
-        self.due.cancel(Due::Copy(ticket));
-        self.unsettled.jobs();
-        let Copying {
-            job,
-            unit,
-            tenant,
-            bytes,
-            source,
-            staged,
-        } = copying;
-        if let Some(job) = self.jobs.all.get_mut(&job) {
-            job.active -= 1;
-        }
-        let is_current = self.catalog.is_object(unit.object) && {
-            let record = self.catalog.object(unit.object);
-            // Without a replica it was removed, and must not come back.
-            record.version == unit.version && record.has_replicas()
-        };
-        if result.is_ok() && is_current {
-            self.publish_unit(now, &unit, source, staged);
-            if let Some(job) = self.jobs.all.get_mut(&job) {
-                job.done += 1;
-                job.done_bytes += bytes;
-            }
-        } else {
-            self.free(staged, tenant, bytes);
-        }
-        self.unhold(now, source);
-        self.unsettled.room();
-        let object = unit.object;
-        match result {
-            Err(code) => self.unit_failed(now, job, unit, code),
-            Ok(()) if !is_current && !unit.drains => {
-                self.unit_failed(now, job, unit, ErrorCode::ObjectNotFound);
-            }
-            Ok(()) => self.let_source_go(now, &unit, source),
-        }
-        self.wake_drains_at(object);
-    }
-
-    /// Makes a replica readable whose bytes were brought.
-    fn publish_unit(&mut self, now: Instant, unit: &Unit, source: ReplicaId, staged: ReplicaId) {
-        let from = *self.catalog.replica(source);
-        let standing = match from.state {
-            ReplicaState::Complete => self
-                .segments
-                .at(from.segment)
-                .policy
-                .standing(now, Slot(from.slot)),
-            // Its policy has forgotten it.
-            ReplicaState::Processing | ReplicaState::Removed => None,
-        };
-        self.publish_copy(now, unit.object, staged, ChainPlace::default(), standing);
-        let segment = self.catalog.replica(staged).segment;
-        let lease = self.lease_end(unit.object);
-        if lease > now {
-            self.set_aside(staged, Evictable::NotBefore(lease));
-        }
-        self.unsettled.press(segment);
-    }
-
-    /// The object was published elsewhere: the replica that was to leave goes. Readers that hold a lease on it find the new one.
-    fn let_source_go(&mut self, now: Instant, unit: &Unit, source: ReplicaId) {
-        let goes = self.catalog.is_replica(source) && {
-            let replica = self.catalog.replica(source);
-            let segment = self.segments.at(replica.segment);
-            unit.from == Some(segment.id)
-                && segment.kind() == SegmentKind::Memory
-                && replica.state == ReplicaState::Complete
-                && replica.object() == Some(unit.object)
-        };
-        if goes {
-            self.discard(now, source, Reason::Removed);
-            self.unsettled.room();
+            Err(code) => Begun::Failed(code),
         }
     }
 
     /// Tries a unit again, or counts it as failed.
-    fn unit_failed(&mut self, now: Instant, id: JobId, mut unit: Unit, code: ErrorCode) {
+    pub(super) fn unit_failed(&mut self, now: Instant, id: JobId, mut unit: Unit, code: ErrorCode) {
         let Some(job) = self.jobs.all.get_mut(&id) else {
             return;
         };
@@ -555,18 +422,6 @@ impl Master {
         }
         if let Some(job) = running.find(drains) {
             job.note(record.key.clone(), ErrorCode::ReplicaIsGone);
-        }
-    }
-
-    /// A segment is being removed: ends what is carried from it and to it.
-    pub(crate) fn lose_copies(&mut self, now: Instant, index: SegmentIndex) {
-        self.resume_jobs();
-        let touches = |id: ReplicaId| self.catalog.replica(id).segment == index;
-        let copies = self.jobs.copies.iter();
-        let lost = copies.filter(|(_, it)| touches(it.source) || touches(it.staged));
-        let lost: Vec<TicketId> = lost.map(|(ticket, _)| *ticket).collect();
-        for ticket in lost {
-            self.copied(now, ticket, Err(ErrorCode::SegmentNotFound));
         }
     }
 }

@@ -229,15 +229,10 @@ impl Master {
         from: Option<SegmentId>,
         to: Arc<[SegmentId]>,
     ) -> Unit {
+        let version = self.catalog.object(object).version;
         Unit {
-            object,
-            version: self.catalog.object(object).version,
-            key: key.clone(),
             from,
-            to,
-            drains: false,
-            tries: 0,
-            not_before: Instant::ZERO,
+            ..Unit::copy_of(object, version, key.clone(), to)
         }
     }
 

@@ -18,6 +18,7 @@ mod promote;
 mod put;
 mod put_waits;
 mod remove;
+mod replicate;
 mod restarted;
 mod stories;
 mod suspect;

@@ -3,7 +3,9 @@ use std::time::Duration;
 
 use slackwater_base::ByteSize;
 use slackwater_meta::evict::PolicyKind;
-use slackwater_meta::{MasterConfig, OffloadMode, OnHit, Promotion, PromotionAdmission, Tenancy};
+use slackwater_meta::{
+    MasterConfig, OffloadMode, OnHit, Promotion, PromotionAdmission, ReplicationMode, Tenancy,
+};
 use slackwater_pool::copy::IsaChoice;
 use slackwater_tier::PaceConfig;
 use slackwater_wait::Choice as WaitChoice;
@@ -106,6 +108,16 @@ options! {
     promotion_high "promotion.high": Ratio = Ratio(MASTER.promotion.watermark);
     /// How long a promotion may take to be staged, and again to be finished.
     promotion_deadline "promotion.deadline": Duration = MASTER.promotion.window, Between(Duration::from_millis(10), HOUR);
+    /// Whether values that are read much get further replicas in memory of other nodes: `observe` counts those that would.
+    replication_mode "replication.mode": ReplicationMode = MASTER.replication.mode;
+    /// Reads of a value in a window from which it gets one.
+    replication_reads "replication.reads": u32 = MASTER.replication.reads, Between(1, 1_000_000);
+    /// The time in which reads of a value are counted together.
+    replication_window "replication.window": Duration = MASTER.replication.window, Between(Duration::from_millis(100), HOUR);
+    /// Replicas in memory that a value has at most so.
+    replication_replicas "replication.replicas": u32 = MASTER.replication.replicas_max as u32, Between(2, 64);
+    /// Used part of a node's memory up to which replicas are made there.
+    replication_high "replication.high": Ratio = Ratio(MASTER.replication.watermark);
     /// Size of one file of the SSD log, which bounds the largest value on SSD; a small `ssd` has smaller files, a large one larger.
     file_bytes "file_bytes": ByteSize = ByteSize::mib(64), Blocks(ByteSize::mib(1), ByteSize::gib(4));
     /// How long a record may wait for others before it is written to SSD.
@@ -183,6 +195,7 @@ words!(IoBackend: "backend" { Auto = "auto", Uring = "uring", Pread = "pread", }
 words!(HugePages: "kind of pages" { Off = "off", Transparent = "transparent", Reserved = "reserved", });
 words!(LogFormat: "format" { Text = "text", Json = "json", });
 words!(PromotionAdmission: "rule" { Frequency = "frequency", Index = "index", });
+words!(ReplicationMode: "mode" { Off = "off", Observe = "observe", Enforce = "enforce", });
 words!(OffloadMode: "mode" {
     Off = "off",
     Eager = "eager",

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use slackwater_base::Instant;
-use slackwater_meta::{Master, OffloadMetrics, PromotionMetrics};
+use slackwater_meta::{Master, OffloadMetrics, PromotionMetrics, ReplicationMetrics};
 use slackwater_wait::{Park, Site, Waiting, now};
 use slackwater_wire::{
     Epoch, Key, NodeId, Presence, Reply, Request, SegmentKind, SegmentState, Tenant,
@@ -36,6 +36,8 @@ pub struct PoolStats {
     pub puts: PutStats,
     /// The funnel of promotion.
     pub promotions: PromotionMetrics,
+    /// Further replicas of what is read much.
+    pub replication: ReplicationMetrics,
     /// Memory replicas that were evicted.
     pub evictions: Flow,
     /// SSD replicas that were evicted.
@@ -207,6 +209,7 @@ impl Operated for PoolMaster {
             reads: stats.reads,
             puts: stats.puts,
             promotions: stats.promotions,
+            replication: stats.replication,
             evictions: stats.evictions,
             ssd_evictions: stats.ssd_evictions,
             eviction_rules: stats.eviction_rules,

@@ -39,6 +39,7 @@ const fn effect(
 
 /// An SSD tier beside a little memory. The directory is the test's own.
 const TIERED: &[(&str, &str)] = &[("memory", "8MiB"), ("ssd", "64MiB"), ("dir", "store")];
+const REPLICATED: &[(&str, &str)] = &[("replication.mode", "enforce")];
 const SMALL: &[(&str, &str)] = &[("memory", "1MiB")];
 
 const EFFECTS: &[Effect] = &[
@@ -153,6 +154,36 @@ const EFFECTS: &[Effect] = &[
         [("1s", "1s"), ("3s", "3s")],
         SMALL,
         waits_after_a_restart,
+    ),
+    effect(
+        "replication.mode",
+        [("off", "0"), ("enforce", "1")],
+        &[],
+        |config| replicas_made(config, &[(0, 8)]),
+    ),
+    effect(
+        "replication.reads",
+        [("4", "1"), ("5", "0")],
+        REPLICATED,
+        |config| replicas_made(config, &[(0, 4)]),
+    ),
+    effect(
+        "replication.window",
+        [("6s", "1"), ("5s", "0")],
+        REPLICATED,
+        |config| replicas_made(config, &[(0, 7), (5, 1)]),
+    ),
+    effect(
+        "replication.replicas",
+        [("2", "1"), ("3", "2")],
+        REPLICATED,
+        |config| replicas_made(config, &[(0, 8), (60, 8), (120, 8)]),
+    ),
+    effect(
+        "replication.high",
+        [("19%", "0"), ("20%", "1")],
+        REPLICATED,
+        |config| replicas_made(config, &[(0, 8)]),
     ),
     effect("deadline", [("1s", "1s"), ("3s", "3s")], SMALL, |config| {
         waits_for_room(config, Some(LONG))
@@ -486,7 +517,97 @@ fn second_view(store: &Store, after: Duration) -> String {
     }
 }
 
-/// How long a put may wait for room when there is none.
+/// How many further replicas the master of a pool with three nodes makes of a value that fills a fifth of a node's memory and is
+/// read so often at these seconds.
+fn replicas_made(config: &Config, reads: &[(u64, u32)]) -> String {
+    use slackwater_meta::{Input, Output};
+    use slackwater_wire::{ClientId, NodeId, OperationId, Reply, SegmentId};
+
+    let mut master = slackwater_meta::Master::new(super::open::pool_config(config), 1);
+    let mut operation = 0;
+    let mut ask = |master: &mut slackwater_meta::Master, now, request: Request| {
+        operation += 1;
+        let mut out = Vec::new();
+        let request = Input::Request {
+            client: ClientId(1),
+            host: None,
+            permissions: slackwater_wire::Permissions::FULL,
+            operation: OperationId(operation),
+            request,
+        };
+        master.handle(now, request, &mut out);
+        out
+    };
+    let memory = 1 << 20;
+    for node in 1..=3 {
+        let mount = slackwater_wire::Mount {
+            segment: SegmentId(node),
+            name: format!("memory-{node}"),
+            node: NodeId(node),
+            incarnation: Incarnation(1),
+            kind: slackwater_wire::SegmentKind::Memory,
+            bytes: memory,
+            host: String::new(),
+            generations: None,
+        };
+        ask(&mut master, Instant::ZERO, Request::Mount(mount));
+    }
+    let key = Key::new(b"k").unwrap();
+    let start = Request::PutStart(PutStart {
+        tenant: Tenant::DEFAULT,
+        entries: vec![PutEntry {
+            key: key.clone(),
+            bytes: memory / 5 / 4096 * 4096,
+        }],
+        chain: slackwater_wire::Chain::default(),
+        config: PutConfig::default(),
+    });
+    let granted = ask(&mut master, Instant::ZERO, start);
+    let version = granted.iter().find_map(|output| match output {
+        Output::Reply {
+            reply: Reply::PutStart(started),
+            ..
+        } => match started[..] {
+            [slackwater_wire::PutStarted::Granted { version, .. }] => Some(version),
+            _ => None,
+        },
+        _ => None,
+    });
+    let end = Request::PutEnd(slackwater_wire::PutEnd {
+        tenant: Tenant::DEFAULT,
+        puts: vec![slackwater_wire::PutDone {
+            key: key.clone(),
+            version: version.expect("there is room"),
+            checksum: slackwater_base::Checksum(1),
+        }],
+    });
+    ask(&mut master, Instant::ZERO, end);
+    let mut made = 0;
+    for (second, count) in reads {
+        let now = Instant::ZERO + Duration::from_secs(*second);
+        for _ in 0..*count {
+            let get = Request::Get(Get {
+                tenant: Tenant::DEFAULT,
+                keys: vec![key.clone()],
+                chain: slackwater_wire::Chain::default(),
+                hold: slackwater_wire::Hold::Lease,
+                prefix_only: false,
+            });
+            for output in ask(&mut master, now, get) {
+                if let Output::Copy { task, .. } = output {
+                    made += 1;
+                    let copied = Input::Copied {
+                        ticket: task.ticket,
+                        result: Ok(()),
+                    };
+                    master.handle(now, copied, &mut Vec::new());
+                }
+            }
+        }
+    }
+    made.to_string()
+}
+
 /// How long the master of a pool has a read wait whose only node it has not heard of yet.
 fn waits_after_a_restart(config: &Config) -> String {
     let mut master = slackwater_meta::Master::new(super::open::pool_config(config), 1);
@@ -515,6 +636,7 @@ fn waits_after_a_restart(config: &Config) -> String {
     slackwater_base::format_duration(Instant::ZERO.until(until))
 }
 
+/// How long a put may wait for room when there is none.
 fn waits_for_room(config: &Config, wait: Option<Duration>) -> String {
     let mut core = cores(config);
     let put = |key: &[u8]| {

@@ -211,6 +211,7 @@ impl Stats {
                 waited: metrics.puts_waited,
             },
             promotions: metrics.promotion,
+            replication: metrics.replication,
             evictions: Flow {
                 count: metrics.evictions,
                 bytes: metrics.eviction_bytes,

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use slackwater_base::ByteSize;
 use slackwater_meta::{
     Absence, ConfigWarning, Eviction, Limits, Master, MasterConfig, Offload, OffloadMode, OnHit,
-    Promotion, PutPolicy, Tenancy,
+    Promotion, PutPolicy, Replication, ReplicationMode, Tenancy,
 };
 use slackwater_tier::arena::MemorySegment;
 use slackwater_tier::io::LogFile;
@@ -75,7 +75,7 @@ pub(super) fn open(
         .install()
         .expect("a path that the processor lacks is a problem of the configuration");
     config.memory = ByteSize(config.memory.0 / GRANULE * GRANULE);
-    let warnings = config.warnings();
+    let mut warnings = config.warnings();
     let mapped = match &sharing {
         None => region::map(config.memory.0 as usize, config.huge_pages),
         Some(sharing) => region::map_shared((config.memory.0 + sharing.beside.0) as usize),
@@ -95,7 +95,13 @@ pub(super) fn open(
     };
     let disk = open_disk(&config, &segment)?;
     let mut master = match elsewhere {
-        None => Some(Master::new(master_config(&config), seed)),
+        None => {
+            if config.replication_mode != ReplicationMode::Off {
+                let no_other = "there is no other node for a further replica";
+                warnings.push(format!("`replication.mode` has no effect: {no_other}"));
+            }
+            Some(Master::new(master_config(&config), seed))
+        }
         Some(_) => None,
     };
     let served = sharing
@@ -355,6 +361,14 @@ pub(super) fn master_config(config: &Config) -> MasterConfig {
                 OffloadMode::Off
             },
             ..defaults.offload
+        },
+        replication: Replication {
+            mode: config.replication_mode,
+            reads: config.replication_reads,
+            window: config.replication_window,
+            replicas_max: config.replication_replicas as usize,
+            watermark: config.replication_high.0,
+            ..defaults.replication
         },
         promotion: Promotion {
             on_hit,

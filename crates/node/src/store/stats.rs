@@ -1,5 +1,5 @@
 use serde::Serialize;
-use slackwater_meta::{OffloadMetrics, PromotionMetrics};
+use slackwater_meta::{OffloadMetrics, PromotionMetrics, ReplicationMetrics};
 
 use crate::selection::Selection;
 
@@ -26,6 +26,8 @@ pub struct Stats {
     pub puts: PutStats,
     /// The funnel of promotion.
     pub promotions: PromotionMetrics,
+    /// Further replicas of what is read much.
+    pub replication: ReplicationMetrics,
     /// Memory replicas that were evicted.
     pub evictions: Flow,
     /// SSD replicas that were evicted.

@@ -7,6 +7,7 @@ The program becomes `slackwater master`, under the same process id.
 import difflib
 import ipaddress
 import json
+import math
 import os
 import re
 import shutil
@@ -137,9 +138,34 @@ def command_line(words: Sequence[str], has_keys: bool) -> tuple[list[str], list[
         arguments.append(f"--promotion-threshold={threshold}")
     if "promotion_queue_limit" in found:
         arguments.append(f"--promotion-limit={found['promotion_queue_limit']}")
+    arguments += _replication(found, warnings)
     if "minloglevel" in found:
         arguments.append(f"--log={_LEVELS[min(max(found['minloglevel'], 0), 2)]}")
     return arguments, warnings
+
+
+def _replication(found: dict[str, Any], warnings: list[str]) -> list[str]:
+    flags = {name: f"dynamic_replication_{name}" for name in ("mode", "heat_window_seconds", "admission_qps_threshold", "max_memory_replicas")}
+    mode, window, rate, most = (found.get(flag, FLAGS[flag]["default"]) for flag in flags.values())
+    given = {name for name, flag in flags.items() if flag in found}
+    arguments = []
+    if "mode" in given:
+        if mode not in ("off", "observe", "enforce"):
+            raise FlagError(f"--{flags['mode']}: `{mode}` is none of off, observe, enforce")
+        arguments.append(f"--replication-mode={mode}")
+    if given & {"heat_window_seconds", "admission_qps_threshold"}:
+        if window < 1 or window > 3600:
+            raise FlagError(f"--{flags['heat_window_seconds']}: {window} is not from 1 to 3600")
+        reads = math.ceil(rate * window) if math.isfinite(rate) else 0
+        if not 1 <= reads <= 1_000_000:
+            raise FlagError(f"--{flags['admission_qps_threshold']}: {rate} over {window} s is not from 1 to 1000000 reads")
+        arguments += [f"--replication-window={window}s", f"--replication-reads={reads}"]
+    if "max_memory_replicas" in given:
+        replicas = min(max(most, 2), 64)
+        if replicas != most:
+            warnings.append(f"--{flags['max_memory_replicas']}={most}: {replicas} is taken, of 2 to 64")
+        arguments.append(f"--replication-replicas={replicas}")
+    return arguments
 
 
 def _at(host: str, port: int) -> str:

@@ -6,6 +6,7 @@ mod jobs;
 mod keys;
 mod page;
 mod pool;
+mod replicas;
 mod signals;
 mod top;
 mod verbs;

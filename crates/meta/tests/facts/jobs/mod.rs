@@ -10,12 +10,16 @@ use slackwater_wire::*;
 
 use crate::world::*;
 
-const SECOND: NodeId = NodeId(2);
-const THIRD: NodeId = NodeId(3);
+pub(crate) const SECOND: NodeId = NodeId(2);
+pub(crate) const THIRD: NodeId = NodeId(3);
 
 /// Memory of the nodes 1 to 3, each so large.
-fn three(bytes: u64) -> World {
-    let mut world = World::memory(plain(), bytes);
+pub(crate) fn three(bytes: u64) -> World {
+    three_with(plain(), bytes)
+}
+
+pub(crate) fn three_with(config: MasterConfig, bytes: u64) -> World {
+    let mut world = World::memory(config, bytes);
     for node in [SECOND, THIRD] {
         world.mount(node, SegmentId(node.0 * 10), SegmentKind::Memory, bytes);
     }
@@ -31,7 +35,7 @@ fn spec(work: JobWork) -> JobSpec {
     }
 }
 
-fn copy(name: &str, targets: &[&str]) -> JobSpec {
+pub(crate) fn copy(name: &str, targets: &[&str]) -> JobSpec {
     spec(JobWork::Copy {
         tenant: Tenant::DEFAULT,
         key: key(name),
@@ -48,7 +52,7 @@ fn shift(name: &str, source: Option<&str>, target: &str) -> JobSpec {
     })
 }
 
-fn drain(places: &[&str], targets: &[&str]) -> JobSpec {
+pub(crate) fn drain(places: &[&str], targets: &[&str]) -> JobSpec {
     let all = |names: &[&str]| names.iter().map(ToString::to_string).collect();
     spec(JobWork::Drain {
         places: all(places),
@@ -58,14 +62,14 @@ fn drain(places: &[&str], targets: &[&str]) -> JobSpec {
 }
 
 impl World {
-    fn begin(&mut self, spec: JobSpec) -> JobId {
+    pub(crate) fn begin(&mut self, spec: JobSpec) -> JobId {
         match self.ask(Request::StartJob(spec)) {
             Reply::Job(state) => state.job,
             other => panic!("{other:?}"),
         }
     }
 
-    fn job(&mut self, job: JobId) -> JobState {
+    pub(crate) fn job(&mut self, job: JobId) -> JobState {
         match self.ask(Request::QueryJob { job }) {
             Reply::Job(state) => *state,
             other => panic!("{other:?}"),
@@ -73,7 +77,7 @@ impl World {
     }
 
     /// The next copy that was ordered is made, or not.
-    fn copied(&mut self, result: Result<(), ErrorCode>) -> CopyTask {
+    pub(crate) fn copied(&mut self, result: Result<(), ErrorCode>) -> CopyTask {
         let (_, task) = self.copies.pop_front().expect("a copy was ordered");
         let ticket = task.ticket;
         self.input(Input::Copied { ticket, result });
@@ -81,7 +85,7 @@ impl World {
     }
 
     /// Makes every copy that is ordered, until there is none left.
-    fn carry_all(&mut self) -> usize {
+    pub(crate) fn carry_all(&mut self) -> usize {
         let mut carried = 0;
         loop {
             while !self.copies.is_empty() {
@@ -95,7 +99,7 @@ impl World {
         }
     }
 
-    fn nodes_of(&mut self, name: &str) -> Vec<u32> {
+    pub(crate) fn nodes_of(&mut self, name: &str) -> Vec<u32> {
         let (tenant, key) = (Tenant::DEFAULT, key(name));
         let Reply::Describe(found) = self.ask(Request::Describe { tenant, key }) else {
             return Vec::new();
@@ -115,7 +119,7 @@ impl World {
         nodes
     }
 
-    fn put_at(&mut self, name: &str, bytes: u64, segment: &str) -> Version {
+    pub(crate) fn put_at(&mut self, name: &str, bytes: u64, segment: &str) -> Version {
         let config = PutConfig {
             preferred: vec![segment.to_owned()],
             ..PutConfig::default()

@@ -1,0 +1,86 @@
+//! Replicas that a master makes because a value is read much.
+
+use serde_json::Value;
+use slackwater_remote::{CallOptions, Client, GetOptions, PutOptions};
+use slackwater_wire::ReplicaAt;
+
+use super::admin::Administered;
+use super::pool::{Node, get, put};
+use super::*;
+
+fn holders(client: &Client, name: u64) -> Vec<u64> {
+    let found = client.stat(format!("k{name}").as_bytes(), &CallOptions::default());
+    let replicas = found.unwrap().unwrap().replicas;
+    let memory = replicas.iter().filter_map(|(at, ..)| match at {
+        ReplicaAt::Memory(extent) => Some(u64::from(extent.segment.0 >> 1)),
+        ReplicaAt::Disk { .. } => None,
+    });
+    memory.collect()
+}
+
+/// A pool with one node lost lost what was read most with it.
+#[test]
+fn what_is_read_much_outlives_its_node() {
+    let place = Place::new();
+    let server = Administered::spawn(&place, &["master", "--replication-mode", "enforce"]);
+    let sizes = ["--memory", "64MiB"];
+    let first = Node::start(&place, &server.served.address, &sizes);
+    let client = server.served.connect();
+    put(&client, 1);
+    put(&client, 2);
+    assert_eq!(holders(&client, 1).len(), 1);
+    let _second = Node::start(&place, &server.served.address, &sizes);
+    let readers: Vec<Client> = (0..8).map(|_| server.served.connect()).collect();
+    assert!(readers.iter().all(|reader| get(reader, 1).is_some()));
+    until("there is a second replica", || {
+        holders(&client, 1).len() == 2
+    });
+    let replication = || -> Value { server.json("/api/v1/stats")["replication"].clone() };
+    until("it is counted", || replication()["extras"] == 1);
+    assert_eq!(replication()["completed"], 1);
+    assert_eq!(holders(&client, 2).len(), 1, "nobody reads it");
+    let (status, metrics) = server.ask("GET", "/metrics", "");
+    assert_eq!(status, 200);
+    assert!(metrics.contains("slackwater_extra_replicas 1"), "{metrics}");
+
+    first.kill();
+    assert!(readers.iter().all(|reader| get(reader, 1).is_some()));
+    let fresh = server.served.connect();
+    assert!(get(&fresh, 1).is_some());
+}
+
+/// A reader waited for a stopped node until its deadline, though another node had the value.
+#[test]
+fn a_stopped_node_is_not_waited_for_while_another_has_the_value() {
+    let place = Place::new();
+    let server = Administered::spawn(&place, &["master"]);
+    let start = |_| Node::start(&place, &server.served.address, &["--memory", "64MiB"]);
+    let nodes: Vec<Node> = (0..2).map(start).collect();
+    let client = server.served.connect();
+    let both = PutOptions {
+        replicas: 2,
+        ..PutOptions::default()
+    };
+    for name in 1..=4 {
+        let key = format!("k{name}");
+        client
+            .put(key.as_bytes(), &value(name, 100_000), &both)
+            .unwrap();
+    }
+    let brief = GetOptions {
+        call: CallOptions {
+            deadline: Some(Duration::from_secs(20)),
+            ..CallOptions::default()
+        },
+        ..GetOptions::default()
+    };
+    kill_process(Pid::from_child(&nodes[0].child), Signal::STOP).unwrap();
+    // Both nodes are the first choice of some.
+    for name in (1..=4).chain(1..=4) {
+        let reader = server.served.connect();
+        let key = format!("k{name}");
+        let got = reader.get(key.as_bytes(), &brief).unwrap();
+        assert!(got == Some(value(name, 100_000)), "{key}");
+    }
+    kill_process(Pid::from_child(&nodes[0].child), Signal::CONT).unwrap();
+}

@@ -1,0 +1,302 @@
+//! Further replicas of objects that are read much, in memory of other nodes, so that one node need not serve all readers.
+//!
+//! Each read of an object in memory is counted; with enough of them in a window it is proposed. A proposal never makes room: it
+//! takes memory that is free below a watermark, and within the quota of its tenant. What it made is an extra replica, the first
+//! to go when memory is short.
+
+use std::sync::Arc;
+
+use slackwater_base::Instant;
+use slackwater_wire::{Presence, ReplicaState, SegmentKind};
+
+use crate::catalog::{Excluded, Mark, ObjectId, ReplicaId, SegmentIndex, TenantIndex};
+use crate::config::{Replication, ReplicationMode};
+use crate::jobs::{Unit, Whose};
+use crate::master::Master;
+use crate::pressure::{Evictable, Evicted};
+use crate::segment::Segment;
+use crate::tenant::Ledger;
+
+mod extras;
+mod heat;
+mod queue;
+
+use extras::Extras;
+use heat::Heat;
+use queue::Queue;
+
+/// What is read much, what is to be done about it, and what was.
+pub(crate) struct Replicating {
+    heat: Heat,
+    queue: Queue,
+    extras: Extras,
+}
+
+/// Why an object gets no further replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Refused {
+    /// It has as many as it may have, or another one is on its way.
+    Enough,
+    /// No node without it has memory to spare.
+    NoRoom,
+    /// Its tenant's quota is used up.
+    Quota,
+    /// It cannot be read now, or is being replaced.
+    Unready,
+}
+
+/// Copies that are under way at once.
+const ACTIVE_MAX: usize = 16;
+/// Proposals that are looked at in one step.
+const STEP: usize = 64;
+/// Extra replicas that are looked at for one that may go.
+const EXAMINED: usize = 64;
+
+impl Replicating {
+    pub(crate) fn new(config: &Replication) -> Self {
+        Self {
+            heat: Heat::new(config.window, config.tracked_limit),
+            queue: Queue::new(config.queue_limit),
+            extras: Extras::default(),
+        }
+    }
+}
+
+impl Master {
+    /// An object was read that is in memory.
+    pub(crate) fn heat(&mut self, now: Instant, id: ObjectId) {
+        let config = &self.config.replication;
+        if config.mode == ReplicationMode::Off {
+            return;
+        }
+        let threshold = config.reads;
+        let version = self.catalog.object(id).version;
+        let counted = self.replicating.heat.read(now, id, version);
+        let metrics = &mut self.metrics.replication;
+        metrics.untracked += u64::from(counted.is_none());
+        if let Some(reads) = counted.filter(|reads| *reads >= threshold) {
+            metrics.hot += 1;
+            self.propose(now, id, reads);
+        }
+        self.metrics.replication.tracked = self.replicating.heat.len() as u64;
+    }
+
+    fn propose(&mut self, now: Instant, id: ObjectId, reads: u32) {
+        let object = self.catalog.object(id);
+        let (tenant, version, bytes) = (object.tenant, object.version, object.bytes);
+        let rest = now + self.config.replication.rest;
+        self.replicating.heat.rest(now, id, version, rest);
+        match (self.plan_replica(id), self.config.replication.mode) {
+            (Err(refused), _) => self.refuse_replica(id, refused),
+            (Ok(_), ReplicationMode::Enforce) => {
+                let queue = &mut self.replicating.queue;
+                let dropped = queue.add(tenant, (id, version), reads, bytes);
+                let metrics = &mut self.metrics.replication;
+                metrics.rejected_queue += u64::from(dropped.is_some());
+                self.unsettled.jobs();
+            }
+            (Ok(_), _) => self.metrics.replication.observed += 1,
+        }
+    }
+
+    fn refuse_replica(&mut self, id: ObjectId, refused: Refused) {
+        let metrics = &mut self.metrics.replication;
+        let count = match refused {
+            Refused::Enough => &mut metrics.rejected_enough,
+            Refused::NoRoom => &mut metrics.rejected_room,
+            Refused::Quota => &mut metrics.rejected_quota,
+            Refused::Unready => &mut metrics.rejected_unready,
+        };
+        *count += 1;
+        if refused == Refused::Enough {
+            let replicas = self.catalog.replicas(id);
+            let extras: Vec<(ReplicaId, SegmentIndex)> = replicas
+                .filter(|(replica, _)| self.replicating.extras.has(*replica))
+                .map(|(replica, it)| (replica, it.segment))
+                .collect();
+            for (replica, segment) in extras {
+                self.replicating.extras.renew(replica, segment);
+            }
+        }
+    }
+
+    /// Begins what waits, as many as there are slots.
+    pub(crate) fn work_on_replicas(&mut self, now: Instant) {
+        for _ in 0..STEP {
+            if self.replicating.queue.len() == 0 || self.jobs.copies_of(Whose::Heat) >= ACTIVE_MAX {
+                return;
+            }
+            let jobs = &self.jobs;
+            let active = |tenant: TenantIndex| jobs.hot_copies_of(tenant);
+            let Some(next) = self.replicating.queue.pop(active) else {
+                return;
+            };
+            let id = next.object;
+            let is_there = self.catalog.is_object(id);
+            if !is_there || self.catalog.object(id).version != next.version {
+                self.metrics.replication.rejected_unready += 1;
+                continue;
+            }
+            match self.plan_replica(id) {
+                Ok((source, target)) => self.begin_replica(now, id, source, target),
+                Err(refused) => self.refuse_replica(id, refused),
+            }
+        }
+        // The rest in another step.
+        if self.replicating.queue.len() > 0 {
+            self.unsettled.jobs();
+        }
+    }
+
+    fn begin_replica(
+        &mut self,
+        now: Instant,
+        id: ObjectId,
+        source: ReplicaId,
+        target: SegmentIndex,
+    ) {
+        let object = self.catalog.object(id);
+        let to = Arc::from([self.segments.at(target).id]);
+        let unit = Unit::copy_of(id, object.version, object.key.clone(), to);
+        match self.begin_copy(now, Whose::Heat, unit, source, target) {
+            Ok(_) => {
+                self.metrics.replication.admitted += 1;
+                self.metrics.replication.in_flight += 1;
+            }
+            Err(_) => self.refuse_replica(id, Refused::NoRoom),
+        }
+    }
+
+    /// A copy for what is read much has ended; with its replica if that is readable.
+    pub(crate) fn replicated(&mut self, now: Instant, unit: &Unit, made: Option<ReplicaId>) {
+        let metrics = &mut self.metrics.replication;
+        metrics.in_flight -= 1;
+        match made {
+            Some(replica) => {
+                metrics.completed += 1;
+                metrics.completed_bytes += self.catalog.object(unit.object).bytes;
+                let segment = self.catalog.replica(replica).segment;
+                self.replicating.extras.renew(replica, segment);
+            }
+            None => metrics.failed += 1,
+        }
+        self.count_extras();
+        if self.catalog.is_object(unit.object) {
+            let rest = now + self.config.replication.rest;
+            let (id, version) = (unit.object, unit.version);
+            self.replicating.heat.rest(now, id, version, rest);
+        }
+    }
+
+    /// From where and to where an object would be copied.
+    fn plan_replica(&self, id: ObjectId) -> Result<(ReplicaId, SegmentIndex), Refused> {
+        let config = &self.config.replication;
+        let object = self.catalog.object(id);
+        let charge = self.charge_of(object.bytes);
+        let complete = |it: &Segment, state| {
+            it.kind() == SegmentKind::Memory && state == ReplicaState::Complete
+        };
+        let replicas = self.catalog.replicas(id);
+        let replicas = replicas.map(|(replica, it)| (replica, it, self.segments.at(it.segment)));
+        let in_memory: Vec<(ReplicaId, &Segment)> = replicas
+            .filter(|(_, it, segment)| complete(segment, it.state))
+            .map(|(replica, _, segment)| (replica, segment))
+            .collect();
+        let mut here = in_memory.iter();
+        let here = here.find(|(_, segment)| segment.presence == Presence::Here);
+        let Some((source, _)) = here.filter(|_| !object.is(Mark::Open)) else {
+            return Err(Refused::Unready);
+        };
+        if in_memory.len() >= config.replicas_max || self.jobs.is_carried(id) {
+            return Err(Refused::Enough);
+        }
+        if self.tenants.excess(object.tenant, Ledger::Memory, charge) > 0 {
+            return Err(Refused::Quota);
+        }
+        let mut best: Option<((bool, f64), SegmentIndex)> = None;
+        for (index, segment) in self.segments.iter() {
+            let has_it = in_memory.iter().any(|(_, it)| it.node == segment.node);
+            if segment.kind() != SegmentKind::Memory || has_it || !segment.takes_new() {
+                continue;
+            }
+            let (used, capacity) = (segment.used() + charge, segment.capacity());
+            let free = segment.memory().map_or(0, |it| it.extents.books().free);
+            let share = used as f64 / capacity as f64;
+            if free < charge || share > config.watermark {
+                continue;
+            }
+            let near = |it: &Segment| !it.host.is_empty() && it.host == segment.host;
+            let rank = (in_memory.iter().any(|(_, it)| near(it)), share);
+            if best.is_none_or(|(least, _)| rank < least) {
+                best = Some((rank, index));
+            }
+        }
+        let (_, target) = best.ok_or(Refused::NoRoom)?;
+        Ok((*source, target))
+    }
+
+    /// Frees an extra replica of a segment, if there is one that may go; how many bytes.
+    pub(crate) fn evict_extra(&mut self, now: Instant, index: SegmentIndex) -> Option<u64> {
+        let extras = self.replicating.extras.at(index).take(EXAMINED);
+        let extras: Vec<ReplicaId> = extras.collect();
+        self.evict_first(now, extras, None)
+    }
+
+    /// Frees an extra replica of a tenant, if one of the oldest is of that tenant and may go; how many bytes.
+    pub(crate) fn evict_extra_of(&mut self, now: Instant, tenant: TenantIndex) -> Option<u64> {
+        let extras = self.replicating.extras.all().take(EXAMINED);
+        let extras: Vec<ReplicaId> = extras.collect();
+        self.evict_first(now, extras, Some(tenant))
+    }
+
+    fn evict_first(
+        &mut self,
+        now: Instant,
+        extras: Vec<ReplicaId>,
+        of: Option<TenantIndex>,
+    ) -> Option<u64> {
+        for id in extras {
+            let replica = self.catalog.replica(id);
+            let object = replica.object().expect("an extra replica is published");
+            let record = self.catalog.object(object);
+            if of.is_some_and(|tenant| tenant != record.tenant) {
+                continue;
+            }
+            let others = self.catalog.replicas(object).filter(|(it, _)| *it != id);
+            let mut others = others.map(|(_, it)| (it.state, self.segments.at(it.segment)));
+            let serves = others.any(|(state, it)| {
+                let stays = it.kind() == SegmentKind::Memory && it.takes_new();
+                stays && state == ReplicaState::Complete
+            });
+            if !serves {
+                // It is what serves its readers now.
+                self.replicating.extras.remove(id);
+                self.count_extras();
+                continue;
+            }
+            let leaves = replica.excluded == Excluded::Leaving;
+            if leaves || self.evictable(now, id) != Evictable::Now {
+                continue;
+            }
+            let rest = now + self.config.replication.rest_after_loss;
+            let version = record.version;
+            self.metrics.replication.extras_evicted += 1;
+            if let Evicted::Bytes(bytes) = self.evict_now(now, id) {
+                self.replicating.heat.rest(now, object, version, rest);
+                return Some(bytes);
+            }
+        }
+        None
+    }
+
+    /// A replica is not readable any more.
+    pub(crate) fn forget_extra(&mut self, id: ReplicaId) {
+        if self.replicating.extras.remove(id) {
+            self.count_extras();
+        }
+    }
+
+    fn count_extras(&mut self) {
+        self.metrics.replication.extras = self.replicating.extras.len() as u64;
+    }
+}

@@ -1,6 +1,7 @@
 //! How fast nodes send, as a reader has seen it.
 
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
 use slackwater_base::Instant;
@@ -50,32 +51,48 @@ impl Paces {
         self.keep(now, node, FAILED);
     }
 
-    /// How much slower a node is than the fastest: zero for those like it and for those that nothing is known of.
-    fn slowness(&self, now: Instant, node: Incarnation) -> u32 {
-        let Some(known) = self.known(now, node) else {
-            return 0;
-        };
-        let believed = self.of.values().filter(|pace| is_believed(now, **pace));
-        let fastest = believed.map(|pace| pace.nanos).min().unwrap_or(known);
-        let alike = fastest.saturating_mul(ALIKE);
-        match known <= alike {
-            true => 0,
-            false => 1 + (known / alike.max(1)).ilog2(),
-        }
+    /// How long so many bytes of a node should take; none while nothing is known of it, or after a failure.
+    #[must_use]
+    pub fn expected(&self, now: Instant, node: Incarnation, bytes: u64) -> Option<Duration> {
+        let nanos = self.known(now, node).filter(|nanos| *nanos != FAILED)?;
+        Some(Duration::from_nanos(
+            nanos.saturating_mul(bytes / PIECE + 1),
+        ))
     }
 
-    /// The rank of a replica for a reader: memory before SSD, fast nodes before slow ones, and those that are alike in an order of
-    /// the reader's own, so that several readers spread over them. `reader` is a number of its own for each reader.
-    #[must_use]
-    pub fn rank(&self, now: Instant, reader: u64, replica: &ReplicaAt) -> u32 {
-        let ReplicaAt::Memory(extent) = replica else {
-            return u32::MAX;
+    /// Orders the replicas of an object for a reader: memory before SSD, fast nodes before slow ones, those whose bytes did not
+    /// come last, and those that are alike in an order of the reader's own, so that several readers spread over them. `reader` is
+    /// a number of its own for each reader.
+    pub fn order(&self, now: Instant, reader: u64, replicas: &mut [ReplicaAt]) {
+        if replicas.len() < 2 {
+            return;
+        }
+        let of_memory = |replica: &ReplicaAt| match replica {
+            ReplicaAt::Memory(extent) => self.known(now, extent.incarnation),
+            ReplicaAt::Disk { .. } => None,
         };
-        let slowness = self.slowness(now, extent.incarnation);
-        // Any even spread will do: the constant is that of Fibonacci hashing (Knuth, volume 3, 6.4).
-        let named = reader ^ extent.incarnation.0.rotate_left(17) ^ extent.generation;
-        let mixed = named.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48;
-        slowness << 16 | mixed as u32
+        let known = replicas.iter().filter_map(of_memory);
+        let fastest = known.filter(|nanos| *nanos != FAILED).min();
+        replicas.sort_by_cached_key(|replica| {
+            let ReplicaAt::Memory(extent) = replica else {
+                return (u32::MAX, 0);
+            };
+            let mut mixed = DefaultHasher::new();
+            (reader, extent.incarnation, extent.generation).hash(&mut mixed);
+            let slowness = self.slowness(now, extent.incarnation, fastest);
+            (slowness, mixed.finish())
+        });
+    }
+
+    /// How much slower a node is than the fastest of some: zero for those like it and for those that nothing is known of.
+    fn slowness(&self, now: Instant, node: Incarnation, fastest: Option<u64>) -> u32 {
+        match (self.known(now, node), fastest) {
+            (Some(FAILED), _) => u32::MAX - 1,
+            (Some(nanos), Some(fastest)) if nanos > ALIKE * fastest => {
+                1 + (nanos / (ALIKE * fastest)).ilog2()
+            }
+            _ => 0,
+        }
     }
 
     fn known(&self, now: Instant, node: Incarnation) -> Option<u64> {
@@ -117,6 +134,21 @@ mod tests {
         paces
     }
 
+    fn on(node: u32, generation: u64) -> ReplicaAt {
+        ReplicaAt::Memory(ExtentRef {
+            segment: SegmentId(node),
+            incarnation: Incarnation(node.into()),
+            offset: 0,
+            bytes: 4096,
+            generation,
+        })
+    }
+
+    fn ordered(paces: &Paces, now: Instant, mut replicas: Vec<ReplicaAt>) -> Vec<ReplicaAt> {
+        paces.order(now, 1, &mut replicas);
+        replicas
+    }
+
     #[test]
     fn nodes_are_ranked_against_the_fastest_whatever_was_read_of_them() {
         // 1 MiB in 100 us, 4 KiB in 10 us, 1 MiB in 300 us and in 2 ms.
@@ -127,40 +159,84 @@ mod tests {
             (4, 1 << 20, 2000),
         ];
         let mut paces = paces(&times);
-        let ranks =
-            |paces: &Paces| [1, 2, 3, 4, 5].map(|node| paces.slowness(at(1), Incarnation(node)));
-        assert_eq!(ranks(&paces), [0, 0, 1, 4, 0]);
+        let fastest = paces.known(at(1), Incarnation(1));
+        let slowness = |paces: &Paces| {
+            [1, 2, 3, 4, 5].map(|node| paces.slowness(at(1), Incarnation(node), fastest))
+        };
+        assert_eq!(slowness(&paces), [0, 0, 1, 4, 0]);
+        let replicas = vec![on(4, 1), on(3, 1), on(1, 1)];
+        assert_eq!(
+            ordered(&paces, at(1), replicas),
+            [on(1, 1), on(3, 1), on(4, 1)]
+        );
         paces.failed(at(1), Incarnation(1));
-        let ranks = ranks(&paces);
-        assert!(ranks[0] > ranks[3], "{ranks:?}");
+        let replicas = vec![on(1, 1), on(4, 1), on(3, 1)];
+        assert_eq!(
+            ordered(&paces, at(1), replicas),
+            [on(3, 1), on(4, 1), on(1, 1)]
+        );
         // A read that went well is believed at once after a failure.
         paces.came(at(2), Incarnation(1), 1 << 20, Duration::from_micros(100));
-        assert_eq!(paces.slowness(at(2), Incarnation(1)), 0);
+        assert_eq!(
+            ordered(&paces, at(2), vec![on(3, 1), on(1, 1)]),
+            [on(1, 1), on(3, 1)]
+        );
+    }
+
+    /// A node whose bytes did not come was the fastest of those that were known, and tried first again.
+    #[test]
+    fn a_node_that_failed_is_tried_last_though_nothing_is_known_of_the_others() {
+        let mut paces = Paces::default();
+        paces.failed(at(1), Incarnation(1));
+        for generation in 0..64 {
+            let (failed, other) = (on(1, generation), on(2, generation));
+            assert_eq!(ordered(&paces, at(2), vec![failed, other]), [other, failed]);
+        }
+        let firsts = (0..64).filter(|generation| {
+            let (one, other) = (on(1, *generation), on(2, *generation));
+            ordered(&paces, at(10_002), vec![one, other])[0] == one
+        });
+        assert!(firsts.count() > 10, "it is tried again after a while");
     }
 
     #[test]
     fn a_pace_is_believed_for_a_while_and_moves_slowly() {
+        let first = |paces: &Paces, now| {
+            let order = (0..64).map(|name| ordered(paces, now, vec![on(1, name), on(2, name)])[0]);
+            order
+                .filter(|first| matches!(first, ReplicaAt::Memory(it) if it.segment.0 == 2))
+                .count()
+        };
         let mut paces = paces(&[(1, 1 << 20, 100), (2, 1 << 20, 100)]);
         paces.came(at(1), Incarnation(2), 1 << 20, Duration::from_micros(700));
-        assert_eq!(paces.slowness(at(1), Incarnation(2)), 0, "it was one read");
+        assert!(first(&paces, at(1)) > 10, "it was one read");
         for _ in 0..8 {
             paces.came(at(1), Incarnation(2), 1 << 20, Duration::from_micros(700));
         }
-        assert!(paces.slowness(at(1), Incarnation(2)) > 0);
-        assert_eq!(paces.slowness(at(10_001), Incarnation(2)), 0);
-        paces.came(
-            at(10_001),
-            Incarnation(2),
-            1 << 20,
-            Duration::from_micros(90),
-        );
-        paces.came(
-            at(10_001),
-            Incarnation(1),
-            1 << 20,
-            Duration::from_micros(100),
-        );
-        assert_eq!(paces.slowness(at(10_001), Incarnation(2)), 0);
+        assert_eq!(first(&paces, at(1)), 0);
+        assert!(first(&paces, at(10_001)) > 10);
+    }
+
+    /// Nodes that are alike but far from a node on this host were told apart, and one of them had all readers.
+    #[test]
+    fn replicas_are_compared_with_each_other_and_with_no_other_node() {
+        let paces = paces(&[(1, 1 << 20, 10), (2, 1 << 20, 600), (3, 1 << 20, 850)]);
+        let firsts = (0..64).filter(|name| {
+            ordered(&paces, at(1), vec![on(2, *name), on(3, *name)])[0] == on(2, *name)
+        });
+        assert!((10..54).contains(&firsts.count()));
+    }
+
+    #[test]
+    fn what_is_to_be_expected_follows_from_what_was_seen() {
+        let mut paces = paces(&[(1, 1 << 20, 170)]);
+        let expected = |paces: &Paces, bytes| paces.expected(at(1), Incarnation(1), bytes);
+        let micros = |count| Some(Duration::from_micros(count));
+        assert_eq!(expected(&paces, 1 << 20), micros(170));
+        assert_eq!(expected(&paces, 100), micros(10));
+        assert_eq!(paces.expected(at(1), Incarnation(2), 100), None);
+        paces.failed(at(1), Incarnation(1));
+        assert_eq!(expected(&paces, 100), None);
     }
 
     #[test]
@@ -174,43 +250,26 @@ mod tests {
 
     #[test]
     fn readers_spread_over_nodes_that_are_alike_and_leave_the_slow_one() {
-        let on = |node, generation| {
-            let (segment, incarnation) = (SegmentId(node), Incarnation(node.into()));
-            ReplicaAt::Memory(ExtentRef {
-                segment,
-                incarnation,
-                offset: 0,
-                bytes: 4096,
-                generation,
-            })
-        };
         let disk = ReplicaAt::Disk {
             node: NodeId(1),
             segment: SegmentId(9),
         };
-        let now = at(1);
-        let mut paces = Paces::default();
-        for (node, micros) in [(1, 100), (2, 150), (3, 900)] {
-            let time = Duration::from_micros(micros);
-            paces.came(now, Incarnation(node), 1 << 20, time);
-        }
-        let ordered = |reader, mut replicas: Vec<ReplicaAt>| {
-            replicas.sort_by_key(|replica| paces.rank(now, reader, replica));
-            replicas
-        };
+        let paces = paces(&[(1, 1 << 20, 100), (2, 1 << 20, 150), (3, 1 << 20, 900)]);
         let mut first = [0; 4];
         for reader in 0..1000 {
-            let ordered = ordered(reader, vec![disk, on(3, 7), on(1, 5), on(2, 6)]);
-            let ReplicaAt::Memory(extent) = ordered[0] else {
+            let mut replicas = vec![disk, on(3, 7), on(1, 5), on(2, 6)];
+            paces.order(at(1), reader, &mut replicas);
+            let ReplicaAt::Memory(extent) = replicas[0] else {
                 panic!("memory comes before SSD");
             };
             first[extent.segment.0 as usize] += 1;
-            assert_eq!(ordered[2..], [on(3, 7), disk]);
+            assert_eq!(replicas[2..], [on(3, 7), disk]);
         }
         assert!(first[1] > 300 && first[2] > 300, "{first:?}");
         // One reader spreads over them too, by object.
         let objects = (0..1000).map(|number| (on(1, 10 * number), on(2, 10 * number + 1)));
-        let firsts = objects.filter(|(one, other)| ordered(1, vec![*one, *other])[0] == *one);
+        let firsts =
+            objects.filter(|(one, other)| ordered(&paces, at(1), vec![*one, *other])[0] == *one);
         let firsts = firsts.count();
         assert!((300..700).contains(&firsts), "{firsts}");
     }

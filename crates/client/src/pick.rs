@@ -3,8 +3,8 @@ use slackwater_wire::{NodeId, ReplicaAt, SegmentId};
 
 /// Which replica a reader tries first.
 pub trait Pick: Send {
-    /// The rank of a replica: the lowest is tried first, equal ones in the master's order.
-    fn rank(&self, replica: &ReplicaAt) -> u32;
+    /// Puts the replicas of one object, which are in the master's order, in the order in which they are tried.
+    fn order(&self, replicas: &mut [ReplicaAt]);
 }
 
 /// Memory before SSD, and replicas of this process before others.
@@ -17,19 +17,19 @@ pub struct LocalFirst {
 }
 
 impl Pick for LocalFirst {
-    fn rank(&self, replica: &ReplicaAt) -> u32 {
-        match replica {
+    fn order(&self, replicas: &mut [ReplicaAt]) {
+        replicas.sort_by_key(|replica| match replica {
             ReplicaAt::Memory(extent) if self.segments.contains(&extent.segment) => 0,
             ReplicaAt::Memory(_) => 1,
             ReplicaAt::Disk { node, .. } if self.node == Some(*node) => 2,
             ReplicaAt::Disk { .. } => 3,
-        }
+        });
     }
 }
 
 /// The replicas in the order in which they are tried.
 pub(crate) fn order(pick: &dyn Pick, mut replicas: Vec<ReplicaAt>) -> Vec<ReplicaAt> {
-    replicas.sort_by_key(|replica| pick.rank(replica));
+    pick.order(&mut replicas);
     replicas
 }
 

@@ -1,7 +1,6 @@
 //! Bytes between a caller's buffer and an extent of a node.
 
-use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
+use std::cell::RefCell;
 use std::time::Duration;
 
 use slackwater_base::{Checksum, Instant, Map};
@@ -15,11 +14,15 @@ use crate::link::Link;
 /// Bytes that are moved before the next look at whether the caller has cancelled.
 const PIECE_BYTES: usize = 16 << 20;
 
-/// How long a node may take to send bytes that it was known to have, or that another node has too, and that are asked for
-/// together: one that has ended is tried again and again until then, and one that was known, not again in the same call.
-const KNOWN_TIME: Duration = Duration::from_secs(1);
-/// What is asked for together may take longer, by as much as it takes at this rate.
-const KNOWN_BYTES_PER_SECOND: u64 = 4 << 20;
+/// How long a node may take to send its first bytes in a call, before all others have had their turn. One that has ended is tried
+/// again and again until then, and not again in the same call while there is another way.
+const FIRST_TIME: Duration = Duration::from_secs(1);
+/// What is asked for together may take longer: so many times as long as is to be expected of the node.
+const TIMES_EXPECTED: u32 = 8;
+/// The same where nothing is known of it.
+const FIRST_BYTES_PER_SECOND: u64 = 4 << 20;
+/// Most bytes that are asked for of such nodes at first, so that a slow one is heard in time.
+const FIRST_BYTES: usize = 1 << 20;
 
 /// The transfers of one call.
 pub(crate) struct Carrier<'a> {
@@ -28,12 +31,46 @@ pub(crate) struct Carrier<'a> {
     pub(crate) cancel: Option<&'a Cancel>,
     /// When the call ends.
     pub(crate) until: Instant,
-    /// Of bytes that are read where they are known to be, the nodes that did not send theirs: bytes of other nodes say
-    /// nothing of these. None for bytes that the master has just named the place of.
-    pub(crate) silent: RefCell<Option<BTreeSet<Incarnation>>>,
-    /// Whether the bytes to come may be read elsewhere, so that their node is not waited for until the call ends.
-    pub(crate) is_hurried: Cell<bool>,
+    /// The bytes to come are read where they are known to be, and not where the master has just said that they are.
+    pub(crate) is_known: bool,
+    /// Whether nodes are waited for until the call ends. Otherwise those that have not sent anything yet are given a moment.
+    pub(crate) is_patient: bool,
+    /// The nodes that have sent bytes in this call, and those that did not when they were not waited for: bytes of other nodes
+    /// say nothing of these.
+    pub(crate) heard: RefCell<Heard>,
     pub(crate) rights: Map<ExtentRef, Capability>,
+}
+
+/// What a call has learnt of nodes.
+#[derive(Default)]
+pub(crate) struct Heard {
+    sent: Vec<Incarnation>,
+    silent: Vec<Incarnation>,
+}
+
+impl Heard {
+    fn sent(&mut self, node: Incarnation) {
+        if !self.sent.contains(&node) {
+            self.sent.push(node);
+        }
+    }
+
+    fn silent(&mut self, node: Incarnation) {
+        self.sent.retain(|sent| *sent != node);
+        if !self.silent.contains(&node) {
+            self.silent.push(node);
+        }
+    }
+}
+
+/// Bytes to be read.
+pub(crate) struct Source<'a> {
+    pub(crate) capability: Capability,
+    /// In the region that the capability names.
+    pub(crate) offset: u64,
+    pub(crate) into: &'a mut [u8],
+    /// Whether nobody else has them.
+    pub(crate) is_last: bool,
 }
 
 /// Why bytes did not move.
@@ -48,32 +85,42 @@ pub(crate) enum NotMoved {
 }
 
 impl Carrier<'_> {
-    /// The bytes to come are read where they are known to be.
-    pub(crate) fn known(&mut self) {
-        *self.silent.get_mut() = Some(BTreeSet::new());
+    /// Whether a node is given a moment only.
+    pub(crate) fn is_brief(&self, node: Incarnation) -> bool {
+        let is_patient = self.is_patient && !self.is_known;
+        !is_patient && !self.heard.borrow().sent.contains(&node)
     }
 
-    /// The bytes to come are read where the master says that they are.
-    pub(crate) fn named(&mut self) {
-        *self.silent.get_mut() = None;
-    }
-
-    /// How long so many bytes may take: where they were only known to be, the master may know better after a while, and another
-    /// node may have them.
-    pub(crate) fn left(&self, bytes: u64) -> Duration {
+    /// Most bytes that may be asked for of a node together, and how long that may take with `rest` to come of it, or with all of a
+    /// group.
+    fn portion(&self, node: Incarnation, rest: usize) -> (usize, Duration) {
         let left = now().until(self.until);
-        if self.silent.borrow().is_none() && !self.is_hurried.get() {
-            return left;
+        if !self.is_brief(node) {
+            return (PIECE_BYTES, left);
         }
-        let slow = Duration::from_micros(bytes * 1_000_000 / KNOWN_BYTES_PER_SECOND);
-        left.min(KNOWN_TIME + slow)
+        let asked = rest.min(PIECE_BYTES) as u64;
+        let expected = self.link.pace(|paces| paces.expected(now(), node, asked));
+        let (most, time) = match expected {
+            Some(expected) => (PIECE_BYTES, TIMES_EXPECTED * expected),
+            None => {
+                let asked = asked.min(FIRST_BYTES as u64);
+                let slow = Duration::from_micros(asked * 1_000_000 / FIRST_BYTES_PER_SECOND);
+                (FIRST_BYTES, slow)
+            }
+        };
+        (most, left.min(FIRST_TIME + time))
     }
 
-    /// Where bytes are read from; nowhere if their node did not send others that it was known to have.
-    fn source(&self, capability: Capability, offset: u64) -> Result<Target, NotMoved> {
+    /// Where bytes are read from; nowhere if their node was silent before in this call, and there is another way.
+    fn source(
+        &self,
+        capability: Capability,
+        offset: u64,
+        is_last: bool,
+    ) -> Result<Target, NotMoved> {
         let node = capability.claims().incarnation;
-        let silent = self.silent.borrow();
-        if silent.as_ref().is_some_and(|silent| silent.contains(&node)) {
+        let was_silent = self.heard.borrow().silent.contains(&node);
+        if was_silent && (self.is_known || !is_last) {
             return Err(NotMoved::Failed);
         }
         self.target(capability, offset)
@@ -82,21 +129,26 @@ impl Carrier<'_> {
     /// Why the bytes of a source did not come.
     fn unread(&self, source: &Target, cause: &Cause) -> NotMoved {
         let why = self.failed(cause);
-        let node = source.capability.claims().incarnation;
-        if why == NotMoved::Failed {
+        // A call that is over says nothing of the node.
+        if why == NotMoved::Failed && now() < self.until {
+            let node = source.capability.claims().incarnation;
             self.link.pace(|paces| paces.failed(now(), node));
-        }
-        if let (NotMoved::Failed, Some(silent)) = (why, &mut *self.silent.borrow_mut()) {
-            silent.insert(node);
+            self.heard.borrow_mut().silent(node);
         }
         why
     }
 
-    /// Bytes of a source came, which were asked for at `begun`.
-    fn came(&self, source: &Target, bytes: u64, begun: Instant) {
-        let (at, node) = (now(), source.capability.claims().incarnation);
-        self.link
-            .pace(|paces| paces.came(at, node, bytes, at.since(begun)));
+    /// Bytes of these nodes came, which were asked for together at `begun`. How fast each of several was is not known, and for
+    /// each of them it is as slow as all.
+    fn came(&self, nodes: &[Incarnation], bytes: u64, begun: Instant) {
+        let at = now();
+        self.link.pace(|paces| {
+            for node in nodes {
+                paces.came(at, *node, bytes, at.since(begun));
+            }
+        });
+        let mut heard = self.heard.borrow_mut();
+        nodes.iter().for_each(|node| heard.sent(*node));
     }
 
     /// Takes the rights in that came with an answer.
@@ -104,60 +156,79 @@ impl Carrier<'_> {
         self.rights.extend(extents);
     }
 
-    /// Reads several values, each from an offset of the region that its capability names, as many together as the next look
-    /// at a cancellation may wait for; an outcome each, with the checksum of what was read.
-    pub(crate) fn read_all(
-        &self,
-        reads: Vec<(Capability, u64, &mut [u8])>,
-    ) -> Vec<Result<Checksum, NotMoved>> {
-        let mut outcomes = Vec::with_capacity(reads.len());
+    /// Reads several values, as many together as the next look at a cancellation may wait for; an outcome each, with the
+    /// checksum of what was read.
+    pub(crate) fn read_all(&self, sources: Vec<Source<'_>>) -> Vec<Result<Checksum, NotMoved>> {
+        let mut outcomes = Vec::with_capacity(sources.len());
         let mut group = Vec::new();
-        let mut bytes = 0;
-        for (capability, offset, into) in reads {
-            if !group.is_empty() && bytes + into.len() > PIECE_BYTES {
-                self.read_group(std::mem::take(&mut group), &mut outcomes);
-                bytes = 0;
+        let (mut bytes, mut most, mut latest) = (0, PIECE_BYTES, None);
+        for source in sources {
+            let node = source.capability.claims().incarnation;
+            if latest != Some(node) {
+                latest = Some(node);
+                most = most.min(self.portion(node, 0).0);
             }
-            bytes += into.len();
-            group.push((capability, offset, into));
+            if !group.is_empty() && bytes + source.into.len() > most {
+                self.read_group(std::mem::take(&mut group), &mut outcomes);
+                (bytes, most) = (0, self.portion(node, 0).0);
+            }
+            bytes += source.into.len();
+            group.push(source);
         }
         self.read_group(group, &mut outcomes);
         outcomes
     }
 
-    fn read_group(
-        &self,
-        group: Vec<(Capability, u64, &mut [u8])>,
-        outcomes: &mut Vec<Result<Checksum, NotMoved>>,
-    ) {
+    fn read_group(&self, group: Vec<Source<'_>>, outcomes: &mut Vec<Result<Checksum, NotMoved>>) {
         if group.len() == 1 {
-            let alone = group.into_iter();
-            outcomes.extend(alone.map(|(right, offset, into)| self.read(right, offset, into)));
+            outcomes.extend(group.into_iter().map(|source| self.read(source)));
             return;
         }
+        let bytes: usize = group.iter().map(|source| source.into.len()).sum();
+        let mut latest = None;
         let (mut places, mut targeted) = (Vec::new(), Vec::new());
-        for (capability, offset, into) in group {
-            let target = self.source(capability, offset);
+        for Source {
+            capability,
+            offset,
+            into,
+            is_last,
+        } in group
+        {
+            let target = self.source(capability, offset, is_last);
             // What has no target stays as it is; the others are replaced.
             outcomes.push(Err(*target.as_ref().err().unwrap_or(&NotMoved::Failed)));
             if let Ok(target) = target {
                 places.push(outcomes.len() - 1);
-                targeted.push((target, into));
+                let node = capability.claims().incarnation;
+                let time = match latest {
+                    Some((same, time)) if same == node => time,
+                    _ => self.portion(node, bytes).1,
+                };
+                latest = Some((node, time));
+                targeted.push((target, into, time));
             }
         }
-        let bytes = targeted.iter().map(|(_, into)| into.len() as u64).sum();
         let begun = now();
-        let read = self.engine.read_all(&mut targeted, self.left(bytes));
-        if let Some((first, _)) = targeted.first() {
-            let mut others = targeted.iter();
-            // What several nodes sent together says nothing of one of them.
-            let alone = others.all(|(source, _)| source.peer == first.peer);
-            if alone && read.iter().all(Result::is_ok) {
-                self.came(first, bytes, begun);
+        let read = self.engine.read_all(&mut targeted);
+        let mut sent: Vec<Incarnation> = Vec::new();
+        let mut all_came = true;
+        for ((place, read), (source, ..)) in places.into_iter().zip(read).zip(&targeted) {
+            let node = source.capability.claims().incarnation;
+            all_came &= read.is_ok();
+            if read.is_ok() && !sent.contains(&node) {
+                sent.push(node);
             }
-        }
-        for ((place, read), (source, _)) in places.into_iter().zip(read).zip(&targeted) {
             outcomes[place] = read.map_err(|cause| self.unread(source, &cause));
+        }
+        match all_came {
+            true => self.came(&sent, bytes as u64, begun),
+            // What did not come took its time for the others too.
+            false => {
+                let mut heard = self.heard.borrow_mut();
+                let heard = &mut *heard;
+                sent.retain(|node| !heard.silent.contains(node));
+                sent.into_iter().for_each(|node| heard.sent(node));
+            }
         }
     }
 
@@ -201,29 +272,35 @@ impl Carrier<'_> {
                 targeted.push((target, *from));
             }
         }
-        let bytes = targeted.iter().map(|(_, from)| from.len() as u64).sum();
-        let written = self.engine.write_all(&targeted, self.left(bytes));
+        let written = self.engine.write_all(&targeted, now().until(self.until));
         for (place, written) in places.into_iter().zip(written) {
             outcomes[place] = written.map_err(|cause| self.failed(&cause));
         }
     }
 
-    /// Reads from `offset` of the region that a capability names; the checksum of what was read.
-    pub(crate) fn read(
-        &self,
-        capability: Capability,
-        offset: u64,
-        into: &mut [u8],
-    ) -> Result<Checksum, NotMoved> {
+    /// Reads one value; the checksum of what was read.
+    pub(crate) fn read(&self, source: Source<'_>) -> Result<Checksum, NotMoved> {
+        let Source {
+            capability,
+            offset,
+            into,
+            is_last,
+        } = source;
+        let node = capability.claims().incarnation;
         let (mut at, mut whole) = (0, None::<Checksum>);
-        for piece in into.chunks_mut(PIECE_BYTES) {
-            let source = self.source(capability, offset + at)?;
-            let bytes = piece.len() as u64;
+        let mut rest = into;
+        while !rest.is_empty() {
+            let (most, time) = self.portion(node, rest.len());
+            let length = most.min(rest.len());
+            let (piece, after) = rest.split_at_mut(length);
+            rest = after;
+            let source = self.source(capability, offset + at, is_last)?;
+            let bytes = length as u64;
             at += bytes;
             let begun = now();
-            let read = self.engine.read_checked(&source, piece, self.left(bytes));
+            let read = self.engine.read_checked(&source, piece, time);
             let next = read.map_err(|cause| self.unread(&source, &cause))?;
-            self.came(&source, bytes, begun);
+            self.came(&[node], bytes, begun);
             whole = Some(whole.map_or(next, |whole| whole.followed_by(next, bytes)));
         }
         Ok(whole.unwrap_or_else(|| Checksum::of(&[])))
@@ -242,7 +319,7 @@ impl Carrier<'_> {
             let bytes = piece.len() as u64;
             at += bytes;
             self.engine
-                .write_now(&target, piece, self.left(bytes))
+                .write_now(&target, piece, now().until(self.until))
                 .map_err(|cause| self.failed(&cause))?;
         }
         Ok(())

@@ -1,4 +1,4 @@
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use slackwater_base::{Instant, Map, Rng};
@@ -345,8 +345,9 @@ impl Call<'_> {
             link: &self.client.0.link,
             cancel: self.options.cancel.as_ref(),
             until: self.until,
-            silent: RefCell::new(None),
-            is_hurried: Cell::new(false),
+            is_known: false,
+            is_patient: false,
+            heard: RefCell::default(),
             rights: Map::default(),
         }
     }

@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use slackwater_base::{Checksum, Instant};
 use slackwater_client::{Action, GetFlow, GetOutcome, ReadFailure, Stamp};
@@ -10,7 +11,7 @@ use slackwater_wire::{
     ReadRecord, ReplicaAt, Reply, Request, Tenant, Version,
 };
 
-use crate::carry::{Carrier, NotMoved};
+use crate::carry::{Carrier, NotMoved, Source};
 use crate::client::Call;
 use crate::drive::Carry;
 use crate::link::Unanswered;
@@ -39,6 +40,9 @@ struct Reading<'a, 'b> {
     /// Errors that the flow's codes do not tell.
     errors: Vec<Option<ClientError>>,
 }
+
+/// How long a node may take to read a record, before all others have had their turn.
+const RECORD_TIME: Duration = Duration::from_secs(3);
 
 /// A look-up.
 struct LookUp {
@@ -151,7 +155,7 @@ impl Call<'_> {
         let options = self.flow_options();
         let mut flow = match found {
             Some(found) => {
-                carrier.known();
+                carrier.is_known = true;
                 let known = found.into_iter().map(|located| {
                     carrier.granted(located.rights);
                     located.known
@@ -211,26 +215,62 @@ impl Reading<'_, '_> {
             }
             outcomes.push(Err(ready.err().unwrap_or(ReadFailure::Transfer)));
         }
-        for is_last in [true, false] {
-            self.carrier.is_hurried.set(!is_last);
-            let (mut places, mut reads) = (Vec::new(), Vec::new());
-            for (index, sink) in self.sinks.iter_mut().enumerate() {
-                let source = sources.get(&index);
-                let source = source.filter(|(place, ..)| wanted[*place].is_last == is_last);
-                if let Some((place, right, offset)) = source {
-                    places.push(*place);
-                    reads.push((*right, *offset, room(sink, wanted[*place].bytes as usize)));
-                }
-            }
-            for (place, read) in places.into_iter().zip(self.carrier.read_all(reads)) {
-                outcomes[place] = read.map_err(failure);
+        let (mut places, mut reads) = (Vec::new(), Vec::new());
+        for (index, sink) in self.sinks.iter_mut().enumerate() {
+            if let Some((place, capability, offset)) = sources.remove(&index) {
+                let Wanted { bytes, is_last, .. } = wanted[place];
+                places.push(place);
+                reads.push(Source {
+                    capability,
+                    offset,
+                    into: room(sink, bytes as usize),
+                    is_last,
+                });
             }
         }
+        for (place, read) in places.into_iter().zip(self.carrier.read_all(reads)) {
+            outcomes[place] = read.map_err(failure);
+        }
         for place in records {
-            self.carrier.is_hurried.set(!wanted[place].is_last);
             outcomes[place] = self.fetch_record(&wanted[place]);
         }
         outcomes
+    }
+
+    /// Tells a flow the outcome of a read.
+    fn report(
+        &mut self,
+        flow: &mut GetFlow,
+        wanted: &Wanted,
+        read: Result<Checksum, ReadFailure>,
+        out: &mut Vec<Action>,
+    ) {
+        let stays = match read {
+            Ok(checksum) if checksum != wanted.checksum => {
+                // It was fast, and wrong.
+                if let ReplicaAt::Memory(extent) = wanted.from {
+                    let node = extent.incarnation;
+                    self.carrier.link.pace(|paces| paces.failed(now(), node));
+                }
+                false
+            }
+            Ok(_) => true,
+            Err(failure) => {
+                matches!(
+                    failure,
+                    ReadFailure::BufferTooSmall | ReadFailure::Cancelled
+                )
+            }
+        };
+        match read {
+            // Its node may be gone, and with it everything that was there; a caller out of time has not learnt that.
+            Err(ReadFailure::Transfer) if now() < self.carrier.until => {
+                self.locations.forget_all();
+            }
+            _ if !stays => self.locations.forget(std::slice::from_ref(&wanted.key)),
+            _ => {}
+        }
+        flow.on_read(now(), wanted.index, read, out);
     }
 
     /// Makes room for a value where it goes.
@@ -262,9 +302,14 @@ impl Reading<'_, '_> {
             version,
             bytes,
             checksum,
+            is_last,
             ..
         } = *wanted;
-        let (until, cancel) = (now() + self.carrier.left(bytes), self.carrier.cancel);
+        let cancel = self.carrier.cancel;
+        let until = match self.carrier.is_patient || self.carrier.is_known {
+            true => self.carrier.until,
+            false => self.carrier.until.min(now() + RECORD_TIME),
+        };
         let entry = DiskEntry {
             tenant: self.tenant.clone(),
             key: key.clone(),
@@ -291,7 +336,12 @@ impl Reading<'_, '_> {
             _ => ReadFailure::Transfer,
         })?;
         let into = room(self.sinks[index], bytes as usize);
-        let read = self.carrier.read(staged.capability, staged.offset, into);
+        let read = self.carrier.read(Source {
+            capability: staged.capability,
+            offset: staged.offset,
+            into,
+            is_last,
+        });
         self.carrier.link.release(&staged);
         read.map_err(failure)
     }
@@ -339,32 +389,35 @@ impl Carry<GetFlow> for Reading<'_, '_> {
             self.locations
                 .keep(&self.tenant, keys, stamps, asked.at, (lookups, &extents));
         }
-        self.carrier.named();
+        self.carrier.is_known = false;
         self.carrier.granted(extents);
     }
 
     fn carry(&mut self, flow: &mut GetFlow, moves: Vec<Action>, out: &mut Vec<Action>) {
-        let wanted: Vec<Wanted> = moves.into_iter().map(Wanted::of).collect();
-        let reads = self.fetch(&wanted);
-        for (wanted, read) in wanted.into_iter().zip(reads) {
-            let stays = match read {
-                Ok(checksum) => checksum == wanted.checksum,
-                Err(failure) => {
-                    matches!(
-                        failure,
-                        ReadFailure::BufferTooSmall | ReadFailure::Cancelled
-                    )
-                }
-            };
-            match read {
-                // Its node may be gone, and with it everything that was there; a caller out of time has not learnt that.
-                Err(ReadFailure::Transfer) if now() < self.carrier.until => {
-                    self.locations.forget_all();
-                }
-                _ if !stays => self.locations.forget(std::slice::from_ref(&wanted.key)),
-                _ => {}
+        let mut pending: Vec<Wanted> = moves.into_iter().map(Wanted::of).collect();
+        // What its only node did not send in a moment waits until all others are read, from other replicas too.
+        let mut deferred = Vec::new();
+        self.carrier.is_patient = false;
+        loop {
+            if pending.is_empty() {
+                pending = std::mem::take(&mut deferred);
+                self.carrier.is_patient = true;
             }
-            flow.on_read(now(), wanted.index, read, out);
+            if pending.is_empty() {
+                return;
+            }
+            let reads = self.fetch(&pending);
+            for (wanted, read) in pending.into_iter().zip(reads) {
+                let patient = self.carrier.is_patient || self.carrier.is_known;
+                let silent = read == Err(ReadFailure::Transfer) && now() < self.carrier.until;
+                match silent && wanted.is_last && !patient {
+                    true => deferred.push(wanted),
+                    false => self.report(flow, &wanted, read, out),
+                }
+            }
+            let next = out.extract_if(.., |action| matches!(action, Action::Read { .. }));
+            pending = next.map(Wanted::of).collect();
+            self.carrier.is_patient = false;
         }
     }
 

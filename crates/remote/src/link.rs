@@ -75,9 +75,9 @@ impl Link {
         })
     }
 
-    /// Takes in how fast nodes send.
-    pub(crate) fn pace(&self, tell: impl FnOnce(&mut Paces)) {
-        tell(&mut lock(&self.paces));
+    /// Takes in how fast nodes send, or says it.
+    pub(crate) fn pace<T>(&self, tell: impl FnOnce(&mut Paces) -> T) -> T {
+        tell(&mut lock(&self.paces))
     }
 
     /// Length of the longest value that the server takes.

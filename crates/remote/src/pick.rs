@@ -6,7 +6,7 @@ use slackwater_base::Instant;
 use slackwater_client::{Paces, Pick};
 use slackwater_wire::{ClientId, ReplicaAt};
 
-/// The fastest, as this process has seen them; see [`Paces::rank`].
+/// The fastest, as this process has seen them; see [`Paces::order`].
 pub(crate) struct Fastest {
     pub(crate) paces: Arc<Mutex<Paces>>,
     pub(crate) reader: ClientId,
@@ -14,8 +14,10 @@ pub(crate) struct Fastest {
 }
 
 impl Pick for Fastest {
-    fn rank(&self, replica: &ReplicaAt) -> u32 {
-        let paces = self.paces.lock().unwrap_or_else(PoisonError::into_inner);
-        paces.rank(self.now, self.reader.0, replica)
+    fn order(&self, replicas: &mut [ReplicaAt]) {
+        if replicas.len() > 1 {
+            let paces = self.paces.lock().unwrap_or_else(PoisonError::into_inner);
+            paces.order(self.now, self.reader.0, replicas);
+        }
     }
 }

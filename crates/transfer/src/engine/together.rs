@@ -18,27 +18,29 @@ use crate::segment::Segment;
 type Joint = (usize, Arc<Segment>, SingleRequest);
 
 impl Engine {
-    /// Reads into memory that need not be registered, from several places at once, while the caller waits: an outcome
-    /// each, with the checksum of what was read.
+    /// Reads into memory that need not be registered, from several places at once, while the caller waits, for each as long as
+    /// it says: an outcome each, with the checksum of what was read.
     pub fn read_all(
         &self,
-        reads: &mut [(Target, &mut [u8])],
-        timeout: Duration,
+        reads: &mut [(Target, &mut [u8], Duration)],
     ) -> Vec<Result<Checksum, Cause>> {
-        if let [(target, into)] = reads {
-            return vec![self.read_checked(target, into, timeout)];
+        if let [(target, into, timeout)] = reads {
+            return vec![self.read_checked(target, into, *timeout)];
         }
-        let requests = reads.iter_mut().map(|(target, into)| {
+        let requests = reads.iter_mut().map(|(target, into, timeout)| {
             // SAFETY: the slices are borrowed alone until this returns, and `together` returns only when nothing touches
             // them.
             let buffers = unsafe { Buffers::borrowed(into.as_mut_ptr(), into.len()) };
-            (*target, buffers)
+            (*target, buffers, *timeout)
         });
-        let outcomes = self.together(Op::Read, requests.collect(), timeout);
-        let summed = outcomes.into_iter().zip(reads).map(|(outcome, (_, into))| {
-            let taken = outcome?;
-            Ok(taken.unwrap_or_else(|| slackwater_pool::copy::checksum(into)))
-        });
+        let outcomes = self.together(Op::Read, requests.collect());
+        let summed = outcomes
+            .into_iter()
+            .zip(reads)
+            .map(|(outcome, (_, into, _))| {
+                let taken = outcome?;
+                Ok(taken.unwrap_or_else(|| slackwater_pool::copy::checksum(into)))
+            });
         summed.collect()
     }
 
@@ -55,9 +57,9 @@ impl Engine {
             // SAFETY: a write only reads from its buffers; the slices are borrowed until this returns, and `together`
             // returns only when nothing touches them.
             let buffers = unsafe { Buffers::borrowed(from.as_ptr().cast_mut(), from.len()) };
-            (*target, buffers)
+            (*target, buffers, timeout)
         });
-        let outcomes = self.together(Op::Write, requests.collect(), timeout);
+        let outcomes = self.together(Op::Write, requests.collect());
         outcomes
             .into_iter()
             .map(|outcome| outcome.map(drop))
@@ -67,13 +69,12 @@ impl Engine {
     fn together(
         &self,
         op: Op,
-        requests: Vec<(Target, Buffers)>,
-        timeout: Duration,
+        requests: Vec<(Target, Buffers, Duration)>,
     ) -> Vec<Result<Option<Checksum>, Cause>> {
-        let deadline = now() + timeout;
+        let begun = now();
         let mut outcomes = Vec::with_capacity(requests.len());
         let mut joint: Vec<Joint> = Vec::new();
-        for (index, (target, buffers)) in requests.into_iter().enumerate() {
+        for (index, (target, buffers, timeout)) in requests.into_iter().enumerate() {
             outcomes.push(Ok(None));
             if buffers.bytes() == 0 {
                 continue;
@@ -89,7 +90,7 @@ impl Engine {
                 op,
                 buffers,
                 remote: target.remote(),
-                deadline,
+                deadline: begun + timeout,
                 checksum: op == Op::Read,
             };
             // Where this thread copies by itself, the requests take their turns; over a wire they go together.
@@ -102,20 +103,19 @@ impl Engine {
                 Carried::Back(single) => joint.push((index, segment, single)),
             }
         }
-        self.join(joint, deadline, timeout, &mut outcomes);
+        self.join(begun, joint, &mut outcomes);
         outcomes
     }
 
     fn join(
         &self,
+        begun: Instant,
         joint: Vec<Joint>,
-        deadline: Instant,
-        timeout: Duration,
         outcomes: &mut [Result<Option<Checksum>, Cause>],
     ) {
-        if joint.is_empty() {
+        let Some(last) = joint.iter().map(|(.., single)| single.deadline).max() else {
             return;
-        }
+        };
         let (batch, parts) = self.new_batch(joint.len(), None);
         let (mut places, mut by_peer) = (Vec::new(), Vec::<(Arc<Segment>, Vec<Job>)>::new());
         for ((index, segment, single), part) in joint.into_iter().zip(parts) {
@@ -124,7 +124,7 @@ impl Engine {
                 op: single.op,
                 buffers: single.buffers,
                 remote: single.remote,
-                deadline,
+                deadline: single.deadline,
                 priority: Priority::Normal,
                 part,
             };
@@ -140,7 +140,7 @@ impl Engine {
             self.0.dispatch(&segment, jobs, WhenFull::Wait);
         }
         // The memory is the caller's: all requests have ended when this returns, whatever their outcomes.
-        let _ = batch.wait(&Waiting::at(&BATCHES).until(deadline + timeout));
+        let _ = batch.wait(&Waiting::at(&BATCHES).until(last + last.since(begun)));
         for (position, index) in places.into_iter().enumerate() {
             outcomes[index] = match batch.outcome(position) {
                 Some(outcome) => outcome.cause.map_or(Ok(None), Err),

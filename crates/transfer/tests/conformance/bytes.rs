@@ -251,14 +251,17 @@ fn together(world: &World) {
     let mut memory = vec![vec![0; EACH]; COUNT];
     let mut spare = [0; 2];
     let rooms = memory.iter_mut().map(Vec::as_mut_slice);
-    let mut reads: Vec<(Target, &mut [u8])> = places.zip(rooms).collect();
-    reads.push((beyond, &mut spare));
-    let mut read = engine.read_all(&mut reads, PATIENCE);
+    let reads = places
+        .zip(rooms)
+        .map(|(target, room)| (target, room, PATIENCE));
+    let mut reads: Vec<(Target, &mut [u8], Duration)> = reads.collect();
+    reads.push((beyond, &mut spare, PATIENCE));
+    let mut read = engine.read_all(&mut reads);
     assert!(read.pop().unwrap().is_err(), "{}", world.name);
     let sums: Vec<_> = values.iter().map(|value| Ok(Checksum::of(value))).collect();
     assert!(read == sums, "{}: {read:?}", world.name);
     assert!(memory == values, "{}", world.name);
-    assert!(engine.read_all(&mut [], PATIENCE).is_empty());
+    assert!(engine.read_all(&mut []).is_empty());
 }
 
 #[test]

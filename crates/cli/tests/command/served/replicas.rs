@@ -74,13 +74,36 @@ fn a_stopped_node_is_not_waited_for_while_another_has_the_value() {
         },
         ..GetOptions::default()
     };
+    // Only one node has these.
+    (11..=30).for_each(|name| put(&client, name));
     kill_process(Pid::from_child(&nodes[0].child), Signal::STOP).unwrap();
     // Both nodes are the first choice of some.
     for name in (1..=4).chain(1..=4) {
         let reader = server.served.connect();
         let key = format!("k{name}");
+        let begun = std::time::Instant::now();
         let got = reader.get(key.as_bytes(), &brief).unwrap();
         assert!(got == Some(value(name, 100_000)), "{key}");
+        assert!(begun.elapsed() < Duration::from_secs(10), "{key}");
+    }
+    // What only the stopped node has takes nothing from the others of a batch.
+    let reader = server.served.connect();
+    let keys: Vec<String> = (11..=30)
+        .chain(1..=4)
+        .map(|name| format!("k{name}"))
+        .collect();
+    let keys: Vec<&[u8]> = keys.iter().map(String::as_bytes).collect();
+    let got = reader.get_batch(&keys, &brief);
+    let alone = got[..20]
+        .iter()
+        .filter(|outcome| matches!(outcome, Ok(Some(_))))
+        .count();
+    assert!(
+        (1..20).contains(&alone),
+        "{alone} of 20 are on the other node"
+    );
+    for (name, outcome) in (1..=4).zip(&got[20..]) {
+        assert_eq!(outcome, &Ok(Some(value(name, 100_000))), "k{name}");
     }
     kill_process(Pid::from_child(&nodes[0].child), Signal::CONT).unwrap();
 }

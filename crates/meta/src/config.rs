@@ -514,14 +514,13 @@ impl MasterConfig {
             0.0,
             eviction.disk_high_watermark,
         );
-        let replication = &mut self.replication;
         clamp(
             "replication.watermark",
-            &mut replication.watermark,
+            &mut self.replication.watermark,
             0.0,
-            1.0,
+            eviction.high_watermark,
         );
-        replication.reads = replication.reads.max(1);
+        self.replication.reads = self.replication.reads.max(1);
         clamp(
             "promotion.watermark",
             &mut self.promotion.watermark,

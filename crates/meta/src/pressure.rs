@@ -1,7 +1,7 @@
 //! Eviction from full segments: which replicas are evicted, and which may not be.
 
 use slackwater_base::Instant;
-use slackwater_wire::{ReplicaState, SegmentKind};
+use slackwater_wire::{Presence, ReplicaState, SegmentKind};
 
 use crate::catalog::{Excluded, Mark, PinKind, Replica, ReplicaId, SegmentIndex};
 use crate::config::{OffloadMode, SoftPinned};
@@ -89,11 +89,12 @@ impl Master {
     ) -> u64 {
         let mut freed = 0;
         while freed < wanted && *budget > 0 {
-            if let Some(bytes) = self.evict_extra(now, index) {
-                *budget -= 1;
-                freed += bytes;
-                continue;
-            }
+            let Some(bytes) = self.evict_extra(now, index, budget) else {
+                break;
+            };
+            freed += bytes;
+        }
+        while freed < wanted && *budget > 0 {
             let segment = self.segments.at_mut(index);
             let id = match segment.policy.victim(now) {
                 Some(slot) => segment.replica(slot),
@@ -348,14 +349,17 @@ impl Master {
         }
     }
 
-    /// Whether an eviction may drop the replica at once, because its object has another copy.
+    /// Whether an eviction may drop the replica at once, because its object has another copy that can be read. What is on a node
+    /// without a link may be gone.
     pub(crate) fn is_clean(&self, id: ReplicaId) -> bool {
         let object = self
             .catalog
             .replica(id)
             .object()
             .expect("published replicas have an object");
-        self.catalog.replicas(object).nth(1).is_some()
+        let others = self.catalog.replicas(object).filter(|(it, _)| *it != id);
+        let mut segments = others.map(|(_, replica)| self.segments.at(replica.segment));
+        segments.any(|segment| segment.presence == Presence::Here)
     }
 
     /// Frees a replica that may be evicted.

@@ -94,12 +94,11 @@ impl Master {
         let mut missing = wanted;
         let mut budget = self.config.eviction.step.max(OLDEST_EXAMINED);
         while ledger == Ledger::Memory && missing > 0 && budget > 0 {
-            let Some(bytes) = self.evict_extra_of(now, tenant) else {
+            let Some(bytes) = self.evict_extra_of(now, tenant, &mut budget) else {
                 break;
             };
             self.metrics.quota_evictions += 1;
             missing = missing.saturating_sub(bytes);
-            budget -= 1;
         }
         for id in self.tenants.oldest(tenant, ledger, OLDEST_EXAMINED) {
             if missing == 0 || budget == 0 {

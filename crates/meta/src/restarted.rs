@@ -40,8 +40,10 @@ struct HeldCall {
     request: Request,
     /// Keys of the request.
     keys: usize,
-    /// Hashes that are awaited.
+    /// Hashes that were not found.
     missing: Vec<u64>,
+    /// How many of them are awaited still.
+    awaited: usize,
 }
 
 /// Keys of the calls that are answered in one step, beyond which no other call is begun.
@@ -80,8 +82,8 @@ impl Held {
             self.awaited.remove(&entry);
             let (_, name) = entry;
             if let Some(call) = self.calls.get_mut(&name) {
-                call.missing.retain(|missing| *missing != hash);
-                if call.missing.is_empty() {
+                call.awaited -= 1;
+                if call.awaited == 0 {
                     self.found.insert(name);
                 }
             }
@@ -167,6 +169,7 @@ impl Master {
             caller: caller.clone(),
             request,
             keys,
+            awaited: missing.len(),
             missing,
         };
         self.held.keep(name, call);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use slackwater_base::Instant;
 use slackwater_wire::{
-    Draining, ErrorCode, Incarnation, JobId, JobStatus, JobWork, SegmentId, Version,
+    Draining, ErrorCode, Incarnation, JobId, JobStatus, JobWork, Key, SegmentId, Version,
 };
 
 use super::start::Plan;
@@ -65,7 +65,7 @@ impl Master {
     /// that is over.
     pub(crate) fn drained_before(&self, segment: SegmentId, life: Incarnation) -> Draining {
         let jobs = self.jobs.all.values();
-        let jobs = jobs.filter(|job| job.restored && (job.unplanned || job.status.is_over()));
+        let jobs = jobs.filter(|job| job.restored);
         let mut found = Draining::No;
         for job in jobs.filter(|job| job.drained.contains(&(segment, life))) {
             match job.status {
@@ -86,6 +86,15 @@ impl Master {
         job.unplanned = false;
         match plan {
             Ok(plan) => {
+                let known = |id: &SegmentId| plan.drained.contains(id);
+                let drained = job.drained.iter().map(|(segment, _)| *segment);
+                let missing: Vec<SegmentId> = drained.filter(|id| !known(id)).collect();
+                for segment in missing {
+                    // It may come back as full as it was.
+                    if let Ok(name) = Key::new(format!("segment {segment}").as_bytes()) {
+                        job.note(name, ErrorCode::SegmentNotFound);
+                    }
+                }
                 job.queue = plan.units;
                 job.sweep.segments = plan.drained.into();
                 job.targets = plan.targets;

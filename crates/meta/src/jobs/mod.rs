@@ -97,6 +97,11 @@ pub(crate) struct Unit {
 }
 
 impl Unit {
+    /// The segments that it may go to; empty for any memory.
+    pub(crate) fn to(&self) -> &[SegmentId] {
+        &self.to
+    }
+
     /// Another replica of an object.
     pub(crate) fn copy_of(
         object: ObjectId,
@@ -186,13 +191,6 @@ impl Jobs {
     pub(crate) fn copies_of(&self, whose: Whose) -> usize {
         let copies = self.copies.values();
         copies.filter(|copy| copy.whose == whose).count()
-    }
-
-    /// Values of a tenant that are being carried because they are read much.
-    pub(crate) fn hot_copies_of(&self, tenant: TenantIndex) -> usize {
-        let copies = self.copies.values();
-        let hot = copies.filter(|copy| copy.whose == Whose::Heat);
-        hot.filter(|copy| copy.tenant == tenant).count()
     }
 
     /// Whether a replica of an object is on its way.

@@ -324,7 +324,12 @@ impl Master {
             (Err(ErrorCode::UnavailableInCurrentStatus), Some(_)) if self.awaits_target(unit) => {
                 Begun::Away
             }
-            (Err(code), _) => Begun::Failed(code),
+            (Err(code), _) => {
+                if code == ErrorCode::ReplicaAlreadyExists {
+                    self.keep_extras(unit.object, &unit.to);
+                }
+                Begun::Failed(code)
+            }
         }
     }
 

@@ -4,14 +4,22 @@ use std::collections::BTreeMap;
 
 use slackwater_base::Map;
 
-use crate::catalog::{ReplicaId, SegmentIndex};
+use crate::catalog::{ReplicaId, SegmentIndex, TenantIndex};
 
-/// The extra replicas of each segment, those first that were made, or hot again, longest ago.
+/// The extra replicas of each segment and of each tenant, those first that were made, or hot again, longest ago.
 #[derive(Default)]
 pub(super) struct Extras {
-    of: Map<ReplicaId, (SegmentIndex, u64)>,
-    in_order: BTreeMap<(SegmentIndex, u64), ReplicaId>,
+    of: Map<ReplicaId, Place>,
+    at: BTreeMap<(SegmentIndex, u64), ReplicaId>,
+    by: BTreeMap<(TenantIndex, u64), ReplicaId>,
     next: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Place {
+    segment: SegmentIndex,
+    tenant: TenantIndex,
+    number: u64,
 }
 
 impl Extras {
@@ -19,31 +27,50 @@ impl Extras {
         self.of.len()
     }
 
-    pub(super) fn has(&self, id: ReplicaId) -> bool {
-        self.of.contains_key(&id)
-    }
-
-    /// Adds a replica, or puts it behind the others.
-    pub(super) fn renew(&mut self, id: ReplicaId, segment: SegmentIndex) {
+    /// Adds a replica.
+    pub(super) fn add(&mut self, id: ReplicaId, segment: SegmentIndex, tenant: TenantIndex) {
         self.remove(id);
-        self.of.insert(id, (segment, self.next));
-        self.in_order.insert((segment, self.next), id);
+        let number = self.next;
         self.next += 1;
+        let place = Place {
+            segment,
+            tenant,
+            number,
+        };
+        self.of.insert(id, place);
+        self.at.insert((segment, number), id);
+        self.by.insert((tenant, number), id);
     }
 
+    /// Puts a replica behind the others, if it is one of these.
+    pub(super) fn renew(&mut self, id: ReplicaId) {
+        if let Some(Place {
+            segment, tenant, ..
+        }) = self.of.get(&id).copied()
+        {
+            self.add(id, segment, tenant);
+        }
+    }
+
+    /// Whether it was one of these.
     pub(super) fn remove(&mut self, id: ReplicaId) -> bool {
         let place = self.of.remove(&id);
-        place.is_some_and(|place| self.in_order.remove(&place).is_some())
+        if let Some(place) = place {
+            self.at.remove(&(place.segment, place.number));
+            self.by.remove(&(place.tenant, place.number));
+        }
+        place.is_some()
     }
 
     /// Those of a segment.
     pub(super) fn at(&self, segment: SegmentIndex) -> impl Iterator<Item = ReplicaId> {
         let range = (segment, 0)..=(segment, u64::MAX);
-        self.in_order.range(range).map(|(_, id)| *id)
+        self.at.range(range).map(|(_, id)| *id)
     }
 
-    /// Those of all segments.
-    pub(super) fn all(&self) -> impl Iterator<Item = ReplicaId> {
-        self.in_order.values().copied()
+    /// Those of a tenant.
+    pub(super) fn of_tenant(&self, tenant: TenantIndex) -> impl Iterator<Item = ReplicaId> {
+        let range = (tenant, 0)..=(tenant, u64::MAX);
+        self.by.range(range).map(|(_, id)| *id)
     }
 }

@@ -13,8 +13,10 @@ pub(super) struct Heat {
     window: Duration,
     limit: usize,
     of: Map<ObjectId, Reads>,
-    /// Every object at least once, by the time from which it may be forgotten.
-    order: VecDeque<(Instant, ObjectId)>,
+    /// Objects by the beginning of a window of theirs. What was begun anew or rests since is not what it was here.
+    windows: VecDeque<(Instant, ObjectId)>,
+    /// The same by the ends of rests.
+    rests: VecDeque<(Instant, ObjectId)>,
 }
 
 struct Reads {
@@ -25,7 +27,7 @@ struct Reads {
     rests_until: Instant,
 }
 
-/// Entries that one read may forget: more than it adds, so that the order stays short.
+/// Entries that one read may forget: more than it adds, so that the queues stay short.
 const FORGOTTEN_EACH: usize = 2;
 
 impl Heat {
@@ -34,7 +36,8 @@ impl Heat {
             window,
             limit,
             of: Map::default(),
-            order: VecDeque::new(),
+            windows: VecDeque::new(),
+            rests: VecDeque::new(),
         }
     }
 
@@ -42,67 +45,101 @@ impl Heat {
         self.of.len()
     }
 
-    /// Counts a read of an object: how many it had in this window. Zero while it rests, none if too many others are counted.
+    /// Counts a read of an object: how many it had in this window. Zero while it rests. With too many objects, those whose windows
+    /// began first are forgotten; none where all of them rest.
     pub(super) fn read(&mut self, now: Instant, id: ObjectId, version: Version) -> Option<u32> {
         self.forget(now);
-        let full = self.of.len() >= self.limit;
-        let reads = match self.of.get_mut(&id) {
-            Some(reads) => reads,
-            None if full => return None,
-            None => {
-                self.order.push_back((now + self.window, id));
-                self.of.entry(id).or_insert(Reads {
-                    version,
-                    since: now,
-                    reads: 0,
-                    rests_until: Instant::ZERO,
-                })
-            }
-        };
-        if reads.version != version {
-            reads.rests_until = Instant::ZERO;
+        if !self.of.contains_key(&id) && self.of.len() >= self.limit && !self.make_room() {
+            return None;
         }
-        if reads.version != version || reads.since + self.window <= now {
-            (reads.version, reads.since, reads.reads) = (version, now, 0);
+        let begun = Reads {
+            version,
+            since: Instant::ZERO,
+            reads: 0,
+            rests_until: Instant::ZERO,
+        };
+        let reads = self.of.entry(id).or_insert(begun);
+        if reads.version != version {
+            (reads.version, reads.reads, reads.rests_until) = (version, 0, Instant::ZERO);
         }
         if reads.rests_until > now {
             return Some(0);
         }
+        if reads.reads == 0 || reads.since + self.window <= now {
+            (reads.since, reads.reads) = (now, 0);
+            self.windows.push_back((now, id));
+        }
         reads.reads += 1;
-        Some(reads.reads)
+        let counted = reads.reads;
+        self.shorten();
+        Some(counted)
     }
 
     /// Reads of an object do not count until then.
-    pub(super) fn rest(&mut self, now: Instant, id: ObjectId, version: Version, until: Instant) {
-        if !self.of.contains_key(&id) {
-            if self.of.len() >= self.limit {
-                return;
-            }
-            self.order.push_back((until, id));
+    pub(super) fn rest(&mut self, id: ObjectId, version: Version, until: Instant) {
+        if !self.of.contains_key(&id) && self.of.len() >= self.limit && !self.make_room() {
+            return;
         }
-        let reads = self.of.entry(id).or_insert(Reads {
-            version,
-            since: now,
-            reads: 0,
-            rests_until: until,
-        });
-        (reads.version, reads.reads, reads.rests_until) = (version, 0, until);
+        self.rests.push_back((until, id));
+        self.of.insert(
+            id,
+            Reads {
+                version,
+                since: Instant::ZERO,
+                reads: 0,
+                rests_until: until,
+            },
+        );
+        self.shorten();
     }
 
     fn forget(&mut self, now: Instant) {
+        let over = |at: &mut (Instant, ObjectId), time: Duration| at.0 + time <= now;
         for _ in 0..FORGOTTEN_EACH {
-            let Some((_, id)) = self.order.pop_front_if(|(at, _)| *at <= now) else {
-                return;
-            };
-            let Some(reads) = self.of.get(&id) else {
-                continue;
-            };
-            let needed = reads.rests_until.max(reads.since + self.window);
-            match needed > now {
-                true => self.order.push_back((needed, id)),
-                false => drop(self.of.remove(&id)),
+            let window = self.window;
+            if let Some((since, id)) = self.windows.pop_front_if(|at| over(at, window)) {
+                self.end_window(since, id);
+            }
+            if let Some((until, id)) = self.rests.pop_front_if(|at| over(at, Duration::ZERO)) {
+                self.end_rest(until, id);
             }
         }
+    }
+
+    /// Keeps the queues as short as twice the table, whatever begins anew how often.
+    fn shorten(&mut self) {
+        while self.windows.len() > 2 * self.limit {
+            if let Some((since, id)) = self.windows.pop_front() {
+                self.end_window(since, id);
+            }
+        }
+        while self.rests.len() > 2 * self.limit {
+            if let Some((until, id)) = self.rests.pop_front() {
+                self.end_rest(until, id);
+            }
+        }
+    }
+
+    fn end_rest(&mut self, until: Instant, id: ObjectId) {
+        let rested = |reads: &Reads| reads.rests_until == until && reads.reads == 0;
+        if self.of.get(&id).is_some_and(rested) {
+            self.of.remove(&id);
+        }
+    }
+
+    /// Forgets an object whose window this is; whether it was.
+    fn end_window(&mut self, since: Instant, id: ObjectId) -> bool {
+        let same = |reads: &Reads| reads.reads > 0 && reads.since == since;
+        self.of.get(&id).is_some_and(same) && self.of.remove(&id).is_some()
+    }
+
+    fn make_room(&mut self) -> bool {
+        while let Some((since, id)) = self.windows.pop_front() {
+            if self.end_window(since, id) {
+                return true;
+            }
+        }
+        false
     }
 }
 
@@ -131,26 +168,48 @@ mod tests {
         assert_eq!(counted, [Some(1), Some(2), Some(3), Some(1)]);
         // A number of an object is used again.
         assert_eq!(read(111, Version(2)), Some(1));
-        heat.rest(at(111), id, Version(2), at(141));
+        heat.rest(id, Version(2), at(141));
         assert_eq!(heat.read(at(140), id, Version(2)), Some(0));
         assert_eq!(heat.read(at(141), id, Version(2)), Some(1));
-        heat.rest(at(141), id, Version(2), at(171));
+        heat.rest(id, Version(2), at(171));
         assert_eq!(heat.read(at(142), id, Version(3)), Some(1), "another value");
     }
 
+    /// Windows waited behind rests for their end, and a flood of other keys stopped the count.
     #[test]
     fn what_is_counted_is_bounded_and_forgotten_in_time() {
-        let mut heat = Heat::new(WINDOW, 2);
-        assert_eq!(heat.read(at(100), ObjectId(1), FIRST), Some(1));
-        heat.rest(at(100), ObjectId(2), FIRST, at(150));
-        heat.rest(at(100), ObjectId(3), FIRST, at(150));
-        assert_eq!(heat.read(at(109), ObjectId(4), FIRST), None);
-        assert_eq!(heat.read(at(110), ObjectId(4), FIRST), Some(1));
-        assert_eq!(heat.read(at(149), ObjectId(2), FIRST), Some(0));
-        for second in 150..400 {
-            heat.read(at(second), ObjectId(u32::try_from(second).unwrap()), FIRST);
-            assert!(heat.len() <= 2 && heat.order.len() <= 4, "{second}");
+        let mut heat = Heat::new(WINDOW, 4);
+        heat.rest(ObjectId(1), FIRST, at(1000));
+        for name in 2..=4 {
+            assert_eq!(heat.read(at(100), ObjectId(name), FIRST), Some(1));
         }
+        // The window that began first gives way; those of what goes on do not.
+        assert_eq!(heat.read(at(101), ObjectId(5), FIRST), Some(1));
         assert!(!heat.of.contains_key(&ObjectId(2)));
+        assert_eq!(heat.read(at(102), ObjectId(3), FIRST), Some(2));
+        for second in 111..400 {
+            let name = ObjectId(u32::try_from(second).unwrap());
+            assert_eq!(heat.read(at(second), name, FIRST), Some(1));
+            assert!(heat.len() <= 4 && heat.windows.len() <= 16, "{second}");
+        }
+        assert_eq!(heat.read(at(999), ObjectId(1), FIRST), Some(0));
+        let mut resting = Heat::new(WINDOW, 1);
+        resting.rest(ObjectId(1), FIRST, at(1000));
+        assert_eq!(resting.read(at(1), ObjectId(2), FIRST), None);
+        assert_eq!(resting.read(at(1000), ObjectId(2), FIRST), Some(1));
+    }
+
+    /// One object whose windows begin again and again must not fill the queue.
+    #[test]
+    fn queues_stay_as_short_as_the_table() {
+        let mut heat = Heat::new(WINDOW, 8);
+        for round in 0..1000 {
+            for name in 0..4 {
+                heat.read(at(11 * round), ObjectId(name), Version(round));
+                heat.rest(ObjectId(name), Version(round), at(11 * round + 5));
+            }
+        }
+        let lengths = (heat.windows.len(), heat.rests.len());
+        assert!(lengths.0 <= 16 && lengths.1 <= 16, "{lengths:?}");
     }
 }

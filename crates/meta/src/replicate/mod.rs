@@ -4,16 +4,17 @@
 //! takes memory that is free below a watermark, and within the quota of its tenant. What it made is an extra replica, the first
 //! to go when memory is short.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use slackwater_base::Instant;
-use slackwater_wire::{Presence, ReplicaState, SegmentKind};
+use slackwater_wire::{NodeId, Presence, ReplicaState, SegmentId, SegmentKind};
 
 use crate::catalog::{Excluded, Mark, ObjectId, ReplicaId, SegmentIndex, TenantIndex};
 use crate::config::{Replication, ReplicationMode};
 use crate::jobs::{Unit, Whose};
 use crate::master::Master;
-use crate::pressure::{Evictable, Evicted};
+use crate::pressure::Evicted;
 use crate::segment::Segment;
 use crate::tenant::Ledger;
 
@@ -30,6 +31,10 @@ pub(crate) struct Replicating {
     heat: Heat,
     queue: Queue,
     extras: Extras,
+    /// Nodes to which a copy has failed, that get no other until then.
+    resting: BTreeMap<NodeId, Instant>,
+    /// Where the look at segments goes on.
+    next_segment: usize,
 }
 
 /// Why an object gets no further replica.
@@ -51,6 +56,8 @@ const ACTIVE_MAX: usize = 16;
 const STEP: usize = 64;
 /// Extra replicas that are looked at for one that may go.
 const EXAMINED: usize = 64;
+/// Segments that are looked at for the place of one replica.
+const PLACES: usize = 256;
 
 impl Replicating {
     pub(crate) fn new(config: &Replication) -> Self {
@@ -58,6 +65,8 @@ impl Replicating {
             heat: Heat::new(config.window, config.tracked_limit),
             queue: Queue::new(config.queue_limit),
             extras: Extras::default(),
+            resting: BTreeMap::new(),
+            next_segment: 0,
         }
     }
 }
@@ -81,22 +90,16 @@ impl Master {
         self.metrics.replication.tracked = self.replicating.heat.len() as u64;
     }
 
+    /// What is to become of it is decided at the end of the input, where the work is bounded.
     fn propose(&mut self, now: Instant, id: ObjectId, reads: u32) {
         let object = self.catalog.object(id);
         let (tenant, version, bytes) = (object.tenant, object.version, object.bytes);
         let rest = now + self.config.replication.rest;
-        self.replicating.heat.rest(now, id, version, rest);
-        match (self.plan_replica(id), self.config.replication.mode) {
-            (Err(refused), _) => self.refuse_replica(id, refused),
-            (Ok(_), ReplicationMode::Enforce) => {
-                let queue = &mut self.replicating.queue;
-                let dropped = queue.add(tenant, (id, version), reads, bytes);
-                let metrics = &mut self.metrics.replication;
-                metrics.rejected_queue += u64::from(dropped.is_some());
-                self.unsettled.jobs();
-            }
-            (Ok(_), _) => self.metrics.replication.observed += 1,
-        }
+        self.replicating.heat.rest(id, version, rest);
+        let queue = &mut self.replicating.queue;
+        let dropped = queue.add(now, tenant, (id, version), (reads, bytes));
+        self.metrics.replication.rejected_queue += u64::from(dropped.is_some());
+        self.unsettled.jobs();
     }
 
     fn refuse_replica(&mut self, id: ObjectId, refused: Refused) {
@@ -110,35 +113,36 @@ impl Master {
         *count += 1;
         if refused == Refused::Enough {
             let replicas = self.catalog.replicas(id);
-            let extras: Vec<(ReplicaId, SegmentIndex)> = replicas
-                .filter(|(replica, _)| self.replicating.extras.has(*replica))
-                .map(|(replica, it)| (replica, it.segment))
-                .collect();
-            for (replica, segment) in extras {
-                self.replicating.extras.renew(replica, segment);
+            let replicas: Vec<ReplicaId> = replicas.map(|(replica, _)| replica).collect();
+            for replica in replicas {
+                self.replicating.extras.renew(replica);
             }
         }
     }
 
-    /// Begins what waits, as many as there are slots.
+    /// Decides on what waits, as long as there are slots.
     pub(crate) fn work_on_replicas(&mut self, now: Instant) {
+        if self.replicating.queue.len() == 0 {
+            return;
+        }
+        let enforced = self.config.replication.mode == ReplicationMode::Enforce;
         for _ in 0..STEP {
-            if self.replicating.queue.len() == 0 || self.jobs.copies_of(Whose::Heat) >= ACTIVE_MAX {
+            if enforced && self.jobs.copies_of(Whose::Heat) >= ACTIVE_MAX {
                 return;
             }
-            let jobs = &self.jobs;
-            let active = |tenant: TenantIndex| jobs.hot_copies_of(tenant);
-            let Some(next) = self.replicating.queue.pop(active) else {
+            let Some(next) = self.replicating.queue.pop() else {
                 return;
             };
             let id = next.object;
             let is_there = self.catalog.is_object(id);
-            if !is_there || self.catalog.object(id).version != next.version {
+            let late = next.at + self.config.replication.rest <= now;
+            if late || !is_there || self.catalog.object(id).version != next.version {
                 self.metrics.replication.rejected_unready += 1;
                 continue;
             }
-            match self.plan_replica(id) {
-                Ok((source, target)) => self.begin_replica(now, id, source, target),
+            match self.plan_replica(now, id) {
+                Ok((source, target)) if enforced => self.begin_replica(now, id, source, target),
+                Ok(_) => self.metrics.replication.observed += 1,
                 Err(refused) => self.refuse_replica(id, refused),
             }
         }
@@ -176,30 +180,47 @@ impl Master {
                 metrics.completed += 1;
                 metrics.completed_bytes += self.catalog.object(unit.object).bytes;
                 let segment = self.catalog.replica(replica).segment;
-                self.replicating.extras.renew(replica, segment);
+                let tenant = self.catalog.object(unit.object).tenant;
+                self.replicating.extras.add(replica, segment, tenant);
             }
-            None => metrics.failed += 1,
+            None => {
+                metrics.failed += 1;
+                // Another place may fare better.
+                let to = unit.to().first().and_then(|id| self.segments.find(*id));
+                let until = now + self.config.replication.rest_after_loss;
+                let resting = &mut self.replicating.resting;
+                resting.retain(|_, until| *until > now);
+                if let Some(index) = to {
+                    resting.insert(self.segments.at(index).node, until);
+                }
+            }
         }
         self.count_extras();
         if self.catalog.is_object(unit.object) {
             let rest = now + self.config.replication.rest;
             let (id, version) = (unit.object, unit.version);
-            self.replicating.heat.rest(now, id, version, rest);
+            self.replicating.heat.rest(id, version, rest);
         }
     }
 
     /// From where and to where an object would be copied.
-    fn plan_replica(&self, id: ObjectId) -> Result<(ReplicaId, SegmentIndex), Refused> {
+    fn plan_replica(
+        &mut self,
+        now: Instant,
+        id: ObjectId,
+    ) -> Result<(ReplicaId, SegmentIndex), Refused> {
         let config = &self.config.replication;
         let object = self.catalog.object(id);
         let charge = self.charge_of(object.bytes);
-        let complete = |it: &Segment, state| {
-            it.kind() == SegmentKind::Memory && state == ReplicaState::Complete
-        };
         let replicas = self.catalog.replicas(id);
         let replicas = replicas.map(|(replica, it)| (replica, it, self.segments.at(it.segment)));
-        let in_memory: Vec<(ReplicaId, &Segment)> = replicas
-            .filter(|(_, it, segment)| complete(segment, it.state))
+        // What is on a node that is hidden serves nobody.
+        let in_memory = replicas.filter(|(_, it, segment)| {
+            let complete = it.state == ReplicaState::Complete;
+            let memory = segment.kind() == SegmentKind::Memory;
+            complete && memory && segment.presence != Presence::Hidden
+        });
+        let in_memory: Vec<(ReplicaId, &Segment)> = in_memory
             .map(|(replica, _, segment)| (replica, segment))
             .collect();
         let mut here = in_memory.iter();
@@ -210,13 +231,21 @@ impl Master {
         if in_memory.len() >= config.replicas_max || self.jobs.is_carried(id) {
             return Err(Refused::Enough);
         }
-        if self.tenants.excess(object.tenant, Ledger::Memory, charge) > 0 {
+        if !self.is_within_quota(object.tenant, charge) {
             return Err(Refused::Quota);
         }
         let mut best: Option<((bool, f64), SegmentIndex)> = None;
-        for (index, segment) in self.segments.iter() {
+        let start = self.replicating.next_segment;
+        let (before, from) = (
+            self.segments.iter().take(start),
+            self.segments.iter().skip(start),
+        );
+        for (index, segment) in from.chain(before).take(PLACES) {
+            let resting = self.replicating.resting.get(&segment.node);
+            let rests = resting.is_some_and(|until| *until > now);
             let has_it = in_memory.iter().any(|(_, it)| it.node == segment.node);
-            if segment.kind() != SegmentKind::Memory || has_it || !segment.takes_new() {
+            let memory = segment.kind() == SegmentKind::Memory;
+            if !memory || has_it || rests || !segment.takes_new() {
                 continue;
             }
             let (used, capacity) = (segment.used() + charge, segment.capacity());
@@ -231,62 +260,94 @@ impl Master {
                 best = Some((rank, index));
             }
         }
+        let source = *source;
+        let all = self.segments.iter().count();
+        if all > PLACES {
+            self.replicating.next_segment = (start + PLACES) % all;
+        }
         let (_, target) = best.ok_or(Refused::NoRoom)?;
-        Ok((*source, target))
+        Ok((source, target))
+    }
+
+    /// Whether so many bytes more leave a tenant below where its own objects would be evicted.
+    fn is_within_quota(&self, tenant: TenantIndex, more: u64) -> bool {
+        let Some(allowed) = self.tenants.allowed(tenant, Ledger::Memory) else {
+            return true;
+        };
+        let most = (allowed as f64 * self.config.eviction.high_watermark) as u64;
+        self.tenants.at(tenant).used(Ledger::Memory) + more <= most
     }
 
     /// Frees an extra replica of a segment, if there is one that may go; how many bytes.
-    pub(crate) fn evict_extra(&mut self, now: Instant, index: SegmentIndex) -> Option<u64> {
+    pub(crate) fn evict_extra(
+        &mut self,
+        now: Instant,
+        index: SegmentIndex,
+        budget: &mut usize,
+    ) -> Option<u64> {
         let extras = self.replicating.extras.at(index).take(EXAMINED);
         let extras: Vec<ReplicaId> = extras.collect();
-        self.evict_first(now, extras, None)
+        self.evict_first(now, extras, budget)
     }
 
-    /// Frees an extra replica of a tenant, if one of the oldest is of that tenant and may go; how many bytes.
-    pub(crate) fn evict_extra_of(&mut self, now: Instant, tenant: TenantIndex) -> Option<u64> {
-        let extras = self.replicating.extras.all().take(EXAMINED);
+    /// Frees an extra replica of a tenant, if there is one that may go; how many bytes.
+    pub(crate) fn evict_extra_of(
+        &mut self,
+        now: Instant,
+        tenant: TenantIndex,
+        budget: &mut usize,
+    ) -> Option<u64> {
+        let extras = self.replicating.extras.of_tenant(tenant).take(EXAMINED);
         let extras: Vec<ReplicaId> = extras.collect();
-        self.evict_first(now, extras, Some(tenant))
+        self.evict_first(now, extras, budget)
     }
 
     fn evict_first(
         &mut self,
         now: Instant,
         extras: Vec<ReplicaId>,
-        of: Option<TenantIndex>,
+        budget: &mut usize,
     ) -> Option<u64> {
         for id in extras {
+            *budget = budget.saturating_sub(1);
             let replica = self.catalog.replica(id);
             let object = replica.object().expect("an extra replica is published");
-            let record = self.catalog.object(object);
-            if of.is_some_and(|tenant| tenant != record.tenant) {
-                continue;
-            }
+            let version = self.catalog.object(object).version;
             let others = self.catalog.replicas(object).filter(|(it, _)| *it != id);
-            let mut others = others.map(|(_, it)| (it.state, self.segments.at(it.segment)));
-            let serves = others.any(|(state, it)| {
-                let stays = it.kind() == SegmentKind::Memory && it.takes_new();
-                stays && state == ReplicaState::Complete
+            let mut others = others.map(|(_, it)| (it, self.segments.at(it.segment)));
+            let serves = others.any(|(it, segment)| {
+                let stays = segment.takes_new() && it.excluded != Excluded::Leaving;
+                let memory = segment.kind() == SegmentKind::Memory;
+                memory && stays && it.state == ReplicaState::Complete
             });
             if !serves {
                 // It is what serves its readers now.
-                self.replicating.extras.remove(id);
-                self.count_extras();
+                self.forget_extra(id);
                 continue;
             }
-            let leaves = replica.excluded == Excluded::Leaving;
-            if leaves || self.evictable(now, id) != Evictable::Now {
+            // Pins are kept by the other replica; readers may be at this one.
+            let used = replica.refs > 0 || self.lease_end(object) > now;
+            if used || replica.excluded == Excluded::Leaving {
+                // Those behind it come before it the next time.
+                self.replicating.extras.renew(id);
                 continue;
             }
             let rest = now + self.config.replication.rest_after_loss;
-            let version = record.version;
             self.metrics.replication.extras_evicted += 1;
             if let Evicted::Bytes(bytes) = self.evict_now(now, id) {
-                self.replicating.heat.rest(now, object, version, rest);
+                self.replicating.heat.rest(object, version, rest);
                 return Some(bytes);
             }
         }
         None
+    }
+
+    /// A caller wants the replicas of an object that are on these segments: they go as others do.
+    pub(crate) fn keep_extras(&mut self, object: ObjectId, segments: &[SegmentId]) {
+        let replicas = self.catalog.replicas(object);
+        let named = replicas.filter(|(_, it)| segments.contains(&self.segments.at(it.segment).id));
+        let named: Vec<ReplicaId> = named.map(|(id, _)| id).collect();
+        named.into_iter().for_each(|id| self.forget_extra(id));
     }
 
     /// A replica is not readable any more.

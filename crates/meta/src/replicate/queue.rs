@@ -1,9 +1,10 @@
-//! Objects that are to have another replica and wait for a free slot: of the tenant with fewest under way, what is read most for
-//! its bytes.
+//! Objects that are to have another replica and wait for a free slot: tenants take turns, and of each what is read most for its
+//! bytes goes first.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use slackwater_base::Instant;
 use slackwater_wire::Version;
 
 use crate::catalog::{ObjectId, TenantIndex};
@@ -12,6 +13,8 @@ use crate::catalog::{ObjectId, TenantIndex};
 pub(super) struct Queue {
     limit: usize,
     of: BTreeMap<TenantIndex, BTreeSet<Proposal>>,
+    /// Every tenant that has something that waits, once; the next first.
+    turns: VecDeque<TenantIndex>,
     len: usize,
     next: u64,
 }
@@ -24,6 +27,8 @@ pub(super) struct Proposal {
     number: u64,
     pub(super) object: ObjectId,
     pub(super) version: Version,
+    /// When it was read so much.
+    pub(super) at: Instant,
 }
 
 impl Queue {
@@ -31,6 +36,7 @@ impl Queue {
         Self {
             limit,
             of: BTreeMap::new(),
+            turns: VecDeque::new(),
             len: 0,
             next: 0,
         }
@@ -43,32 +49,46 @@ impl Queue {
     /// Adds a proposal; one that has no place: the least of the tenant with most.
     pub(super) fn add(
         &mut self,
+        at: Instant,
         tenant: TenantIndex,
         (object, version): (ObjectId, Version),
-        reads: u32,
-        bytes: u64,
+        (reads, bytes): (u32, u64),
     ) -> Option<Proposal> {
         let worth = Reverse((u64::from(reads) << 32) / bytes.max(1));
         let number = self.next;
         self.next += 1;
         self.len += 1;
-        self.of.entry(tenant).or_default().insert(Proposal {
+        let waiting = self.of.entry(tenant).or_default();
+        if waiting.is_empty() {
+            self.turns.push_back(tenant);
+        }
+        waiting.insert(Proposal {
             worth,
             number,
             object,
             version,
+            at,
         });
         if self.len <= self.limit {
             return None;
         }
         let (most, _) = self.of.iter().max_by_key(|(_, waiting)| waiting.len())?;
-        self.take(*most, BTreeSet::pop_last)
+        let most = *most;
+        let dropped = self.take(most, BTreeSet::pop_last);
+        if !self.of.contains_key(&most) {
+            self.turns.retain(|turn| *turn != most);
+        }
+        dropped
     }
 
-    /// The next proposal, if `active` says how many of a tenant are under way.
-    pub(super) fn pop(&mut self, active: impl Fn(TenantIndex) -> usize) -> Option<Proposal> {
-        let tenant = *self.of.keys().min_by_key(|tenant| active(**tenant))?;
-        self.take(tenant, BTreeSet::pop_first)
+    /// The next proposal.
+    pub(super) fn pop(&mut self) -> Option<Proposal> {
+        let tenant = self.turns.pop_front()?;
+        let taken = self.take(tenant, BTreeSet::pop_first);
+        if self.of.contains_key(&tenant) {
+            self.turns.push_back(tenant);
+        }
+        taken
     }
 
     fn take(
@@ -94,7 +114,8 @@ mod tests {
     const TWO: TenantIndex = TenantIndex(2);
 
     fn add(queue: &mut Queue, tenant: TenantIndex, id: u32, reads: u32, bytes: u64) -> Option<u32> {
-        let dropped = queue.add(tenant, (ObjectId(id), Version(1)), reads, bytes);
+        let object = (ObjectId(id), Version(1));
+        let dropped = queue.add(Instant::ZERO, tenant, object, (reads, bytes));
         dropped.map(|dropped| dropped.object.0)
     }
 
@@ -110,14 +131,32 @@ mod tests {
         ] {
             assert_eq!(add(&mut queue, tenant, id, reads, bytes), None);
         }
-        let mut active = BTreeMap::from([(ONE, 0), (TWO, 0)]);
-        let mut order = Vec::new();
-        while let Some(next) = queue.pop(|tenant| active[&tenant]) {
-            let tenant = if next.object.0 == 4 { TWO } else { ONE };
-            *active.get_mut(&tenant).unwrap() += 1;
-            order.push(next.object.0);
-        }
+        let order = std::iter::from_fn(|| queue.pop());
+        let order: Vec<u32> = order.map(|next| next.object.0).collect();
         assert_eq!((order, queue.len()), (vec![2, 4, 1, 5, 3], 0));
+        assert_eq!(add(&mut queue, ONE, 6, 8, 4096), None);
+        assert_eq!(queue.pop().map(|next| next.object.0), Some(6));
+    }
+
+    /// With more tenants than slots those with the highest numbers were never served.
+    #[test]
+    fn every_tenant_has_its_turn() {
+        let mut queue = Queue::new(1000);
+        for round in 0..2 {
+            for tenant in 0..40 {
+                add(
+                    &mut queue,
+                    TenantIndex(tenant),
+                    100 * round + u32::from(tenant),
+                    8,
+                    4096,
+                );
+            }
+        }
+        let first = (0..40).filter_map(|_| queue.pop());
+        let mut first: Vec<u32> = first.map(|next| next.object.0 % 100).collect();
+        first.sort_unstable();
+        assert_eq!(first, (0..40).collect::<Vec<_>>());
     }
 
     #[test]
@@ -129,5 +168,8 @@ mod tests {
         assert_eq!(add(&mut queue, TWO, 4, 8, 1 << 20), Some(2));
         assert_eq!(add(&mut queue, ONE, 5, 20, 4096), Some(3));
         assert_eq!(queue.len(), 3);
+        let mut none = Queue::new(0);
+        assert_eq!(add(&mut none, ONE, 1, 8, 4096), Some(1));
+        assert!(none.pop().is_none() && none.turns.is_empty());
     }
 }

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use slackwater_meta::{
-    Input, MasterConfig, Metrics, Replication, ReplicationMetrics, ReplicationMode, Tenancy,
+    Input, MasterConfig, Metrics, Offload, OffloadMode, Replication, ReplicationMetrics,
+    ReplicationMode, Tenancy,
 };
 use slackwater_wire::*;
 
@@ -137,7 +138,8 @@ fn a_replica_takes_what_is_free_and_makes_no_room() {
 #[test]
 fn a_replica_is_within_the_quota_of_its_tenant() {
     let tenant = Tenant::new("t").unwrap();
-    for (quota, made) in [(2 * BLOCK, 1), (2 * BLOCK - 1, 0)] {
+    // Up to 95 % of a quota, from where its own objects are evicted.
+    for (quota, made) in [(3 * BLOCK, 1), (2 * BLOCK, 0)] {
         let mut world = three_with(
             MasterConfig {
                 tenancy: Tenancy::On,
@@ -372,4 +374,181 @@ fn an_extra_replica_stays_while_its_object_is_leased() {
         put += 1;
     }
     assert_eq!(world.nodes_of("k"), [1, extra]);
+}
+
+/// Pins kept extra replicas for ever, though the other replica has the pin too; 64 of them hid those behind.
+#[test]
+fn pins_do_not_keep_extra_replicas() {
+    for pin in [Pin::Hard, Pin::Soft(None)] {
+        let mut world = three_with(enforced(), MIB);
+        world.put_at("third", BLOCK, "segment-30");
+        world.put_at("old", BLOCK, "segment-20");
+        world.put_at("old too", BLOCK, "segment-20");
+        let config = PutConfig {
+            preferred: vec!["segment-1".to_owned()],
+            pin,
+            ..PutConfig::default()
+        };
+        world.put_with("k", BLOCK, config);
+        world.read("k", HOT);
+        assert_eq!(world.carry_all(), 1);
+        assert_eq!(world.nodes_of("k"), [1, 3]);
+        world.pass(seconds(2));
+        let mut put = 0;
+        while world.master.metrics().evictions == 0 {
+            world.put_at(&format!("n{put}"), BLOCK, "segment-30");
+            put += 1;
+        }
+        assert_eq!(world.nodes_of("k"), [1], "{pin:?}");
+        assert_eq!(world.replication().extras_evicted, 1);
+    }
+}
+
+/// The look for an extra replica of a tenant ended after 64 of others.
+#[test]
+fn a_quota_takes_the_tenants_own_extra_replicas() {
+    let config = MasterConfig {
+        tenancy: Tenancy::On,
+        ..enforced()
+    };
+    let mut world = three_with(config, 16 * MIB);
+    let quota = |name: &str, memory_bytes: u64| Request::SetQuota {
+        tenant: Tenant::new(name).unwrap(),
+        memory_bytes,
+        disk_bytes: 0,
+    };
+    let put = |world: &mut World, tenant: &str, name: &str| {
+        let tenant = Tenant::new(tenant).unwrap();
+        let preferred = vec!["segment-1".to_owned()];
+        let config = PutConfig {
+            preferred,
+            ..PutConfig::default()
+        };
+        let Request::PutStart(put) = start(name, BLOCK, config) else {
+            unreachable!("it is the start of a put")
+        };
+        let put = PutStart {
+            tenant: tenant.clone(),
+            ..put
+        };
+        let Reply::PutStart(started) = world.ask(Request::PutStart(put)) else {
+            panic!("it is put");
+        };
+        let PutStarted::Granted { version, .. } = started[0] else {
+            panic!("{started:?}");
+        };
+        let Request::PutEnd(ended) = end(name, version) else {
+            unreachable!("it is the end of a put")
+        };
+        world.ask(Request::PutEnd(PutEnd {
+            tenant: tenant.clone(),
+            ..ended
+        }));
+        let get = Get {
+            tenant,
+            keys: vec![key(name)],
+            chain: Chain::default(),
+            hold: Hold::Lease,
+            prefix_only: false,
+        };
+        for _ in 0..HOT {
+            world.ask(Request::Get(get.clone()));
+        }
+        assert_eq!(world.carry_all(), 1);
+    };
+    for name in ["many", "few"] {
+        assert_eq!(world.ask(quota(name, 16 * MIB)), Reply::Done);
+    }
+    (0..65).for_each(|name| put(&mut world, "many", &format!("m{name}")));
+    put(&mut world, "few", "f");
+    world.pass(seconds(2));
+    assert_eq!(world.ask(quota("few", BLOCK * 3 / 2)), Reply::Done);
+    assert_eq!(world.replication().extras_evicted, 1);
+    assert_eq!(world.master.metrics().evictions, 1);
+    world.master.check_books().unwrap();
+}
+
+/// One node that could not bring anything was the emptiest, and every copy went there.
+#[test]
+fn a_node_to_which_a_copy_failed_is_left_alone_for_a_while() {
+    let mut world = three_with(enforced(), MIB);
+    world.put_at("old", BLOCK, "segment-20");
+    world.put_at("k", BLOCK, "segment-1");
+    world.put_at("m", BLOCK, "segment-1");
+    world.read("k", HOT);
+    let failed = world.copied(Err(ErrorCode::UnavailableInCurrentStatus));
+    assert_eq!(failed.target.segment, SegmentId(30));
+    world.read("m", HOT);
+    let other = world.copied(Ok(()));
+    assert_eq!(other.target.segment, SegmentId(20));
+    world.pass(seconds(61));
+    world.read("k", HOT);
+    let again = world.copied(Ok(()));
+    assert_eq!(again.target.segment, SegmentId(30));
+}
+
+/// The hot objects of a node that died had "enough" replicas for ten minutes, with one node to serve all readers.
+#[test]
+fn what_a_hidden_node_has_does_not_count() {
+    let mut world = three_with(enforced(), MIB);
+    world.replicated("k");
+    let [_, extra] = world.nodes_of("k")[..] else {
+        panic!("two nodes have it");
+    };
+    world.input(Input::NodeAway(NodeId(extra)));
+    world.pass(seconds(31));
+    world.read("k", HOT);
+    assert_eq!(world.carry_all(), 1);
+    assert_eq!(world.found("k").replicas.len(), 2);
+}
+
+/// A replica on a node that had died passed for a copy, so that the last one that could be read was dropped without a record.
+#[test]
+fn a_copy_on_a_node_without_a_link_makes_no_replica_clean() {
+    for (link, offloaded) in [(true, 0), (false, 1)] {
+        let config = MasterConfig {
+            offload: Offload {
+                mode: OffloadMode::OnEvict,
+                ..plain().offload
+            },
+            ..enforced()
+        };
+        let mut world = World::tiers(config, MIB, 16 * MIB);
+        world.mount(SECOND, SegmentId(20), SegmentKind::Memory, MIB);
+        let both = PutConfig {
+            replicas: 2,
+            ..PutConfig::default()
+        };
+        world.put_with("k", BLOCK, both);
+        if !link {
+            world.input(Input::NodeAway(SECOND));
+        }
+        world.pass(seconds(2));
+        let mut put = 0;
+        let evicted = |world: &World| {
+            world.master.metrics().evictions + world.master.metrics().offload.started
+        };
+        while evicted(&world) == 0 {
+            world.put_at(&format!("n{put}"), BLOCK, "segment-1");
+            put += 1;
+        }
+        let of_k = offloads(&mut world)
+            .iter()
+            .filter(|task| task.entry.key == key("k"))
+            .count();
+        assert_eq!(of_k, offloaded, "with a link: {link}");
+    }
+}
+
+/// A caller copied a value to a node that had an extra replica of it, was told that it was there, and it went first.
+#[test]
+fn what_a_caller_asks_for_is_extra_no_more() {
+    let mut world = three_with(enforced(), MIB);
+    world.replicated("k");
+    let [_, extra] = world.nodes_of("k")[..] else {
+        panic!("two nodes have it");
+    };
+    let job = world.begin(copy("k", &[&extra.to_string()]));
+    assert_eq!(world.job(job).errors[0].1, ErrorCode::ReplicaAlreadyExists);
+    assert_eq!(world.replication().extras, 0);
 }

@@ -162,10 +162,12 @@ fn what_is_found_or_put_is_answered_at_once() {
     announced(&mut world);
     let call = world.send(ME, get(&["a"], false));
     assert_eq!(found(world.reply(call)), Some(vec![true]));
-    let call = world.send(OTHER, get(&["new"], false));
+    let call = world.send(OTHER, get(&["new", "newer", "a"], false));
     assert_eq!(world.reply(call), None, "the second node may have it");
     world.put("new", BLOCK);
-    assert_eq!(found(world.reply(call)), Some(vec![true]));
+    assert_eq!(world.reply(call), None, "another one is missing");
+    world.put("newer", BLOCK);
+    assert_eq!(found(world.reply(call)), Some(vec![true; 3]));
 }
 
 /// A call that is over must not be answered, and one that is repeated once.

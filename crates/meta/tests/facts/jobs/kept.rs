@@ -292,3 +292,30 @@ fn of_jobs_that_are_over_only_the_last_are_kept() {
     let next = pool.world.begin(drain(&["2"], &[]));
     assert!(next > jobs[1029], "{next:?}");
 }
+
+/// A drain of two nodes was planned again without the one that was away for long. It said that it had succeeded, and the other came
+/// back as drained, and full.
+#[test]
+fn a_drain_that_misses_a_node_after_a_restart_does_not_succeed() {
+    let mut pool = Pool::new();
+    pool.put_all(0..4);
+    pool.world.put_at("far", BLOCK, "segment-20");
+    let job = pool.world.begin(drain(&["1", "2"], &["3"]));
+    pool.keep();
+    let life = pool.lives.remove(&SECOND).expect("it lives");
+    let held = pool.restart();
+    pool.announce_all(&held);
+    let absence = MasterConfig::DEFAULT.absence;
+    pool.world
+        .pass(absence.hidden_after + absence.given_up_after);
+    pool.world.carry_all();
+    let state = pool.world.job(job);
+    assert_eq!((state.status, state.failed), (JobStatus::Failed, 1));
+    assert_eq!(state.errors[0].1, ErrorCode::SegmentNotFound);
+    assert_eq!(pool.world.nodes_of("k0"), [3]);
+    pool.lives = BTreeMap::from([(SECOND, life)]);
+    pool.mount_all();
+    let segments = pool.world.master.segments();
+    let second = segments.iter().find(|it| it.node == SECOND);
+    assert_eq!(second.map(|it| it.draining), Some(Draining::Running));
+}

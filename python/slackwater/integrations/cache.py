@@ -5,38 +5,48 @@ import ctypes
 import functools
 import logging
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from .. import Chain, Client, SlackwaterError, Store
-
+from .. import Chain, Client, ErrorCode, SlackwaterError, Store
 
 Key = bytes | str
 
 KEYS_LISTED = 10_000
 """Keys that are listed at a time."""
 
+AWAY = frozenset({ErrorCode.RPC_FAIL, ErrorCode.RPC_TIMEOUT, ErrorCode.DEADLINE_PASSED})
+"""Failures of a store that does not answer."""
+
+PAUSE = 10.0
+"""Seconds without a call to a store that did not answer. Each call would wait for its whole deadline, on a thread of the
+engine that others wait for; one call after the pause tries again."""
+
 
 class Cache:
     """The batch calls of a store. A failure is logged when it is the first of its kind, and counted in `counts`.
 
-    Any thread may call. After `close` every call finds nothing.
+    Any thread may call. After `close`, and while the store is away, every call finds nothing.
     """
 
-    def __init__(self, store: Store | Client, log: logging.Logger, tenant: str | None = None) -> None:
-        self._store, self._log, self._tenant = store, log, tenant
+    def __init__(
+        self,
+        store: Store | Client,
+        log: logging.Logger,
+        tenant: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store, self._log, self._tenant, self._clock = store, log, tenant, clock
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
+        self._away_until: float | None = None
 
     def exists(self, keys: Sequence[Key]) -> builtins.list[bool]:
         """Whether each key is there."""
-        if not keys or self._store.closed:
-            return [False] * len(keys)
-        try:
-            found = self._store.exists_batch(keys, tenant=self._tenant)
-        except Exception as error:
-            self.failed("exists", error)
+        found = self._outcomes("exists", keys, lambda: self._store.exists_batch(keys, tenant=self._tenant))
+        if found is None:
             return [False] * len(keys)
         self._count(exists_hits=sum(found), exists_misses=len(found) - sum(found))
         return found
@@ -45,84 +55,54 @@ class Cache:
         self, keys: Sequence[Key], buffers: Sequence[Any], sizes: Sequence[int], chain: Chain | None = None
     ) -> builtins.list[bool]:
         """Reads values into buffers: whether each was there and filled its buffer to the last byte."""
-        if not keys or self._store.closed:
+        lengths = self._outcomes(
+            "read", keys, lambda: self._store.get_batch_into(keys, buffers, tenant=self._tenant, chain=chain)
+        )
+        if lengths is None:
             return [False] * len(keys)
-        try:
-            lengths = self._store.get_batch_into(keys, buffers, tenant=self._tenant, chain=chain)
-        except Exception as error:
-            self.failed("read", error)
-            return [False] * len(keys)
-        filled, hits, misses, length_of_hits = [], 0, 0, 0
+        filled = [length == size for length, size in zip(lengths, sizes, strict=True)]
         for key, length, size in zip(keys, lengths, sizes, strict=True):
-            filled.append(length == size)
-            if length == size:
-                hits, length_of_hits = hits + 1, length_of_hits + size
-            elif length is None:
-                misses += 1
-            else:
-                self.failed("read", length if isinstance(length, Exception) else WrongLength(key, length, size))
-        self._count(read_hits=hits, read_misses=misses, read_bytes=length_of_hits)
+            if isinstance(length, int) and length != size:
+                self.failed("read", WrongLength(key, length, size))
+        read_bytes = sum(size for size, one in zip(sizes, filled, strict=True) if one)
+        self._count(read_hits=sum(filled), read_misses=lengths.count(None), read_bytes=read_bytes)
         return filled
 
     def write(
         self, keys: Sequence[Key], buffers: Sequence[Any], sizes: Sequence[int], chain: Chain | None = None
     ) -> builtins.list[bool]:
         """Writes values: whether each is there now, written by this call or before."""
-        if not keys or self._store.closed:
+        stored = self._outcomes(
+            "write", keys, lambda: self._store.put_batch(keys, buffers, tenant=self._tenant, chain=chain)
+        )
+        if stored is None:
             return [False] * len(keys)
-        try:
-            stored = self._store.put_batch(keys, buffers, tenant=self._tenant, chain=chain)
-        except Exception as error:
-            self.failed("write", error)
-            return [False] * len(keys)
-        new, length_of_new = 0, 0
-        for outcome, size in zip(stored, sizes, strict=True):
-            if isinstance(outcome, Exception):
-                self.failed("write", outcome)
-            elif outcome:
-                new, length_of_new = new + 1, length_of_new + size
-        there = [not isinstance(outcome, Exception) for outcome in stored]
-        self._count(write_new=new, write_existing=sum(there) - new, write_bytes=length_of_new)
-        return there
+        new = [outcome is True for outcome in stored]
+        write_bytes = sum(size for size, one in zip(sizes, new, strict=True) if one)
+        self._count(write_new=sum(new), write_existing=stored.count(False), write_bytes=write_bytes)
+        return [not isinstance(outcome, Exception) for outcome in stored]
 
     def remove(self, keys: Sequence[Key]) -> builtins.list[bool]:
         """Removes values: whether each is gone, also when it was not there."""
-        if not keys or self._store.closed:
+        # The engine decides what is removed: a lease that a reader still has delays only the reuse of the memory.
+        removed = self._outcomes(
+            "remove", keys, lambda: self._store.remove_batch(keys, force=True, tenant=self._tenant)
+        )
+        if removed is None:
             return [False] * len(keys)
-        try:
-            # The engine decides what is removed: a lease that a reader still has delays only the reuse of the memory.
-            removed = self._store.remove_batch(keys, force=True, tenant=self._tenant)
-        except Exception as error:
-            self.failed("remove", error)
-            return [False] * len(keys)
-        for outcome in removed:
-            if isinstance(outcome, Exception):
-                self.failed("remove", outcome)
         return [not isinstance(outcome, Exception) for outcome in removed]
 
     def get(self, keys: Sequence[Key]) -> builtins.list[bytes | None]:
         """Values in memory of their own, None for those that are not there."""
-        if not keys or self._store.closed:
+        values = self._outcomes("read", keys, lambda: self._store.get_batch(keys, tenant=self._tenant))
+        if values is None:
             return [None] * len(keys)
-        try:
-            values = self._store.get_batch(keys, tenant=self._tenant)
-        except Exception as error:
-            self.failed("read", error)
-            return [None] * len(keys)
-        for value in values:
-            if isinstance(value, Exception):
-                self.failed("read", value)
         return [value if isinstance(value, bytes) else None for value in values]
 
     def list(self, prefix: str) -> Iterator[builtins.list[bytes]]:
         """The keys that begin with a text, in byte order and some at a time; fewer when they cannot be listed."""
         after: Key = prefix
-        while not self._store.closed:
-            try:
-                keys = self._store.list(after=after, limit=KEYS_LISTED, tenant=self._tenant)
-            except Exception as error:
-                self.failed("list", error)
-                return
+        while keys := self._listed(after):
             ours = [key for key in keys if key.startswith(prefix.encode())]
             if ours:
                 yield ours
@@ -136,6 +116,7 @@ class Cache:
             self._store.exists_batch(["ping"], tenant=self._tenant)
         except SlackwaterError as error:
             return -error.code
+        self._answered()
         return 0
 
     @property
@@ -158,10 +139,6 @@ class Cache:
         if counts.get("failures"):
             self._log.warning("closed after %d failures: %s", counts["failures"], counts)
 
-    def _count(self, **more: int) -> None:
-        with self._lock:
-            self._counts.update(more)
-
     def failed(self, call: str, error: Exception) -> None:
         """Counts a failure, and logs the first of its kind."""
         kind = error.code.name.lower() if isinstance(error, SlackwaterError) else type(error).__name__
@@ -170,15 +147,64 @@ class Cache:
             self._counts["failures"] += 1
             self._counts[name] += 1
             first = self._counts[name] == 1
+            if isinstance(error, SlackwaterError) and error.code in AWAY:
+                self._away_until = self._clock() + PAUSE
         if first and not self._store.closed:
             self._log.warning("%s: %s; further failures of this kind are counted, not logged", call, error)
+
+    def _outcomes(self, call: str, keys: Sequence[Key], ask: Callable[[], Any]) -> Any:
+        """The outcome of each key, failures counted; None when there is none: nothing is asked, or nothing answered."""
+        if not keys or self._store.closed or self._is_away():
+            return None
+        try:
+            outcomes = ask()
+        except Exception as error:
+            self.failed(call, error)
+            return None
+        failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+        for error in failures:
+            self.failed(call, error)
+        if not failures:
+            self._answered()
+        return outcomes
+
+    def _listed(self, after: Key) -> Any:
+        # The keys of `_outcomes` are those that are asked for: here the one that the listing begins after.
+        return self._outcomes(
+            "list", [after], lambda: self._store.list(after=after, limit=KEYS_LISTED, tenant=self._tenant)
+        )
+
+    def _is_away(self) -> bool:
+        """Whether the store did not answer a short while ago. One caller after each pause is told that it may try."""
+        if self._away_until is None:
+            return False
+        with self._lock:
+            now = self._clock()
+            if self._away_until is None:
+                return False
+            if now < self._away_until:
+                self._counts["skipped"] += 1
+                return True
+            self._away_until = now + PAUSE
+            return False
+
+    def _answered(self) -> None:
+        if self._away_until is None:
+            return
+        with self._lock:
+            self._away_until = None
+        self._log.warning("the store answers again")
+
+    def _count(self, **more: int) -> None:
+        with self._lock:
+            self._counts.update(more)
 
 
 class WrongLength(Exception):
     """A value whose length is not that of what the engine asked for."""
 
-    def __init__(self, key: str, length: int, size: int) -> None:
-        super().__init__(f"{key} has {length} bytes where the engine expects {size}")
+    def __init__(self, key: Key, length: int, size: int) -> None:
+        super().__init__(f"{key!r} has {length} bytes where the engine expects {size}")
 
 
 @functools.cache

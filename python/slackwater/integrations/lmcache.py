@@ -1,4 +1,4 @@
-"""Slackwater under LMCache: `NativeSlackwater` in its multi-process mode, `SlackwaterConnectorAdapter` in the engine's process.
+"""Slackwater under LMCache: `NativeSlackwater` in multi-process mode, `SlackwaterConnectorAdapter` in the engine's process.
 
 `docs/guide/lmcache.md` has the configurations. The first is an L2 adapter of type `native_plugin`: its calls return at once,
 and one event file descriptor tells that some have ended. The second is a plug-in of remote storage, for which alone LMCache

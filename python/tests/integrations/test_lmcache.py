@@ -151,9 +151,9 @@ def test_a_store_that_fails_is_misses(opened: Open) -> None:
     connector, keys = opened(), keys_of(2)
     whole = connector._cache._store
     connector._cache._store = mock.Mock(closed=False)
-    away = slackwater.RetryError("no server", slackwater.ErrorCode.RPC_FAIL)
+    refused = slackwater.RefusedError("not permitted", slackwater.ErrorCode.ROLE_NOT_PERMITTED)
     for call in ("exists_batch", "get_batch_into", "put_batch", "remove_batch"):
-        getattr(connector._cache._store, call).side_effect = away
+        getattr(connector._cache._store, call).side_effect = refused
     assert after(connector, connector.submit_batch_exists(keys)) == (True, "", [False, False])
     assert after(connector, connector.submit_batch_get(keys, Memory(2).views)) == (True, "", [False, False])
     assert after(connector, connector.submit_batch_set(keys, Memory(2).views))[0] is False

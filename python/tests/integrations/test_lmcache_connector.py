@@ -184,13 +184,13 @@ def test_a_store_that_fails_is_misses(opened: Open, loop: Loop) -> None:
     connector, keys = opened(), keys_of(2)
     whole = connector._cache._store
     connector._cache._store = mock.Mock(closed=False)
-    away = slackwater.RetryError("no server", slackwater.ErrorCode.RPC_FAIL)
+    refused = slackwater.RefusedError("not permitted", slackwater.ErrorCode.ROLE_NOT_PERMITTED)
     for call in ("exists_batch", "get_batch_into", "get_batch", "put_batch", "remove_batch", "list"):
-        getattr(connector._cache._store, call).side_effect = away
+        getattr(connector._cache._store, call).side_effect = refused
     assert connector.batched_contains(keys) == 0 and loop.run(connector.batched_get(keys)) == [None, None]
     loop.run(connector.batched_put(keys, [chunk_of(0), chunk_of(1)]))
     assert connector.remove_sync(keys[0]) is False and loop.run(connector.list()) == []
-    assert loop.run(connector.ping()) == 900
+    assert loop.run(connector.ping()) == 2007
     assert connector._memory.held() == 0
     connector._cache._store = whole
 

@@ -388,17 +388,17 @@ def test_a_store_that_fails_is_a_miss_and_heals(opened: Open, caplog: pytest.Log
     backend, keys = opened(pool), hashes(2)
     backend.batch_set_v1(keys, pool.indices([0, 1]))
     whole = backend._cache._store
-    away = slackwater.RetryError("no server", slackwater.ErrorCode.RPC_FAIL)
+    refused = slackwater.RefusedError("not permitted", slackwater.ErrorCode.ROLE_NOT_PERMITTED)
     backend._cache._store = mock.Mock(closed=False)
     for call in ("exists_batch", "get_batch_into", "put_batch", "remove_batch", "list"):
-        getattr(backend._cache._store, call).side_effect = away
+        getattr(backend._cache._store, call).side_effect = refused
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             assert backend.batch_exists(keys) == 0
             assert backend.batch_get_v1(keys, pool.indices([0, 1])) == [False, False]
             assert backend.batch_set_v1(keys, pool.indices([0, 1])) == [False, False]
-    assert len([record for record in caplog.records if "no server" in record.getMessage()]) == 3
-    assert backend.counts["failures"] == 9 and backend.counts["failures_read_rpc_fail"] == 3
+    assert len([record for record in caplog.records if "not permitted" in record.getMessage()]) == 3
+    assert backend.counts["failures"] == 9 and backend.counts["failures_read_role_not_permitted"] == 3
     backend._cache._store = whole
     assert backend.batch_exists(keys) == 2
 

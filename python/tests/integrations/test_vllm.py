@@ -230,15 +230,15 @@ def test_a_store_that_fails_is_misses(opened: Open, caplog: pytest.LogCaptureFix
     tier = opened()
     whole = tier._cache._store
     tier._cache._store = mock.Mock(closed=False)
-    away = slackwater.RetryError("no server", slackwater.ErrorCode.RPC_FAIL)
+    refused = slackwater.RefusedError("not permitted", slackwater.ErrorCode.ROLE_NOT_PERMITTED)
     for call in ("exists_batch", "get_batch_into", "put_batch"):
-        getattr(tier._cache._store, call).side_effect = away
+        getattr(tier._cache._store, call).side_effect = refused
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             assert found(tier, [key_of(1)]) == [MISS]
             assert not moved(tier, [key_of(1)], [0], load=True).success
             assert not moved(tier, [key_of(1)], [0], load=False).success
-    assert len([record for record in caplog.records if "no server" in record.getMessage()]) == 3
+    assert len([record for record in caplog.records if "not permitted" in record.getMessage()]) == 3
     tier._cache._store = whole
 
 

@@ -234,7 +234,12 @@ class SlackwaterConnector(RemoteConnector):
             return None
         if chunk is None:
             return None
-        memory, content = memoryview(bytes_of(chunk)).cast("B"), memoryview(value)[self.remote_metadata_bytes :]
+        content = memoryview(value)[self.remote_metadata_bytes :]
+        memory = memoryview(bytes_of(chunk)).cast("B")
+        if content.nbytes < memory.nbytes and hasattr(chunk, "set_used_size"):
+            # A chunk of which LMCache used a part has the shape of a whole one.
+            chunk.set_used_size(content.nbytes)
+            memory = memory[: content.nbytes]
         if memory.nbytes != content.nbytes or description.length != content.nbytes:
             chunk.ref_count_down()
             self._cache.failed("read", ValueError(f"a chunk of {content.nbytes} bytes is described as {description.length}"))

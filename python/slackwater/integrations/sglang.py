@@ -48,6 +48,8 @@ class HiCacheSlackwater(HiCacheStorage):
         if astray:
             raise ValueError(f"{astray[0]}: options of the store belong in \"slackwater\": {{…}}")
         self._zero_copy = bool(extra.get("interface_v1", 0))
+        if not self._zero_copy:
+            log.warning("interface_v1 is not set: every page is copied on its way; set it to 1 in the extra config")
         self._config = storage_config
         self._begin = beginning(storage_config, extra.get("extra_backend_tag"))
         ranks = storage_config.tp_size * storage_config.pp_size * storage_config.attn_cp_size

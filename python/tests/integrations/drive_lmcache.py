@@ -46,6 +46,13 @@ def chunks_of(allocator, count: int, seed: int | None):
     return chunks
 
 
+def give_back(*chunks) -> None:
+    """Ends the use of chunks: one that LMCache finds by garbage collection can stop its allocator for good."""
+    for chunk in chunks:
+        if chunk is not None:
+            chunk.ref_count_down()
+
+
 def multi_process_mode(address: str) -> None:
     """What LMCache's server does: look up, load, store and delete, by its adapter of type `native_plugin`."""
     wanted = {"module_path": MODULE, "class_name": "NativeSlackwater", "max_capacity_gb": 1}
@@ -78,6 +85,7 @@ def multi_process_mode(address: str) -> None:
     assert found() == [False] * 10 + [True] * 20 + [False] * 10
     assert adapter.get_usage().total_bytes_used == 20 * stored[0].get_size(), adapter.get_usage()
     adapter.close()
+    give_back(*stored, *loaded)
 
 
 def remote_storage(address: str) -> None:
@@ -130,6 +138,7 @@ def remote_storage(address: str) -> None:
     assert found == 10
     some = asyncio.run_coroutine_threadsafe(backend.batched_get_non_blocking("lookup", keys), loop).result(60)
     assert len(some) == 10
+    give_back(*stored, *loaded, *some)
     assert backend.remove(keys[0]) and backend.batched_contains(keys) == 0
     backend.close()
     loop.call_soon_threadsafe(loop.stop)

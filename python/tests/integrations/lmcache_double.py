@@ -40,6 +40,9 @@ class Chunk:
     def get_size(self) -> int:
         return len(self.byte_array)
 
+    def set_used_size(self, size: int) -> None:
+        self.byte_array = self.byte_array[:size]
+
     def ref_count_down(self) -> None:
         self.holders -= 1
         assert self.holders >= 0, "given back twice"

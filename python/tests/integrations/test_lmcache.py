@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 import slackwater
 from driven import driven
-from slackwater.integrations.lmcache import NativeSlackwater
+from slackwater.integrations.lmcache import NativeSlackwater, family
 
 Open = Callable[..., NativeSlackwater]
 SIZE = 5000
@@ -134,6 +134,12 @@ def test_chains_are_those_of_lookups(opened: Open) -> None:
     assert "parent=None" in repr(store.get_batch_into.call_args.kwargs["chain"])
 
 
+def test_keys_of_a_chain_differ_in_the_hash_alone() -> None:
+    assert family("model@00000001@0@aa@salt") == family("model@00000001@0@bb@salt") == ("model", "00000001", "0", "salt")
+    others = ["model@00000001@0@aa", "other@00000001@0@aa", "model@00000002@0@aa", "model@00000001@1@aa"]
+    assert len({family(key) for key in others}) == 4
+
+
 def test_misuse_is_told_by_the_completion(opened: Open, caplog: pytest.LogCaptureFixture) -> None:
     connector, keys = opened(), keys_of(2)
     with caplog.at_level(logging.WARNING):
@@ -195,16 +201,21 @@ def test_no_completion_is_told_before_there_is_one(opened: Open) -> None:
 
 def test_closed_in_the_middle_every_batch_ends_and_nothing_touches_its_buffers(opened: Open) -> None:
     connector, keys = opened(threads=1), keys_of(3)
-    begun, go = threading.Event(), threading.Event()
-    whole = connector._cache.read
+    begun, go, order = threading.Event(), threading.Event(), []
+    whole, close = connector._cache.read, connector._cache.close
 
     def slow(*arguments: Any) -> list[bool]:
         begun.set()
         go.wait(60)
+        order.append("read")
         return whole(*arguments)
 
+    def closed() -> None:
+        order.append("closed")
+        close()
+
     after(connector, connector.submit_batch_set(keys, Memory(3, 1).views))
-    with mock.patch.object(connector._cache, "read", slow):
+    with mock.patch.object(connector._cache, "read", slow), mock.patch.object(connector._cache, "close", closed):
         numbers = [connector.submit_batch_get(keys, Memory(3).views) for _ in range(4)]
         assert begun.wait(60)
         closing = threading.Thread(target=connector.close)
@@ -214,7 +225,7 @@ def test_closed_in_the_middle_every_batch_ends_and_nothing_touches_its_buffers(o
         assert closing.is_alive()
         go.set()
         closing.join(60)
-        assert not closing.is_alive()
+        assert not closing.is_alive() and order == ["read", "closed"]
     late = connector.submit_batch_get(keys, Memory(3).views)
     done = {number: rest for number, *rest in connector.drain_completions()}
     assert set(done) == {numbers[0], late}

@@ -118,6 +118,14 @@ def test_chunks_of_other_shapes_keep_theirs(opened: Open, loop: Loop, layerwise:
     assert loop.run(connector.list()) == sorted(key.to_string() for key in (keys[0], keys[2]))
 
 
+def test_a_chunk_that_is_used_in_part_keeps_its_length(opened: Open, loop: Loop) -> None:
+    connector, chunk = opened(), chunk_of(3)
+    chunk.set_used_size(100)
+    loop.run(connector.put(engine.Key(1), chunk))
+    read = loop.run(connector.get(engine.Key(1)))
+    assert bytes(read.byte_array) == bytes(chunk.byte_array) and "failures" not in connector.counts
+
+
 def test_only_the_beginning_is_given(opened: Open, loop: Loop) -> None:
     connector, keys = opened(), keys_of(4)
     loop.run(connector.batched_put([keys[0], keys[2], keys[3]], [chunk_of(seed) for seed in (0, 2, 3)]))
@@ -144,7 +152,7 @@ def test_a_broken_description_is_a_miss(opened: Open, loop: Loop, address: str, 
     names = [f"lmcache:{request.node.name}:{key.to_string()}#" for key in keys]
     with slackwater.connect(address) as client:
         client.put(names[0], b"not a description")
-        client.put(names[1], engine.RemoteMetadata(9, [(2, 3, 5)], ["uint8"], "BINARY").serialize() + b"123456789")
+        client.put(names[1], engine.RemoteMetadata(5, [(2, 3, 5)], ["uint8"], "BINARY").serialize() + b"123456789")
     assert loop.run(connector.batched_get(keys)) == [None, None]
     assert connector.counts["failures"] == 2 and connector._memory.held() == 0
 

@@ -71,7 +71,10 @@ def test_pages_come_back_in_every_layout(opened: Open, pool: Any, mla: bool, cou
     pool.fill(count, pages)
     wanted = pool.taken(pages)
     assert backend.batch_exists(keys) == 0
-    assert backend.batch_get_v1(keys, pool.indices(others)) == [False] * count
+    # A miss leaves the pool as it is.
+    pool.fill(99, others)
+    before = pool.taken(others)
+    assert backend.batch_get_v1(keys, pool.indices(others)) == [False] * count and pool.taken(others) == before
     assert backend.batch_set_v1(keys, pool.indices(pages), engine.ExtraInfo([])) == [True] * count
     assert backend.batch_exists([*keys, "none"]) == count
     pool.wipe()
@@ -203,9 +206,10 @@ def test_deployments_of_other_sizes_share_split_heads(opened: Open) -> None:
 # Values of pages that SGLang copies.
 
 
-def test_pages_that_sglang_copies(opened: Open) -> None:
+def test_pages_that_sglang_copies(opened: Open, caplog: pytest.LogCaptureFixture) -> None:
     pool = engine.Pool("layer_first")
     backend, keys = opened(pool, v1=0), hashes(3)
+    assert "interface_v1 is not set" in caplog.text
     pool.fill(1, [0, 1, 2])
     pages = [pool.get_data_page(page * pool.page_size) for page in range(3)]
     assert not backend.exists(keys[0]) and backend.get(keys[0], pool.get_dummy_flat_data_page()) is None
@@ -284,7 +288,10 @@ ALL, TRAILING, GROUPS = engine.PoolHitPolicy
             [],
             {KV: 4, MAMBA: 2, INDEXER: 1},
         ),
-        ({KV: [0, 1, 2, 3], INDEXER: [0, 1, 2]}, [(INDEXER, GROUPS, 4)], [1, 2, 3, 4], {KV: 4, INDEXER: 2}),
+        # Blocks of three pages in groups of two keys.
+        ({KV: [0, 1, 2, 3], INDEXER: [0, 1, 2]}, [(INDEXER, GROUPS, 4)], [1, 2, 3, 4], {KV: 4, INDEXER: 3}),
+        ({KV: [0, 1, 2, 3], INDEXER: [0, 1, 2, 3]}, [(INDEXER, GROUPS, 4)], [1, 2, 3, 4], {KV: 4, INDEXER: 4}),
+        ({KV: [0, 1], INDEXER: [0, 1, 2, 3]}, [(INDEXER, GROUPS, 1)], [1, 2], {KV: 2}),
         ({KV: [0, 1, 2, 3], INDEXER: [2, 3]}, [(INDEXER, GROUPS, 4)], [1, 2, 3, 4], {KV: 4}),
     ],
 )
@@ -296,7 +303,7 @@ def test_prefixes_that_all_pools_serve(
     for name, pages in there.items():
         if pages:
             backend.batch_set_v2([transfer(pools, name, [keys[page] for page in pages], pages)])
-    groups = {"block_pages": 2, "group_pages": 2}
+    groups = {"block_pages": 3, "group_pages": 2}
     transfers = [transfer(pools, name, keys[:count], [], hit_policy=policy, **groups) for name, policy, count in asked]
     found = backend.batch_exists_v2(keys, transfers, engine.ExtraInfo([]))
     assert found.kv_hit_pages == (usable[-1] if usable else 0)

@@ -169,19 +169,18 @@ def test_chains_are_the_places_that_vllm_tells(opened: Open) -> None:
     store = tier._cache._store = mock.Mock(wraps=tier._cache._store, closed=False)
     keys = [key_of(number, group) for group in (0, 1) for number in range(4)]
     context = request_of(keys)
-    for key in (keys[0], keys[1]):
-        tier.lookup(key, context)
+    tier.lookup(keys[0], context)
     # A job may have the chunks of several groups, in any order.
-    moved(tier, [keys[3], keys[2], keys[5], key_of(77)], [0, 1, 2, 3], load=False, context=context)
+    moved(tier, [keys[2], keys[1], keys[7], key_of(77)], [0, 1, 2, 3], load=False, context=context)
     calls = [(call.args[0], call.kwargs["chain"]) for call in store.put_batch.call_args_list]
     names = [[name.rsplit(":", 2)[1:] for name in names] for names, _ in calls]
     assert names == [
-        [["0", keys[2][:-4].hex()], ["0", keys[3][:-4].hex()]],
-        [["1", keys[5][:-4].hex()]],
+        [["0", keys[1][:-4].hex()], ["0", keys[2][:-4].hex()]],
+        [["1", keys[7][:-4].hex()]],
         [["0", key_of(77)[:-4].hex()]],
     ]
-    assert f":0:{keys[1][:-4].hex()}" in repr(calls[0][1]) and "position=2," in repr(calls[0][1])
-    assert "parent=None" in repr(calls[1][1]) and "position=1," in repr(calls[1][1])
+    assert f":0:{keys[0][:-4].hex()}" in repr(calls[0][1]) and "position=1," in repr(calls[0][1])
+    assert "parent=None" in repr(calls[1][1]) and "position=3," in repr(calls[1][1])
     assert calls[2][1] is None
 
 

@@ -396,10 +396,12 @@ def runs(pool: Any, host_indices: Any, split: int) -> tuple[Sequence[int], Seque
 
 def run_lengths(pool: Any, tokens: int, split: int) -> tuple[list[int], str]:
     """Lengths of the runs of one page; none, and the reason, when the pool does not address pages."""
+    page = first_page(tokens)
     try:
-        return list(runs(pool, first_page(tokens), split)[1]), "too many runs of memory"
-    except (RuntimeError, ValueError, AttributeError) as error:
-        return [], str(error)
+        return list(runs(pool, page, split)[1]), "too many runs of memory"
+    except Exception as error:
+        # Pools say in many ways that they do not address pages of their layout.
+        return [], f"{type(error).__name__}: {error}"
 
 
 def first_page(tokens: int) -> Any:

@@ -528,8 +528,11 @@ def test_no_server_ends_the_start(module: Any) -> None:
 def test_a_pool_that_can_be_neither_addressed_nor_copied_ends_the_start(opened: Open) -> None:
     pool = mock.Mock(spec=["layout", "dtype", "kv_buffer", "page_size", "get_page_buffer_meta"], layout="odd", page_size=4)
     pool.get_page_buffer_meta.side_effect = ValueError("Unsupported layout: odd")
-    with pytest.raises(ValueError, match="pool kv can be neither addressed nor copied: Unsupported layout: odd"):
+    with pytest.raises(ValueError, match="pool kv can be neither addressed nor copied: ValueError: Unsupported layout: odd"):
         opened(pool)
+    # Heads are split in one layout alone.
+    with pytest.raises(ValueError, match="pool kv can be neither addressed nor copied: AssertionError"):
+        opened(engine.Pool("page_first"), tp_lcm_size=2, should_split_heads=True)
 
 
 def test_a_store_inside_the_process_serves_one_rank(module: Any) -> None:

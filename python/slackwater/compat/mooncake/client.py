@@ -16,12 +16,13 @@ from slackwater.compat.mooncake.replicas import Descriptor, MemoryDescriptor, Qu
 from slackwater.compat.mooncake.replicate import CREATE, CREATE_NEAR, DEFAULT, UPSERT, ReplicateConfig, plan_of
 from slackwater.compat.mooncake.segments import Segments
 from slackwater.compat.mooncake.tensors import Tensors
+from slackwater.compat.mooncake.thin import Thin
 
 _INVALID_PARAMS, _OBJECT_NOT_FOUND, _TASK_NOT_FOUND = -600, -704, -1400
 _LISTS = (list, tuple)
 
 
-class MooncakeDistributedStore(Tensors, Segments):
+class MooncakeDistributedStore(Tensors, Segments, Thin):
     """A client of a pool. Calls may be made from any thread."""
 
     def __init__(self) -> None:
@@ -30,6 +31,7 @@ class MooncakeDistributedStore(Tensors, Segments):
         self._hostname = ""
         self._told = set()
         self._mounted = {}
+        self._attached, self._memories = None, {}
         self._lock = threading.Lock()
 
     def setup(self, *args: Any, **kwargs: Any) -> int:
@@ -73,11 +75,6 @@ class MooncakeDistributedStore(Tensors, Segments):
                     log.warning("setup: enable_client_http_server has no effect: ask the master by HTTP")
             return code
 
-    def setup_dummy(self, mem_pool_size: int, local_buffer_size: int, server_address: str) -> int:
-        """Not supported: there is no stand-alone client. Connect with `setup` and a segment of 0 bytes."""
-        log.error("setup_dummy: no stand-alone client is provided: use setup with global_segment_size=0")
-        return NOT_SUPPORTED
-
     def init_all(self, protocol: str, device_name: str, mount_segment_size: int, /) -> int:
         """Opens the client on this host with the master of this host."""
         buffer = 16 << 20
@@ -94,15 +91,17 @@ class MooncakeDistributedStore(Tensors, Segments):
             return 0
         with self._lock:
             self._raw.close()
+            self._detach()
             self._setup, self._hostname, self._mounted = None, "", {}
         return 0
 
     def health_check(self) -> int:
-        """0 when the master answers, 1 before `setup` and after `close`, 2 when the master does not answer."""
+        """0 when the master answers, 1 before `setup` and after `close`, 2 when the master does not answer, or the
+        stand-alone client of a thin one is gone."""
         state = self._raw.state()
         if state:
             return state if state == NOT_SUPPORTED else 1
-        return 2 if self._raw.ping() < 0 else 0
+        return 2 if self._is_alone() or self._raw.ping() < 0 else 0
 
     def get_hostname(self) -> str:
         """The name of this client, `host:port`; empty before `setup`."""
@@ -266,10 +265,6 @@ class MooncakeDistributedStore(Tensors, Segments):
             return self._raw.state()
         pieces = [[metadata_buffer_ptr, buffer_ptr]], [[metadata_size, size]]
         return self._raw.put_from_many([key], *pieces, plan)[0]
-
-    def alloc_from_mem_pool(self, size: int) -> int:
-        """0: only a stand-alone client, of which there is none, has such a pool."""
-        return 0
 
     def get_into(self, key: str, buffer_ptr: int, size: int) -> int:
         """Reads a value into memory: its length, or a code."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from slackwater.compat.mooncake import store
+from slackwater.compat.mooncake import standalone, store
 from slackwater.compat.mooncake.master import FLAGS
 from slackwater.compat.mooncake.variables import IGNORED, READ
 
@@ -25,6 +25,7 @@ the tables that the programs and their tests use.
 |---|---|
 | `pip install mooncake-transfer-engine` | `pip uninstall mooncake-transfer-engine`, and `pip install . ./python/mooncake` in this folder |
 | `mooncake_master --rpc_port=50051` | the same command, or `slackwater master` |
+| `mooncake_client --master_server_address=127.0.0.1:50051 --global_segment_size="4 GB"` | the same command |
 | a program that imports `mooncake.store` | the same program |
 | `mc_store_rest_server`, `mooncake_http_metadata_server` | the same commands, for this machine unless `--host` says otherwise |
 
@@ -38,6 +39,13 @@ sides are on one machine; for others give `master_server_addr` as `curve://HOST:
 [the guide to serving](serving.md) says, our own key in `SLACKWATER_KEY_FILE`, and the keys whose transfers a segment takes in
 `SLACKWATER_ALLOW`. `mooncake.async_store` is there too; up to eight calls of a store are awaited at a time, and cancelled ones
 end. `mooncake.engine` has `TransferEngine` for the processes of one machine. What only the memory of a client held misses once that client is closed, and 10 s after it dies.
+
+Memory that is to outlive the programs that use it belongs to `mooncake_client`, which lends it to the pool until it is ended
+by SIGINT or SIGTERM. A program on the same machine, of the same user, is a thin client of it by
+`setup_dummy(mem_pool_size, local_buffer_size, "127.0.0.1:50052")`: it is told which master, protocol, tenant and file of a key
+to use, and is then a client like others. Programs may come and go by hundreds; one that is killed gives back the
+room of its unfinished puts at once, and its leases when they run out. One with `mem_pool_size` has memory for `alloc_from_mem_pool`, registered, until it is
+closed; values may lie in any other memory too.
 """
 
 
@@ -52,6 +60,15 @@ def _names(names: Iterable[str]) -> str:
     return textwrap.fill(", ".join(f"`{name}`" for name in names), 120, break_long_words=False, break_on_hyphens=False)
 
 
+def _flags(flags: dict[str, dict[str, Any]], option: str) -> Iterable[str]:
+    effective = [flag for flag in flags.values() if flag["option"] is not None]
+    without = [flag for flag in flags.values() if flag["option"] is None]
+    shown = [(f"`--{flag['name']}`", f"`{flag['default']}`", flag["option"], flag["meaning"]) for flag in effective]
+    yield _table(("flag", "default there", option, "meaning"), shown)
+    yield "\nThese are taken with a warning, and have no effect:\n"
+    yield _table(("flag", "why"), ((f"`--{flag['name']}`", flag["meaning"]) for flag in without))
+
+
 def text() -> str:
     """The guide."""
     names = json.loads((_FOLDER / "names.json").read_text(encoding="utf-8"))
@@ -59,9 +76,6 @@ def text() -> str:
     methods, module = set(dir(store.MooncakeDistributedStore)), set(dir(store))
     has = [name for name in names["MooncakeDistributedStore"] if name in methods]
     lacks = [name for name in names["MooncakeDistributedStore"] if name not in methods]
-    effective = [flag for flag in FLAGS.values() if flag["option"] is not None]
-    without = [flag for flag in FLAGS.values() if flag["option"] is None]
-    shown = [(f"`--{flag['name']}`", f"`{flag['default']}`", flag["option"], flag["meaning"]) for flag in effective]
     parts = [
         _HEAD,
         "## Methods\n\nThere, with the same arguments and results but for what the next table says:\n",
@@ -80,9 +94,9 @@ def text() -> str:
         _table(("variable", "why"), ((f"`{name}`", why) for name, why in IGNORED.items())),
         "\n## Flags of `mooncake_master`\n\nWith one or two dashes, as `--name=value` or `--name value`, or in the file that"
         " `--config_path` names.\n",
-        _table(("flag", "default there", "option of `slackwater master`", "meaning"), shown),
-        "\nThese are taken with a warning, and have no effect:\n",
-        _table(("flag", "why"), ((f"`--{flag['name']}`", flag["meaning"]) for flag in without)),
+        *_flags(FLAGS, "option of `slackwater master`"),
+        "\n## Flags of `mooncake_client`\n\nWith one or two dashes, as `--name=value` or `--name value`.\n",
+        *_flags(standalone.FLAGS, "argument of `setup`"),
     ]
     return "\n".join(parts) + "\n"
 

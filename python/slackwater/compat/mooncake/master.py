@@ -29,8 +29,8 @@ class FlagError(Exception):
     """A flag, or a file of them, that cannot be used."""
 
 
-def given_flags(words: Sequence[str]) -> dict[str, Any]:
-    """The flags on a command line, checked, by name."""
+def given_flags(words: Sequence[str], flags: dict[str, dict[str, Any]] = FLAGS) -> dict[str, Any]:
+    """The flags on a command line, checked, by name; `flags` are those of the program."""
     found: dict[str, Any] = {}
     rest = list(words)
     while rest:
@@ -40,10 +40,10 @@ def given_flags(words: Sequence[str]) -> dict[str, Any]:
         name, equals, value = word.lstrip("-").partition("=")
         name = name.replace("-", "_")
         negated = name.removeprefix("no")
-        if not equals and name not in FLAGS and FLAGS.get(negated, {}).get("kind") == "bool":
+        if not equals and name not in flags and flags.get(negated, {}).get("kind") == "bool":
             found[negated] = False
             continue
-        flag = _flag(name)
+        flag = _flag(name, flags)
         if not equals and flag["kind"] == "bool":
             value = "true" if not rest or rest[0].lower() not in _TRUTHS else rest.pop(0)
         elif not equals:
@@ -54,10 +54,10 @@ def given_flags(words: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _flag(name: str) -> dict[str, Any]:
-    flag = FLAGS.get(name)
+def _flag(name: str, flags: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    flag = flags.get(name)
     if flag is None:
-        near = difflib.get_close_matches(name, FLAGS, n=1, cutoff=0)
+        near = difflib.get_close_matches(name, flags, n=1, cutoff=0)
         raise FlagError(f"there is no flag --{name}: did you mean --{near[0]}?")
     return flag
 
@@ -99,7 +99,7 @@ def flags_of_file(path: str) -> dict[str, Any]:
             if not colon or name != name.strip() or not value.strip():
                 raise FlagError(f"{path}, line {number}: expected `name: value`, found `{line.strip()}`")
             values[name] = value.strip().strip("\"'")
-    return {name: _read(_flag(name), value) for name, value in values.items()}
+    return {name: _read(_flag(name, FLAGS), value) for name, value in values.items()}
 
 
 def command_line(words: Sequence[str], has_keys: bool) -> tuple[list[str], list[str]]:
@@ -187,14 +187,19 @@ def find_command() -> str:
     return found
 
 
+def help_if_asked(words: Sequence[str], about: str | None, flags: dict[str, dict[str, Any]]) -> None:
+    """Ends the program with its flags when they are asked for."""
+    if {"-h", "--help", "-help", "--helpfull", "--helpshort"} & set(words):
+        print(about)
+        for flag in flags.values():
+            print(f"--{flag['name']} ({flag['kind']}, default {flag['default']!r}): {flag['meaning']}")
+        sys.exit(0)
+
+
 def main() -> NoReturn:
     """Becomes a `slackwater master`."""
     words = sys.argv[1:]
-    if {"-h", "--help", "-help", "--helpfull", "--helpshort"} & set(words):
-        print(__doc__)
-        for flag in FLAGS.values():
-            print(f"--{flag['name']} ({flag['kind']}, default {flag['default']!r}): {flag['meaning']}")
-        sys.exit(0)
+    help_if_asked(words, __doc__, FLAGS)
     try:
         other = installed_mooncake()
         if other is not None:

@@ -173,8 +173,9 @@ def server_address(text: str) -> str:
     return text if "://" in text else f"tcp://{text}"
 
 
-def opened(client: RawClient, arguments: Arguments) -> tuple[int, str]:
-    """Connects a client and lends its memory: 0 or a code, and the name of this client."""
+def opened(client: RawClient, arguments: Arguments, key_file: str = "") -> tuple[int, str]:
+    """Connects a client and lends its memory: 0 or a code, and the name of this client. `SLACKWATER_KEY_FILE` goes before
+    `key_file`."""
     for line in without_effect():
         if line not in _told:
             _told.add(line)
@@ -191,7 +192,7 @@ def opened(client: RawClient, arguments: Arguments) -> tuple[int, str]:
         with _reserved(arguments.local_hostname) as name:
             client.open(
                 address,
-                key_file=os.environ.get("SLACKWATER_KEY_FILE"),
+                key_file=os.environ.get("SLACKWATER_KEY_FILE") or key_file or None,
                 timeout=milliseconds("MC_RPC_TIMEOUT_MS"),
                 connect_timeout=milliseconds("MC_RPC_CONNECT_TIMEOUT_MS"),
                 force_tcp=bool(os.environ.get("MC_FORCE_TCP")),

@@ -1,0 +1,695 @@
+"""`mooncake_client`, and thin clients in processes of their own."""
+
+import ctypes
+import errno
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import calls
+import mooncake.store
+import pytest
+from mooncake.store import MooncakeDistributedStore
+from slackwater.compat.mooncake.master import FlagError
+from slackwater.compat.mooncake.opening import Arguments
+from slackwater.compat.mooncake.standalone import ThinClients, settings
+from slackwater.compat.mooncake.thin import MESSAGE_BYTES_MAX, PoolAccess, attach, socket_name
+from test_calls import TABLE
+from test_life import setup
+
+from conftest import Starter, in_child
+
+HERE = str(Path(__file__).parent)
+ACCESS = PoolAccess("localhost:12345", "127.0.0.1:1", "tcp", "default", "")
+CODES = {-200, -703, -704, -900, -901}
+# What a process of its own does as a thin client.
+THIN = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import slackwater.compat
+slackwater.compat.install(over=True)
+import ctypes, mooncake.store, os, time
+store = mooncake.store.MooncakeDistributedStore()
+assert store.setup_dummy(32 << 20, 1 << 20, sys.argv[2]) == 0
+
+def say(word):
+    print(word, flush=True)
+
+"""
+
+
+def free_port() -> int:
+    """A port whose Unix socket nobody has."""
+    while True:
+        port = random.randrange(20_000, 60_000)
+        with suppress(OSError):
+            ThinClients(port).close()
+            return port
+
+
+@contextmanager
+def standalone(
+    master: str, *flags: str, port: int | None = None, **environment: str
+) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
+    """A `mooncake_client`, whose address and process the block gets."""
+    port = port or free_port()
+    words = [f"--port={port}", f"--master_server_address={master}", *flags]
+    with subprocess.Popen(
+        [sys.executable, "-m", "slackwater.compat.mooncake.standalone", *words],
+        stderr=subprocess.PIPE, text=True, env=os.environ | environment,
+    ) as process:  # fmt: skip
+        try:
+            assert process.stderr is not None
+            said = []
+            for line in process.stderr:
+                said.append(line)
+                if "serves at" in line:
+                    break
+            assert said and "serves at" in said[-1], said
+            yield f"127.0.0.1:{port}", process
+        finally:
+            process.kill()
+
+
+@contextmanager
+def thin_process(address: str, code: str, **environment: str) -> Iterator["subprocess.Popen[str]"]:
+    """A process that does something as a thin client, and tells it by its output."""
+    with subprocess.Popen(
+        [sys.executable, "-c", THIN + code, HERE, address],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | environment,
+    ) as process:  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def heard(process: "subprocess.Popen[str]") -> str:
+    """The next line that a process says."""
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def comes_true(fact: Callable[[], bool], seconds: float = 10) -> bool:
+    """Whether a fact of another process holds before so many seconds are over."""
+    until = time.monotonic() + seconds
+    while not (held := fact()) and time.monotonic() < until:
+        time.sleep(0.01)
+    return held
+
+
+@pytest.fixture(scope="module")
+def pool(started: Starter) -> Iterator[tuple[str, str]]:
+    """A master, and a stand-alone client that lends it memory: the addresses of both."""
+    with started("master") as (master, _), standalone(master, "--global_segment_size=64 MB") as (address, _):
+        yield master, address
+
+
+@pytest.fixture(scope="module")
+def shared_thin(pool: tuple[str, str]) -> Iterator[calls.Player]:
+    """A thin client for the tests of this file."""
+    store = MooncakeDistributedStore()
+    assert store.setup_dummy(1 << 20, 16 << 20, pool[1]) == 0
+    yield calls.Player(mooncake.store, store)
+    store.close()
+
+
+@pytest.fixture
+def thin(shared_thin: calls.Player) -> calls.Player:
+    """It, with nothing in the pool."""
+    shared_thin.store.remove_all(True)
+    shared_thin.fill()
+    return shared_thin
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_calls_of_a_thin_client_return_what_they_promise(name: str, thin: calls.Player) -> None:
+    for call, expected in TABLE[name]:
+        assert thin.play(call) == expected, call
+
+
+def test_a_thin_client_is_opened_once_and_closed(pool: tuple[str, str]) -> None:
+    master, address = pool
+    store = MooncakeDistributedStore()
+    assert store.health_check() == 1 and store.alloc_from_mem_pool(1) == 0
+    assert store.setup_dummy(1 << 20, 1 << 20, address) == 0 == store.setup_dummy(1 << 20, 1 << 20, address)
+    assert store.remove_all(True) >= 0
+    host, port = store.get_hostname().split(":")
+    assert host == "127.0.0.1" and 12300 <= int(port) <= 14300
+    assert store.setup_dummy(2 << 20, 1 << 20, address) == -1010 == setup(store, master)
+    assert store.health_check() == 0
+    # The length of what is put from bytes is that of the buffer.
+    assert store.put("k", bytes(1 << 20)) == 0 and store.put("l", bytes((1 << 20) + 1)) == -600
+    assert store.close() == 0 == store.close()
+    assert store.health_check() == 1 and store.put("k", b"v") == -600 and store.alloc_from_mem_pool(1) == 0
+    assert setup(store, master) == 0
+    assert store.setup_dummy(1 << 20, 1 << 20, address) == -1010
+    assert store.get_size("k") == 1 << 20 and store.remove("k", True) == 0 == store.close()
+    assert store.setup_dummy(0, 0, address) == 0
+    assert store.alloc_from_mem_pool(1) == 0 and store.put("k", b"v") == -600
+    assert store.close() == 0
+
+
+def test_memory_of_the_pool_is_handed_out_until_it_is_used_up(thin: calls.Player, pool: tuple[str, str]) -> None:
+    store = MooncakeDistributedStore()
+    assert store.setup_dummy(1 << 20, 1 << 20, pool[1]) == 0
+    one, other = store.alloc_from_mem_pool(100), store.alloc_from_mem_pool(1 << 19)
+    assert one and one % 64 == 0 and other == one + 128
+    left = (1 << 20) - 128 - (1 << 19)
+    assert [store.alloc_from_mem_pool(size) for size in (0, -1, left + 1)] == [0, 0, 0]
+    last = store.alloc_from_mem_pool(left)
+    assert last == other + (1 << 19) and store.alloc_from_mem_pool(1) == 0
+    ctypes.memset(one, 7, 100)
+    assert store.put_from("k", one, 100) == 0
+    assert store.get_into("k", last, left) == 100 and ctypes.string_at(last, 100) == bytes([7]) * 100
+    # Parts are copied into registered memory alone, and all of this is.
+    assert store.get_into_ranges([one], [["k"]], [[[left]]], [[[0]]], [[[10]]]) == [[[10]]]
+    assert store.register_buffer(one, 100) == -600
+    assert store.close() == 0
+    # The addresses are the same after another opening, as a call may still have been using them, and the bytes are not.
+    assert store.setup_dummy(1 << 20, 1 << 20, pool[1]) == 0
+    assert store.alloc_from_mem_pool(100) == one and ctypes.string_at(one, 100) == bytes(100)
+    assert store.close() == 0
+
+
+def test_openings_leave_nothing_behind(pool: tuple[str, str]) -> None:
+    def counted() -> tuple[int, int, int]:
+        maps = Path("/proc/self/maps").read_text().count("\n")
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), maps
+
+    store = MooncakeDistributedStore()
+    counts = []
+    for _ in range(30):
+        assert store.setup_dummy(1 << 20, 1 << 20, pool[1]) == 0
+        assert store.upsert("k", b"v") == 0 and store.get("k") == b"v"
+        store.close()
+        assert MooncakeDistributedStore().setup_dummy(1 << 20, 1 << 20, pool[1]) == 0
+        counts.append(counted())
+    # Allocators keep some mappings, in number independent of the openings.
+    assert all(later[:2] <= first[:2] for first, later in zip(counts[5:], counts[6:], strict=False)), counts
+    assert counts[-1][2] - counts[9][2] < 10, counts
+
+
+ARGUMENTS: list[tuple[tuple[Any, ...], int, str]] = [
+    ((1 << 63, 1, "127.0.0.1:1"), -600, "more than any memory"),
+    ((1, 1 << 63, "127.0.0.1:1"), -600, "more than any memory"),
+    ((1 << 50, 1, "127.0.0.1:1"), -600, "mem_pool_size"),
+    ((1, 1, "127.0.0.1"), -600, "HOST:PORT"),
+    ((1, 1, "127.0.0.1:99999"), -600, "no port"),
+    ((1, 1, "tcp://127.0.0.1:1"), -600, "HOST:PORT"),
+    ((1, 1, "192.0.2.1:1"), -600, "another machine"),
+    ((1, 1, "no.such.host.invalid:1"), -600, "no.such.host.invalid"),
+    ((1, 1, "127.0.0.1:1"), -900, "no stand-alone client at 127.0.0.1:1"),
+    ((1, 1, "[::1]:1"), -900, "no stand-alone client"),
+]
+
+
+@pytest.mark.parametrize(("given", "code", "reason"), ARGUMENTS)
+def test_an_opening_that_is_refused_says_why(
+    given: tuple[Any, ...], code: int, reason: str, soon: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = MooncakeDistributedStore()
+    assert store.setup_dummy(*given) == code
+    assert reason in caplog.text
+    assert store.health_check() == 1 and store.put("k", b"v") == -600 and store.close() == 0
+
+
+@pytest.mark.parametrize("given", [(-1, 1, "x:1"), (1, 1.5, "x:1"), ("1", 1, "x:1"), (1, 1, 50052), (1, 1)])
+def test_wrong_types_are_named(given: tuple[Any, ...]) -> None:
+    with pytest.raises(TypeError, match="mem_pool_size|local_buffer_size|server_address"):
+        MooncakeDistributedStore().setup_dummy(*given)
+
+
+@contextmanager
+def impostor(message: bytes | None) -> Iterator[str]:
+    """Something at the socket of a stand-alone client that says this to one client and leaves, or says nothing."""
+    port = free_port()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(socket_name(port))
+        listener.listen(1)
+
+        def tell() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                if message:
+                    connection.send(message)
+
+        teller = threading.Thread(target=tell)
+        if message is not None:
+            teller.start()
+        yield f"127.0.0.1:{port}"
+        if message is not None:
+            teller.join()
+
+
+def told(**changed: Any) -> bytes:
+    """What a stand-alone client says, with something changed."""
+    said = json.loads(ACCESS.message()) | changed
+    return json.dumps({name: value for name, value in said.items() if value is not None}).encode()
+
+
+IMPOSTORS: list[tuple[bytes | None, int, str]] = [
+    (None, -900, "no answer in 1.0 s"),
+    (b"", -900, "takes no more thin clients"),
+    (b"\x80\x04N.", -600, "not JSON"),
+    (b"[" * MESSAGE_BYTES_MAX, -600, "not JSON"),
+    (b"[]", -600, "version 1"),
+    (told(version=2), -600, "version 1"),
+    (told(hostname="h" * MESSAGE_BYTES_MAX), -600, "more than 16384 bytes"),
+    (told(hostname=None), -600, "other names"),
+    (told(another="x"), -600, "other names"),
+    (told(key_file=1), -600, "other names"),
+    (told(protocol="pigeon"), -1, "unknown protocol"),
+    (told(hostname=""), -600, "host name is empty"),
+    (told(master_server_addr="etcd://x"), -600, "etcd"),
+    (told(), -900, "tcp://127.0.0.1:1"),
+]
+
+
+@pytest.mark.parametrize(("message", "code", "reason"), IMPOSTORS)
+def test_what_is_no_stand_alone_client_is_refused_in_time(
+    message: bytes | None, code: int, reason: str, soon: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = MooncakeDistributedStore()
+    with impostor(message) as address:
+        begun = time.monotonic()
+        assert store.setup_dummy(1 << 20, 1, address) == code
+        assert time.monotonic() - begun < 10
+    assert reason in caplog.text
+    assert store.health_check() == 1 and store.alloc_from_mem_pool(1) == 0
+
+
+def test_what_is_told_arrives() -> None:
+    with impostor(ACCESS.message()) as address:
+        connection, access = attach(address, 5)
+        connection.close()
+    assert access == ACCESS
+    with pytest.raises(ValueError, match="at most"):
+        PoolAccess("h" * MESSAGE_BYTES_MAX, "", "", "", "").message()
+
+
+def as_nobody(work: Callable[[], bool]) -> bool:
+    """Whether something holds in a process of another user."""
+
+    def switched() -> bool:
+        os.setresuid(65534, 65534, 65534)
+        return work()
+
+    return in_child(switched)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
+def test_other_users_are_not_served_and_not_believed(caplog: pytest.LogCaptureFixture) -> None:
+    with few_served(5) as (port, clients):
+
+        def is_sent_away() -> bool:
+            with closing(connected(port)) as connection:
+                return connection.recv(1) == b""
+
+        assert as_nobody(is_sent_away)
+        assert clients.refused == 1 and not clients.connected
+    ready, go = os.pipe()
+    port = free_port()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        os.setresuid(65534, 65534, 65534)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(socket_name(port))
+            listener.listen(1)
+            os.write(go, b"x")
+            connection, _ = listener.accept()
+            with suppress(OSError):
+                connection.send(ACCESS.message())
+        os._exit(0)
+    os.close(go)
+    assert os.read(ready, 1) == b"x"
+    os.close(ready)
+    store = MooncakeDistributedStore()
+    assert store.setup_dummy(1, 1, f"127.0.0.1:{port}") == -601
+    assert "belongs to user 65534" in caplog.text
+    os.waitpid(child, 0)
+
+
+def connected(port: int) -> socket.socket:
+    """A connection to the stand-alone client of a port."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.settimeout(10)
+    connection.connect(socket_name(port))
+    return connection
+
+
+@contextmanager
+def few_served(most: int) -> Iterator[tuple[int, ThinClients]]:
+    """The port of something that serves so many thin clients at a time."""
+    port = free_port()
+    clients = ThinClients(port, most)
+    clients.listen(ACCESS.message())
+    stop, stopper = socket.socketpair()
+    thread = threading.Thread(target=clients.run, args=(stop,))
+    thread.start()
+    try:
+        yield port, clients
+    finally:
+        stopper.send(b"x")
+        thread.join()
+        clients.close()
+        stop.close()
+        stopper.close()
+
+
+def test_thin_clients_are_so_many_at_most_and_say_nothing() -> None:
+    with few_served(2) as (port, clients):
+        one, other, third = (connected(port) for _ in range(3))
+        assert PoolAccess.of(one.recv(1 << 16)) == ACCESS == PoolAccess.of(other.recv(1 << 16))
+        assert third.recv(1) == b"" and clients.refused == 1
+        third.close()
+        # One that says something is sent away, however much it is, and its place is free.
+        one.send(bytes(1 << 15))
+        assert comes_true(lambda: len(clients.connected) == 1) and clients.refused == 2
+        with suppress(ConnectionResetError):
+            assert one.recv(1 << 16) == b""
+        fourth = connected(port)
+        assert PoolAccess.of(fourth.recv(1 << 16)) == ACCESS
+        # Nor does one that leaves at once, or never reads, keep anything.
+        for leaving in (one, other, fourth):
+            leaving.close()
+        for _ in range(500):
+            connected(port).close()
+        assert comes_true(lambda: not clients.connected)
+        with closing(connected(port)) as last:
+            assert PoolAccess.of(last.recv(1 << 16)) == ACCESS
+    with pytest.raises(ConnectionRefusedError):
+        connected(port)
+
+
+def test_without_descriptors_thin_clients_wait(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A connection that cannot be taken stays in the queue, which was looked at again without a pause."""
+    taken, tries = socket.socket.accept, []
+
+    def exhausted(listener: socket.socket) -> Any:
+        tries.append(time.monotonic())
+        if len(tries) < 3:
+            raise OSError(errno.EMFILE, "too many open files")
+        return taken(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", exhausted)
+    with few_served(5) as (port, _), closing(connected(port)) as waiting:
+        assert PoolAccess.of(waiting.recv(1 << 16)) == ACCESS
+    assert len(tries) == 3 and tries[2] - tries[0] > 1.9
+    assert caplog.text.count("a thin client waits: ") == 2
+
+
+def test_memory_is_handed_over_by_descriptor(thin: calls.Player, pool: tuple[str, str]) -> None:
+    """A thin client maps the memory that the stand-alone client lends, unless it is to use nothing but TCP."""
+    assert thin.store.put("k", bytes(range(256)) * 4096) == 0
+    code = """
+assert store.get("k") == bytes(range(256)) * 4096
+say(open("/proc/self/maps").read().count("memfd:slackwater"))
+"""
+    for environment, is_mapped in (({}, True), ({"MC_FORCE_TCP": "1"}, False)):
+        with thin_process(pool[1], code, **environment) as process:
+            assert (int(heard(process)) > 0) == is_mapped
+
+
+SHARER = """
+me = int(input())
+size = 100_000
+memory = store.alloc_from_mem_pool(2 * size)
+wrong = 0
+for turn in range(20):
+    ctypes.memset(memory, (me + turn) % 256, size)
+    keys = [f"{me}-{turn}-{one}" for one in range(4)]
+    wrong += store.batch_put_from(keys, [memory] * 4, [size - one for one in range(4)]) != [0] * 4
+    read = store.batch_get_into(keys[:1], [memory + size], [size])
+    wrong += read != [size] or ctypes.string_at(memory, size) != ctypes.string_at(memory + size, size)
+    wrong += store.batch_is_exist(keys) != [1] * 4 or store.batch_remove(keys, True) != [0] * 4
+say(wrong)
+input()
+"""
+
+
+def test_many_processes_share_a_stand_alone_client(started: Starter) -> None:
+    http = free_tcp_port()
+    flags = ["--global_segment_size=64MB", "--enable_http_server", f"--http_port={http}"]
+    with started("master") as (master, _), standalone(master, *flags) as (address, _):
+
+        def count() -> int:
+            text = fetched(http, "/metrics")[1]
+            return int(text.split("\nslackwater_thin_clients ")[1].split("\n")[0])
+
+        many = 12
+        contexts = [thin_process(address, SHARER) for _ in range(many)]
+        processes = [context.__enter__() for context in contexts]
+        try:
+            for number, process in enumerate(processes):
+                assert process.stdin is not None
+                process.stdin.write(f"{number}\n")
+                process.stdin.flush()
+            assert [heard(process) for process in processes] == ["0"] * many
+            assert count() == many
+        finally:
+            for context in contexts:
+                context.__exit__(None, None, None)
+        assert comes_true(lambda: count() == 0)
+        assert fetched(http, "/health") == (200, '{"status": "ok", "code": 0}')
+        assert fetched(http, "/metrics/summary") == (200, "0 thin clients, 0 sent away\n")
+        assert fetched(http, "/other")[0] == 404 and fetched(http, "/health", "POST")[0] == 405
+
+
+def free_tcp_port() -> int:
+    """A port of TCP that nobody has."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def fetched(port: int, path: str, method: str = "GET") -> tuple[int, str]:
+    """Status and body of an answer."""
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=40) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_a_killed_thin_client_holds_nothing(started: Starter) -> None:
+    """Its leases end by their time, though it asked for more each moment, and its open session is nobody's."""
+    with started("master", "--lease-ttl", "2s") as (master, _):
+        with standalone(master, "--global_segment_size=32MB") as (address, _):
+            other = MooncakeDistributedStore()
+            assert other.setup_dummy(0, 1 << 20, address) == 0
+            assert other.put("leased", b"value") == 0
+            code = """
+assert store.batch_put_session_start(["open"], [1 << 20]) == [0]
+while store.get("leased") == b"value":
+    say("holds")
+    time.sleep(0.1)
+"""
+            with thin_process(address, code) as process:
+                assert [heard(process) for _ in range(3)] == ["holds"] * 3
+                assert other.remove("leased") == -706
+                process.kill()
+                process.wait()
+                assert comes_true(lambda: other.remove("leased") == 0)
+            assert other.batch_put_session_start(["open"], [1 << 20]) == [0] == other.batch_put_session_revoke(["open"])
+            other.close()
+
+
+WRITER = """
+size = 24 << 20
+memory = store.alloc_from_mem_pool(size)
+ctypes.memset(memory, 1, size)
+say("writes")
+while True:
+    store.put_from("k", memory, size)
+    store.remove("k", True)
+"""
+
+
+def test_the_room_of_a_put_comes_back_when_its_writer_is_killed(started: Starter) -> None:
+    with started("master", "--put-wait", "5s") as (master, _):
+        with standalone(master, "--global_segment_size=32MB") as (address, _):
+            other = MooncakeDistributedStore()
+            assert other.setup_dummy(24 << 20, 1 << 20, address) == 0
+            memory = other.alloc_from_mem_pool(24 << 20)
+            for turn in range(4):
+                with thin_process(address, WRITER) as process:
+                    assert heard(process) == "writes"
+                    time.sleep(0.05 + 0.02 * turn)
+                    process.kill()
+                    process.wait()
+                    # What it has published is a value like others; what it has not was never there.
+                    assert other.is_exist("k") in (0, 1)
+                    other.remove("k", True)
+                    assert other.put_from("mine", memory, 24 << 20) == 0
+                    assert other.remove("mine", True) == 0
+            other.close()
+
+
+def test_a_killed_stand_alone_client_stops_nobody(
+    started: Starter, soon: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each call ends within its time, what others hold is read as before, and the next one is used without more ado."""
+    with started("master", "--put-wait", "100ms") as (master, _):
+        lender = calls.opened(mooncake.store, master, segment=16 << 20)
+        port = free_port()
+        with standalone(master, "--global_segment_size=16MB", port=port) as (address, process):
+            store = MooncakeDistributedStore()
+            assert store.setup_dummy(1 << 20, 1 << 20, address) == 0
+            player = calls.Player(mooncake.store, store)
+            keys = [f"k{one}" for one in range(40)]
+            assert [store.put(key, key.encode()) for key in keys] == [0] * 40
+            process.kill()
+            process.wait()
+            begun = time.monotonic()
+            read = [player.play(["get_into", [key, {"@": 0}, 100]]) for key in keys]
+            assert set(read) <= {2, 3} | CODES, read
+            here = [key for key, size in zip(keys, read, strict=True) if size > 0]
+            assert 0 < len(here) < 40
+            assert all(store.get(key) == key.encode() for key in here)
+            each = [
+                ["put", ["new", {"bytes": "v"}]],
+                ["put_from", ["newer", {"@": 0}, 10]],
+                ["upsert", [keys[0], {"bytes": "v"}]],
+                ["is_exist", ["new"]],
+                ["get_size", ["new"]],
+                ["remove", ["new", True]],
+                ["batch_put_from", [["a", "b"], [{"@": 0}, {"@": 9}], [5, 5]]],
+                ["batch_get_into", [["a", "b"], [{"@": 0}, {"@": 9}], [5, 5]]],
+            ]
+            for call in each:
+                before = time.monotonic()
+                result = player.play(call)
+                assert all(one >= 0 or one in CODES for one in (result if isinstance(result, list) else [result])), call
+                # A batch has a second for each of its keys.
+                assert time.monotonic() - before < 6, call
+            assert time.monotonic() - begun < 120
+            assert store.health_check() == 2
+        with standalone(master, "--global_segment_size=16MB", port=port) as (address, _):
+            assert store.put("again", b"v") == 0 and store.get("again") == b"v"
+            assert store.health_check() == 2 and store.close() == 0
+            assert store.setup_dummy(1 << 20, 1 << 20, address) == 0 == store.health_check() == store.close()
+        lender.store.close()
+
+
+def test_a_stopped_stand_alone_client_hangs_nobody(
+    started: Starter, soon: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with started("master") as (master, _), standalone(master, "--global_segment_size=0") as (address, process):
+        os.kill(process.pid, signal.SIGSTOP)
+        store = MooncakeDistributedStore()
+        begun = time.monotonic()
+        assert store.setup_dummy(0, 1 << 20, address) == -900
+        assert time.monotonic() - begun < 5 and "no answer in 1.0 s" in caplog.text
+        os.kill(process.pid, signal.SIGCONT)
+        assert store.setup_dummy(0, 1 << 20, address) == 0
+        # It lends nothing, so nothing is lost while it is stopped.
+        os.kill(process.pid, signal.SIGSTOP)
+        assert store.is_exist("k") == 0 == store.health_check() == store.close()
+        os.kill(process.pid, signal.SIGCONT)
+
+
+def test_a_fork_of_a_thin_client_is_none(shared_thin: calls.Player, pool: tuple[str, str]) -> None:
+    store = shared_thin.store
+
+    def is_none() -> bool:
+        refused = store.setup_dummy(1, 1, pool[1]) == -1012 == store.health_check() and store.alloc_from_mem_pool(1) == 0
+        return refused and store.close() == 0 == (own := MooncakeDistributedStore()).setup_dummy(1, 1, pool[1]) == own.close()
+
+    with store._lock:
+        assert in_child(is_none)
+    assert store.health_check() == 0 and store.put("forked", b"v") == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_takes_its_memory_back_when_it_is_told_to_end(number: signal.Signals, started: Starter) -> None:
+    with started("master", "--put-wait", "100ms") as (master, _):
+        with standalone(master, "--global_segment_size=16MB") as (address, process):
+            store = MooncakeDistributedStore()
+            assert store.setup_dummy(0, 1 << 20, address) == 0 == store.put("k", b"v")
+            process.send_signal(number)
+            assert process.wait(20) == 0
+            assert store.is_exist("k") == 0 and store.put("k", b"v") == -200 and store.health_check() == 2
+            store.close()
+
+
+def test_a_tenant_and_a_name_are_told_to_thin_clients(started: Starter) -> None:
+    flags = ["--global_segment_size=16MB", "--host=localhost", "--tenant_id=default"]
+    with started("master") as (master, _), standalone(master, *flags) as (address, _):
+        connection, access = attach(address, 10)
+        connection.close()
+        assert access.hostname.startswith("localhost:") and access.master_server_addr == master
+        assert (access.protocol, access.tenant_id, access.key_file) == ("tcp", "default", "")
+
+
+ENDED: list[tuple[list[str], str]] = [
+    (["--master_server_address=127.0.0.1:1"], "setup failed with -900 at 127.0.0.1:1"),
+    (["--metadata_server=here"], "setup failed with -1"),
+    (["--protocol=TCP"], "unknown protocol"),
+    (["--global_segment_size=much"], "expected bytes or a text such as 512MB"),
+    (["--port=0"], "ports are 1 to 65535"),
+    (["--http_port=99999"], "ports are 1 to 65535"),
+    (["--prot=1"], "did you mean --port?"),
+]
+
+
+@pytest.mark.parametrize(("words", "reason"), ENDED)
+def test_what_it_cannot_do_ends_it(words: list[str], reason: str, pool: tuple[str, str]) -> None:
+    given = [f"--master_server_address={pool[0]}", f"--port={free_port()}", "--global_segment_size=0", *words]
+    ended = run_client(given)
+    assert ended.returncode == 1 and reason in ended.stderr and "Traceback" not in ended.stderr
+
+
+def run_client(words: list[str]) -> "subprocess.CompletedProcess[str]":
+    """A `mooncake_client` that ends."""
+    command = [sys.executable, "-m", "slackwater.compat.mooncake.standalone", *words]
+    environment = os.environ | {"MC_RPC_CONNECT_TIMEOUT_MS": "500"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+
+
+def test_a_port_has_one_stand_alone_client(pool: tuple[str, str]) -> None:
+    ended = run_client([f"--master_server_address={pool[0]}", f"--port={pool[1].split(':')[1]}"])
+    assert ended.returncode == 1 and "another one has it" in ended.stderr
+
+
+def test_it_goes_on_without_http(started: Starter) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        flags = ["--enable_http_server", f"--http_port={taken.getsockname()[1]}", "--global_segment_size=0"]
+        with started("master") as (master, _), standalone(master, *flags) as (address, _):
+            store = MooncakeDistributedStore()
+            assert store.setup_dummy(0, 0, address) == 0 == store.health_check() == store.close()
+
+
+def test_flags_are_read() -> None:
+    given, warnings = settings(
+        ["-port", "7", "--threads=8", "--local-buffer-size=1GB", "--enable_offload", "--noenable_http_server"]
+    )
+    assert given.port == 7 and given.http_port is None and given.setup["enable_ssd_offload"] is True
+    assert given.setup["global_segment_size"] == 4 << 30 and given.setup["local_hostname"] == "127.0.0.1"
+    assert set(given.setup) <= set(Arguments.__dataclass_fields__)
+    assert [line.split(" has no effect")[0] for line in warnings] == ["--threads", "--local_buffer_size"]
+    given, warnings = settings(["--enable_http_server=true", "--host", "here", "--device_names=x", "--minloglevel=9"])
+    assert (given.http_port, given.setup["local_hostname"], given.setup["rdma_devices"]) == (9300, "here", "x")
+    assert not warnings
+    assert settings(["--master_server_address=curve://127.0.0.1:1/key"])[0].setup["local_hostname"] == "127.0.0.1"
+    assert settings(["--master_server_address=[::1]:1"])[0].setup["local_hostname"] == "[::1]"
+    with pytest.raises(FlagError, match="no port"):
+        settings(["--master_server_address=a:b"])

@@ -5,6 +5,7 @@ and one event file descriptor tells that some have ended. The second is a plug-i
 is imported.
 """
 
+import importlib
 import logging
 import os
 import threading
@@ -35,9 +36,7 @@ Work = Callable[..., tuple[str, list[bool]]]
 
 def __getattr__(name: str) -> Any:
     if name in ("SlackwaterConnector", "SlackwaterConnectorAdapter"):
-        from . import lmcache_connector
-
-        return getattr(lmcache_connector, name)
+        return getattr(importlib.import_module(".lmcache_connector", __package__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -48,6 +48,7 @@ impl Master {
         let mut segment = Segment::new(mount, granule, generations, policy);
         segment.draining = self.drained_before(mount.segment, mount.incarnation);
         self.segments.add(segment);
+        self.drain_again(mount.segment, mount.incarnation);
         self.capacity_changed();
         self.unsettled.room();
         Reply::Done

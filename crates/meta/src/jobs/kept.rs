@@ -61,12 +61,11 @@ impl Master {
         }
     }
 
-    /// Whether a segment that is mounted was being drained, or was, under an earlier master. With a new life of its node
-    /// that is over.
+    /// Whether a segment that is mounted is being drained, or was, before it was lost or under an earlier master. With a new
+    /// life of its node that is over.
     pub(crate) fn drained_before(&self, segment: SegmentId, life: Incarnation) -> Draining {
-        let jobs = self.jobs.all.values();
-        let jobs = jobs.filter(|job| job.restored);
         let mut found = Draining::No;
+        let jobs = self.jobs.all.values();
         for job in jobs.filter(|job| job.drained.contains(&(segment, life))) {
             match job.status {
                 JobStatus::Running | JobStatus::Failed => return Draining::Running,
@@ -75,6 +74,19 @@ impl Master {
             }
         }
         found
+    }
+
+    /// A segment is mounted: a drain that it was lost to looks through it from the beginning.
+    pub(crate) fn drain_again(&mut self, segment: SegmentId, life: Incarnation) {
+        let drains = self.jobs.all.values_mut();
+        let running = drains.filter(|job| !job.status.is_over() && !job.unplanned);
+        for job in running.filter(|job| job.drained.contains(&(segment, life))) {
+            // It was looked through in part, if it was lost on the way.
+            job.sweep.segments.retain(|it| *it != segment);
+            job.sweep.segments.push_back(segment);
+            job.sweep.slot = 0;
+            self.unsettled.jobs();
+        }
     }
 
     /// Plans a job of an earlier master, once nothing is left to be announced.

@@ -237,9 +237,12 @@ impl Master {
             JobWork::Drain { places, .. } => self.segments_at(places),
             JobWork::Copy { .. } | JobWork::Move { .. } => Vec::new(),
         };
-        let left = drained.into_iter().filter_map(|segment| {
-            let segment = self.segments.at(self.segments.find(segment)?);
-            (segment.kind() == SegmentKind::Memory).then(|| segment.used())
+        let left = drained.into_iter().filter_map(|id| {
+            let segment = self.segments.at(self.segments.find(id)?);
+            // A node that started again is drained no more.
+            let place = (id, segment.incarnation);
+            let same = job.drained.is_empty() || job.drained.contains(&place);
+            (same && segment.kind() == SegmentKind::Memory).then(|| segment.used())
         });
         Some(JobState {
             job: id,

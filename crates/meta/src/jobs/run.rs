@@ -417,10 +417,11 @@ impl Master {
     /// An object has lost a replica with a segment that is being removed. If that was the last one, a drain of the segment came
     /// too late for it.
     pub(crate) fn lost_in_drain(&mut self, index: SegmentIndex, object: ObjectId) {
-        let segment = self.segments.at(index).id;
+        let segment = self.segments.at(index);
+        let place = (segment.id, segment.incarnation);
         let running = self.jobs.all.values_mut();
         let mut running = running.filter(|job| !job.status.is_over());
-        let drains = |job: &&mut Job| job.drained.iter().any(|(drained, _)| *drained == segment);
+        let drains = |job: &&mut Job| job.drained.contains(&place);
         let record = self.catalog.object(object);
         if record.has_replicas() {
             return;

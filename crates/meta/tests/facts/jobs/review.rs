@@ -349,3 +349,95 @@ fn a_drain_whose_node_dies_says_what_was_lost() {
     assert!(state.errors.iter().all(lost), "{:?}", state.errors);
     assert_eq!(world.nodes_of("k7"), [2]);
 }
+
+/// Three nodes that live on without their master; what the third one has is told.
+fn three_that_outlive() -> World {
+    let mut world = World::memory(plain(), MIB);
+    for node in [SECOND, THIRD] {
+        mount_again(&mut world, node, 1, &[]);
+    }
+    world
+}
+
+/// A node whose memory lives on is mounted in this life, and tells what it holds.
+fn mount_again(world: &mut World, node: NodeId, life: u64, held: &[Published]) {
+    let segment = SegmentId(node.0 * 10);
+    let mount = Mount {
+        segment,
+        name: format!("segment-{segment}"),
+        node,
+        incarnation: Incarnation(life),
+        kind: SegmentKind::Memory,
+        bytes: MIB,
+        host: String::new(),
+        generations: Some(1),
+    };
+    assert_eq!(world.ask(Request::Mount(mount)), Reply::Done);
+    let entries = held.to_vec();
+    world.report(node, Report::Holds { segment, entries });
+    let highest = Version(0);
+    world.report(node, Report::Announced { segment, highest });
+}
+
+/// A node was without a link in the middle of its drain until it was given up, and came back in the same life. Its segment took
+/// new values again, and the drain was a success with all of them still there.
+#[test]
+fn a_drain_goes_on_when_a_node_that_was_given_up_comes_back() {
+    let mut world = three_that_outlive();
+    world.put_at("k", BLOCK, "segment-30");
+    let told = world.taken(|order| match order {
+        Order::Published(entries) => Some(entries.clone()),
+        _ => None,
+    });
+    // A value that another drain waits for keeps the job under way.
+    let config = PutConfig {
+        preferred: vec!["segment-1".into()],
+        ..PutConfig::default()
+    };
+    world.start("open", BLOCK, config);
+    let job = world.begin(drain(&["3", "1"], &["2"]));
+    world.input(Input::NodeLost(THIRD));
+    mount_again(&mut world, THIRD, 1, &told.concat());
+    let segments = world.master.segments();
+    let third = segments.iter().find(|it| it.node == THIRD);
+    assert_eq!(third.expect("mounted").draining, Draining::Running);
+    world.carry_all();
+    assert_eq!(world.nodes_of("k"), [2]);
+    assert_eq!(
+        world.job(job).left_bytes,
+        BLOCK,
+        "the put that is under way"
+    );
+}
+
+/// A node ended in the middle of its drain. What it alone had was lost, and the drain was a success; the bytes of its next life
+/// counted as left.
+#[test]
+fn a_drain_whose_values_are_lost_is_no_success() {
+    let check = |elsewhere: bool, expected: (JobStatus, u64)| {
+        let mut world = three_that_outlive();
+        for name in 0..8 {
+            world.put_at(&format!("k{name}"), BLOCK, "segment-30");
+            if elsewhere {
+                world.begin(copy(&format!("k{name}"), &["1"]));
+            }
+        }
+        world.carry_all();
+        let job = world.begin(JobSpec {
+            concurrency: 2,
+            ..drain(&["3"], &["2"])
+        });
+        if !elsewhere {
+            world.copied(Ok(()));
+        }
+        world.input(Input::NodeLost(THIRD));
+        mount_again(&mut world, THIRD, 2, &[]);
+        world.put_at("new", BLOCK, "segment-30");
+        world.pass(Duration::from_secs(1));
+        let state = world.job(job);
+        assert_eq!((state.status, state.failed), expected);
+        assert_eq!(state.left_bytes, 0, "of another life");
+    };
+    check(false, (JobStatus::Failed, 7));
+    check(true, (JobStatus::Succeeded, 0));
+}

@@ -140,6 +140,7 @@ def test_the_distribution_gives_the_package_and_refuses_beside_another(command: 
     assert ran.stdout.startswith("slackwater.compat.mooncake.store slackwater.compat.mooncake <class"), ran.stderr
     script = (target / "bin" / "mooncake_master").read_text()
     assert "slackwater.compat.mooncake.master" in script
+    assert "slackwater.compat.mooncake.standalone" in (target / "bin" / "mooncake_client").read_text()
     # Where the interpreter itself finds a Mooncake, nothing is built.
     site = tmp_path / "site"
     info = site / "mooncake_transfer_engine-0.3.13.dist-info"

@@ -1,18 +1,13 @@
-"""`mooncake_client`, and thin clients in processes of their own."""
+"""Thin clients, in this process and in processes of their own."""
 
 import ctypes
 import errno
 import json
 import os
-import random
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -22,94 +17,16 @@ import calls
 import mooncake.store
 import pytest
 from mooncake.store import MooncakeDistributedStore
-from slackwater.compat.mooncake.master import FlagError
-from slackwater.compat.mooncake.opening import Arguments
-from slackwater.compat.mooncake.standalone import ThinClients, settings
+from slackwater.compat.mooncake.standalone import ThinClients
 from slackwater.compat.mooncake.thin import MESSAGE_BYTES_MAX, PoolAccess, attach, socket_name
+from standalones import comes_true, fetched, free_port, free_tcp_port, heard, standalone, thin_process
 from test_calls import TABLE
 from test_life import setup
 
 from conftest import Starter, in_child
 
-HERE = str(Path(__file__).parent)
 ACCESS = PoolAccess("localhost:12345", "127.0.0.1:1", "tcp", "default", "")
 CODES = {-200, -703, -704, -900, -901}
-# What a process of its own does as a thin client.
-THIN = """
-import sys
-sys.path.insert(0, sys.argv[1])
-import slackwater.compat
-slackwater.compat.install(over=True)
-import ctypes, mooncake.store, os, time
-store = mooncake.store.MooncakeDistributedStore()
-assert store.setup_dummy(32 << 20, 1 << 20, sys.argv[2]) == 0
-
-def say(word):
-    print(word, flush=True)
-
-"""
-
-
-def free_port() -> int:
-    """A port whose Unix socket nobody has."""
-    while True:
-        port = random.randrange(20_000, 60_000)
-        with suppress(OSError):
-            ThinClients(port).close()
-            return port
-
-
-@contextmanager
-def standalone(
-    master: str, *flags: str, port: int | None = None, **environment: str
-) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
-    """A `mooncake_client`, whose address and process the block gets."""
-    port = port or free_port()
-    words = [f"--port={port}", f"--master_server_address={master}", *flags]
-    with subprocess.Popen(
-        [sys.executable, "-m", "slackwater.compat.mooncake.standalone", *words],
-        stderr=subprocess.PIPE, text=True, env=os.environ | environment,
-    ) as process:  # fmt: skip
-        try:
-            assert process.stderr is not None
-            said = []
-            for line in process.stderr:
-                said.append(line)
-                if "serves at" in line:
-                    break
-            assert said and "serves at" in said[-1], said
-            yield f"127.0.0.1:{port}", process
-        finally:
-            process.kill()
-
-
-@contextmanager
-def thin_process(address: str, code: str, **environment: str) -> Iterator["subprocess.Popen[str]"]:
-    """A process that does something as a thin client, and tells it by its output."""
-    with subprocess.Popen(
-        [sys.executable, "-c", THIN + code, HERE, address],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | environment,
-    ) as process:  # fmt: skip
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def heard(process: "subprocess.Popen[str]") -> str:
-    """The next line that a process says."""
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
-
-
-def comes_true(fact: Callable[[], bool], seconds: float = 10) -> bool:
-    """Whether a fact of another process holds before so many seconds are over."""
-    until = time.monotonic() + seconds
-    while not (held := fact()) and time.monotonic() < until:
-        time.sleep(0.01)
-    return held
-
-
 @pytest.fixture(scope="module")
 def pool(started: Starter) -> Iterator[tuple[str, str]]:
     """A master, and a stand-alone client that lends it memory: the addresses of both."""
@@ -471,23 +388,6 @@ def test_many_processes_share_a_stand_alone_client(started: Starter) -> None:
         assert fetched(http, "/other")[0] == 404 and fetched(http, "/health", "POST")[0] == 405
 
 
-def free_tcp_port() -> int:
-    """A port of TCP that nobody has."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def fetched(port: int, path: str, method: str = "GET") -> tuple[int, str]:
-    """Status and body of an answer."""
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method=method)
-    try:
-        with urllib.request.urlopen(request, timeout=40) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
-
-
 def test_a_killed_thin_client_holds_nothing(started: Starter) -> None:
     """Its leases end by their time, though it asked for more each moment, and its open session is nobody's."""
     with started("master", "--lease-ttl", "2s") as (master, _):
@@ -615,81 +515,3 @@ def test_a_fork_of_a_thin_client_is_none(shared_thin: calls.Player, pool: tuple[
     with store._lock:
         assert in_child(is_none)
     assert store.health_check() == 0 and store.put("forked", b"v") == 0
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_takes_its_memory_back_when_it_is_told_to_end(number: signal.Signals, started: Starter) -> None:
-    with started("master", "--put-wait", "100ms") as (master, _):
-        with standalone(master, "--global_segment_size=16MB") as (address, process):
-            store = MooncakeDistributedStore()
-            assert store.setup_dummy(0, 1 << 20, address) == 0 == store.put("k", b"v")
-            process.send_signal(number)
-            assert process.wait(20) == 0
-            assert store.is_exist("k") == 0 and store.put("k", b"v") == -200 and store.health_check() == 2
-            store.close()
-
-
-def test_a_tenant_and_a_name_are_told_to_thin_clients(started: Starter) -> None:
-    flags = ["--global_segment_size=16MB", "--host=localhost", "--tenant_id=default"]
-    with started("master") as (master, _), standalone(master, *flags) as (address, _):
-        connection, access = attach(address, 10)
-        connection.close()
-        assert access.hostname.startswith("localhost:") and access.master_server_addr == master
-        assert (access.protocol, access.tenant_id, access.key_file) == ("tcp", "default", "")
-
-
-ENDED: list[tuple[list[str], str]] = [
-    (["--master_server_address=127.0.0.1:1"], "setup failed with -900 at 127.0.0.1:1"),
-    (["--metadata_server=here"], "setup failed with -1"),
-    (["--protocol=TCP"], "unknown protocol"),
-    (["--global_segment_size=much"], "expected bytes or a text such as 512MB"),
-    (["--port=0"], "ports are 1 to 65535"),
-    (["--http_port=99999"], "ports are 1 to 65535"),
-    (["--prot=1"], "did you mean --port?"),
-]
-
-
-@pytest.mark.parametrize(("words", "reason"), ENDED)
-def test_what_it_cannot_do_ends_it(words: list[str], reason: str, pool: tuple[str, str]) -> None:
-    given = [f"--master_server_address={pool[0]}", f"--port={free_port()}", "--global_segment_size=0", *words]
-    ended = run_client(given)
-    assert ended.returncode == 1 and reason in ended.stderr and "Traceback" not in ended.stderr
-
-
-def run_client(words: list[str]) -> "subprocess.CompletedProcess[str]":
-    """A `mooncake_client` that ends."""
-    command = [sys.executable, "-m", "slackwater.compat.mooncake.standalone", *words]
-    environment = os.environ | {"MC_RPC_CONNECT_TIMEOUT_MS": "500"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
-
-
-def test_a_port_has_one_stand_alone_client(pool: tuple[str, str]) -> None:
-    ended = run_client([f"--master_server_address={pool[0]}", f"--port={pool[1].split(':')[1]}"])
-    assert ended.returncode == 1 and "another one has it" in ended.stderr
-
-
-def test_it_goes_on_without_http(started: Starter) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        flags = ["--enable_http_server", f"--http_port={taken.getsockname()[1]}", "--global_segment_size=0"]
-        with started("master") as (master, _), standalone(master, *flags) as (address, _):
-            store = MooncakeDistributedStore()
-            assert store.setup_dummy(0, 0, address) == 0 == store.health_check() == store.close()
-
-
-def test_flags_are_read() -> None:
-    given, warnings = settings(
-        ["-port", "7", "--threads=8", "--local-buffer-size=1GB", "--enable_offload", "--noenable_http_server"]
-    )
-    assert given.port == 7 and given.http_port is None and given.setup["enable_ssd_offload"] is True
-    assert given.setup["global_segment_size"] == 4 << 30 and given.setup["local_hostname"] == "127.0.0.1"
-    assert set(given.setup) <= set(Arguments.__dataclass_fields__)
-    assert [line.split(" has no effect")[0] for line in warnings] == ["--threads", "--local_buffer_size"]
-    given, warnings = settings(["--enable_http_server=true", "--host", "here", "--device_names=x", "--minloglevel=9"])
-    assert (given.http_port, given.setup["local_hostname"], given.setup["rdma_devices"]) == (9300, "here", "x")
-    assert not warnings
-    assert settings(["--master_server_address=curve://127.0.0.1:1/key"])[0].setup["local_hostname"] == "127.0.0.1"
-    assert settings(["--master_server_address=[::1]:1"])[0].setup["local_hostname"] == "[::1]"
-    with pytest.raises(FlagError, match="no port"):
-        settings(["--master_server_address=a:b"])

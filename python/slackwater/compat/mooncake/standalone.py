@@ -50,7 +50,7 @@ class Settings:
     level: int
 
 
-def settings(words: Sequence[str]) -> tuple[Settings, list[str]]:
+def settings(words: Sequence[str], has_keys: bool) -> tuple[Settings, list[str]]:
     """What the flags say, and what is to be warned of."""
     found = given_flags(words, FLAGS)
     values = {name: found.get(name, flag["default"]) for name, flag in FLAGS.items()}
@@ -62,6 +62,11 @@ def settings(words: Sequence[str]) -> tuple[Settings, list[str]]:
         host = _host(values["host"], values["master_server_address"])
     except (ValueError, OverflowError) as error:
         raise FlagError(str(error)) from None
+    if segment and has_keys:
+        raise FlagError(
+            "with keys, a process is a client or a node: give --global_segment_size=0, and run `slackwater node` with a key of"
+            " its own"
+        )
     setup = {flag["option"]: values[name] for name, flag in FLAGS.items() if flag["option"] in _SETUP}
     setup |= {"local_hostname": host, "global_segment_size": segment, "local_buffer_size": 0}
     warnings = [
@@ -226,7 +231,7 @@ def main() -> None:
         other = installed_mooncake()
         if other is not None:
             raise FlagError(f"{other} is installed beside slackwater-mooncake: uninstall one of them")
-        given, warnings = settings(words)
+        given, warnings = settings(words, bool(os.environ.get("SLACKWATER_KEY_FILE")))
     except FlagError as error:
         sys.exit(f"mooncake_client: {error}")
     logging.basicConfig(level=given.level)

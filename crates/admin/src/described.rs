@@ -7,8 +7,10 @@ pub fn described(found: &Description) -> Value {
     let replicas: Vec<_> = found
         .replicas
         .iter()
-        .map(|(at, state, readers)| {
-            json!({ "tier": tier_name(at), "state": state_name(*state), "readers": readers })
+        .enumerate()
+        .map(|(place, (at, state, readers))| {
+            let segment = found.names.get(place);
+            json!({ "tier": tier_name(at), "segment": segment, "state": state_name(*state), "readers": readers })
         })
         .collect();
     json!({

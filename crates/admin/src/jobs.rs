@@ -127,6 +127,7 @@ pub fn job_described(state: &JobState) -> Value {
         "work": work,
         "status": state.status.name(),
         "age_ms": state.age.as_millis() as u64,
+        "unchanged_ms": state.unchanged.as_millis() as u64,
         "active_units": state.active,
         "succeeded_units": state.done,
         "failed_units": state.failed,

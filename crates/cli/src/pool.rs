@@ -11,7 +11,7 @@ use clap::Args;
 use slackwater_base::ByteSize;
 use slackwater_mq::Address;
 use slackwater_node::pool::{MasterOptions, MasterServer, NodeOptions, NodeServer};
-use slackwater_wire::ErrorCode;
+use slackwater_wire::{ErrorCode, NodeName};
 
 use crate::admin::AdminArguments;
 use crate::config::Layers;
@@ -55,6 +55,16 @@ pub(crate) struct Node {
     #[arg(long, env = "SLACKWATER_DATA", hide_env_values = true, value_name = "HOST:PORT",
           default_value_t = NodeOptions::default().data)]
     data: SocketAddr,
+
+    /// What its memory is called, for puts and jobs that name it, and its SSD with /ssd after it; nodes of one name are meant
+    /// together [default: memory- and ssd- with the number of the node]
+    #[arg(
+        long,
+        env = "SLACKWATER_NAME",
+        hide_env_values = true,
+        value_name = "NAME"
+    )]
+    name: Option<NodeName>,
 
     #[command(flatten)]
     keys: KeyFiles,
@@ -100,6 +110,7 @@ pub(crate) fn node(arguments: &Node, layers: &Layers) -> Result<u8> {
         data: arguments.data,
         keys: arguments.keys.files(),
         staging: arguments.staging,
+        name: arguments.name.clone(),
     };
     let master = arguments.master.clone();
     service

@@ -287,11 +287,18 @@ fn read(path: &Path) -> Result<Vec<u8>> {
 }
 
 fn sentence(found: &Description) -> String {
-    let replica = |(at, state, _): &(ReplicaAt, ReplicaState, u32)| match state {
-        ReplicaState::Complete => tier_name(at).to_owned(),
-        other => format!("{} ({})", tier_name(at), state_name(*other)),
+    let replica = |(place, (at, state, _)): (usize, &(ReplicaAt, ReplicaState, u32))| {
+        let tier = match found.names.get(place) {
+            Some(name) => format!("{} of {name}", tier_name(at)),
+            None => tier_name(at).to_owned(),
+        };
+        match state {
+            ReplicaState::Complete => tier,
+            other => format!("{tier} ({})", state_name(*other)),
+        }
     };
-    let replicas: Vec<String> = found.replicas.iter().map(replica).collect();
+    let replicas = found.replicas.iter().enumerate().map(replica);
+    let replicas: Vec<String> = replicas.collect();
     let mut text = format!(
         "{}\n  {} bytes ({}) in {}\n  version {}, checksum {:016x}, pin {}",
         found.key,

@@ -1,9 +1,7 @@
 //! What is known about one object, and why policies keep or evict it, for people to read.
 
 use slackwater_base::Instant;
-use slackwater_wire::{
-    Description, ErrorCode, Key, Pin, ReplicaAt, ReplicaState, Reply, SegmentKind, Tenant,
-};
+use slackwater_wire::{Description, ErrorCode, Key, Pin, ReplicaAt, Reply, SegmentKind, Tenant};
 
 use crate::catalog::{PinKind, ReplicaId, SegmentIndex};
 use crate::evict::{Explanation, Slot};
@@ -80,20 +78,13 @@ impl Master {
                     segment: segment.id,
                 },
             };
-            (at, replica.state, replica.refs)
+            ((at, replica.state, replica.refs), segment.name.clone())
         };
-        let mut replicas: Vec<(ReplicaAt, ReplicaState, u32)> = self
-            .catalog
-            .replicas(id)
-            .map(|(replica, _)| place(replica))
-            .collect();
         let put = self.puts.open.get(&id);
-        replicas.extend(
-            put.iter()
-                .flat_map(|put| &put.replicas)
-                .chain(&self.promotions.staged_of(id))
-                .map(|id| place(*id)),
-        );
+        let written = put.iter().flat_map(|put| &put.replicas).copied();
+        let there = self.catalog.replicas(id).map(|(replica, _)| replica);
+        let all = there.chain(written).chain(self.promotions.staged_of(id));
+        let (replicas, names) = all.map(place).unzip();
         let pin = match object.pin {
             PinKind::None => Pin::None,
             PinKind::Hard => Pin::Hard,
@@ -118,6 +109,7 @@ impl Master {
             pin,
             lease: now.until(self.lease_end(id)),
             replicas,
+            names,
         }))
     }
 }

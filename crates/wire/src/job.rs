@@ -91,6 +91,9 @@ pub struct JobState {
     pub status: JobStatus,
     /// Time since it began.
     pub age: Duration,
+    /// Time since its status is what it is.
+    #[serde(default)]
+    pub unchanged: Duration,
     /// Values that are carried now.
     pub active: u64,
     /// Values that were carried.

@@ -11,6 +11,7 @@ mod error;
 mod id;
 mod job;
 mod key;
+mod name;
 mod numbered;
 mod order;
 mod permissions;
@@ -28,6 +29,7 @@ pub use id::{
 };
 pub use job::{CopyTask, JobSpec, JobState, JobStatus, JobWork};
 pub use key::{Key, KeyError, Tenant, TenantError};
+pub use name::{NodeName, NodeNameError};
 pub use numbered::{Numbered, NumberedReceiver, NumberedSender, OutOfStep};
 pub use order::{
     ChainPlace, DiskEntry, DiskState, OffloadTask, Order, PromoteTask, PromotionFailure, Published,

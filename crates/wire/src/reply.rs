@@ -168,6 +168,9 @@ pub struct Description {
     pub lease: Duration,
     /// Replicas with state and reference count.
     pub replicas: Vec<(ReplicaAt, ReplicaState, u32)>,
+    /// The names of the segments that they are on, in the same order.
+    #[serde(default)]
+    pub names: Vec<String>,
 }
 
 /// Quota and use of a tenant.

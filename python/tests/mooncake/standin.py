@@ -56,6 +56,9 @@ class Tensor:
     def reshape(self, shape: Any) -> "Tensor":
         return Tensor(self.array.reshape(shape))
 
+    def narrow(self, dimension: int, start: int, length: int) -> "Tensor":
+        return Tensor(self.array.take(range(start, start + length), dimension))
+
     def numpy(self) -> Any:
         return self.array
 
@@ -70,3 +73,7 @@ def frombuffer(memory: Any, *, dtype: Kind, count: int, offset: int) -> Tensor:
 
 def empty(shape: Any, *, dtype: Kind) -> Tensor:
     return Tensor(numpy.empty(shape, dtype.numpy))
+
+
+def cat(tensors: Any, dimension: int) -> Tensor:
+    return Tensor(numpy.concatenate([one.array for one in tensors], dimension))

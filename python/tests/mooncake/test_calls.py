@@ -301,8 +301,10 @@ TABLE: dict[str, list[tuple[list[Any], Any]]] = {
         KEPT,
         (["create_copy_task", ["none", ["x"]]], [[0, 0], -704]),
         (["create_move_task", ["none", "x", "y"]], [[0, 0], -704]),
-        (["create_copy_task", ["k", ["x"]]], [[0, 0], -1012]),
-        (["create_move_task", ["k", "x", "y"]], [[0, 0], -1012]),
+        (["create_copy_task", ["k", ["x"]]], [[0, 0], -600]),
+        (["create_copy_task", ["k", []]], [[0, 0], -600]),
+        (["create_copy_task", ["k", "x"]], {"raises": "TypeError"}),
+        (["create_move_task", ["k", "x", "y"]], [[0, 0], -600]),
         (["query_task", [[1, 2]]], [None, -1400]),
     ],
 }

@@ -32,6 +32,9 @@ def test_leases_are_registered_memory(store: MooncakeDistributedStore) -> None:
         assert store.put_from("leased", lease.ptr, 3) == 0 and store.get("leased") == b"abc"
         assert store.register_buffer(lease.ptr, 1) == -600
         first = lease.ptr
+        assert isinstance(lease, mooncake.store.RegisteredBufferLeaseView)
+    with pytest.raises(TypeError, match="BufferLeaseView"):
+        mooncake.store.BufferLeaseView()
     lease.release()
     for wrong in (lambda: lease.ptr, lambda: lease.buffer):
         with pytest.raises(RuntimeError, match="closed"):

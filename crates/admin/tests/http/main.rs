@@ -59,6 +59,7 @@ fn job(spec: JobSpec, status: JobStatus) -> JobState {
         spec,
         status,
         age: Duration::from_millis(1500),
+        unchanged: Duration::from_millis(500),
         active: 1,
         done: 2,
         done_bytes: 8192,
@@ -172,6 +173,7 @@ impl Source for Fake {
                 (ReplicaAt::Memory(extent), ReplicaState::Processing, 0),
                 (disk, ReplicaState::Complete, 0),
             ],
+            names: ["memory", "memory", "ssd"].map(String::from).to_vec(),
         }))
     }
 

@@ -42,6 +42,7 @@ impl Master {
                 spec: state.spec,
                 status: state.status,
                 begun: now,
+                changed: now,
                 queue: Default::default(),
                 sweep: Sweep::default(),
                 targets: Arc::default(),
@@ -135,7 +136,10 @@ impl Master {
             };
         }
         match self.plan_job(&job.spec) {
-            Err(ErrorCode::ReplicaNotInLocalMemory) if self.has_moved(&job.spec.work) => {
+            // The node that it was to leave may be gone by now.
+            Err(ErrorCode::ReplicaNotInLocalMemory | ErrorCode::SegmentNotFound)
+                if self.has_moved(&job.spec.work) =>
+            {
                 Ok(Plan::default())
             }
             plan => plan,

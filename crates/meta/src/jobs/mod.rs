@@ -49,6 +49,8 @@ struct Job {
     spec: JobSpec,
     status: JobStatus,
     begun: Instant,
+    /// When its status became what it is.
+    changed: Instant,
     /// Units that are not begun.
     queue: VecDeque<Unit>,
     sweep: Sweep,
@@ -249,6 +251,7 @@ impl Master {
             spec: job.spec.clone(),
             status: job.status,
             age: now.since(job.begun),
+            unchanged: now.since(job.changed),
             active: job.active as u64,
             done: job.done,
             done_bytes: job.done_bytes,
@@ -286,6 +289,7 @@ impl Master {
             return;
         };
         job.status = status;
+        job.changed = now;
         job.queue.clear();
         job.sweep = Sweep::default();
         job.offloading = 0;

@@ -55,6 +55,7 @@ impl Master {
             spec,
             status: JobStatus::Running,
             begun: now,
+            changed: now,
             queue: plan.units,
             sweep: Sweep {
                 segments: plan.drained.into(),
@@ -269,6 +270,9 @@ impl Master {
         to: &[SegmentId],
     ) -> Result<SegmentId, ErrorCode> {
         let named = place.map(|place| self.segments_at(&[place.to_owned()]));
+        if named.as_ref().is_some_and(Vec::is_empty) {
+            return Err(ErrorCode::SegmentNotFound);
+        }
         let fits = |id: &SegmentId| match &named {
             Some(named) => named.contains(id),
             None => !to.contains(id),

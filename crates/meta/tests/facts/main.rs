@@ -12,6 +12,7 @@ mod journal;
 mod lease;
 mod limits;
 mod model;
+mod names;
 mod offload;
 mod permissions;
 mod promote;

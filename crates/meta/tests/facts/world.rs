@@ -74,9 +74,20 @@ impl World {
         kind: SegmentKind,
         bytes: u64,
     ) {
+        self.mount_as(&format!("segment-{segment}"), node, segment, kind, bytes);
+    }
+
+    pub(crate) fn mount_as(
+        &mut self,
+        name: &str,
+        node: NodeId,
+        segment: SegmentId,
+        kind: SegmentKind,
+        bytes: u64,
+    ) {
         let mount = Mount {
             segment,
-            name: format!("segment-{segment}"),
+            name: name.to_owned(),
             node,
             incarnation: Incarnation(1),
             kind,

@@ -431,6 +431,7 @@ mod tests {
             },
             status: [JobStatus::Running, JobStatus::Failed][rng.below(2) as usize],
             age: std::time::Duration::from_millis(rng.below(9)),
+            unchanged: std::time::Duration::from_millis(rng.below(9)),
             active: 0,
             done: rng.below(9),
             done_bytes: rng.below(9),

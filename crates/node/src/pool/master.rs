@@ -13,8 +13,8 @@ use slackwater_mq::{
 };
 use slackwater_wait::{Event, Park, Site, Waiting, now};
 use slackwater_wire::{
-    Attached, ErrorCode, NodeHello, NodeId, NodeWelcome, Permissions, Reply, Reports, Request,
-    SegmentKind, TicketId, body,
+    Attached, ErrorCode, NodeHello, NodeId, NodeName, NodeWelcome, Permissions, Reply, Reports,
+    Request, SegmentKind, TicketId, body,
 };
 use slackwater_zmtp::PublicKey;
 
@@ -470,7 +470,8 @@ fn may_lend(permissions: &Permissions, hello: &NodeHello) -> Result<(), ErrorCod
             SegmentKind::Memory => own.memory,
             SegmentKind::Disk => own.disk,
         };
-        mount.node == hello.node && mount.segment == segment
+        let named = NodeName::check_segment(&mount.name, mount.kind).is_ok();
+        named && mount.node == hello.node && mount.segment == segment
     };
     let numbered = (NODES_FROM..1 << 31).contains(&hello.node.0);
     if !permissions.node.covers(hello.node) {
@@ -550,6 +551,16 @@ mod tests {
         check(&own, &hello(300, &[(300, 600, Disk)]), wrong);
         check(&own, &hello(300, &[(301, 600, Memory)]), wrong);
         check(&Permissions::FULL, &hello(1, &[(1, 2, Memory)]), wrong);
+        // A name that jobs would take for the number of another node, and one that would be two lines of a list.
+        for name in ["301", "", "a\nb", "a/ssd,b", &"a".repeat(261)] {
+            let mut named = hello(300, &both);
+            named.segments[0].name = name.to_owned();
+            check(&own, &named, wrong);
+        }
+        let mut named = hello(300, &both);
+        named.segments[0].name = "10.0.0.1:12345".to_owned();
+        named.segments[1].name = "10.0.0.1:12345/ssd".to_owned();
+        check(&own, &named, Ok(()));
         let beyond = 1 << 31;
         check(
             &Permissions::FULL,

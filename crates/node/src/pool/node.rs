@@ -12,7 +12,7 @@ use slackwater_mq::{
 };
 use slackwater_transfer::Engine;
 use slackwater_wait::now;
-use slackwater_wire::{Attached, ErrorCode, NodeId, NodeLife};
+use slackwater_wire::{Attached, ErrorCode, NodeId, NodeLife, NodeName};
 use slackwater_zmtp::PublicKey;
 use thiserror::Error;
 
@@ -37,6 +37,8 @@ pub struct NodeOptions {
     pub keys: Option<ServeKeys>,
     /// Memory for what is read from SSD on behalf of clients; the longest value they can read from SSD is half of it.
     pub staging: ByteSize,
+    /// What its memory is called, for puts and jobs that name it; none for a name made of its number.
+    pub name: Option<NodeName>,
 }
 
 impl Default for NodeOptions {
@@ -46,6 +48,7 @@ impl Default for NodeOptions {
             data: (Ipv4Addr::LOCALHOST, 0).into(),
             keys: None,
             staging: ServeOptions::default().staging,
+            name: None,
         }
     }
 }
@@ -170,6 +173,12 @@ impl NodeServer {
         self.shared.node
     }
 
+    /// What its memory is called, if it was given a name.
+    #[must_use]
+    pub fn name(&self) -> Option<&NodeName> {
+        self.shared.options.name.as_ref()
+    }
+
     /// Its key, when links are encrypted.
     #[must_use]
     pub fn public_key(&self) -> Option<PublicKey> {
@@ -279,7 +288,9 @@ impl Life {
             why: why.into(),
         })?;
         let memory = Arc::new(memory);
-        let uplink = Arc::new(Uplink::new(memory.transfers.clone(), NodeLife(random()?)));
+        let name = shared.options.name.clone();
+        let life = NodeLife(random()?);
+        let uplink = Arc::new(Uplink::new(memory.transfers.clone(), life, name));
         store.deliver_to(Arc::clone(&uplink) as _);
         let messages = messages(&memory, &uplink, links)?;
         uplink.send_by(messages.handle());

@@ -12,7 +12,7 @@ use slackwater_mq::{
 use slackwater_wait::{Event, Park, Site, Waiting, now};
 use slackwater_wire::{
     Attached, BytesCopied, CheckWritten, CopyBytes, Epoch, ErrorCode, JobState, NodeHello,
-    NodeLeave, NodeLeft, NodeLife, NodeWelcome, NumberedReceiver, NumberedSender, Orders,
+    NodeLeave, NodeLeft, NodeLife, NodeName, NodeWelcome, NumberedReceiver, NumberedSender, Orders,
     RecordStaged, Release, Report, Reports, StageRecord, WrittenChecked, body,
 };
 use slackwater_zmtp::PublicKey;
@@ -24,6 +24,7 @@ use crate::store::remote::{Deliver, Outbound};
 
 /// See the module. Of its locks, that of orders is taken before the store's, and that of reports under it.
 pub(super) struct Uplink {
+    name: Option<NodeName>,
     transfers: Transfers,
     sources: Sources,
     /// None before it is known and after the end: the message layer holds this.
@@ -68,8 +69,9 @@ static HAPPENED: Site = Site::new("node, link");
 const HELLO_TIME: Duration = Duration::from_secs(5);
 
 impl Uplink {
-    pub(super) fn new(transfers: Transfers, life: NodeLife) -> Self {
+    pub(super) fn new(transfers: Transfers, life: NodeLife, name: Option<NodeName>) -> Self {
         Self {
+            name,
             transfers,
             sources: Sources::default(),
             mq: Mutex::default(),
@@ -189,7 +191,7 @@ impl Uplink {
             life,
             welcomed,
             taken: self.taken.load(Ordering::Acquire),
-            segments: memory.store.mounts(),
+            segments: memory.store.mounts(self.name.as_ref()),
             memory: memory.access(),
         };
         let body = body::encode(&hello).expect("a hello is short");

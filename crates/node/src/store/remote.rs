@@ -8,8 +8,8 @@ use slackwater_base::{Checksum, Instant};
 use slackwater_transfer::Extent;
 use slackwater_wait::now;
 use slackwater_wire::{
-    ClientId, Epoch, ErrorCode, ExtentRef, Lookup, Mount, NodeId, Object, OperationId, Order,
-    Permissions, PutEnd, ReadRecord, Reply, Report, Request, Written,
+    ClientId, Epoch, ErrorCode, ExtentRef, Lookup, Mount, NodeId, NodeName, Object, OperationId,
+    Order, Permissions, PutEnd, ReadRecord, Reply, Report, Request, Written,
 };
 
 use super::get::Reader;
@@ -284,17 +284,20 @@ impl Store {
         super::open::recover(self.shared())
     }
 
-    /// What it lends to a master in another process.
-    pub(crate) fn mounts(&self) -> Vec<Mount> {
+    /// What it lends to a master in another process, as the node of that name.
+    pub(crate) fn mounts(&self, name: Option<&NodeName>) -> Vec<Mount> {
         let shared = self.shared();
         let generation = shared.with(|core, _| core.node.agent.highest_generation());
         let generations = Some(generation.unwrap_or_default());
         let (identity, incarnation) = (&shared.identity, shared.segment.incarnation);
         let mut mounts = super::open::mounts(&shared.config, identity, incarnation);
-        // The segments of every node would have the same two names.
         for mount in &mut mounts {
             mount.generations = generations;
-            mount.name = format!("{}-{}", mount.name, mount.node);
+            mount.name = match name {
+                Some(name) => name.of_segment(mount.kind),
+                // The segments of every node would have the same two names.
+                None => format!("{}-{}", mount.name, mount.node),
+            };
         }
         mounts
     }

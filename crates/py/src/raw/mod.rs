@@ -10,6 +10,7 @@ mod memory;
 mod plan;
 mod session;
 mod sessions;
+mod tasks;
 mod transfer;
 
 use std::sync::Mutex;
@@ -89,16 +90,17 @@ impl RawClient {
         Ok(())
     }
 
-    /// lend(memory, *, ssd=None, directory=None, data=None, key_file=None, allow=None, timeout=10.0)
+    /// lend(memory, *, name=None, ssd=None, directory=None, data=None, key_file=None, allow=None, timeout=10.0)
     ///
     /// Lends memory of this process, and an SSD, to the master: the number of the node that it is there. Otherwise a text
     /// that says why the master takes none.
-    #[pyo3(signature = (memory, *, ssd=None, directory=None, data=None, key_file=None, allow=None, timeout=10.0))]
+    #[pyo3(signature = (memory, *, name=None, ssd=None, directory=None, data=None, key_file=None, allow=None, timeout=10.0))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn lend(
         &self,
         py: Python<'_>,
         memory: u64,
+        name: Option<&str>,
         ssd: Option<u64>,
         directory: Option<std::path::PathBuf>,
         data: Option<&str>,
@@ -116,6 +118,7 @@ impl RawClient {
             data: data.map(session::data_address).transpose()?,
             keys: key_file.zip(allow),
             timeout,
+            name: name.map(session::node_name).transpose()?,
         };
         match py.detach(|| session.lend(loan)) {
             Ok(Ok(node)) => Ok((Some(node.0), None)),
@@ -287,7 +290,7 @@ impl RawClient {
                 Ok(0)
             });
             all.push(found.map(|found| {
-                let replicas = found.replicas.iter();
+                let replicas = found.replicas.iter().zip(found.names);
                 (found.bytes, replicas.map(described).collect())
             }));
         }
@@ -492,6 +495,36 @@ impl RawClient {
         })
     }
 
+    /// Begins a copy of a value to targets, or a move from a source to one: its number, or a code.
+    fn start_task(
+        &self,
+        py: Python<'_>,
+        key: KeyBytes,
+        source: Option<String>,
+        targets: Vec<String>,
+    ) -> i64 {
+        let method = source
+            .as_ref()
+            .map_or("create_copy_task", |_| "create_move_task");
+        let key = key.as_slice(py);
+        self.call(py, method, |session| {
+            session.start_task(key, source, targets)
+        })
+    }
+
+    /// How a task is, and 0; None and a code where nothing is known of it.
+    fn query_task(&self, py: Python<'_>, task: u64) -> (Option<tasks::Task>, i64) {
+        let mut found = None;
+        let code = self.call(py, "query_task", |session| {
+            match session.query_task(task)? {
+                Ok(task) => found = Some(task),
+                Err(code) => return Ok(code),
+            }
+            Ok(0)
+        });
+        (found, code)
+    }
+
     fn remove_matching(&self, py: Python<'_>, pattern: &str, force: bool) -> i64 {
         self.call(py, "remove_by_regex", |session| {
             let options = session.remove_options(force);
@@ -524,13 +557,15 @@ fn memories(objects: &[Bound<'_, PyAny>]) -> PyResult<Option<Vec<Memory>>> {
     }
 }
 
-/// Length of a value, and of each replica: whether it is in memory, its state, its segment, and its offset there.
-type Described = (u64, Vec<(bool, u8, u32, u64)>);
+/// Length of a value, and of each replica: whether it is in memory, its state, the name of its segment, and its offset there.
+type Described = (u64, Vec<(bool, u8, String, u64)>);
 
-fn described((at, state, _): &(ReplicaAt, ReplicaState, u32)) -> (bool, u8, u32, u64) {
+fn described(
+    ((at, state, _), name): (&(ReplicaAt, ReplicaState, u32), String),
+) -> (bool, u8, String, u64) {
     match at {
-        ReplicaAt::Memory(extent) => (true, *state as u8, extent.segment.0, extent.offset),
-        ReplicaAt::Disk { segment, .. } => (false, *state as u8, segment.0, 0),
+        ReplicaAt::Memory(extent) => (true, *state as u8, name, extent.offset),
+        ReplicaAt::Disk { .. } => (false, *state as u8, name, 0),
     }
 }
 

@@ -1,5 +1,6 @@
 //! How values are put, made once from a configuration and used by many calls.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use pyo3::exceptions::PyValueError;
@@ -8,17 +9,19 @@ use slackwater_base::hash64;
 use slackwater_remote::PutOptions;
 use slackwater_wire::{Pin, PutMode};
 
-/// Options of puts. `groups` has a name for each key of a call, where "" is no group.
+/// Options of puts. `groups` has a name for each key of a call, where "" is no group. With `near`, the values of a call are
+/// wished to be on one node: the one of this process if it lends memory, and otherwise that of the first.
 #[pyclass(frozen, module = "slackwater._native")]
 pub(crate) struct RawPlan {
     pub(crate) options: PutOptions,
     pub(crate) groups: Option<Vec<Option<u64>>>,
+    pub(crate) near: bool,
 }
 
 #[pymethods]
 impl RawPlan {
     #[new]
-    #[pyo3(signature = (*, upsert=false, replicas=1, preferred=Vec::new(), pin="none", pin_milliseconds=None, groups=None))]
+    #[pyo3(signature = (*, upsert=false, replicas=1, preferred=Vec::new(), pin="none", pin_milliseconds=None, groups=None, near=false))]
     fn new(
         upsert: bool,
         replicas: u32,
@@ -26,6 +29,7 @@ impl RawPlan {
         pin: &str,
         pin_milliseconds: Option<u64>,
         groups: Option<Vec<String>>,
+        near: bool,
     ) -> PyResult<Self> {
         let pin = match pin {
             "none" => Pin::None,
@@ -48,6 +52,26 @@ impl RawPlan {
                 ..PutOptions::default()
             },
             groups: groups.map(|names| names.into_iter().map(group).collect()),
+            near,
+        })
+    }
+
+    /// The same for other keys, each of which belongs to one of so many; None when the groups are not for so many.
+    fn spread(&self, owners: Vec<usize>, keys: usize) -> Option<Self> {
+        let groups = match &self.groups {
+            None => None,
+            Some(groups) if groups.len() != keys => return None,
+            Some(groups) => Some(
+                owners
+                    .iter()
+                    .map(|owner| groups.get(*owner).copied().flatten())
+                    .collect(),
+            ),
+        };
+        Some(Self {
+            options: self.options.clone(),
+            groups,
+            near: self.near,
         })
     }
 }
@@ -58,6 +82,19 @@ impl RawPlan {
         self.groups
             .as_ref()
             .is_none_or(|groups| groups.len() == keys)
+    }
+
+    /// The same for some of the keys of a call, which are to be at one of these places.
+    pub(crate) fn part(&self, keys: Range<usize>, preferred: Vec<String>) -> Self {
+        let groups = self.groups.as_ref();
+        Self {
+            options: PutOptions {
+                preferred,
+                ..self.options.clone()
+            },
+            groups: groups.map(|groups| groups[keys].to_vec()),
+            near: false,
+        }
     }
 
     /// The options for the keys from `first` on, and how many of them these options are for: those of one group.

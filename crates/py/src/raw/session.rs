@@ -15,7 +15,7 @@ use slackwater_remote::{
     CallOptions, Client, ClientError, ConnectError, ConnectOptions, GetOptions, PutOptions,
     RemoveOptions,
 };
-use slackwater_wire::{ErrorCode, NodeId, Tenant};
+use slackwater_wire::{ErrorCode, NodeId, NodeName, Tenant};
 
 use super::memory::{Registered, Staging};
 use super::plan::RawPlan;
@@ -61,6 +61,8 @@ pub(super) struct Loan {
     pub(super) keys: Option<(PathBuf, PathBuf)>,
     /// How long the master may take to accept it.
     pub(super) timeout: Duration,
+    /// What its memory is called.
+    pub(super) name: Option<NodeName>,
 }
 
 /// Why nothing can be lent.
@@ -110,6 +112,7 @@ impl Session {
             keys: loan
                 .keys
                 .map(|(key_file, allowed)| ServeKeys { key_file, allowed }),
+            name: loan.name,
             ..defaults
         };
         let told = Arc::new((Mutex::new(None::<Answer>), Condvar::new()));
@@ -172,7 +175,19 @@ impl Session {
     ) -> (PutOptions, usize) {
         let (mut options, count) = plan.run(first, keys);
         options.call = self.call();
+        if plan.near && options.preferred.is_empty() {
+            options.preferred.extend(self.own_name());
+        }
         (options, count)
+    }
+
+    /// The name of what this process lends, if it lends anything.
+    pub(super) fn own_name(&self) -> Option<String> {
+        let nodes = self.nodes();
+        nodes
+            .iter()
+            .find_map(NodeServer::name)
+            .map(NodeName::to_string)
     }
 
     pub(super) fn get_options(&self) -> GetOptions {
@@ -213,4 +228,10 @@ pub(super) fn address(text: &str) -> PyResult<Address> {
 pub(super) fn data_address(text: &str) -> PyResult<std::net::SocketAddr> {
     text.parse()
         .map_err(|error| PyValueError::new_err(format!("data: {error}")))
+}
+
+/// The name of a node, as the text says.
+pub(super) fn node_name(text: &str) -> PyResult<NodeName> {
+    text.parse()
+        .map_err(|error| PyValueError::new_err(format!("name: {error}")))
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use slackwater_remote::ClientError;
-use slackwater_wire::PutMode;
+use slackwater_wire::{PutMode, ReplicaAt};
 
 use super::memory::{Number, Range, Staging, overlap};
 use super::plan::RawPlan;
@@ -70,6 +70,13 @@ impl Session {
 
     /// Puts values whose pieces lie apart.
     pub(super) fn gather(&self, keys: &[&[u8]], all: &[Pieces], plan: &RawPlan) -> Vec<Outcome> {
+        let wished = !plan.options.preferred.is_empty();
+        if plan.near && keys.len() > 1 && !wished && self.own_name().is_none() {
+            let mut outcomes = self.gather(&keys[..1], &all[..1], &plan.part(0..1, Vec::new()));
+            let rest = plan.part(1..keys.len(), self.places_of(keys[0]));
+            outcomes.extend(self.gather(&keys[1..], &all[1..], &rest));
+            return outcomes;
+        }
         let single = |pieces: &Pieces| pieces.as_ref().is_some_and(|pieces| pieces.len() == 1);
         if all.iter().all(single) {
             let runs: Vec<Option<Range>> = all.iter().flatten().map(|one| Some(one[0])).collect();
@@ -105,6 +112,16 @@ impl Session {
             self.staging.give_back(memory);
         }
         outcomes
+    }
+
+    /// The names of the segments that have a value in memory; none where that cannot be said.
+    fn places_of(&self, key: &[u8]) -> Vec<String> {
+        let found = self.client.stat(key, &self.call()).ok().flatten();
+        let replicas = found
+            .into_iter()
+            .flat_map(|found| found.replicas.into_iter().zip(found.names));
+        let memory = replicas.filter(|((at, ..), _)| matches!(at, ReplicaAt::Memory(_)));
+        memory.map(|(_, name)| name).collect()
     }
 
     /// Puts values, those of one group together; `first` is the place of the first in the call. What is no memory, or of

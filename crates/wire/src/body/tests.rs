@@ -206,6 +206,7 @@ fn job_state() -> JobState {
         spec: job(work),
         status: JobStatus::Running,
         age: Duration::from_millis(1500),
+        unchanged: Duration::from_millis(500),
         active: 2,
         done: 3,
         done_bytes: 4096,
@@ -240,6 +241,7 @@ fn replies() -> Vec<Reply> {
         pin: Pin::Hard,
         lease: Duration::ZERO,
         replicas: vec![(ReplicaAt::Memory(extent()), ReplicaState::Complete, 1)],
+        names: vec!["memory-300".into()],
     };
     vec![
         Reply::Get(vec![

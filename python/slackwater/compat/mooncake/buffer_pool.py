@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Self
@@ -51,7 +52,16 @@ class _Region:
             self.memory.close()
 
 
-class BufferLease:
+class BufferLeaseView(ABC):
+    """What shows the bytes of a lease: the lease itself."""
+
+    @property
+    @abstractmethod
+    def buffer(self) -> memoryview:
+        """The bytes."""
+
+
+class BufferLease(BufferLeaseView):
     """Memory until `release`, or the end of a `with` block: its address, its length, and a view of it."""
 
     def __init__(self, pool: "BufferPool", region: _Region, size: int) -> None:

@@ -12,17 +12,18 @@ from slackwater._native import BufferHandle, RawClient
 from slackwater.compat.mooncake import opening
 from slackwater.compat.mooncake.kinds import ReplicaStatus
 from slackwater.compat.mooncake.opening import NOT_SUPPORTED, log, tell
-from slackwater.compat.mooncake.replicas import Descriptor, MemoryDescriptor, QueryTaskResponse, ReplicaDescriptor
+from slackwater.compat.mooncake.parallel import ParallelTensors
+from slackwater.compat.mooncake.replicas import Descriptor, MemoryDescriptor, ReplicaDescriptor
 from slackwater.compat.mooncake.replicate import CREATE, CREATE_NEAR, DEFAULT, UPSERT, ReplicateConfig, plan_of
 from slackwater.compat.mooncake.segments import Segments
-from slackwater.compat.mooncake.tensors import Tensors
+from slackwater.compat.mooncake.tasks import Tasks
 from slackwater.compat.mooncake.thin import Thin
 
-_INVALID_PARAMS, _OBJECT_NOT_FOUND, _TASK_NOT_FOUND = -600, -704, -1400
+_INVALID_PARAMS = -600
 _LISTS = (list, tuple)
 
 
-class MooncakeDistributedStore(Tensors, Segments, Thin):
+class MooncakeDistributedStore(ParallelTensors, Segments, Tasks, Thin):
     """A client of a pool. Calls may be made from any thread."""
 
     def __init__(self) -> None:
@@ -191,9 +192,9 @@ class MooncakeDistributedStore(Tensors, Segments, Thin):
             found[key] = [
                 ReplicaDescriptor(
                     ReplicaStatus(state),
-                    MemoryDescriptor(Descriptor(size, offset, f"segment-{segment}")) if in_memory else None,
+                    MemoryDescriptor(Descriptor(size, offset, name)) if in_memory else None,
                 )
-                for in_memory, state, segment, offset in replicas
+                for in_memory, state, name, offset in replicas
             ]
         return found
 
@@ -365,21 +366,3 @@ class MooncakeDistributedStore(Tensors, Segments, Thin):
         """Removes keys that this client put and that nobody reads, or what one segment has of them: those it removed."""
         cleared = self._raw.replica_clear(keys, segment_name or None)
         return [key for key, code in zip(keys, cleared, strict=True) if code == 0]
-
-    # Tasks, of which the pool runs none yet.
-
-    def create_copy_task(self, key: str, targets: Sequence[str]) -> tuple[tuple[int, int], int]:
-        """Not supported yet: replicas are not copied by request."""
-        return self._no_task(key)
-
-    def create_move_task(self, key: str, source: str, target: str) -> tuple[tuple[int, int], int]:
-        """Not supported yet: replicas are not moved by request."""
-        return self._no_task(key)
-
-    def _no_task(self, key: str) -> tuple[tuple[int, int], int]:
-        found = self._raw.exists([key])[0]
-        return (0, 0), NOT_SUPPORTED if found == 1 else found or _OBJECT_NOT_FOUND
-
-    def query_task(self, task_id: tuple[int, int]) -> tuple[QueryTaskResponse | None, int]:
-        """No task is known."""
-        return None, self._raw.state() or _TASK_NOT_FOUND

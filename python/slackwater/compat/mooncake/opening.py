@@ -214,8 +214,9 @@ def opened(client: RawClient, arguments: Arguments, key_file: str = "") -> tuple
     return code, ""
 
 
-def lend(client: RawClient, arguments: Arguments, name: str) -> int | None:
-    """Lends memory, and an SSD if it is asked for: the number of the node, None when it is not taken; raises what is wrong."""
+def lend(client: RawClient, arguments: Arguments, name: str, port: int | None = None) -> int | None:
+    """Lends memory under a name, and an SSD if it is asked for: the number of the node, None when it is not taken; raises
+    what is wrong. Its bytes come in at the port of the name unless another is given."""
     address = server_address(arguments.master_server_addr)
     ssd, directory = None, None
     if arguments.enable_ssd_offload:
@@ -226,9 +227,10 @@ def lend(client: RawClient, arguments: Arguments, name: str) -> int | None:
         ssd = number("MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES")
     node, refused = client.lend(
         max(arguments.global_segment_size, _NODE_BYTES_MIN),
+        name=name,
         ssd=ssd,
         directory=directory,
-        data=_data_address(name, address),
+        data=_data_address(name, address, port),
         key_file=os.environ.get("SLACKWATER_KEY_FILE"),
         allow=os.environ.get("SLACKWATER_ALLOW"),
         timeout=milliseconds("MC_RPC_CONNECT_TIMEOUT_MS"),
@@ -238,9 +240,10 @@ def lend(client: RawClient, arguments: Arguments, name: str) -> int | None:
     return node
 
 
-def _data_address(name: str, master: str) -> str:
+def _data_address(name: str, master: str, other_port: int | None) -> str:
     """Where the bytes of this node come in: its own address, or the loopback that the master is on."""
     host, port = split(name)
+    port = port if other_port is None else other_port
     master_host, _ = split(master.split("://")[1].split("/")[0])
     numbers = {info[4][0] for info in socket.getaddrinfo(master_host, None, type=socket.SOCK_STREAM)}
     if all(ipaddress.ip_address(number).is_loopback for number in numbers):

@@ -1,9 +1,9 @@
 """How objects are put: `ReplicateConfig`."""
 
-from collections.abc import Callable
-from typing import Any, Self, overload
+from typing import Any
 
 from slackwater._native import RawPlan
+from slackwater.compat.mooncake.fields import Field, defaults, member, or_none, text, texts, truth, whole
 from slackwater.compat.mooncake.kinds import ObjectDataType, SoftPinAction
 
 INVALID_PARAMS = -600
@@ -14,105 +14,27 @@ _SOFT_PIN_MILLISECONDS_MAX = 86_400_000
 CREATE, UPSERT, CREATE_NEAR, UPSERT_NEAR = range(4)
 
 
-class _Field:
-    """An attribute whose values are checked when they are assigned."""
-
-    def __init__(self, default: Any, check: Callable[[Any], Any], expected: str) -> None:
-        self.default, self.check, self.expected = default, check, expected
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    @overload
-    def __get__(self, config: None, owner: type) -> Self: ...
-    @overload
-    def __get__(self, config: "ReplicateConfig", owner: type) -> Any: ...
-    def __get__(self, config: "ReplicateConfig | None", owner: type) -> Any:
-        if config is None:
-            return self
-        value = config._values[self.name]
-        # Changing what was read does not change the configuration.
-        return list(value) if isinstance(value, list) else value
-
-    def __set__(self, config: "ReplicateConfig", value: Any) -> None:
-        try:
-            taken = self.check(value)
-        except (TypeError, ValueError, OverflowError):
-            raise TypeError(f"{self.name}: expected {self.expected}, found {value!r}") from None
-        config._values[self.name] = taken
-        config._plans.clear()
-
-
-def _count(most: int) -> Callable[[Any], int]:
-    def check(value: Any) -> int:
-        if isinstance(value, float):
-            raise TypeError
-        number = value.__index__() if hasattr(value, "__index__") else None
-        if number is None or not 0 <= number <= most:
-            raise TypeError
-        return int(number)
-
-    return check
-
-
-def _truth(value: Any) -> bool:
-    if value is None:
-        return False
-    if isinstance(value, (str, bytes, list, tuple, dict)):
-        raise TypeError
-    return bool(value)
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bytes):
-        return value.decode()
-    if not isinstance(value, str):
-        raise TypeError
-    return value
-
-
-def _texts(value: Any) -> list[str]:
-    if not isinstance(value, (list, tuple)):
-        raise TypeError
-    return [_text(item) for item in value]
-
-
-def _or_none(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: None if value is None else check(value)
-
-
-def _member(kind: type) -> Callable[[Any], Any]:
-    def check(value: Any) -> Any:
-        if not isinstance(value, kind):
-            raise TypeError
-        return value
-
-    return check
-
-
 class ReplicateConfig:
     """How objects are put. Attributes of a wrong type are refused with a `TypeError` when they are assigned."""
 
     __slots__ = ("__weakref__", "_plans", "_values")
 
-    replica_num = _Field(1, _count(2**64 - 1), "a whole number that is not negative")
-    nof_replica_num = _Field(0, _count(2**64 - 1), "a whole number that is not negative")
-    dfs_replica_num = _Field(0, _count(2**64 - 1), "a whole number that is not negative")
-    soft_pin_action = _Field(SoftPinAction.PRESERVE, _member(SoftPinAction), "a SoftPinAction")
-    soft_pin_ttl_ms = _Field(None, _or_none(_count(2**64 - 1)), "milliseconds or None")
-    with_hard_pin = _Field(False, _truth, "a truth")
-    preferred_segment = _Field("", _text, "a text")
-    preferred_segments = _Field([], _texts, "a list of texts")
-    preferred_nof_segments = _Field([], _texts, "a list of texts")
-    prefer_alloc_in_same_node = _Field(False, _truth, "a truth")
-    data_type = _Field(ObjectDataType.UNKNOWN, _member(ObjectDataType), "an ObjectDataType")
-    group_ids = _Field(None, _or_none(_texts), "a list of texts or None")
-    session_ids = _Field(None, _or_none(_texts), "a list of texts or None")
+    replica_num = Field(1, whole(0, 2**64 - 1), "a whole number that is not negative")
+    nof_replica_num = Field(0, whole(0, 2**64 - 1), "a whole number that is not negative")
+    dfs_replica_num = Field(0, whole(0, 2**64 - 1), "a whole number that is not negative")
+    soft_pin_action = Field(SoftPinAction.PRESERVE, member(SoftPinAction), "a SoftPinAction")
+    soft_pin_ttl_ms = Field(None, or_none(whole(0, 2**64 - 1)), "milliseconds or None")
+    with_hard_pin = Field(False, truth, "a truth")
+    preferred_segment = Field("", text, "a text")
+    preferred_segments = Field([], texts, "a list of texts")
+    preferred_nof_segments = Field([], texts, "a list of texts")
+    prefer_alloc_in_same_node = Field(False, truth, "a truth")
+    data_type = Field(ObjectDataType.UNKNOWN, member(ObjectDataType), "an ObjectDataType")
+    group_ids = Field(None, or_none(texts), "a list of texts or None")
+    session_ids = Field(None, or_none(texts), "a list of texts or None")
 
     def __init__(self) -> None:
-        fields = {name: field for name, field in vars(ReplicateConfig).items() if isinstance(field, _Field)}
-        copied = {name: list(field.default) for name, field in fields.items() if isinstance(field.default, list)}
-        self._values: dict[str, Any] = {name: field.default for name, field in fields.items()} | copied
+        self._values: dict[str, Any] = defaults(ReplicateConfig)
         self._plans: dict[int, RawPlan | int] = {}
 
     @property
@@ -136,6 +58,9 @@ class ReplicateConfig:
 
         fields = (f"{name}: {shown(value)}" for name, value in self._values.items())
         return f"ReplicateConfig: {{ {', '.join(fields)} }}"
+
+    def _changed(self) -> None:
+        self._plans.clear()
 
     def _plan(self, kind: int) -> RawPlan | int:
         """The options of such a call, or the code that it is refused with."""
@@ -164,6 +89,7 @@ class ReplicateConfig:
             pin="hard" if values["with_hard_pin"] else "soft" if soft else "none",
             pin_milliseconds=ttl if soft else None,
             groups=values["group_ids"],
+            near=values["prefer_alloc_in_same_node"],
         )
 
 

@@ -43,11 +43,10 @@ class Segments:
         if os.environ.get("SLACKWATER_KEY_FILE"):
             log.error("allocate_and_mount_segment: with keys, a process is one node: give setup all of its memory")
             return INTERNAL_ERROR, ""
-        host, _ = opening.split(self._hostname)
         bytes_lent = -(-size // _UNIT) * _UNIT
         arguments = replace(self._setup, global_segment_size=bytes_lent, enable_ssd_offload=False)
         try:
-            node = opening.lend(self._raw, arguments, f"[{host}]:0" if ":" in host else f"{host}:0")
+            node = opening.lend(self._raw, arguments, self._hostname, port=0)
         except (SlackwaterError, ValueError, OverflowError, OSError) as error:
             log.error("allocate_and_mount_segment: %s", error)
             return INTERNAL_ERROR, ""

@@ -3,12 +3,15 @@
 from slackwater._native import BufferHandle
 from slackwater.compat.mooncake.buffer_pool import (
     BufferLease,
+    BufferLeaseView,
     BufferPool,
     MooncakeHostMemAllocator,
     RegisteredBufferPool,
 )
 from slackwater.compat.mooncake.client import MooncakeDistributedStore
 from slackwater.compat.mooncake.kinds import ObjectDataType, ReplicaStatus, SoftPinAction, TaskStatus, TaskType
+from slackwater.compat.mooncake.numa import bind_to_numa_node
+from slackwater.compat.mooncake.parallelism import ParallelAxis, ReadTarget, TensorParallelism
 from slackwater.compat.mooncake.replicas import (
     Descriptor,
     DiskDescriptor,
@@ -22,10 +25,12 @@ from slackwater.compat.mooncake.tensors import deserialized as _deserialize_tens
 from slackwater.compat.mooncake.tensors import serialized as _serialize_tensor
 
 RegisteredBufferLease = BufferLease
+RegisteredBufferLeaseView = BufferLeaseView
 
 __all__ = [
     "BufferHandle",
     "BufferLease",
+    "BufferLeaseView",
     "BufferPool",
     "Descriptor",
     "DiskDescriptor",
@@ -33,8 +38,11 @@ __all__ = [
     "MooncakeDistributedStore",
     "MooncakeHostMemAllocator",
     "ObjectDataType",
+    "ParallelAxis",
     "QueryTaskResponse",
+    "ReadTarget",
     "RegisteredBufferLease",
+    "RegisteredBufferLeaseView",
     "RegisteredBufferPool",
     "ReplicaDescriptor",
     "ReplicaStatus",
@@ -42,6 +50,8 @@ __all__ = [
     "SoftPinAction",
     "TaskStatus",
     "TaskType",
+    "TensorParallelism",
+    "bind_to_numa_node",
 ]
 
 def _tensor_metadata_size() -> int:

@@ -3,7 +3,7 @@
 Numbers are little-endian. The header has, from byte 0: magic, version, its own length, kind of element, number of
 dimensions, layout, flags, where the elements begin, and their bytes; from 40 the eight extents of the whole tensor and of
 this part of it, -1 where there is no such dimension; from 168 how many axes it was split by, and four axes of kind,
-index, rank, size, dimension, a reserved number, and the extent of this part.
+index, rank, size, dimension, the number of an expert or a stage, and the extent of this part.
 """
 
 import struct
@@ -12,12 +12,15 @@ from dataclasses import dataclass, replace
 from math import prod
 
 HEADER_BYTES = 304
-_MAGIC, _VERSION, _FULL, _SHARD, _DIMENSIONS_MAX, _AXES_MAX = 0x4D4F4F4E, 1, 0, 1, 8, 4
+_MAGIC, _VERSION, _FULL, _SHARD = 0x4D4F4F4E, 1, 0, 1
+DIMENSIONS_MAX, AXES_MAX = 8, 4
 _FIXED = struct.Struct("<IHHiiIIQQ8q8qII")
 _AXIS = struct.Struct("<6iq")
-_TENSOR_PARALLEL = 1
+AXIS_KINDS = {"dp": 0, "tp": 1, "ep": 2, "pp": 3}
+"""The numbers of the kinds of axis: by data, tensor, expert and stage."""
+TENSOR_PARALLEL = AXIS_KINDS["tp"]
 # Lengths are signed numbers of 64 bits, of empty tensors too, whose rows PyTorch counts all the same.
-_BYTES_LIMIT, _PARTS_MAX = 1 << 63, 1 << 16
+_BYTES_LIMIT, PARTS_MAX = 1 << 63, 1 << 16
 
 # Name as PyTorch has it, bytes, and name in files of safetensors, by number.
 _KINDS: dict[int, tuple[str, int, str]] = {
@@ -49,12 +52,14 @@ class FormatError(ValueError):
 
 @dataclass(frozen=True)
 class Axis:
-    """By what a part was cut out of a tensor: it is one of `size` along a dimension."""
+    """What a part is one of `size` of: along a dimension that the tensor was cut by, or of whole tensors, -1, told apart by a
+    number."""
 
     rank: int
     size: int
     dimension: int
-    kind: int = _TENSOR_PARALLEL
+    kind: int = TENSOR_PARALLEL
+    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -68,14 +73,15 @@ class Layout:
 
     def __post_init__(self) -> None:
         shape, whole, rank = self.shape, self.whole, len(self.shape)
-        if rank > _DIMENSIONS_MAX:
-            raise FormatError(f"{rank} dimensions, at most {_DIMENSIONS_MAX} are stored")
+        if rank > DIMENSIONS_MAX:
+            raise FormatError(f"{rank} dimensions, at most {DIMENSIONS_MAX} are stored")
         if len(whole) != rank or any(not 0 <= part <= all_of for part, all_of in zip(shape, whole, strict=True)):
             raise FormatError(f"extents {shape} are no part of {whole}")
         if prod(max(extent, 1) for extent in whole) * self.element_bytes >= _BYTES_LIMIT:
             raise FormatError(f"extents {whole} are more than any memory has")
         for axis in self.axes:
-            if not (0 <= axis.dimension < rank and 0 <= axis.rank < axis.size):
+            least = 0 if axis.kind == TENSOR_PARALLEL else -1
+            if not (least <= axis.dimension < rank and 0 <= axis.rank < axis.size):
                 raise FormatError(f"part {axis.rank} of {axis.size} along dimension {axis.dimension} of extents {whole}")
 
     @classmethod
@@ -84,6 +90,13 @@ class Layout:
         number = NUMBERS.get(name.removeprefix("torch."))
         if number is None:
             raise FormatError(f"elements of {name} have no number")
+        return cls(number, shape, shape)
+
+    @classmethod
+    def of_number(cls, number: int, shape: tuple[int, ...]) -> "Layout":
+        """The layout of a whole tensor, by the number of its kind of element."""
+        if number not in _KINDS:
+            raise FormatError(f"no elements of kind {number} are known")
         return cls(number, shape, shape)
 
     @property
@@ -108,15 +121,15 @@ class Layout:
 
     def header(self) -> bytes:
         """The bytes before the elements."""
-        rank, unused = len(self.shape), (-1,) * (_DIMENSIONS_MAX - len(self.shape))
+        rank, unused = len(self.shape), (-1,) * (DIMENSIONS_MAX - len(self.shape))
         layout = _SHARD if self.axes else _FULL
         extents = (*self.whole, *unused, *self.shape, *unused)
         fixed = (_MAGIC, _VERSION, HEADER_BYTES, self.number, rank, layout, 0, HEADER_BYTES, self.bytes)
         axes = [
-            _AXIS.pack(axis.kind, at, axis.rank, axis.size, axis.dimension, 0, self.shape[axis.dimension])
+            _AXIS.pack(axis.kind, at, axis.rank, axis.size, axis.dimension, axis.number, self._extent(axis))
             for at, axis in enumerate(self.axes)
         ]
-        absent = [bytes(_AXIS.size)] * (_AXES_MAX - len(axes))
+        absent = [bytes(_AXIS.size)] * (AXES_MAX - len(axes))
         return b"".join([_FIXED.pack(*fixed, *extents, len(axes), 0), *axes, *absent])
 
     @classmethod
@@ -129,25 +142,28 @@ class Layout:
             raise FormatError("no header of a tensor")
         if (version, own, begin) != (_VERSION, HEADER_BYTES, HEADER_BYTES):
             raise FormatError(f"a header of version {version} with {own} bytes and elements at {begin}")
-        if number not in _KINDS or not 0 <= rank <= _DIMENSIONS_MAX or kind not in (_FULL, _SHARD):
+        if number not in _KINDS or not 0 <= rank <= DIMENSIONS_MAX or kind not in (_FULL, _SHARD):
             raise FormatError(f"elements of kind {number} in {rank} dimensions with layout {kind}")
         whole, shape, count = tuple(rest[:rank]), tuple(rest[8 : 8 + rank]), rest[16]
-        if count > _AXES_MAX:
-            raise FormatError(f"split by {count} axes, at most {_AXES_MAX} are known")
+        if count > AXES_MAX:
+            raise FormatError(f"split by {count} axes, at most {AXES_MAX} are known")
         axes = []
         for at in range(count):
-            axis_kind, _index, axis_rank, size, dimension, *_ = _AXIS.unpack_from(header, _FIXED.size + at * _AXIS.size)
-            axes.append(Axis(axis_rank, size, dimension, axis_kind))
+            axis_kind, _index, axis_rank, size, dimension, told, _ = _AXIS.unpack_from(header, _FIXED.size + at * _AXIS.size)
+            axes.append(Axis(axis_rank, size, dimension, axis_kind, told))
         layout = cls(number, shape, whole, tuple(axes))
         if layout.bytes != data or total_bytes != HEADER_BYTES + data:
             raise FormatError(f"{data} bytes of elements in an object of {total_bytes}, for extents {shape}")
         return layout
 
+    def _extent(self, axis: Axis) -> int:
+        return self.shape[axis.dimension] if axis.dimension >= 0 else 0
+
     def parts(self, size: int, dimension: int) -> "Iterator[tuple[Layout, list[tuple[int, int]]]]":
         """The tensor cut into so many equal parts: of each the layout, and where its runs of bytes are: offset and length."""
         if not 0 <= dimension < len(self.shape):
             raise FormatError(f"no dimension {dimension} in extents {self.shape}")
-        if not 0 < size <= _PARTS_MAX or self.shape[dimension] % size:
+        if not 0 < size <= PARTS_MAX or self.shape[dimension] % size:
             raise FormatError(f"an extent of {self.shape[dimension]} is not cut into {size} equal parts")
         extent = self.shape[dimension] // size
         row = prod(self.shape[dimension + 1 :]) * self.element_bytes

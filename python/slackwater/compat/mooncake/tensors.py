@@ -5,6 +5,7 @@ import json
 import os
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,14 @@ _INVALID_PARAMS, _FILE_NOT_FOUND = -600, -1100
 _SAFE_HEADER_BYTES_MAX = 100_000_000
 
 
-class _Source:
+class Source:
     """The elements of a tensor in memory, and what keeps them there."""
 
     def __init__(self, layout: Layout, address: int, keep: Any = None) -> None:
         self.layout, self.address, self.keep = layout, address, keep
 
     @classmethod
-    def of(cls, tensor: Any) -> "_Source":
+    def of(cls, tensor: Any) -> "Source":
         """Those of a tensor of PyTorch, on this host and in the order of rows."""
         if not hasattr(tensor, "data_ptr") or str(getattr(tensor, "layout", "")) != "torch.strided":
             raise FormatError(f"no plain tensor of PyTorch: {type(tensor).__name__}")
@@ -35,11 +36,22 @@ class _Source:
         return cls(layout, held.data_ptr(), held)
 
     @classmethod
-    def at(cls, address: int, size: int) -> "_Source":
+    def at(cls, address: int, size: int) -> "Source":
         """Those behind a header in memory of this length."""
         if size < HEADER_BYTES or not address:
             raise FormatError(f"{size} bytes at {address} are no tensor")
         return cls(Layout.parse(ctypes.string_at(address, HEADER_BYTES), size), address + HEADER_BYTES)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A value that is put for one of the keys of a call: bytes, and runs of memory after them."""
+
+    owner: int
+    key: str
+    head: bytes
+    address: int
+    runs: Sequence[tuple[int, int]]
 
 
 def tensor_of(layout: Layout, memory: Any, offset: int) -> Any:
@@ -57,7 +69,7 @@ def tensor_of(layout: Layout, memory: Any, offset: int) -> Any:
 def serialized(tensor: Any) -> tuple[bytes, int, int, Any]:
     """Header, address and bytes of the elements of a tensor, and what keeps them there."""
     try:
-        source = _Source.of(tensor)
+        source = Source.of(tensor)
     except FormatError as error:
         raise ValueError(f"unsupported tensor for Mooncake tensor serialization: {error}") from None
     return source.layout.header(), source.address, source.layout.bytes, source.keep
@@ -89,32 +101,36 @@ class Tensors:
         return _INVALID_PARAMS
 
     def _put_parts_of(
-        self, keys: Sequence[str], sources: "Sequence[_Source | int]", plan: Any, split: tuple[int, int]
+        self, keys: Sequence[str], sources: "Sequence[Source | int]", plan: Any, split: tuple[int, int]
     ) -> list[int]:
         """Puts tensors, each cut into so many parts along a dimension if they are more than one; a number in the place of
         a tensor is its code."""
-        codes = [0 if isinstance(source, _Source) else source for source in sources]
-        names: list[str] = []
-        owners: list[int] = []
-        headers: list[Any] = []
-        starts: list[list[int]] = []
-        sizes: list[list[int]] = []
+        codes = [0 if isinstance(source, Source) else source for source in sources]
+        pieces = []
         for at, (key, source) in enumerate(zip(keys, sources, strict=True)):
-            if not isinstance(source, _Source):
+            if not isinstance(source, Source):
                 continue
             try:
                 parts = _parts(key, source.layout, split)
             except FormatError as error:
                 codes[at] = self._no_tensor("put of parts of a tensor", error)
                 continue
-            for name, layout, runs in parts:
-                headers.append(ctypes.create_string_buffer(layout.header(), HEADER_BYTES))
-                names.append(name)
-                owners.append(at)
-                starts.append([ctypes.addressof(headers[-1]), *(source.address + start for start, _ in runs)])
-                sizes.append([HEADER_BYTES, *(length for _, length in runs)])
-        for at, code in zip(owners, self._raw.put_from_many(names, starts, sizes, plan), strict=True):
-            codes[at] = codes[at] or min(code, 0)
+            pieces += [Piece(at, name, layout.header(), source.address, runs) for name, layout, runs in parts]
+        return self._put_pieces(pieces, plan, codes)
+
+    def _put_pieces(self, pieces: "Sequence[Piece]", plan: Any, codes: list[int]) -> list[int]:
+        """Puts values for the keys of a call, whose codes are those of before and of the first of its values that fails."""
+        spread = plan.spread([piece.owner for piece in pieces], len(codes))
+        if spread is None:
+            return [code or _INVALID_PARAMS for code in codes]
+        heads = [ctypes.create_string_buffer(piece.head, len(piece.head)) for piece in pieces]
+        starts, sizes = [], []
+        for head, piece in zip(heads, pieces, strict=True):
+            starts.append([ctypes.addressof(head), *(piece.address + start for start, _ in piece.runs)])
+            sizes.append([len(piece.head), *(length for _, length in piece.runs)])
+        put = self._raw.put_from_many([piece.key for piece in pieces], starts, sizes, spread)
+        for piece, code in zip(pieces, put, strict=True):
+            codes[piece.owner] = codes[piece.owner] or min(code, 0)
         return codes
 
     def _put_tensors(
@@ -125,9 +141,9 @@ class Tensors:
         if code:
             return [code] * len(keys)
 
-        def source(tensor: Any) -> _Source | int:
+        def source(tensor: Any) -> Source | int:
             try:
-                return _Source.of(tensor)
+                return Source.of(tensor)
             except FormatError as error:
                 return self._no_tensor(method, error)
 
@@ -142,7 +158,7 @@ class Tensors:
         if code or len(pointers) != len(keys) or len(sizes) != len(keys):
             return [code or _INVALID_PARAMS] * len(keys)
         try:
-            sources = [_Source.at(pointer, size) for pointer, size in zip(pointers, sizes, strict=True)]
+            sources = [Source.at(pointer, size) for pointer, size in zip(pointers, sizes, strict=True)]
         except FormatError as error:
             return [self._no_tensor(method, error)] * len(keys)
         return self._put_parts_of(keys, sources, plan, split)

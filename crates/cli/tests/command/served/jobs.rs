@@ -365,3 +365,78 @@ fn with_keys_nodes_take_transfers_of_nodes_in_their_list() {
     until("the drain is done", || run("root").0 == Some(0));
     assert!((0..12).all(|name| get(&anna, name).is_some()));
 }
+
+#[test]
+fn nodes_are_known_by_the_names_that_they_are_given() {
+    let mut pool = Pool::start(1, &["--memory", "8MiB", "--name", "left:7"]);
+    let more = ["--memory", "8MiB", "--ssd", "64MiB", "--dir"];
+    let directory = pool.place.path("right");
+    let more = [&more[..], &[directory.to_str().unwrap()]].concat();
+    let right = Node::start(
+        &pool.place,
+        &pool.server.served.address,
+        &[&more[..], &["--name", "right"]].concat(),
+    );
+    pool.nodes.push(right);
+    let segments = pool.segments();
+    let mut names: Vec<&str> = segments
+        .iter()
+        .map(|it| it["name"].as_str().unwrap())
+        .collect();
+    names.sort_unstable();
+    assert_eq!(names, ["left:7", "right", "right/ssd"]);
+    let client = pool.server.served.connect();
+    let wish = PutOptions {
+        preferred: vec!["left:7".to_owned()],
+        ..PutOptions::default()
+    };
+    assert_eq!(client.put(b"k0", b"hello", &wish), Ok(Stored::New));
+    let places = |pool: &Pool| {
+        let found = pool.json(&["stat", "k0"], 0);
+        let replicas = found["replicas"].as_array().unwrap().clone();
+        let memory = replicas.into_iter().filter(|it| it["tier"] == "memory");
+        let names = memory.map(|it| it["segment"].as_str().unwrap().to_owned());
+        let mut names: Vec<String> = names.collect();
+        names.sort_unstable();
+        names
+    };
+    assert_eq!(places(&pool), ["left:7"]);
+    let moved = pool.json(&["mv", "k0", "right", "--from", "left:7"], 0);
+    assert_eq!(
+        (&moved["status"], &moved["work"]["target"]),
+        (&"SUCCEEDED".into(), &"right".into())
+    );
+    assert_eq!(places(&pool), ["right"]);
+    let told = pool.run(&["stat", "k0"]);
+    let told = String::from_utf8_lossy(&told.stdout).into_owned();
+    assert!(told.contains("memory of right"), "{told}");
+    // Nodes of one name are one place: a value that one of them has is there.
+    let again = Node::start(
+        &pool.place,
+        &pool.server.served.address,
+        &["--memory", "8MiB", "--name", "right"],
+    );
+    pool.nodes.push(again);
+    pool.json(&["mv", "k0", "left:7"], 0);
+    pool.json(&["cp", "k0", "right"], 0);
+    let again = pool.json(&["cp", "k0", "right"], 1);
+    assert_eq!(again["errors"][0]["error_name"], "REPLICA_ALREADY_EXISTS");
+    assert_eq!(places(&pool), ["left:7", "right"]);
+    for (name, reason) in [
+        ("300", "names the node of that number"),
+        ("", "must not be empty"),
+        ("a b", "' '"),
+    ] {
+        let refused = pool
+            .place
+            .command(&["node", "--name", name])
+            .output()
+            .unwrap();
+        assert_eq!(refused.status.code(), Some(2), "{name:?}");
+        assert!(
+            stderr(&refused).contains(reason),
+            "{name:?}: {}",
+            stderr(&refused)
+        );
+    }
+}

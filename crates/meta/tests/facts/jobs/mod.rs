@@ -136,12 +136,21 @@ fn a_copy_adds_a_replica_and_a_move_takes_one_along() {
     let first = world.copied(Ok(()));
     assert_eq!((first.from, first.bytes), (NODE, BLOCK));
     assert_eq!(world.nodes_of("k"), [1, 2]);
-    assert_eq!(world.job(job).status, JobStatus::Running);
+    world.pass(Duration::from_secs(3));
+    let state = world.job(job);
+    assert_eq!(
+        (state.status, state.unchanged),
+        (JobStatus::Running, state.age)
+    );
     world.copied(Ok(()));
     assert_eq!(world.nodes_of("k"), [1, 2, 3]);
     let state = world.job(job);
     let ended = (state.status, state.done, state.done_bytes, state.active);
     assert_eq!(ended, (JobStatus::Succeeded, 2, 2 * BLOCK, 0));
+    world.pass(Duration::from_secs(2));
+    let state = world.job(job);
+    let (age, unchanged) = (Duration::from_secs(5), Duration::from_secs(2));
+    assert_eq!((state.age, state.unchanged), (age, unchanged));
     world.put_at("m", BLOCK, "segment-1");
     let job = world.begin(shift("m", None, "3"));
     assert_eq!(
@@ -168,6 +177,7 @@ fn what_makes_no_sense_is_refused_with_the_code_that_tools_know() {
     check(copy("k", &["9"]), ErrorCode::SegmentNotFound);
     check(copy("x", &["2"]), ErrorCode::ObjectNotFound);
     check(shift("k", None, "1"), ErrorCode::ReplicaNotInLocalMemory);
+    check(shift("k", Some("nowhere"), "2"), ErrorCode::SegmentNotFound);
     check(
         shift("k", Some("2"), "3"),
         ErrorCode::ReplicaNotInLocalMemory,

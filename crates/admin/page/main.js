@@ -8,13 +8,13 @@ import { flow } from "./flow.js";
 import { Rates } from "./rates.js";
 import { explain, search } from "./search.js";
 import { forgetToken, hasToken, setToken, Stream } from "./stream.js";
-import { decisions, jobs, latency, nodes, tenants, tiles, warnings } from "./tables.js";
+import { decisions, hottest, jobs, latency, nodes, tenants, tiles, warnings } from "./tables.js";
 
 const THEMES = ["system", "light", "dark"];
 
 const rates = new Rates();
 const picture = flow(byId("flow"));
-const latest = decisionList((key, tenant) => explain(key, tenant));
+const latest = decisionList(explain);
 const charts = [hitChart(byId("hits"), byId("hits-legend")), throughputChart(byId("through"), byId("through-legend"))];
 
 function status(tone, words) {
@@ -82,6 +82,7 @@ function show(sample) {
   nodes(sample);
   decisions(rates, sample);
   latest(sample);
+  hottest(sample, explain);
   latency(sample);
   tenants(sample);
   jobs(sample);

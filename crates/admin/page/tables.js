@@ -167,6 +167,28 @@ function byTier(all) {
   return [...tiers.values()];
 }
 
+/** The chains with the most look-ups, and how wrong the counts can be; `explain(key, tenant)` explains the first block. */
+export function hottest(sample, explain) {
+  const { reads, chains } = sample.hottest;
+  byId("hottest-table").hidden = chains.length === 0;
+  const worst = Math.max(0, ...chains.map(({ excess }) => excess));
+  const exact = worst < 0.5 ? "The counts are exact" : `A count may be ${count(Math.ceil(worst))} too high, and none is too low`;
+  const note = `${exact}; a look-up of a minute ago counts half. They are counted while somebody looks.`;
+  write(byId("hottest-note"), chains.length === 0 ? "Nothing was looked up since this page looks." : note);
+  keep(byId("hottest"), chains, (it) => `${it.tenant} ${it.key}`, ({ key, tenant }) => {
+    const [number, share] = [element("td"), element("td")];
+    const button = element("button", { type: "button", class: "link", title: "Why is it kept?", click: () => explain(key, tenant) }, key);
+    const whose = tenant === "default" ? null : element("span", { class: "quiet" }, ` of ${tenant}`);
+    const node = element("tr", {}, element("th", { scope: "row" }, button, whose), number, share);
+    const update = (it) => {
+      write(number, count(it.reads));
+      number.title = it.excess > 0 ? `${(it.reads - it.excess).toFixed(1)} to ${it.reads.toFixed(1)}` : it.reads.toFixed(1);
+      write(share, percent(it.reads / reads));
+    };
+    return { node, update };
+  });
+}
+
 export function latency(sample) {
   const calls = sample.stats.latency ?? {};
   const words = { memory: "read from memory", ssd: "read from SSD", put: "put" };

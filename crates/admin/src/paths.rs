@@ -50,6 +50,7 @@ pub(crate) fn router(
         .route("/api/v1/explain", get(explain))
         .route("/api/v1/segments", get(segments))
         .route("/api/v1/decisions", get(decisions))
+        .route("/api/v1/hottest", get(hottest))
         .route(
             "/api/v1/tenant_quotas",
             get(quotas).put(set_quota).delete(delete_quota),
@@ -167,6 +168,11 @@ async fn segments(State(source): Shared, RawQuery(query): RawQuery) -> Result<Js
 async fn decisions(State(source): Shared, RawQuery(query): RawQuery) -> Result<Json, Failure> {
     Arguments::of(query.as_deref(), &[])?;
     call(source, |source| source.decisions()).await?.map(Json)
+}
+
+async fn hottest(State(source): Shared, RawQuery(query): RawQuery) -> Result<Json, Failure> {
+    Arguments::of(query.as_deref(), &[])?;
+    call(source, |source| source.hottest()).await?.map(Json)
 }
 
 pub(crate) fn segment(segment: &Segment) -> Value {

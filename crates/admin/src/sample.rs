@@ -56,6 +56,7 @@ impl Sampler {
             "quotas": shown.iter().map(quota).collect::<Vec<_>>(),
             "tenants_left": quotas.len() - shown.len(),
             "decisions": source.decisions()?,
+            "hottest": source.hottest()?,
             "jobs": jobs.iter().map(job_described).collect::<Vec<_>>(),
         });
         let before = self.before.front().map(|(_, stats)| stats);

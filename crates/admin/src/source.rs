@@ -64,6 +64,13 @@ pub trait Source: Send + Sync + 'static {
     /// When the source is closed.
     fn decisions(&self) -> Result<serde_json::Value, Failure>;
 
+    /// The chains that were read most lately, by their first keys, and all reads. They are counted only for callers that
+    /// ask again and again.
+    ///
+    /// # Errors
+    /// When the source is closed.
+    fn hottest(&self) -> Result<serde_json::Value, Failure>;
+
     /// Quotas and use of every tenant that has either.
     ///
     /// # Errors

@@ -7,6 +7,7 @@ mod backoff;
 mod checksum;
 mod extent;
 mod hash;
+mod heavy;
 mod planted;
 mod rng;
 mod sketch;
@@ -18,6 +19,7 @@ pub use backoff::{Backoff, Jitter};
 pub use checksum::{Checksum, Checksummer};
 pub use extent::{AllocError, Extent, ExtentAllocator, ExtentBooks};
 pub use hash::{KeyHash, Map, Set, hash64};
+pub use heavy::{Counter, HeavyHitters};
 #[cfg(feature = "planted")]
 pub use planted::plant;
 pub use planted::{Planted, planted};

@@ -214,6 +214,10 @@ impl<O: Operated> Source for Administered<O> {
         json(&self.operated.decisions(shown).map_err(failure)?)
     }
 
+    fn hottest(&self) -> Result<Value, Failure> {
+        json(&self.operated.hottest(shown).map_err(failure)?)
+    }
+
     fn quotas(&self) -> Result<Vec<QuotaState>, Failure> {
         self.operated.quotas().map_err(failure)
     }

@@ -4,7 +4,6 @@
 //! allows the next few of each kind to be kept, so that their cost follows the looks and not the load.
 
 use std::collections::VecDeque;
-use std::time::Duration;
 
 use slackwater_base::Instant;
 use slackwater_wire::{Key, SegmentId, SegmentKind, Tenant};
@@ -18,8 +17,6 @@ use crate::offload::{Cause, OffloadStart};
 pub(crate) const KEPT_A_LOOK: u32 = 16;
 /// Decisions that are kept in all: those of one look of every kind.
 const KEPT_MAX: usize = KEPT_A_LOOK as usize * KINDS;
-/// What was decided before so long a pause between looks is not told as the latest.
-const PAUSE_MAX: Duration = Duration::from_secs(300);
 const KINDS: usize = 4;
 
 /// One decision about one object.
@@ -130,7 +127,6 @@ pub(crate) struct Decisions {
     /// How many of each kind are kept until the next look.
     left: [u32; KINDS],
     latest: VecDeque<Decision>,
-    looked: Option<Instant>,
     /// Why what is evicted now has to go.
     pub(crate) cause: EvictionCause,
 }
@@ -153,12 +149,7 @@ impl Decisions {
     }
 
     /// The latest, the oldest first. The next ones are kept from now on.
-    fn look(&mut self, now: Instant) -> Vec<Decision> {
-        let paused = |looked: Instant| looked.until(now) > PAUSE_MAX;
-        if self.looked.is_none_or(paused) {
-            self.latest.clear();
-        }
-        self.looked = Some(now);
+    fn look(&mut self) -> Vec<Decision> {
         self.left = [KEPT_A_LOOK; KINDS];
         self.latest.iter().cloned().collect()
     }
@@ -167,8 +158,8 @@ impl Decisions {
 impl Master {
     /// The latest decisions, the oldest first, and how many were made in all. Decisions are kept only for callers that
     /// look again and again: after each call the next few of each kind.
-    pub fn decisions(&mut self, now: Instant) -> (Vec<Decision>, u64) {
-        (self.decisions.look(now), self.decisions.made)
+    pub fn decisions(&mut self) -> (Vec<Decision>, u64) {
+        (self.decisions.look(), self.decisions.made)
     }
 
     /// Notes that a replica is offloaded or promoted, before anything is changed by it.

@@ -50,6 +50,10 @@ impl Master {
         };
         let mut reading = std::mem::take(&mut self.reading);
         reading.begin(get.keys.iter().map(|key| self.tenants.hash(tenant, key)));
+        if let Some(first) = reading.links.first() {
+            let tenant = &self.tenants.at(tenant).tenant;
+            self.hottest.read(now, tenant, get, first.hash);
+        }
         self.warm(&mut reading);
         let mut answers = Vec::with_capacity(get.keys.len());
         for (at, key) in get.keys.iter().enumerate() {

@@ -20,6 +20,7 @@ mod drops;
 mod due;
 mod explain;
 mod get;
+mod hottest;
 mod index;
 mod inventory;
 mod jobs;
@@ -60,6 +61,7 @@ pub use decisions::{
     Choice, Decision, EvictionCause, OffloadRefusal, PromotionCause, PromotionRefusal,
 };
 pub use explain::{Held, Opinion};
+pub use hottest::HotChain;
 pub use journal::{Dead, Debt, Journaled, KeptJob, Note};
 pub use master::{Input, Master, Output};
 pub use metrics::{Metrics, OffloadMetrics, PromotionMetrics, ReplicationMetrics};

@@ -14,6 +14,7 @@ use crate::drops::Drops;
 use crate::due::Deadlines;
 use crate::evict::Leader;
 use crate::get::Reading;
+use crate::hottest::Hottest;
 use crate::jobs::{JOBS_LISTED, Jobs};
 use crate::journal::Notes;
 use crate::lease::{GroupKey, Groups, Guards};
@@ -138,6 +139,7 @@ pub struct Master {
     pub(crate) numbers: Numbers,
     pub(crate) unsettled: Unsettled,
     pub(crate) decisions: Decisions,
+    pub(crate) hottest: Hottest,
 }
 
 /// What happens at a deadline.
@@ -249,6 +251,7 @@ impl Master {
             numbers: Numbers::default(),
             unsettled: Unsettled::default(),
             decisions: Decisions::default(),
+            hottest: Hottest::default(),
             reading: Reading::default(),
             answers: Answers::new(&config.limits),
             config,

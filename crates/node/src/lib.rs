@@ -9,6 +9,7 @@ mod decisions;
 pub mod disk;
 mod fork;
 mod host;
+mod hottest;
 pub mod logging;
 mod operated;
 pub mod pool;
@@ -20,6 +21,7 @@ pub mod store;
 
 pub use config::Config;
 pub use decisions::{LatestDecisions, ToldDecision};
+pub use hottest::{HottestChains, ToldChain};
 pub use operated::Operated;
 pub use selection::Selection;
 pub use store::{

@@ -8,6 +8,7 @@ use slackwater_wire::{
 
 use crate::StoreError;
 use crate::decisions::LatestDecisions;
+use crate::hottest::HottestChains;
 use crate::store::{Reason, count, done, refusal};
 
 /// What operators ask of a process with a master: a served store, or the master of a pool.
@@ -22,18 +23,40 @@ pub trait Operated: Send + Sync + 'static {
     /// When the master is closed or broken, or the deadline passes.
     fn ask(&self, what: &'static str, request: Request) -> Result<Reply, StoreError>;
 
+    /// Does something with the master, while every request waits.
+    ///
+    /// # Errors
+    /// When the master is closed or broken.
+    fn with_master<T>(&self, step: impl FnOnce(&mut Master, Instant) -> T)
+    -> Result<T, StoreError>;
+
     /// Looks at the master, while every request waits.
     ///
     /// # Errors
     /// When the master is closed or broken.
-    fn look<T>(&self, look: impl FnOnce(&Master, Instant) -> T) -> Result<T, StoreError>;
+    fn look<T>(&self, look: impl FnOnce(&Master, Instant) -> T) -> Result<T, StoreError> {
+        self.with_master(|master, now| look(master, now))
+    }
 
     /// The latest decisions about single objects, kept for callers that ask again and again, with each key on one line as
     /// `shown` puts it.
     ///
     /// # Errors
     /// When the master is closed or broken.
-    fn decisions(&self, shown: fn(&Key) -> String) -> Result<LatestDecisions, StoreError>;
+    fn decisions(&self, shown: fn(&Key) -> String) -> Result<LatestDecisions, StoreError> {
+        let told = self.with_master(|master, now| (master.decisions(), now));
+        told.map(|(decisions, now)| LatestDecisions::told(decisions, now, shown))
+    }
+
+    /// The chains that were read most lately, counted for callers that ask again and again, with the first key of each on
+    /// one line as `shown` puts it.
+    ///
+    /// # Errors
+    /// When the master is closed or broken.
+    fn hottest(&self, shown: fn(&Key) -> String) -> Result<HottestChains, StoreError> {
+        let told = self.with_master(Master::hottest_chains);
+        told.map(|(chains, reads)| HottestChains::told(&chains, reads, shown))
+    }
 
     /// Whether requests of clients are served.
     ///

@@ -63,6 +63,9 @@ impl Source for Counted {
     fn decisions(&self) -> Result<Value, Failure> {
         Ok(json!({ "made": 0, "latest": [] }))
     }
+    fn hottest(&self) -> Result<Value, Failure> {
+        Ok(json!({ "reads": 0, "chains": [] }))
+    }
     fn quotas(&self) -> Result<Vec<QuotaState>, Failure> {
         Ok(self.quotas.clone())
     }

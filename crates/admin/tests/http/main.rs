@@ -185,6 +185,10 @@ impl Source for Fake {
         Ok(json!({ "made": 3, "latest": [{ "number": 3, "key": "k" }] }))
     }
 
+    fn hottest(&self) -> Result<Value, Failure> {
+        Ok(json!({ "reads": 2.5, "chains": [{ "key": "k", "reads": 2.5 }] }))
+    }
+
     fn quotas(&self) -> Result<Vec<QuotaState>, Failure> {
         Ok(vec![QuotaState {
             tenant: Tenant::new("t").unwrap(),

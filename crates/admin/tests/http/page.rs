@@ -43,6 +43,7 @@ fn a_sample_holds_what_the_paths_tell() {
     assert_eq!(sample["segments"], told("/api/v1/segments")["segments"]);
     assert_eq!(sample["quotas"], told("/api/v1/tenant_quotas")["quotas"]);
     assert_eq!(sample["decisions"], told("/api/v1/decisions"));
+    assert_eq!(sample["hottest"], told("/api/v1/hottest"));
     assert_eq!(sample["jobs"], told("/api/v1/jobs")["jobs"]);
     assert_eq!(
         (&sample["epoch"], &sample["ready"]),

@@ -16,7 +16,7 @@ const KEPT_A_LOOK: usize = 16;
 
 /// The latest decisions, without those about keys that were told before.
 fn told(world: &mut World) -> Vec<(String, Choice)> {
-    let (latest, _) = world.master.decisions(world.now);
+    let (latest, _) = world.master.decisions();
     let latest = latest.into_iter();
     latest.map(|it| (it.key.to_string(), it.choice)).collect()
 }
@@ -48,12 +48,12 @@ fn nothing_is_kept_before_somebody_looks_and_a_few_of_each_kind_between_looks() 
     fill(&mut world, 200);
     let before = world.master.metrics().evictions;
     assert!(before > 100);
-    assert_eq!(world.master.decisions(world.now), (Vec::new(), before));
+    assert_eq!(world.master.decisions(), (Vec::new(), before));
     for n in 200..300 {
         world.put(&format!("k{n}"), BLOCK);
     }
     let made = world.master.metrics().evictions;
-    let (latest, counted) = world.master.decisions(world.now);
+    let (latest, counted) = world.master.decisions();
     assert_eq!((latest.len(), counted), (KEPT_A_LOOK, made));
     let numbers: Vec<u64> = latest.iter().map(|it| it.number - before).collect();
     assert_eq!(numbers, (1..=KEPT_A_LOOK as u64).collect::<Vec<_>>());
@@ -64,22 +64,11 @@ fn nothing_is_kept_before_somebody_looks_and_a_few_of_each_kind_between_looks() 
     // However often somebody looks, the latest of one kind take no more than the room of all kinds.
     for n in 300..2000 {
         world.put(&format!("k{n}"), BLOCK);
-        world.master.decisions(world.now);
+        world.master.decisions();
     }
-    let (latest, _) = world.master.decisions(world.now);
+    let (latest, _) = world.master.decisions();
     assert_eq!(latest.len(), 4 * KEPT_A_LOOK);
     assert!(latest.windows(2).all(|two| two[0].number < two[1].number));
-}
-
-#[test]
-fn what_was_decided_long_before_a_look_is_not_told() {
-    let mut world = World::memory(config(OffloadMode::Off), 64 * BLOCK);
-    world.master.decisions(world.now);
-    fill(&mut world, 100);
-    world.pass(seconds(299));
-    assert_eq!(told(&mut world).len(), KEPT_A_LOOK);
-    world.pass(seconds(301));
-    assert_eq!(told(&mut world), []);
 }
 
 #[test]
@@ -96,12 +85,12 @@ fn a_rating_is_told_with_what_goes() {
             },
             64 * BLOCK,
         );
-        world.master.decisions(world.now);
+        world.master.decisions();
         world.put("read", BLOCK);
         world.found("read");
         world.pass(seconds(60));
         fill(&mut world, 100);
-        let (latest, _) = world.master.decisions(world.now);
+        let (latest, _) = world.master.decisions();
         assert!(
             latest.iter().all(|it| it.rating.is_some() == rated),
             "{policy:?}"
@@ -118,7 +107,7 @@ fn a_rating_is_told_with_what_goes() {
 #[test]
 fn an_eviction_says_what_becomes_of_the_value() {
     let mut world = World::tiers(config(OffloadMode::OnEvict), 20 * BLOCK, 1024 * BLOCK);
-    world.master.decisions(world.now);
+    world.master.decisions();
     fill(&mut world, 20);
     let first = told(&mut world).remove(0);
     assert_eq!(first.1, Choice::Offloaded(OffloadCause::Eviction));
@@ -138,7 +127,7 @@ fn an_eviction_says_what_becomes_of_the_value() {
     );
     // Without an SSD that accepts anything the last copy goes.
     let mut world = World::memory(config(OffloadMode::OnEvict), 20 * BLOCK);
-    world.master.decisions(world.now);
+    world.master.decisions();
     fill(&mut world, 20);
     let all = told(&mut world);
     let choices: Vec<Choice> = all.iter().map(|it| it.1).take(2).collect();
@@ -155,7 +144,7 @@ fn an_eviction_says_what_becomes_of_the_value() {
 #[test]
 fn an_eager_offload_and_its_later_eviction_are_told() {
     let mut world = World::tiers(config(OffloadMode::Eager), 20 * BLOCK, 1024 * BLOCK);
-    world.master.decisions(world.now);
+    world.master.decisions();
     world.put("a", BLOCK);
     assert_eq!(
         told(&mut world),
@@ -209,9 +198,9 @@ fn a_tenant_at_its_quota_is_named_as_the_cause() {
             ..ended
         }));
     }
-    world.master.decisions(world.now);
+    world.master.decisions();
     assert_eq!(world.ask(set(4)), Reply::Done);
-    let (latest, _) = world.master.decisions(world.now);
+    let (latest, _) = world.master.decisions();
     assert!(latest.len() >= 4, "{latest:?}");
     assert!(
         latest
@@ -234,7 +223,7 @@ fn promotions_name_the_reads_and_the_gate() {
         let entries = names.iter().map(|name| reported(name, 1, BLOCK)).collect();
         let segment = DISK;
         world.report(NODE, Report::Announce { segment, entries });
-        world.master.decisions(world.now);
+        world.master.decisions();
         world
     };
     let mut world = cold(
@@ -260,7 +249,7 @@ fn promotions_name_the_reads_and_the_gate() {
         told(&mut world),
         expected.map(|(name, choice)| (name.to_owned(), choice))
     );
-    let (latest, _) = world.master.decisions(world.now);
+    let (latest, _) = world.master.decisions();
     assert_eq!(
         (latest[0].segment, latest[0].tier),
         (DISK, SegmentKind::Disk)

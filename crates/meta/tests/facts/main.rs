@@ -6,6 +6,7 @@ mod decisions;
 mod disk;
 mod evict;
 mod hostile;
+mod hottest;
 mod inventory;
 mod jobs;
 mod journal;

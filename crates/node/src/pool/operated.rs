@@ -11,7 +11,6 @@ use slackwater_wire::{
 };
 
 use super::master::{MasterServer, MasterShell};
-use crate::decisions::LatestDecisions;
 use crate::host::Asked;
 use crate::operated::Operated;
 use crate::prometheus::Text;
@@ -168,13 +167,11 @@ impl Operated for PoolMaster {
         }
     }
 
-    fn look<T>(&self, look: impl FnOnce(&Master, Instant) -> T) -> Result<T, StoreError> {
-        self.with(|host, now| look(&host.core, now))
-    }
-
-    fn decisions(&self, shown: fn(&Key) -> String) -> Result<LatestDecisions, StoreError> {
-        let (decisions, now) = self.with(|host, now| (host.core.decisions(now), now))?;
-        Ok(LatestDecisions::told(decisions, now, shown))
+    fn with_master<T>(
+        &self,
+        step: impl FnOnce(&mut Master, Instant) -> T,
+    ) -> Result<T, StoreError> {
+        self.with(|host, now| step(&mut host.core, now))
     }
 
     fn check_serving(&self) -> Result<(), String> {

@@ -3,7 +3,6 @@ use slackwater_meta::Master;
 use slackwater_wire::{Epoch, ErrorCode, Key, NodeId, Reply, Request, Tenant};
 
 use super::Server;
-use crate::decisions::LatestDecisions;
 use crate::operated::Operated;
 use crate::store::Reason;
 use crate::{Stats, Store, StoreError};
@@ -35,16 +34,12 @@ impl Operated for ServedStore {
         self.store.ask(what, request)
     }
 
-    fn look<T>(&self, look: impl FnOnce(&Master, Instant) -> T) -> Result<T, StoreError> {
-        let looked = self.store.look(look)?;
-        looked.ok_or(StoreError::RefusedCall(ErrorCode::UnavailableInCurrentMode))
-    }
-
-    fn decisions(&self, shown: fn(&Key) -> String) -> Result<LatestDecisions, StoreError> {
-        let told = self.store.decisions()?;
-        let (decisions, now) =
-            told.ok_or(StoreError::RefusedCall(ErrorCode::UnavailableInCurrentMode))?;
-        Ok(LatestDecisions::told(decisions, now, shown))
+    fn with_master<T>(
+        &self,
+        step: impl FnOnce(&mut Master, Instant) -> T,
+    ) -> Result<T, StoreError> {
+        let done = self.store.with_master(step)?;
+        done.ok_or(StoreError::RefusedCall(ErrorCode::UnavailableInCurrentMode))
     }
 
     fn check_serving(&self) -> Result<(), String> {

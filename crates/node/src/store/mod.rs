@@ -32,7 +32,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use slackwater_base::Instant;
-use slackwater_meta::{Books, Decision, Imbalance, Master};
+use slackwater_meta::{Books, Imbalance, Master};
 use slackwater_wait::now;
 use slackwater_wire::{
     Description, ErrorCode, Exists, Key, QuotaState, Remove, RemoveAll, RemoveMatching, Reply,
@@ -460,28 +460,18 @@ impl Store {
     }
 
     /// Looks at its master; `None` when that is in another process.
-    pub(crate) fn look<T>(
+    fn look<T>(&self, look: impl FnOnce(&Master, Instant) -> T) -> Result<Option<T>, StoreError> {
+        self.with_master(|master, now| look(master, now))
+    }
+
+    /// Does something with its master; `None` when that is in another process.
+    pub(crate) fn with_master<T>(
         &self,
-        look: impl FnOnce(&Master, Instant) -> T,
+        step: impl FnOnce(&mut Master, Instant) -> T,
     ) -> Result<Option<T>, StoreError> {
         let shared = self.shared();
         shared.check_open()?;
-        shared.with(|core, now| core.master().map(|master| look(master, now)))
-    }
-
-    /// The latest decisions of its master, and how many there were, at the time that is told with them; `None` when that
-    /// is in another process.
-    #[expect(
-        clippy::type_complexity,
-        reason = "what the master tells, with the time"
-    )]
-    pub(crate) fn decisions(&self) -> Result<Option<((Vec<Decision>, u64), Instant)>, StoreError> {
-        let shared = self.shared();
-        shared.check_open()?;
-        shared.with(|core, now| {
-            let master = core.master_mut();
-            master.map(|master| (master.decisions(now), now))
-        })
+        shared.with(|core, now| core.master_mut().map(|master| step(master, now)))
     }
 
     /// Makes a request of its master and waits for the answer.

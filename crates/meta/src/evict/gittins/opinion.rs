@@ -80,14 +80,12 @@ impl Gittins {
     pub(super) fn explanation(&self, now: Instant, slot: Slot, number: u32) -> Explanation {
         let segment = &self.segments[number];
         let now = self.origin.tick(now);
-        let (age, curve) = (
-            now.since(segment.last_use),
-            self.tables.curve(now, segment.class),
-        );
+        let age = now.since(segment.last_use);
+        let curve = self.tables.curve(segment.class);
         let bin = self.tables.bin_of(age);
         let returns = HORIZONS_SECONDS.iter().map(|&seconds| ReturnChance {
             within: Duration::from_secs(seconds),
-            chance: return_chance(&curve, usize::from(bin), seconds as f64),
+            chance: return_chance(curve, usize::from(bin), seconds as f64),
         });
         let reuses = self.marks[slot.0 as usize].count();
         let bytes = self.shelves.block_bytes(segment.octave);

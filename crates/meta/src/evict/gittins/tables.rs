@@ -20,9 +20,10 @@ pub(super) struct Tables {
     weights: f64,
     squared_weights: f64,
     typical_event: f64,
-    /// The hazards of all blocks together, and of each shape.
+    /// The hazards of all blocks together, of each shape, and of each class.
     pooled_hazards: Curve,
     shape_hazards: Box<[Curve; SHAPES]>,
+    class_hazards: Vec<Curve>,
     index: Vec<f32>,
     /// Cells that blocks are in, or were: those of hinted classes are left out until there is such a block, because they
     /// are most of all.
@@ -95,6 +96,7 @@ impl Tables {
             typical_event: FIRST_WEIGHT,
             pooled_hazards: [0.0; BINS],
             shape_hazards: Box::new([[0.0; BINS]; SHAPES]),
+            class_hazards: Vec::new(),
             index: vec![0.0; CELLS],
             covered: PLAIN_CELLS,
             rule: Rule::default(),
@@ -306,6 +308,7 @@ impl Tables {
         }
         self.pooled_hazards = hazards.pooled;
         self.shape_hazards = hazards.shapes;
+        self.class_hazards = hazards.classes;
         self.sort_cells();
     }
 
@@ -402,15 +405,16 @@ impl Tables {
         (self.bin_starts.partition_point(|&start| start <= ticks) - 1) as u8
     }
 
-    /// The hazards of a class, for explanations.
-    pub(super) fn curve(&self, now: Tick, class: Class) -> Curve {
-        hazards(&self.counts(now), self.typical_event).classes[usize::from(class.0)]
+    /// The hazards of a class by the latest estimate, from which its index was computed.
+    pub(super) fn curve(&self, class: Class) -> &Curve {
+        &self.class_hazards[usize::from(class.0)]
     }
 
     pub(super) fn overhead_bytes(&self) -> usize {
         size_of::<Self>()
             + self.cells.capacity() * size_of::<Cell>()
             + size_of::<[Curve; SHAPES]>()
+            + self.class_hazards.capacity() * size_of::<Curve>()
             + self.index.capacity() * size_of::<f32>()
             + (self.ranks.capacity() + self.cells_by_rank.capacity()) * size_of::<u16>()
     }
@@ -532,7 +536,7 @@ mod tests {
         let now = Tick(5_000);
         tables.estimate(now);
         for class in (0..CLASSES as u8).map(Class) {
-            let index = gittins_index(&tables.curve(now, class)).map(|index| index as f32);
+            let index = gittins_index(tables.curve(class)).map(|index| index as f32);
             let row = class.cell(0)..class.cell(0) + BINS;
             assert_eq!(tables.index[row], index, "{class:?}");
         }

@@ -34,6 +34,16 @@ PANELS: list[tuple[Any, ...]] = [
             for q in ("0.50", "0.99")
         ],
     ),
+    (
+        "Parts of reads, p50 and p99",
+        "Look-ups, the wait before the SSD, the SSD, and the way to a client of what was read there.",
+        "s",
+        False,
+        [
+            (f"histogram_quantile({q}, sum by (le, phase) (rate(slackwater_read_phase_seconds_bucket{{{S}}}[{RATE}])))", f"{{{{phase}}}} p{q[2:]}")
+            for q in ("0.50", "0.99")
+        ],
+    ),
     ("Puts", "By how they ended.", "ops", True, [(f"sum by (status) (rate(slackwater_puts_total{{{S}}}[{RATE}]))", "{{status}}")]),
     ("Space",),
     (

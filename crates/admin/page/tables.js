@@ -190,15 +190,21 @@ export function hottest(sample, explain) {
 }
 
 export function latency(sample) {
-  const calls = sample.stats.latency ?? {};
-  const words = { memory: "read from memory", ssd: "read from SSD", put: "put" };
-  const timed = Object.keys(words).filter((name) => calls[name]?.count > 0).map((name) => ({ name, ...calls[name] }));
-  byId("latency-card").hidden = timed.length === 0;
-  keep(byId("latency"), timed, (it) => it.name, ({ name }) => {
+  const calls = { memory: "read from memory", ssd: "read from SSD", put: "put" };
+  const parts = { look_up: "look-up of a call", queue: "wait before the SSD", ssd: "SSD", wire: "way to a client, from SSD" };
+  const timed = [times(byId("latency"), calls, sample.stats.latency), times(byId("phases"), parts, sample.stats.phases)];
+  byId("latency-card").hidden = !timed.includes(true);
+}
+
+/** The rows of what was measured at all; whether there are any. */
+function times(body, words, measured = {}) {
+  const timed = Object.keys(words).filter((name) => measured[name]?.count > 0).map((name) => ({ name, ...measured[name] }));
+  keep(body, timed, (it) => it.name, ({ name }) => {
     const cells = ["p50_us", "p95_us", "p99_us", "p999_us"].map((field) => [field, element("td")]);
     const node = element("tr", {}, element("th", { scope: "row" }, words[name]), ...cells.map(([, cell]) => cell));
     return { node, update: (it) => cells.forEach(([field, cell]) => write(cell, micros(it[field]))) };
   });
+  return timed.length > 0;
 }
 
 export function tenants(sample) {

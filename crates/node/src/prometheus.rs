@@ -5,7 +5,7 @@ use std::fmt::Write;
 use slackwater_meta::{OffloadMetrics, PromotionMetrics, ReplicationMetrics};
 
 use crate::pool::NodesStats;
-use crate::store::meters::Distribution;
+use crate::store::meters::{Distribution, PhaseMeters};
 use crate::store::{EvictionRules, Stats, TierStats, ViewStats, WaitStats};
 
 /// Upper ends of the buckets of times, in seconds.
@@ -424,6 +424,15 @@ impl Text {
             "slackwater_wait_timeouts_total",
             "Waits that ended at their deadline.",
             |wait| wait.timeouts,
+        );
+    }
+
+    /// The parts of reads.
+    pub(crate) fn phases(&mut self, phases: &PhaseMeters) {
+        self.histogram(
+            "slackwater_read_phase_seconds",
+            "Time of a part of a read.",
+            &phases.distributions(),
         );
     }
 

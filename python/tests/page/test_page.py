@@ -153,6 +153,7 @@ SHOWN = """
         segments: all("#nodes .segment .figures", (it) => it.title),
         shares: all("#nodes .segment .figures", (it) => it.textContent.split(", ").at(-1)),
         latency: all("#latency tr", (row) => [...row.children].map((cell) => cell.textContent)),
+        phases: all("#phases tr", (row) => [...row.children].map((cell) => cell.textContent)),
         tenants: all("#tenants > li", (it) => [...it.querySelectorAll("h3, .quiet, .figures")].map((part) => part.textContent)),
     };
 })()
@@ -209,6 +210,8 @@ def numbers(page: Page, sample: dict) -> dict[str, object]:
     timed = {"memory": "read from memory", "ssd": "read from SSD", "put": "put"}
     quantiles = ("p50_us", "p95_us", "p99_us", "p999_us")
     latency = {name: stats["latency"][call] for call, name in timed.items()}
+    parts = {"look_up": "look-up of a call", "queue": "wait before the SSD", "ssd": "SSD", "wire": "way to a client, from SSD"}
+    phases = {name: stats["phases"][part] for part, name in parts.items()}
     return {
         "decisions": [[line.strip(), total(paths)] for line, paths in COUNTED.items()],
         "objects": words("count", stats["objects"])[0],
@@ -217,6 +220,7 @@ def numbers(page: Page, sample: dict) -> dict[str, object]:
         "segments": [f"{it['used_bytes']} of {it['capacity_bytes']} bytes" for it in segments],
         "shares": [words("percent", it["used_bytes"] / it["capacity_bytes"])[0] for it in segments],
         "latency": [[name, *words("micros", *(it[at] for at in quantiles))] for name, it in latency.items() if it["count"] > 0],
+        "phases": [[name, *words("micros", *(it[at] for at in quantiles))] for name, it in phases.items() if it["count"] > 0],
         "tenants": [[it["tenant_id"], f"{words('count', it['objects'])[0]} objects", held(it, "memory"), held(it, "ssd")] for it in tenants],
     }
 

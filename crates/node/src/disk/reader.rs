@@ -50,6 +50,8 @@ pub struct RecordRead<'a> {
     pub result: Option<Result<Checksum, DiskError>>,
     /// How long that took.
     pub took: Duration,
+    /// How long it waited before for the other reads of its call.
+    pub waited: Duration,
 }
 
 impl Readers {
@@ -124,7 +126,7 @@ impl Readers {
 
     /// Reads runs one after the other; gives the records of those that failed and are longer than one.
     fn read_by_calls(&self, records: &mut [RecordRead<'_>], runs: &[Run]) -> Vec<usize> {
-        let mut again = Vec::new();
+        let (batch, mut again) = (Instant::now(), Vec::new());
         for run in runs {
             let begun = Instant::now();
             let scratch = self.buffers.take(scratch_bytes(records, run));
@@ -134,7 +136,8 @@ impl Readers {
                 let mut job = Job::Move(transfer);
                 job.finish().map(|()| job.settle())
             });
-            give(records, run, sums, begun.elapsed(), &mut again);
+            let times = (begun - batch, begun.elapsed());
+            give(records, run, sums, times, &mut again);
         }
         again
     }
@@ -158,6 +161,7 @@ impl Readers {
             into,
             result: None,
             took: Duration::ZERO,
+            waited: Duration::ZERO,
         };
         let mut halves = [
             half(offset, first, head),
@@ -175,7 +179,8 @@ impl Readers {
             return self.read_by_calls(records, runs);
         };
         let (mut next, mut landed, mut again) = (0, Vec::new(), Vec::new());
-        let mut begun = vec![Instant::now(); runs.len()];
+        let batch = Instant::now();
+        let mut begun = vec![batch; runs.len()];
         while next < runs.len() || !ring.is_empty() {
             while next < runs.len() && ring.room() > 0 {
                 let run = &runs[next];
@@ -192,7 +197,10 @@ impl Readers {
                 // by landing, or when the ring is dropped, which waits for it.
                 match unsafe { self.transfer(records, run, scratch) } {
                     Ok(transfer) => ring.start(next as u64, Job::Move(transfer)),
-                    Err(error) => give(records, run, Err(error), Duration::ZERO, &mut again),
+                    Err(error) => {
+                        let times = (begun[next] - batch, Duration::ZERO);
+                        give(records, run, Err(error), times, &mut again);
+                    }
                 }
                 next += 1;
             }
@@ -208,8 +216,8 @@ impl Readers {
             for Landed { tag, job, result } in landed.drain(..) {
                 let run = tag as usize;
                 let sums = result.map(|()| job.settle());
-                let took = begun[run].elapsed();
-                give(records, &runs[run], sums, took, &mut again);
+                let times = (begun[run] - batch, begun[run].elapsed());
+                give(records, &runs[run], sums, times, &mut again);
             }
         }
         self.give_ring_back(ring);
@@ -318,19 +326,23 @@ fn give(
     records: &mut [RecordRead<'_>],
     run: &Run,
     sums: Result<Vec<Checksum>, DiskError>,
-    took: Duration,
+    (waited, took): (Duration, Duration),
     again: &mut Vec<usize>,
 ) {
+    let mut end = |at: usize, result| {
+        let record = &mut records[at];
+        (record.result, record.waited, record.took) = (Some(result), waited, took);
+    };
     match sums {
         Ok(sums) => {
             for (at, sum) in run.iter().zip(sums) {
-                (records[*at].result, records[*at].took) = (Some(Ok(sum)), took);
+                end(*at, Ok(sum));
             }
         }
         Err(_) if run.len() > 1 => again.extend(run),
         Err(error) => {
             for at in run {
-                (records[*at].result, records[*at].took) = (Some(Err(error)), took);
+                end(*at, Err(error));
             }
         }
     }

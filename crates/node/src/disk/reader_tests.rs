@@ -62,6 +62,7 @@ fn record(file: FileId, block: usize, blocks: usize, into: &mut [u8]) -> RecordR
         into,
         result: None,
         took: Duration::ZERO,
+        waited: Duration::ZERO,
     }
 }
 

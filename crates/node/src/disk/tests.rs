@@ -372,6 +372,7 @@ fn callers_read_into_buffers_of_any_alignment_and_length() {
                 into: &mut into[shift..shift + length],
                 result: None,
                 took: Duration::ZERO,
+                waited: Duration::ZERO,
             }
         };
         let mut records: Vec<RecordRead<'_>> =
@@ -397,6 +398,7 @@ fn callers_read_into_buffers_of_any_alignment_and_length() {
             into: &mut byte,
             result: None,
             took: Duration::ZERO,
+            waited: Duration::ZERO,
         }];
         world.disk.readers.read(&mut lost);
         assert_eq!(lost[0].result, Some(Err(DiskError::Missing)));
@@ -431,6 +433,7 @@ fn a_long_record_read_alone_is_whole_in_any_buffer_and_missing_when_its_end_is()
                 into,
                 result: None,
                 took: Duration::ZERO,
+                waited: Duration::ZERO,
             };
             world.disk.readers.read(std::slice::from_mut(&mut record));
             if there {
@@ -477,6 +480,7 @@ fn reads_that_fail_give_their_buffers_back() {
                     into,
                     result: None,
                     took: Duration::ZERO,
+                    waited: Duration::ZERO,
                 })
                 .collect();
             world.disk.readers.read(&mut records);
@@ -524,6 +528,7 @@ fn a_ring_that_fails_is_emptied_before_its_buffers_are_used_again() {
                     into,
                     result: None,
                     took: Duration::ZERO,
+                    waited: Duration::ZERO,
                 }
             };
             let mut records: Vec<RecordRead<'_>> =
@@ -570,6 +575,7 @@ fn jobs_that_the_kernel_never_had_are_not_waited_for() {
                 into,
                 result: None,
                 took: Duration::ZERO,
+                waited: Duration::ZERO,
             })
             .collect();
         world.disk.readers.fail_ring(Failure {

@@ -27,6 +27,7 @@ use crate::serve::handlers::{Handlers, NODES_FROM, reply};
 use crate::serve::minter::Minter;
 use crate::serve::outgoing::Outgoing;
 use crate::serve::{Links, ServeError, ServeKeys, ServeOptions, builder, epoch, reloader};
+use crate::store::meters::PhaseMeters;
 use crate::store::{pool_config, random};
 use crate::{Config, OpenError, StoreError};
 
@@ -85,6 +86,8 @@ pub(super) struct MasterShell {
     journal: Option<Committer>,
     /// A panic left the master in an unknown state, or its journal cannot be written.
     broken: AtomicBool,
+    /// What it sees of reads.
+    pub(super) phases: PhaseMeters,
 }
 
 struct MasterState {
@@ -141,6 +144,7 @@ impl MasterServer {
             journal,
             copied: Mutex::default(),
             broken: AtomicBool::new(false),
+            phases: PhaseMeters::default(),
         });
         let committer = shell.start_committer()?;
         let handlers = Arc::new(Handlers {

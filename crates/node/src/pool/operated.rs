@@ -14,7 +14,7 @@ use super::master::{MasterServer, MasterShell};
 use crate::host::Asked;
 use crate::operated::Operated;
 use crate::prometheus::Text;
-use crate::store::{EvictionRules, Flow, PutStats, ReadStats, Reason, TierStats};
+use crate::store::{EvictionRules, Flow, Phases, PutStats, ReadStats, Reason, TierStats};
 use crate::{Stats, StoreError};
 
 /// The master of a pool as its operators see it.
@@ -45,6 +45,8 @@ pub struct PoolStats {
     pub eviction_rules: Vec<EvictionRules>,
     /// The funnel of offload.
     pub offloads: OffloadMetrics,
+    /// How long parts of reads took: the master sees look-ups alone.
+    pub phases: Phases,
     /// The processes that take part.
     pub nodes: NodesStats,
 }
@@ -211,6 +213,7 @@ impl Operated for PoolMaster {
             ssd_evictions: stats.ssd_evictions,
             eviction_rules: stats.eviction_rules,
             offloads: stats.offloads,
+            phases: self.0.phases.times(),
             nodes,
         }
     }
@@ -220,6 +223,7 @@ impl Operated for PoolMaster {
         let mut text = Text::default();
         text.master(&stats);
         text.nodes(&nodes);
+        text.phases(&self.0.phases);
         text.finish()
     }
 

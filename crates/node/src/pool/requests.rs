@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use slackwater_meta::Input;
 use slackwater_mq::{ConnectionId, RequestOptions};
@@ -116,7 +116,12 @@ impl Backend for MasterShell {
                 return self.publish_checked(remote, &end, &written);
             }
         }
-        self.with(|host, now| host.ask_for(now, remote))
+        let look_up = matches!(&remote.request, Request::Get(_)).then(Instant::now);
+        let asked = self.with(|host, now| host.ask_for(now, remote));
+        if let Some(begun) = look_up {
+            self.phases.look_up.add(begun.elapsed());
+        }
+        asked
     }
 
     fn lose_client(&self, client: ClientId) {

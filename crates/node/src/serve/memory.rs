@@ -140,8 +140,12 @@ impl ServedMemory {
     /// Takes staged memory back from a client before its time.
     pub(crate) fn give_back(&self, release: &Release) {
         let mut released = Vec::new();
-        self.staging
+        let lent = self
+            .staging
             .give_back(release.client, release.generation, &mut released);
+        if let Some(since) = lent {
+            self.store.fetched(since.until(now()));
+        }
         self.transfers.release(&released);
     }
 }

@@ -51,8 +51,8 @@ enum Holder {
 struct Lent {
     piece: Piece,
     borrower: Borrower,
-    /// None while it is being filled.
-    until: Option<Instant>,
+    /// Since when and until when it is lent; none while it is being filled.
+    lent: Option<(Instant, Instant)>,
 }
 
 impl Borrower {
@@ -106,7 +106,7 @@ impl Staging {
         let lent = Lent {
             piece,
             borrower,
-            until: None,
+            lent: None,
         };
         state.lent.insert(piece.generation, lent);
         *state.held.entry(holder).or_default() += piece.bytes;
@@ -117,19 +117,26 @@ impl Staging {
     pub(super) fn lend(&self, now: Instant, generation: u64, time: Duration) {
         let state = &mut *self.state();
         if let Some(lent) = state.lent.get_mut(&generation) {
-            lent.until = Some(now + time);
+            lent.lent = Some((now, now + time));
             state.due.insert((now + time, generation));
         }
     }
 
-    /// Takes room back from a client, before its time or unfilled. What it does not hold is none of its business.
-    pub(super) fn give_back(&self, client: ClientId, generation: u64, released: &mut Vec<Extent>) {
+    /// Takes room back from a client, before its time or unfilled; since when it was lent, if it was. What it does not hold
+    /// is none of its business.
+    pub(super) fn give_back(
+        &self,
+        client: ClientId,
+        generation: u64,
+        released: &mut Vec<Extent>,
+    ) -> Option<Instant> {
         let mut state = self.state();
-        let own = |lent: &Lent| lent.borrower.client == client;
-        if state.lent.get(&generation).is_some_and(own) {
-            self.retire(&mut state, generation, released);
-            self.reclaim(&mut state);
-        }
+        let lent = state.lent.get(&generation);
+        let own = lent.filter(|lent| lent.borrower.client == client)?;
+        let since = own.lent.map(|(since, _)| since);
+        self.retire(&mut state, generation, released);
+        self.reclaim(&mut state);
+        since
     }
 
     fn retire(&self, state: &mut StagingState, generation: u64, released: &mut Vec<Extent>) {
@@ -139,9 +146,9 @@ impl Staging {
         let Lent {
             piece,
             borrower,
-            until,
+            lent,
         } = lent;
-        if let Some(until) = until {
+        if let Some((_, until)) = lent {
             state.due.remove(&(until, generation));
         }
         let holder = borrower.holder();

@@ -60,6 +60,7 @@ mod tests {
                 into: &mut buffer,
                 result: Some(arrived),
                 took: Duration::from_micros(1),
+                waited: Duration::from_micros(5),
             };
             let mut reads = 0;
             read_apart(&mut record, expected, |records| {
@@ -75,6 +76,7 @@ mod tests {
             assert_eq!(reads, usize::from(again), "{arrived:?}");
             assert_eq!(record.result, Some(outcome));
             assert_eq!(record.took.as_micros(), 1 + u128::from(again));
+            assert_eq!(record.waited.as_micros(), 5);
             assert_eq!(buffer, if again { &right } else { &other }[..]);
         }
     }

@@ -193,8 +193,12 @@ impl<'s, 'b> Reader<'s, 'b> {
         // The master names a replica in memory before one on SSD, and all of them are this process's.
         let pick = Box::new(LocalFirst::default());
         let mut flow = GetFlow::start(now, get, options, pick, &mut self.actions);
+        let is_asked = self.answer.is_none();
         shared.with(|core, now| self.act(core, now, &mut flow))?;
         self.lookup = begun.elapsed();
+        if is_asked {
+            shared.meters.phases.look_up.add(self.lookup);
+        }
         while !self.readings.is_empty() {
             let tried = self.fetch();
             self.promote(&tried)?;
@@ -388,6 +392,7 @@ impl<'s, 'b> Reader<'s, 'b> {
                         into: room,
                         result: None,
                         took: Duration::ZERO,
+                        waited: Duration::ZERO,
                     });
                     record_owners.push(number);
                 }
@@ -409,6 +414,7 @@ impl<'s, 'b> Reader<'s, 'b> {
             }
         }
         for (record, owner) in records.into_iter().zip(record_owners) {
+            self.shared.meters.phases.read(&record);
             tried[owner] = Tried {
                 arrived: record.result.unwrap_or(Err(UNREAD)),
                 took: record.took,

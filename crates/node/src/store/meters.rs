@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
-use super::{Latencies, Latency, StoreError, Stored, Tier};
+use super::{Latencies, Latency, Phases, StoreError, Stored, Tier};
+use crate::disk::RecordRead;
+use crate::prometheus::BOUNDS;
 
 /// What the shell itself counts: times, and what only it sees.
 #[derive(Default)]
@@ -12,6 +14,8 @@ pub(super) struct Meters {
     memory: Meter,
     ssd: Meter,
     put: Meter,
+    /// What reads are made of.
+    pub(super) phases: PhaseMeters,
     /// Reads from memory whose bytes were not those that were put; those from SSD are counted by the agent.
     pub(super) corrupt_memory: AtomicU64,
     /// Reads by where they ended, values and bytes.
@@ -47,8 +51,50 @@ pub(crate) struct Distribution {
     pub(crate) seconds: f64,
 }
 
+/// The parts of reads that a process sees.
+#[derive(Default)]
+pub(crate) struct PhaseMeters {
+    /// Look-ups of a call: the wait for the master's lock is a part of them.
+    pub(crate) look_up: Meter,
+    /// Reads from SSD before they began: behind the others of their call.
+    queue: Meter,
+    /// Reads from SSD from then on.
+    ssd: Meter,
+    /// From when a client was told where its bytes are until it had fetched them.
+    pub(super) wire: Meter,
+}
+
+impl PhaseMeters {
+    /// A record was read from SSD, or could not be.
+    pub(super) fn read(&self, record: &RecordRead<'_>) {
+        if let Some(Ok(_)) = record.result {
+            self.queue.add(record.waited);
+            self.ssd.add(record.took);
+        }
+    }
+
+    pub(crate) fn times(&self) -> Phases {
+        Phases {
+            look_up: self.look_up.latency(),
+            queue: self.queue.latency(),
+            ssd: self.ssd.latency(),
+            wire: self.wire.latency(),
+        }
+    }
+
+    /// The distributions with their labels, for the text form.
+    pub(crate) fn distributions(&self) -> [(&'static str, Distribution); 4] {
+        [
+            ("phase=\"look_up\"", self.look_up.buckets(&BOUNDS)),
+            ("phase=\"queue\"", self.queue.buckets(&BOUNDS)),
+            ("phase=\"ssd\"", self.ssd.buckets(&BOUNDS)),
+            ("phase=\"wire\"", self.wire.buckets(&BOUNDS)),
+        ]
+    }
+}
+
 /// A distribution of times; the lock is held for one entry.
-struct Meter(Mutex<Histogram<u64>>);
+pub(crate) struct Meter(Mutex<Histogram<u64>>);
 
 impl Default for Meter {
     fn default() -> Self {
@@ -59,7 +105,7 @@ impl Default for Meter {
 }
 
 impl Meter {
-    fn add(&self, took: Duration) {
+    pub(crate) fn add(&self, took: Duration) {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         self.0
             .lock()

@@ -63,6 +63,7 @@ impl Shared {
             },
             corrupt: get(&meters.corrupt_memory) + agent.records_corrupt,
             latency: meters.latencies(),
+            phases: meters.phases.times(),
             waits: self.sites().map(wait).collect(),
             io: self
                 .disk
@@ -167,6 +168,7 @@ impl Shared {
             "Time of a value.",
             &self.meters.distributions(&BOUNDS),
         );
+        text.phases(&self.meters.phases);
         text.finish()
     }
 }

@@ -2,7 +2,7 @@
 //! be told leaves by [`Deliver`], outside the lock.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{self, Duration};
 
 use slackwater_base::{Checksum, Instant};
 use slackwater_transfer::Extent;
@@ -92,8 +92,17 @@ impl Store {
                 return Err(ErrorCode::ChecksumMismatch);
             }
         }
+        let look_up = matches!(&remote.request, Request::Get(_)).then(time::Instant::now);
         let asked = shared.with(|core, now| core.ask_for(now, remote));
+        if let Some(begun) = look_up {
+            shared.meters.phases.look_up.add(begun.elapsed());
+        }
         asked.map_err(|error| error.code())
+    }
+
+    /// Another process has fetched a value that was read for it from SSD, so long after it was told where that is.
+    pub(crate) fn fetched(&self, took: Duration) {
+        self.shared().meters.phases.wire.add(took);
     }
 
     /// Takes no more writes to extents of puts that a master in another process is about to publish, and says whether they

@@ -40,6 +40,8 @@ pub struct Stats {
     pub corrupt: u64,
     /// How long calls took.
     pub latency: Latencies,
+    /// How long parts of reads took.
+    pub phases: Phases,
     /// How the store's threads and callers waited, by what for.
     pub waits: Vec<WaitStats>,
     /// How SSD reads and writes are done.
@@ -168,6 +170,20 @@ pub struct Latencies {
     pub ssd: Latency,
     /// Puts, a value each.
     pub put: Latency,
+}
+
+/// How long the parts of reads took that a process sees: of a read for another process the rest is that process's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Phases {
+    /// The look-up of a call, with its wait for the lock of the master.
+    pub look_up: Latency,
+    /// A read from SSD before it began: behind the others of its call.
+    pub queue: Latency,
+    /// A read from SSD from then on, checksum included.
+    pub ssd: Latency,
+    /// A value that was read from SSD for another process, from when that process was told where the bytes are until it
+    /// had fetched them.
+    pub wire: Latency,
 }
 
 /// A distribution of times.

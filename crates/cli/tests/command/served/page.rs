@@ -77,6 +77,14 @@ const NUMBERS: &[(&str, &str)] = &[
         "/promotions/rejected_index",
         "slackwater_promotions_rejected_total{status=\"index\"}",
     ),
+    (
+        "/phases/look_up/count",
+        "slackwater_read_phase_seconds_count{phase=\"look_up\"}",
+    ),
+    (
+        "/phases/wire/count",
+        "slackwater_read_phase_seconds_count{phase=\"wire\"}",
+    ),
 ];
 
 #[test]
@@ -133,6 +141,29 @@ fn a_sample_says_what_the_metrics_and_the_statistics_say() {
         let (status, page) = server.ask("GET", "/", "");
         assert!(status == 200 && page.contains("<title>Slackwater</title>"));
     }
+}
+
+#[test]
+fn the_parts_of_a_read_from_ssd_are_timed() {
+    let place = Place::new();
+    let sizes = ["--memory", "16MiB", "--ssd", "256MiB", "--dir", "kv"];
+    let store = Administered::spawn(&place, &[&["serve"], &sizes[..]].concat());
+    let client = store.served.connect();
+    let bytes = value(7, 1 << 20);
+    for name in 0..40 {
+        let key = format!("long{name}");
+        client
+            .put(key.as_bytes(), &bytes, &Default::default())
+            .unwrap();
+    }
+    until("a value is read from SSD", || {
+        let _ = client.get(b"long0", &Default::default()).unwrap();
+        let stats = store.json("/api/v1/stats");
+        let counts = ["look_up", "queue", "ssd", "wire"];
+        let count = |part: &str| stats["phases"][part]["count"].as_u64();
+        counts.iter().all(|part| count(part) > Some(0))
+            && stats["reads"]["ssd_hits"].as_u64() > Some(0)
+    });
 }
 
 /// Every metric that the page shows, with its value. Of a pool, rules of all segments had once been written as one series,

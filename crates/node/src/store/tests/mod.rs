@@ -98,6 +98,10 @@ fn a_value_comes_back_in_every_way_it_can_be_asked_for() {
         (2, 1, 0)
     );
     assert_eq!(stats.latency.memory.count, 2);
+    // Each call looks up, whatever came of it.
+    let phases = stats.phases;
+    assert_eq!((phases.look_up.count, phases.queue.count), (4, 0));
+    assert!(phases.look_up.p50_us > 0.0 && phases.wire.count == 0);
     store.close().unwrap();
 }
 

@@ -164,7 +164,11 @@ fn a_value_that_is_read_often_comes_back_into_memory() {
     });
     assert_eq!(stats.promotions.completed_bytes, bytes as u64);
     let before = store.stats().ssd_reads;
+    let phases = stats.phases;
+    assert_eq!((phases.ssd.count, phases.queue.count), (2, 2));
+    assert!(phases.ssd.p50_us > phases.queue.p50_us, "{phases:?}");
     assert_eq!(read(&store, &keys[0], bytes), Some(Tier::Memory));
+    assert_eq!(store.stats().phases.ssd.count, 2);
     assert_eq!(store.stats().ssd_reads, before);
     let stats = store.stats();
     let p = stats.promotions;

@@ -110,6 +110,18 @@ export function quota(tenant) {
   });
 }
 
+export function reload() {
+  confirm({
+    title: "Read keys again?",
+    words: "The list of keys that may connect and the token of this address are read again from their files: change these first. Links whose key is not in the list any more end at once. The key of the server itself is used after a restart.",
+    verb: "Read them again",
+    act: async () => {
+      await ask("POST", "api/v1/reload");
+      return "Keys and tokens are read again.";
+    },
+  });
+}
+
 export function removeOne({ key, tenant }) {
   confirm({
     title: "Remove this object?",

@@ -1,6 +1,6 @@
 // The page: follows the samples of the server and shows each.
 
-import { quota, removeAll } from "./actions.js";
+import { quota, reload, removeAll } from "./actions.js";
 import { hitChart, throughputChart } from "./charts.js";
 import { decisionList } from "./decisions.js";
 import { byId, write } from "./elements.js";
@@ -10,6 +10,7 @@ import { explain, search } from "./search.js";
 import { forgetToken, hasToken, setToken, Stream } from "./stream.js";
 import { decisions, hottest, jobs, latency, nodes, tenants, tiles, warnings } from "./tables.js";
 
+const ACTIONS = ["reload", "remove-all"];
 const THEMES = ["system", "light", "dark"];
 
 const rates = new Rates();
@@ -35,7 +36,7 @@ const stream = new Stream({
     trouble(null);
     byId("sign-in").hidden = true;
     byId("content").hidden = false;
-    byId("remove-all").hidden = false;
+    for (const action of ACTIONS) byId(action).hidden = false;
     byId("forget").hidden = !hasToken();
     status(sample.ready ? "good" : "bad", sample.ready ? "serving" : "not serving");
     write(byId("address"), sample.address);
@@ -62,7 +63,7 @@ const stream = new Stream({
     status("fair", "needs a token");
     trouble(null);
     byId("content").hidden = true;
-    byId("remove-all").hidden = true;
+    for (const action of ACTIONS) byId(action).hidden = true;
     byId("sign-in").hidden = false;
     const why = byId("sign-in-why");
     why.hidden = !hasToken();
@@ -107,6 +108,7 @@ byId("forget").addEventListener("click", () => {
 });
 
 byId("set-quota").addEventListener("click", () => quota());
+byId("reload").addEventListener("click", () => reload());
 byId("remove-all").addEventListener("click", () => removeAll());
 
 function themed(theme) {

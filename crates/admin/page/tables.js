@@ -56,7 +56,7 @@ export function nodes(sample) {
   const all = new Map();
   for (const segment of sample.segments) {
     const about = known.get(segment.node);
-    const node = all.get(segment.node) ?? { node: segment.node, presence: segment.presence, address: about?.data_address ?? segment.endpoint, segments: [] };
+    const node = all.get(segment.node) ?? { node: segment.node, presence: segment.presence, address: about?.data_address ?? segment.endpoint, key: about?.public_key ?? null, segments: [] };
     node.segments.push(segment);
     all.set(segment.node, node);
   }
@@ -72,14 +72,19 @@ const PRESENCE = {
 
 function card({ node: number }) {
   const [state, address, list] = [element("span", { class: "pill" }), element("span", { class: "quiet" }), element("ul", { class: "bare" })];
+  const key = element("span", { class: "quiet" });
   const button = element("button", { type: "button", "aria-label": `Drain node ${number}`, click: () => drain(number) }, "Drain…");
   const name = element("h3", {}, `Node ${number}`);
-  const node = element("li", { class: "card" }, element("div", { class: "heading" }, name, button), element("p", { class: "address" }, state, address), list);
+  const node = element("li", { class: "card" }, element("div", { class: "heading" }, name, button), element("p", { class: "address" }, state, address, key), list);
   const update = (it) => {
     const [tone, words] = PRESENCE[it.presence] ?? ["bad", it.presence];
     state.className = `pill ${tone}`;
     write(state, words);
     write(address, it.address);
+    // Sixteen signs tell keys apart; the whole key is there to compare it with a list.
+    write(key, it.key === null ? "" : `key ${it.key.slice(0, 16)}…`);
+    key.hidden = it.key === null;
+    key.title = it.key ?? "";
     button.hidden = it.presence !== "here";
     keep(list, it.segments, (segment) => segment.id, segmentRow);
   };

@@ -55,6 +55,7 @@ pub(crate) fn router(
             "/api/v1/tenant_quotas",
             get(quotas).put(set_quota).delete(delete_quota),
         )
+        .route("/api/v1/reload", post(reload))
         .route("/api/v1/remove", post(remove))
         .route("/api/v1/remove_all", post(remove_all))
         .merge(jobs::router())
@@ -255,6 +256,12 @@ fn whose(query: Option<&str>) -> Result<Tenant, Failure> {
 
 fn done() -> Json {
     Json(json!({ "success": true }))
+}
+
+async fn reload(State(source): Shared, RawQuery(query): RawQuery) -> Result<Json, Failure> {
+    Arguments::of(query.as_deref(), &[])?;
+    call(source, |source| source.reload()).await??;
+    Ok(done())
 }
 
 async fn remove(State(source): Shared, RawQuery(query): RawQuery) -> Result<Json, Failure> {

@@ -113,6 +113,13 @@ pub trait Source: Send + Sync + 'static {
     /// When the source is closed.
     fn jobs(&self) -> Result<Vec<JobState>, Failure>;
 
+    /// Reads the list of allowed keys and the token of operators again from their files. Links whose key is not in the list
+    /// any more end.
+    ///
+    /// # Errors
+    /// When a file cannot be read or used; what was in force stays in force.
+    fn reload(&self) -> Result<(), Failure>;
+
     /// Removes an object, also while readers hold leases on it if `force`.
     ///
     /// # Errors

@@ -19,6 +19,8 @@ use slackwater_wire::{
     SegmentState, Tenant,
 };
 
+use crate::service::Reloader;
+
 /// Where and for whom a process answers operators.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct AdminArguments {
@@ -52,12 +54,14 @@ impl AdminArguments {
         })
     }
 
-    /// Answers for `operated`, whose clients connect to `address`, unless it is turned off.
+    /// Answers for `operated`, whose clients connect to `address`, unless it is turned off. Operators have files read again by
+    /// `reloader`.
     pub(crate) fn start(
         &self,
         token: Option<Token>,
         operated: impl Operated,
         address: &Address,
+        reloader: Arc<Reloader>,
     ) -> Result<Option<Admin>> {
         let AdminAddress::At(listen) = self.admin else {
             return Ok(None);
@@ -65,6 +69,7 @@ impl AdminArguments {
         let source = Arc::new(Administered {
             operated,
             address: address.to_string(),
+            reloader,
         });
         Ok(Some(Admin::start(AdminOptions { listen, token }, source)?))
     }
@@ -123,6 +128,7 @@ impl FromStr for AdminAddress {
 struct Administered<O> {
     operated: O,
     address: String,
+    reloader: Arc<Reloader>,
 }
 
 fn failure(error: StoreError) -> Failure {
@@ -246,6 +252,13 @@ impl<O: Operated> Source for Administered<O> {
 
     fn jobs(&self) -> Result<Vec<JobState>, Failure> {
         self.operated.jobs().map_err(failure)
+    }
+
+    fn reload(&self) -> Result<(), Failure> {
+        self.reloader.reload().map_err(|error| Failure {
+            code: ErrorCode::FileReadFail,
+            message: format!("{error:#}; what was in force stays in force"),
+        })
     }
 
     fn remove(&self, tenant: &Tenant, key: &Key, force: bool) -> Result<(), Failure> {

@@ -58,7 +58,10 @@ pub(crate) fn run(arguments: &Serve, layers: &Layers) -> Result<u8> {
         key: server.public_key(),
         ..Address::tcp(server.address())
     };
-    let admin = arguments.admin.start(token, server.operated(), &address)?;
+    let operated = server.operated();
+    let admin = arguments
+        .admin
+        .start(token, operated, &address, service.reloader())?;
     service.serve(
         &address,
         &arguments.keys,

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use anyhow::Result;
 use clap::Args;
@@ -71,11 +71,38 @@ impl KeyFiles {
 pub(crate) struct Service {
     pub(crate) interrupt: Interrupt,
     pub(crate) notify: Arc<Notify>,
-    reloader: Arc<OnceLock<Reload>>,
+    reloader: Arc<Reloader>,
 }
 
 /// Reads files again.
 type Reload = Box<dyn Fn() -> Result<()> + Send + Sync>;
+
+/// Has a service read its files again, at SIGHUP and when an operator says so.
+pub(crate) struct Reloader {
+    reload: OnceLock<Reload>,
+    notify: Arc<Notify>,
+    /// One at a time: the process manager is told of each.
+    running: Mutex<()>,
+}
+
+impl Reloader {
+    /// Reads them, and says how that went. Before the start is over there is nothing to do: what there is to be read is being
+    /// read.
+    pub(crate) fn reload(&self) -> Result<()> {
+        let Some(reload) = self.reload.get() else {
+            return Ok(());
+        };
+        let _running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        self.notify.reloading();
+        let reloaded = reload();
+        match &reloaded {
+            Ok(()) => tracing::info!("keys and tokens were read again"),
+            Err(error) => tracing::error!(%error, "what was in force stays in force"),
+        }
+        self.notify.ready();
+        reloaded
+    }
+}
 
 impl Service {
     /// What every service does first: its configuration, its log and its signals.
@@ -86,20 +113,14 @@ impl Service {
             .map_err(anyhow::Error::msg)?;
         logging::init(&config).map_err(anyhow::Error::msg)?;
         let notify = Arc::new(Notify::from_environment());
-        let reloader = Arc::<OnceLock<Reload>>::default();
-        let (at_hangup, told) = (Arc::clone(&reloader), Arc::clone(&notify));
-        let interrupt = Interrupt::install_for_service(move || {
-            // Before the start is over, what there is to be read is being read.
-            let Some(reload) = at_hangup.get() else {
-                return;
-            };
-            told.reloading();
-            match reload() {
-                Ok(()) => tracing::info!("keys and tokens were read again"),
-                Err(error) => tracing::error!(%error, "what was in force stays in force"),
-            }
-            told.ready();
-        })?;
+        let reloader = Arc::new(Reloader {
+            reload: OnceLock::new(),
+            notify: Arc::clone(&notify),
+            running: Mutex::default(),
+        });
+        let at_hangup = Arc::clone(&reloader);
+        // The log says how it went.
+        let interrupt = Interrupt::install_for_service(move || _ = at_hangup.reload())?;
         let service = Self {
             interrupt,
             notify,
@@ -111,8 +132,13 @@ impl Service {
     /// The service does its work, and reads its files again by `reload` from now on.
     pub(crate) fn started(&self, reload: impl Fn() -> Result<()> + Send + Sync + 'static) {
         // It is empty until now.
-        let _ = self.reloader.set(Box::new(reload));
+        let _ = self.reloader.reload.set(Box::new(reload));
         self.notify.ready();
+    }
+
+    /// What has this service read its files again.
+    pub(crate) fn reloader(&self) -> Arc<Reloader> {
+        Arc::clone(&self.reloader)
     }
 
     /// Serves clients at `address` and operators beside it until it is told to end. `list` reads the allow-list again.

@@ -353,6 +353,19 @@ def test_a_token_is_asked_for_and_kept_in_the_tab(command: Path, browser: Browse
         page.press("Enter", 13, "\r")
         page.until("document.querySelectorAll('#nodes > li').length", lambda count: count == 1)
         assert page.run("localStorage.length") == 0 and page.run("location.href") == f"{server.page}/"
+        # Another token is in the file: the one of this tab is refused from then on.
+        file.write_text("another-token-of-this\n")
+        page.click("#reload")
+        check(page, f"reload-{width}", "document.querySelector('#dialog')")
+        assert changes(page) == []
+        page.click("#dialog .first")
+        page.until("!document.querySelector('#sign-in').hidden")
+        assert changes(page) == ["POST /api/v1/reload"]
+        assert "are read again" in str(page.run("document.querySelector('#told').textContent"))
+        assert page.run("sessionStorage.length") == 0
+        page.type("another-token-of-this")
+        page.press("Enter", 13, "\r")
+        page.until("document.querySelector('#sign-in').hidden")
         page.click("#forget")
         page.until("!document.querySelector('#sign-in').hidden")
         assert page.run("sessionStorage.length") == 0
@@ -388,7 +401,7 @@ def test_the_page_is_used_by_keyboard(command: Path, browser: Browser) -> None:
         for _ in range(12):
             page.press("Tab", 9)
             passed.append(str(page.run("document.activeElement.id || document.activeElement.textContent")))
-        for control in ("Skip to the content", "theme", "Drain…", "search-key", "set-quota", "remove-all"):
+        for control in ("Skip to the content", "theme", "Drain…", "search-key", "set-quota", "pause", "reload", "remove-all"):
             assert control in passed, passed
         # The focus stays where it is while samples come.
         page.run("document.querySelector('#nodes button').focus()")

@@ -87,6 +87,9 @@ impl Source for Counted {
     fn jobs(&self) -> Result<Vec<JobState>, Failure> {
         Ok(Vec::new())
     }
+    fn reload(&self) -> Result<(), Failure> {
+        none()
+    }
     fn remove(&self, _: &Tenant, _: &Key, _: bool) -> Result<(), Failure> {
         none()
     }

@@ -231,6 +231,11 @@ impl Source for Fake {
         Ok(vec![job(drain(), JobStatus::Succeeded)])
     }
 
+    fn reload(&self) -> Result<(), Failure> {
+        self.note("reload".to_owned());
+        Ok(())
+    }
+
     fn remove(&self, tenant: &Tenant, key: &Key, force: bool) -> Result<(), Failure> {
         self.note(format!("remove {} {key} {force}", tenant.name()));
         match force {
@@ -451,6 +456,8 @@ fn changes_are_made_by_other_methods_than_get_and_once() {
     check("POST", "/api/v1/remove?key=", "", 400);
     check("POST", "/api/v1/remove?key=k&force=yes", "", 400);
     check("POST", "/api/v1/keys", "", 405);
+    check("GET", "/api/v1/reload", "", 405);
+    check("POST", "/api/v1/reload?force=true", "", 400);
     check("PUT", "/api/v1/tenant_quotas", quota, 400);
     check("PUT", "/api/v1/tenant_quotas?tenant_id=t", "{", 400);
     check(
@@ -480,6 +487,7 @@ fn changes_are_made_by_other_methods_than_get_and_once() {
     let drain = r#"{"segments":["a"],"target_segments":["b"],"max_concurrency":9}"#;
     check("POST", drains, drain, 200);
     check("POST", "/api/v1/drain_jobs/cancel?job_id=7", "", 200);
+    check("POST", "/api/v1/reload", "", 200);
     let changes = [
         "t 5 6",
         "-t",
@@ -489,6 +497,7 @@ fn changes_are_made_by_other_methods_than_get_and_once() {
         "remove t k true",
         "Drain { places: [\"a\"], targets: [\"b\"], disks: true } 9",
         "cancel 7",
+        "reload",
     ];
     assert_eq!(*source.changes.lock().unwrap(), changes);
 }

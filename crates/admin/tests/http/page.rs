@@ -115,6 +115,7 @@ fn a_page_of_another_origin_follows_nothing_and_changes_nothing() {
         ("GET", "/api/v1/events"),
         ("GET", "/debug/books"),
         ("POST", "/api/v1/remove_all"),
+        ("POST", "/api/v1/reload"),
     ] {
         for header in [
             "Host: localhost\r\nOrigin: http://evil.example",

@@ -376,7 +376,7 @@ impl MasterShell {
             .permitted(call, hello.epoch)
             .and_then(|permissions| may_lend(&permissions, &hello));
         let attached = permitted
-            .and_then(|()| self.with(|host, now| self.attach(host, now, call.from(), hello)));
+            .and_then(|()| self.with(|host, now| self.attach(host, now, (call.from(), call.key()), hello)));
         let attached = attached.unwrap_or_else(Attached::Refused);
         tracing::info!(%node, remote = call.remote(), ?attached, "a node");
         let welcome = NodeWelcome {
@@ -391,7 +391,7 @@ impl MasterShell {
         &self,
         host: &mut MasterHost,
         now: Instant,
-        link: ConnectionId,
+        (link, key): (ConnectionId, Option<PublicKey>),
         hello: NodeHello,
     ) -> Attached {
         let node = hello.node;
@@ -424,7 +424,7 @@ impl MasterShell {
         let memory = identity(node).memory;
         let floor = host.core.generations_from(memory).unwrap_or(u64::MAX);
         self.outgoing.minters.add(memory, Arc::clone(&minter));
-        self.members.add(link, &hello, minter);
+        self.members.add(link, key, &hello, minter);
         Attached::New { floor }
     }
 

@@ -9,6 +9,7 @@ use slackwater_wire::{
     Epoch, NodeHello, NodeId, NodeLife, NumberedReceiver, NumberedSender, Order, Orders, OutOfStep,
     Report, Reports, SegmentKind, body,
 };
+use slackwater_zmtp::PublicKey;
 
 use crate::serve::minter::Minter;
 
@@ -29,6 +30,8 @@ struct MembersState {
 struct Member {
     life: NodeLife,
     link: Option<ConnectionId>,
+    /// The key that its link proved; none without encryption.
+    key: Option<PublicKey>,
     orders: NumberedSender<Order>,
     reports: NumberedReceiver,
     contact: Contact,
@@ -98,7 +101,13 @@ impl Members {
     }
 
     /// A node belongs to the pool from now on.
-    pub(super) fn add(&self, link: ConnectionId, hello: &NodeHello, minter: Arc<Minter>) {
+    pub(super) fn add(
+        &self,
+        link: ConnectionId,
+        key: Option<PublicKey>,
+        hello: &NodeHello,
+        minter: Arc<Minter>,
+    ) {
         let memory = hello
             .segments
             .iter()
@@ -106,6 +115,7 @@ impl Members {
         let member = Member {
             life: hello.life,
             link: Some(link),
+            key,
             orders: NumberedSender::new(),
             reports: NumberedReceiver::default(),
             contact: hello.memory.contact.clone(),
@@ -178,6 +188,11 @@ impl Members {
     /// The link of a node.
     pub(super) fn link_of(&self, node: NodeId) -> Option<ConnectionId> {
         self.state().nodes.get(&node).and_then(|member| member.link)
+    }
+
+    /// The key that the link of a node proved.
+    pub(super) fn key_of(&self, node: NodeId) -> Option<PublicKey> {
+        self.state().nodes.get(&node).and_then(|member| member.key)
     }
 
     /// How the memory of a node is reached.
@@ -331,7 +346,7 @@ mod tests {
     fn members() -> Members {
         let (members, hello) = (Members::new(Epoch(1)), hello(1, false, 0));
         assert_eq!(members.greet(link(1), &hello), Standing::New);
-        members.add(link(1), &hello, Arc::new(Minter::of(&hello.memory)));
+        members.add(link(1), None, &hello, Arc::new(Minter::of(&hello.memory)));
         members
     }
 
@@ -417,7 +432,7 @@ mod tests {
         assert_eq!(members.life_at(link(2)), None);
         let next = hello(2, false, 0);
         members.forget(NODE);
-        members.add(link(2), &next, Arc::new(Minter::of(&next.memory)));
+        members.add(link(2), None, &next, Arc::new(Minter::of(&next.memory)));
         members.leaves(NODE, NodeLife([1, 0]));
         assert!(!members.has_left(NODE));
         members.leaves(NODE, NodeLife([2, 0]));

@@ -75,6 +75,8 @@ pub struct NodeStats {
     pub presence: &'static str,
     /// Where its bytes come in and leave.
     pub data_address: String,
+    /// The public key that its link proved, as `slackwater keys` writes it; `None` where links are not encrypted.
+    pub public_key: Option<String>,
     /// Its memory.
     pub memory: TierStats,
     /// Its SSD; `None` without one.
@@ -120,6 +122,11 @@ impl PoolMaster {
         (stats, nodes)
     }
 
+    fn public_key(&self, node: NodeId) -> Option<String> {
+        let key = self.0.members.key_of(node)?;
+        Some(key.to_string())
+    }
+
     fn nodes(&self, segments: &[SegmentState]) -> Vec<NodeStats> {
         let mut nodes: Vec<NodeStats> = Vec::new();
         for segment in segments {
@@ -129,6 +136,7 @@ impl PoolMaster {
                     node: segment.node.0,
                     presence: segment.presence.name(),
                     data_address: self.data_address(segment.node),
+                    public_key: self.public_key(segment.node),
                     memory: TierStats::default(),
                     ssd: None,
                 });

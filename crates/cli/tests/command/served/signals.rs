@@ -121,7 +121,11 @@ fn a_withdrawn_key_ends_its_links_at_master_and_node() {
     })
     .unwrap();
     put(&client, 1);
+    // The key of the list is the one that the link of the node has proved.
+    let shown = served.json("/api/v1/stats")["nodes"]["nodes"][0]["public_key"].clone();
     let list = std::fs::read_to_string(place.path("list")).unwrap();
+    let line = list.lines().find(|line| line.contains(" node")).unwrap();
+    assert_eq!(shown.as_str(), line.split(' ').next());
     let clients = std::fs::read_to_string(place.path("clients")).unwrap();
     std::fs::write(place.path("clients"), "").unwrap();
     kill_process(Pid::from_child(&node.child), Signal::HUP).unwrap();
@@ -144,7 +148,8 @@ fn a_withdrawn_key_ends_its_links_at_master_and_node() {
         served.json("/api/v1/segments")["segments"][0]["presence"] == "away"
     });
     std::fs::write(place.path("list"), list).unwrap();
-    served.served.signal(Signal::HUP);
+    // An operator has it read as the signal does.
+    assert_eq!(served.ask("POST", "/api/v1/reload", "").0, 200);
     until("the node is back with what it held", || {
         matches!(get(), Ok(Some(_)))
     });
@@ -180,4 +185,15 @@ fn the_token_of_operators_is_read_again() {
     write(first, 0o644);
     server.served.signal(Signal::HUP);
     assert_eq!((status(first), status(second)), (401, 200));
+    // An operator has it read too, and is told why it cannot be used.
+    let reload = |token: &str| {
+        let header = format!("Authorization: Bearer {token}\r\n");
+        server.ask("POST", "/api/v1/reload", &header)
+    };
+    let (refused, why) = reload(second);
+    assert!(refused == 500 && why.contains("stays in force"), "{why}");
+    write(first, 0o600);
+    assert_eq!(reload("not-to-be-guessed-3").0, 401);
+    assert_eq!(reload(second).0, 200);
+    assert_eq!((status(first), status(second)), (200, 401));
 }

@@ -38,8 +38,10 @@ export function decisionList(explain) {
     if (epoch !== sample.epoch) [known, epoch] = [[], sample.epoch];
     const last = known[0]?.number ?? 0;
     const fresh = sample.decisions.latest.filter(({ number }) => number > last).map((it) => ({ ...it, at: sample.time_s - it.age_s }));
+    // The server's own clock goes before ours: that of a replay is the trace's.
+    const ages = new Map(sample.decisions.latest.map((it) => [it.number, it.age_s]));
     known = [...fresh.reverse(), ...known].slice(0, SHOWN);
-    known.forEach((it) => (it.age_s = Math.max(0, sample.time_s - it.at)));
+    known.forEach((it) => (it.age_s = ages.get(it.number) ?? Math.max(0, sample.time_s - it.at)));
     latest = sample;
     if (!paused) show();
   };

@@ -13,7 +13,8 @@ use slackwater_admin::{
     Admin, AdminOptions, Failure, Segment, Source, Token, TokenInForce, Watermarks, shown,
 };
 use slackwater_mq::Address;
-use slackwater_node::{Operated, StoreError};
+use slackwater_node::serve::ServedStore;
+use slackwater_node::{Operated, Store, StoreError};
 use slackwater_wire::{
     Description, ErrorCode, JobId, JobSpec, JobState, Key, List, Listed, QuotaState, SegmentKind,
     SegmentState, Tenant,
@@ -69,10 +70,25 @@ impl AdminArguments {
         let source = Arc::new(Administered {
             operated,
             address: address.to_string(),
-            reloader,
+            reloader: Some(reloader),
         });
         Ok(Some(Admin::start(AdminOptions { listen, token }, source)?))
     }
+}
+
+/// Answers for a store that this process uses alone, and that is called `what`. Without a token, `listen` must be a loopback
+/// address.
+pub(crate) fn answer_for(store: &Store, what: &str, listen: SocketAddr) -> Result<Admin> {
+    let source = Arc::new(Administered {
+        operated: ServedStore::alone(store),
+        address: what.to_owned(),
+        reloader: None,
+    });
+    let options = AdminOptions {
+        listen,
+        token: None,
+    };
+    Ok(Admin::start(options, source)?)
 }
 
 /// A token that is read again.
@@ -128,7 +144,8 @@ impl FromStr for AdminAddress {
 struct Administered<O> {
     operated: O,
     address: String,
-    reloader: Arc<Reloader>,
+    /// None where there is nothing to be read again.
+    reloader: Option<Arc<Reloader>>,
 }
 
 fn failure(error: StoreError) -> Failure {
@@ -255,7 +272,12 @@ impl<O: Operated> Source for Administered<O> {
     }
 
     fn reload(&self) -> Result<(), Failure> {
-        self.reloader.reload().map_err(|error| Failure {
+        let reloader = self.reloader.as_ref();
+        let reloader = reloader.ok_or_else(|| Failure {
+            code: ErrorCode::UnavailableInCurrentMode,
+            message: "this process has neither keys nor a token".to_owned(),
+        })?;
+        reloader.reload().map_err(|error| Failure {
             code: ErrorCode::FileReadFail,
             message: format!("{error:#}; what was in force stays in force"),
         })

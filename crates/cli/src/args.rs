@@ -1,4 +1,5 @@
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Arg, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -187,6 +188,10 @@ pub(crate) struct Replay {
     #[arg(long, default_value = "max", value_name = "PACE", value_parser = pace)]
     pub(crate) speed: Pace,
 
+    /// Show the live page of the store while the replay runs, at this loopback address; port 0 takes a free one
+    #[arg(long, value_name = "HOST:PORT", num_args = 0..=1, require_equals = true, default_missing_value = LIVE)]
+    pub(crate) live: Option<SocketAddr>,
+
     /// Directory for report.html and report.json
     #[arg(long, default_value = "report", value_name = "DIR")]
     pub(crate) report: PathBuf,
@@ -195,6 +200,9 @@ pub(crate) struct Replay {
     #[arg(long)]
     pub(crate) json: bool,
 }
+
+/// Where the page of a replay is, unless it is said.
+const LIVE: &str = "127.0.0.1:9003";
 
 /// See [`Command::Policy`].
 #[derive(Clone, Debug, Args)]

@@ -7,15 +7,19 @@ mod progress;
 mod report;
 mod tally;
 
+use std::io::Write;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use comfy_table::{CellAlignment, Table, presets};
+use slackwater_admin::Admin;
 use slackwater_node::{Config, Stats, Store, logging};
 use slackwater_replay::Series;
 use tempfile::TempDir;
 
+use crate::admin::answer_for;
 use crate::answer::say;
 use crate::args::{Pace, Replay};
 use crate::config::{Layers, refuse};
@@ -59,7 +63,10 @@ pub(crate) fn run(arguments: &Replay, layers: Layers) -> Result<u8> {
     logging::init(&config).map_err(anyhow::Error::msg)?;
     let mut source = Source::open(&arguments.origin)?;
     let store = Store::open(config.clone()).context("cannot open the store")?;
+    let live = arguments.live.map(|listen| show_live(&store, listen));
+    let live = live.transpose()?;
     let played = play(arguments, &mut source, &store, &interrupt);
+    drop(live);
     let closed = store.close();
     let kept = directory.is_none();
     drop(directory);
@@ -102,6 +109,15 @@ pub(crate) fn run(arguments: &Replay, layers: Layers) -> Result<u8> {
         End::Interrupted => Ok(INTERRUPTED),
         End::Whole => Ok(DONE),
     }
+}
+
+/// Serves the live page of the store, and says where.
+fn show_live(store: &Store, listen: SocketAddr) -> Result<Admin> {
+    let admin = answer_for(store, "a replay in this process", listen)?;
+    // Standard output is for the result.
+    let address = admin.address();
+    let _ = writeln!(std::io::stderr(), "live at http://{address}");
+    Ok(admin)
 }
 
 /// The configuration of a replay: its own defaults below every layer, and a directory that goes with the run where

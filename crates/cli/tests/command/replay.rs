@@ -1,11 +1,14 @@
 //! `slackwater replay` as its users run it: a process, its exit code, what it prints and what it leaves behind.
 
-use std::process::Child;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::place::{Place, object, open, output, stderr};
+use crate::place::{PATIENCE, Place, object, open, output, stderr};
 
 /// Little memory over enough SSD: blocks must leave memory and come back. A run that is always short of memory would
 /// wait out the group commit time and again.
@@ -279,6 +282,70 @@ fn an_interrupt_ends_the_run_with_a_report_of_what_was_done() {
     assert!(count(&object(&output), "requests") <= 1);
     let html = std::fs::read_to_string(place.path("report/report.html")).unwrap();
     assert!(html.contains("Cut short: interrupted"));
+}
+
+#[test]
+fn the_page_shows_the_store_of_a_replay_while_it_runs() {
+    let place = Place::new();
+    let traffic = ["--generate", "--requests", "1000000", "--live=127.0.0.1:0"];
+    let mut command = place.command(&[&["replay", "--json"], &traffic[..], &SMALL[..]].concat());
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    let address = line.trim().strip_prefix("live at http://");
+    let address = address.unwrap_or_else(|| panic!("the replay said `{line}`"));
+    // It goes on reading: a full pipe would stop the child.
+    std::thread::spawn(move || said.lines().map_while(Result::ok).for_each(drop));
+    let ask = |method: &str, path: &str| {
+        let mut stream = TcpStream::connect(address).unwrap();
+        write!(stream, "{method} {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        let status: u16 = head.split(' ').nth(1).unwrap().parse().unwrap();
+        (status, body.to_owned())
+    };
+    let json = |path: &str| -> Value {
+        let (status, body) = ask("GET", path);
+        assert_eq!(status, 200, "{path}: {body}");
+        serde_json::from_str(&body).unwrap()
+    };
+    assert!(ask("GET", "/").1.contains("<title>Slackwater</title>"));
+    // What the store does is told as it does it.
+    let begun = Instant::now();
+    loop {
+        let (stats, decisions) = (json("/api/v1/stats"), json("/api/v1/decisions"));
+        let hottest = json("/api/v1/hottest");
+        let some = |list: &Value| list.as_array().is_some_and(|list| !list.is_empty());
+        let told = some(&decisions["latest"]) && some(&hottest["chains"]);
+        if told && stats["reads"]["memory_hits"].as_u64() > Some(0) {
+            break;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{stats} {decisions} {hottest}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // There are no keys to be read again.
+    assert_eq!(ask("POST", "/api/v1/reload").0, 409);
+    signal(&child, &[Signal::INT]);
+    let output = output(child);
+    assert_eq!(output.status.code(), Some(130));
+    assert_eq!(count(&object(&output), "corrupt_reads"), 0);
+    assert!(TcpStream::connect(address).is_err(), "the page has ended");
+}
+
+#[test]
+fn the_page_of_a_replay_is_for_this_machine_alone() {
+    let place = Place::new();
+    let arguments = ["replay", "--generate", "--live=0.0.0.0:0"];
+    let output = place.run(&[&arguments[..], &SMALL[..]].concat());
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).contains("0.0.0.0"), "{}", stderr(&output));
 }
 
 /// `timeout` signals its child and then the group that both are in: the second signal, meant to end a run that does

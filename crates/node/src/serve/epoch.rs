@@ -17,8 +17,7 @@ const VERSIONS: u32 = 20;
 /// # Errors
 /// When the file cannot be read or replaced, or holds no number.
 pub(crate) fn begin(directory: Option<&Path>) -> io::Result<Epoch> {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    let time = since.map_or(0, |since| since.as_millis() as u64);
+    let Epoch(time) = now();
     let Some(directory) = directory else {
         return Ok(Epoch(time));
     };
@@ -39,6 +38,12 @@ pub(crate) fn begin(directory: Option<&Path>) -> io::Result<Epoch> {
     std::fs::rename(&fresh, &path)?;
     std::fs::File::open(directory)?.sync_all()?;
     Ok(Epoch(epoch))
+}
+
+/// The epoch of a master that keeps nothing: the time in milliseconds.
+pub(crate) fn now() -> Epoch {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    Epoch(since.map_or(0, |since| since.as_millis() as u64))
 }
 
 /// Puts of an epoch have versions above this one: the end of a put that an earlier master granted names none of this

@@ -2,12 +2,12 @@ use slackwater_base::Instant;
 use slackwater_meta::Master;
 use slackwater_wire::{Epoch, ErrorCode, Key, NodeId, Reply, Request, Tenant};
 
-use super::Server;
+use super::{Server, epoch};
 use crate::operated::Operated;
 use crate::store::Reason;
 use crate::{Stats, Store, StoreError};
 
-/// A served store as its operators see it.
+/// A store with its master in this process, as its operators see it.
 pub struct ServedStore {
     store: Store,
     epoch: Epoch,
@@ -23,6 +23,18 @@ impl Server {
             store: self.store.clone(),
             epoch: self.epoch(),
             data: data.map(ToString::to_string).unwrap_or_default(),
+        }
+    }
+}
+
+impl ServedStore {
+    /// A store that no other process uses.
+    #[must_use]
+    pub fn alone(store: &Store) -> Self {
+        Self {
+            store: store.clone(),
+            epoch: epoch::now(),
+            data: String::new(),
         }
     }
 }

@@ -59,11 +59,20 @@ impl Sampler {
             "hottest": source.hottest()?,
             "jobs": jobs.iter().map(job_described).collect::<Vec<_>>(),
         });
+        self.forget(now);
         let before = self.before.front().map(|(_, stats)| stats);
         let found = warnings(before, &sample, &quotas);
         sample["warnings"] = found.iter().map(|warning| warning.json()).collect();
         self.remember(now, sample["stats"].clone());
         Ok(sample)
+    }
+
+    /// Nobody has looked for a while: what happened since then did not happen lately.
+    fn forget(&mut self, now: Instant) {
+        let last = self.before.back();
+        if last.is_some_and(|(at, _)| now.duration_since(*at) > LATELY) {
+            self.before.clear();
+        }
     }
 
     /// Keeps the statistics of the last while, and the latest before it.
@@ -91,5 +100,9 @@ mod tests {
         }
         sampler.remember(begun + Duration::from_secs(3600), json!(3600));
         assert_eq!(sampler.before.len(), 1 + 1);
+        sampler.forget(begun + Duration::from_secs(3600) + LATELY);
+        assert_eq!(sampler.before.len(), 2);
+        sampler.forget(begun + Duration::from_secs(3601) + LATELY);
+        assert!(sampler.before.is_empty());
     }
 }

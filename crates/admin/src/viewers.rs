@@ -18,6 +18,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use serde_json::json;
+use slackwater_wire::ErrorCode;
 use tokio::sync::{Notify, watch};
 
 use crate::arguments::Arguments;
@@ -38,6 +39,10 @@ const UNTAKEN_MAX: u64 = 10;
 /// A stream ends after this time, before its connection would be cut off; its page asks for another one.
 const STREAM_TIME: Duration = Duration::from_secs(10 * 60);
 
+/// How an event with a sample begins, and how every event ends.
+const SAMPLE: &str = "event: sample\ndata: ";
+const EVENT_END: &str = "\n\n";
+
 /// Who looks, and what they are told.
 pub(crate) struct Viewers {
     source: Arc<dyn Source>,
@@ -46,6 +51,8 @@ pub(crate) struct Viewers {
     /// The latest sample, as an event; empty before the first.
     latest: watch::Sender<Event>,
     open: Mutex<Open>,
+    /// Held while a sample is taken: who wants one meanwhile gets that one.
+    sampler: tokio::sync::Mutex<Sampler>,
     /// The last viewer has gone.
     gone: Notify,
     begun: Instant,
@@ -90,14 +97,16 @@ impl Viewers {
         token: TokenInForce,
         ended: watch::Receiver<bool>,
     ) -> Arc<Self> {
+        let begun = Instant::now();
         Arc::new(Self {
             source,
             token,
             ended,
             latest: watch::Sender::default(),
             open: Mutex::default(),
+            sampler: tokio::sync::Mutex::new(Sampler::new(begun)),
             gone: Notify::new(),
-            begun: Instant::now(),
+            begun,
         })
     }
 
@@ -142,7 +151,6 @@ impl Viewers {
 
     /// Samples until nobody looks any more.
     async fn sample(self: Arc<Self>) {
-        let mut sampler = Sampler::new(self.begun);
         let mut ended = self.ended.clone();
         loop {
             let due = self.open().due;
@@ -156,23 +164,46 @@ impl Viewers {
             if self.is_over(*ended.borrow()) {
                 return;
             }
-            let begun = Instant::now();
-            let taken = call(Arc::clone(&self.source), move |source| {
-                let text = event(&mut sampler, source);
-                (sampler, text)
-            });
-            let text = match taken.await {
-                Ok((again, text)) => {
-                    sampler = again;
-                    text
-                }
-                Err(failure) => {
-                    sampler = Sampler::new(self.begun);
-                    failed(&failure)
-                }
-            };
-            self.tell(text, INTERVAL.max(begun.elapsed() * SHARE));
+            self.renew().await;
         }
+    }
+
+    /// Takes a sample, unless the latest is one that the next is not due after yet.
+    async fn renew(&self) {
+        let mut kept = self.sampler.lock().await;
+        if self.is_fresh() {
+            return;
+        }
+        let begun = Instant::now();
+        let mut sampler = std::mem::replace(&mut *kept, Sampler::new(self.begun));
+        let taken = call(Arc::clone(&self.source), move |source| {
+            let text = event(&mut sampler, source);
+            (sampler, text)
+        });
+        let text = match taken.await {
+            Ok((again, text)) => {
+                *kept = again;
+                text
+            }
+            Err(failure) => failed(&failure),
+        };
+        self.tell(text, INTERVAL.max(begun.elapsed() * SHARE));
+    }
+
+    fn is_fresh(&self) -> bool {
+        let now = tokio::time::Instant::now();
+        let is_due = self.open().due.is_none_or(|due| due <= now);
+        !is_due && !self.latest.borrow().text.is_empty()
+    }
+
+    /// The latest sample, as an event, for somebody who asks once: the one that viewers were told, until the next is due.
+    async fn latest(self: &Arc<Self>) -> Bytes {
+        let viewers = Arc::clone(self);
+        // Who asked may be gone before it is taken; others are told it all the same.
+        let renewed = tokio::spawn(async move { viewers.renew().await });
+        // A sample that panicked is told as a failure.
+        let _ = renewed.await;
+        self.latest.borrow().text.clone()
     }
 
     /// Tells every viewer, and gives up those who take nothing; the next sample is taken after `pause`.
@@ -245,7 +276,30 @@ impl Drop for Viewer {
 }
 
 pub(crate) fn router() -> Router<Arc<Viewers>> {
-    Router::new().route("/api/v1/events", get(events))
+    Router::new()
+        .route("/api/v1/events", get(events))
+        .route("/api/v1/sample", get(sample))
+}
+
+/// The latest sample without a stream: who asks often gets the same one until the next is due.
+async fn sample(
+    State(viewers): State<Arc<Viewers>>,
+    RawQuery(query): RawQuery,
+) -> Result<Response, Failure> {
+    Arguments::of(query.as_deref(), &[])?;
+    let text = viewers.latest().await;
+    let end = text.len() - text.len().min(EVENT_END.len());
+    let kind = [
+        (CONTENT_TYPE, "application/json"),
+        (CACHE_CONTROL, "no-store"),
+    ];
+    if text.starts_with(SAMPLE.as_bytes()) {
+        return Ok((kind, text.slice(SAMPLE.len()..end)).into_response());
+    }
+    Err(Failure::new(
+        ErrorCode::InternalError,
+        "no sample could be taken; the log says why",
+    ))
 }
 
 async fn events(
@@ -276,7 +330,7 @@ async fn events(
 
 fn event(sampler: &mut Sampler, source: &dyn Source) -> Bytes {
     match sampler.take(source) {
-        Ok(sample) => format!("event: sample\ndata: {sample}\n\n").into(),
+        Ok(sample) => format!("{SAMPLE}{sample}{EVENT_END}").into(),
         Err(failure) => failed(&failure),
     }
 }

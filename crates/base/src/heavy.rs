@@ -16,7 +16,7 @@ pub struct HeavyHitters<T> {
 /// One name and how often it was counted.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Counter<T> {
-    /// What is counted.
+    /// The name, as it was given with its first count.
     pub name: T,
     /// How often, at most. Halved counts have fractions.
     pub count: f64,
@@ -155,7 +155,9 @@ mod tests {
         }
         let names = |hitters: &HeavyHitters<&'static str>| -> Vec<_> {
             let top = hitters.top(2);
-            top.iter().map(|it| (it.name, it.count, it.excess)).collect()
+            top.iter()
+                .map(|it| (it.name, it.count, it.excess))
+                .collect()
         };
         assert_eq!(names(&hitters), [("b", 5.0, 0.0), ("a", 2.0, 0.0)]);
         // It takes over the counter of "c" twice.
@@ -163,7 +165,10 @@ mod tests {
         hitters.add(100, || "d");
         assert_eq!(names(&hitters), [("b", 5.0, 0.0), ("d", 3.0, 1.0)]);
         hitters.halve();
-        assert_eq!((hitters.total(), names(&hitters)[0]), (5.0, ("b", 2.5, 0.0)));
+        assert_eq!(
+            (hitters.total(), names(&hitters)[0]),
+            (5.0, ("b", 2.5, 0.0))
+        );
         hitters.clear();
         assert_eq!((hitters.total(), hitters.top(9).len()), (0.0, 0));
     }

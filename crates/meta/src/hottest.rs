@@ -83,7 +83,7 @@ impl Hottest {
         }
         while self.halved + HALF_LIFE <= now {
             self.chains.halve();
-            self.halved = self.halved + HALF_LIFE;
+            self.halved += HALF_LIFE;
         }
     }
 }

@@ -197,6 +197,40 @@ async fn who_comes_and_goes_has_no_more_samples_taken() {
     }
 }
 
+/// Each `top` had samples of its own taken, beside those of the pages.
+#[tokio::test(start_paused = true)]
+async fn who_asks_once_shares_the_samples_of_those_who_look() {
+    let world = World::new();
+    // Nobody looks: one sample a second is enough for all who ask.
+    for number in 1..=3 {
+        for _ in 0..10 {
+            assert_eq!(asked(&world.viewers.latest().await), number);
+        }
+        assert_eq!(world.source.asked(), number);
+        tokio::time::sleep(INTERVAL).await;
+    }
+    // Who asks at the same time waits for one sample.
+    let ask = |_| {
+        let viewers = Arc::clone(&world.viewers);
+        tokio::spawn(async move { viewers.latest().await })
+    };
+    for answer in (0..10).map(ask).collect::<Vec<_>>() {
+        assert_eq!(asked(&answer.await.unwrap()), 4);
+    }
+    assert_eq!(world.source.asked(), 4);
+    // A viewer that comes is told the same, and who asks while it looks is told what it is told.
+    let mut viewer = world.join();
+    for number in 4..=8 {
+        assert_eq!(asked(&viewer.next().await.unwrap()), number);
+        assert_eq!(asked(&world.viewers.latest().await), number);
+        assert_eq!(world.source.asked(), number);
+    }
+    // One who asks is no viewer: nothing is sampled when the viewer has gone.
+    drop(viewer);
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    assert_eq!(world.source.asked(), 8);
+}
+
 #[tokio::test(start_paused = true)]
 async fn viewers_are_bounded_and_a_place_comes_back() {
     let world = World::new();

@@ -50,6 +50,14 @@ fn a_sample_holds_what_the_paths_tell() {
         (&json!(7), &json!(true))
     );
     assert_eq!(sample["segments"][0]["high_watermark"], 0.95);
+    // A sample without a stream is the same, or on a slow machine the next one.
+    let (mut first, mut asked) = (sample, told("/api/v1/sample"));
+    for sample in [&mut first, &mut asked] {
+        assert!(sample["time_s"].take().as_f64() >= Some(0.0));
+    }
+    assert_eq!(first, asked);
+    let (status, _) = ask(admin.address(), "GET", "/api/v1/sample?now=1", "");
+    assert_eq!(status, 400);
     let source = Arc::new(Fake {
         keys: 0,
         ready: false,

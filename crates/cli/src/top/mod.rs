@@ -42,7 +42,7 @@ pub(crate) struct Top {
     )]
     token_file: Option<PathBuf>,
 
-    /// Time between snapshots
+    /// Time between snapshots; a server has at most one a second
     #[arg(long, default_value = "1s", value_name = "DURATION", value_parser = slackwater_base::parse_duration)]
     interval: Duration,
 
@@ -91,6 +91,10 @@ pub(crate) fn run(arguments: &Top) -> Result<u8> {
             return Ok(DONE);
         }
         let next = taking.sample();
+        // The server takes one sample a second for all who look.
+        if next.as_ref().is_ok_and(|next| next.is(&before)) {
+            continue;
+        }
         let text = match (&next, &mut terminal) {
             (Ok(next), _) => Ok(Snapshot::between(&before, next)),
             (Err(error), Some(_)) => Err(format!("{error:#}")),

@@ -8,13 +8,8 @@ use super::http::Source;
 /// How long a sample may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What an admin address tells at one moment.
-pub(super) struct Sample {
-    at: Instant,
-    stats: Value,
-    segments: Value,
-    jobs: Value,
-}
+/// What an admin address tells at one moment: the sample that pages are told too.
+pub(super) struct Sample(Value);
 
 /// What happened between two samples, and how things stand at the second.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,31 +45,43 @@ pub(super) struct SegmentLine {
 
 impl Sample {
     pub(super) fn take(source: &Source) -> Result<Self> {
-        let at = Instant::now();
-        let get = |path| source.get(path, at + PATIENCE);
-        Ok(Self {
-            at,
-            stats: get("/api/v1/stats")?,
-            segments: get("/api/v1/segments")?,
-            jobs: get("/api/v1/jobs")?,
-        })
+        let sample = source.get("/api/v1/sample", Instant::now() + PATIENCE)?;
+        Ok(Self(sample))
+    }
+
+    /// Whether it is the one that was taken before: the next one was not due yet.
+    pub(super) fn is(&self, before: &Self) -> bool {
+        self.life() == before.life() && self.age() == before.age()
+    }
+
+    fn life(&self) -> u64 {
+        number(&self.0, "/epoch")
+    }
+
+    /// Seconds since the server began.
+    fn age(&self) -> f64 {
+        self.0["time_s"].as_f64().unwrap_or(0.0)
     }
 }
 
 impl Snapshot {
     pub(super) fn between(before: &Sample, after: &Sample) -> Self {
-        let time = after.at.saturating_duration_since(before.at);
-        let rate = |path: &str| rate(&before.stats, &after.stats, path, time);
+        // Where the server began anew, it has counted since then.
+        let since = match after.life() == before.life() && before.age() <= after.age() {
+            true => before.age(),
+            false => 0.0,
+        };
+        let time = after.age() - since;
+        let (earlier, sample) = (&before.0, &after.0);
+        let rate = |path: &str| rate(&earlier["stats"], &sample["stats"], path, time);
         let reads = ["/reads/memory_hits", "/reads/ssd_hits", "/reads/misses"].map(rate);
         let all: f64 = reads.iter().sum();
-        let jobs = after.jobs["jobs"].as_array().cloned().unwrap_or_default();
-        let segments = after.segments["segments"].as_array();
+        let jobs = sample["jobs"].as_array().cloned().unwrap_or_default();
+        let segments = sample["segments"].as_array();
+        let clients = sample.pointer("/stats/nodes/clients");
         Self {
-            objects: number(&after.stats, "/objects"),
-            clients: after
-                .stats
-                .pointer("/nodes/clients")
-                .and_then(Value::as_u64),
+            objects: number(sample, "/stats/objects"),
+            clients: clients.and_then(Value::as_u64),
             hit_ratios: (all > 0.0).then(|| [reads[0] / all, reads[1] / all]),
             reads,
             read_bytes: rate("/reads/memory_bytes") + rate("/reads/ssd_bytes"),
@@ -125,12 +132,12 @@ fn number(value: &Value, path: &str) -> u64 {
 }
 
 /// How fast a counter grew. One that is smaller than before began anew.
-fn rate(before: &Value, after: &Value, path: &str, time: Duration) -> f64 {
+fn rate(before: &Value, after: &Value, path: &str, seconds: f64) -> f64 {
     let (before, after) = (number(before, path), number(after, path));
     let grown = after.checked_sub(before).unwrap_or(after);
-    match time.as_secs_f64() {
-        0.0 => 0.0,
-        seconds => grown as f64 / seconds,
+    match seconds > 0.0 {
+        true => grown as f64 / seconds,
+        false => 0.0,
     }
 }
 
@@ -151,37 +158,43 @@ fn line(segment: &Value) -> SegmentLine {
 pub(super) mod tests {
     use super::*;
 
-    pub(in crate::top) fn sample(at: Instant, hits: u64, misses: u64) -> Sample {
+    pub(in crate::top) fn sample(time_s: f64, hits: u64, misses: u64) -> Sample {
         let segment = json!({
             "name": "memory-300", "node": 300, "tier": "memory", "presence": "here", "status": "OK",
             "used_bytes": 1 << 20, "capacity_bytes": 4 << 20,
         });
         let job = |status: &str| json!({ "job_id": "7", "status": status });
-        Sample {
-            at,
-            stats: json!({
+        Sample(json!({
+            "epoch": 7,
+            "time_s": time_s,
+            "stats": {
                 "objects": 5,
                 "reads": { "memory_hits": hits, "ssd_hits": hits / 2, "misses": misses },
                 "nodes": { "clients": 3 },
-            }),
-            segments: json!({ "segments": [segment] }),
-            jobs: json!({ "jobs": [job("RUNNING"), job("SUCCEEDED")] }),
-        }
+            },
+            "segments": [segment],
+            "jobs": [job("RUNNING"), job("SUCCEEDED")],
+        }))
     }
 
     #[test]
     fn rates_are_of_what_was_counted_in_between() {
-        let begun = Instant::now();
-        let later = begun + Duration::from_secs(2);
-        let snapshot = Snapshot::between(&sample(begun, 100, 10), &sample(later, 140, 20));
+        let (first, next) = (sample(10.0, 100, 10), sample(12.0, 140, 20));
+        let snapshot = Snapshot::between(&first, &next);
         assert_eq!(snapshot.reads, [20.0, 10.0, 5.0]);
         assert_eq!(snapshot.hit_ratios, Some([20.0 / 35.0, 10.0 / 35.0]));
         assert_eq!((snapshot.objects, snapshot.clients), (5, Some(3)));
         assert_eq!((snapshot.segments.len(), snapshot.jobs.len()), (1, 1));
         // The server was started again.
-        let anew = Snapshot::between(&sample(begun, 100, 10), &sample(later, 4, 0));
+        let anew = Snapshot::between(&first, &sample(2.0, 4, 0));
         assert_eq!(anew.reads, [2.0, 1.0, 0.0]);
-        let idle = Snapshot::between(&sample(begun, 100, 10), &sample(later, 100, 10));
+        let mut other = sample(16.0, 4, 0);
+        other.0["epoch"] = json!(8);
+        assert_eq!(Snapshot::between(&first, &other).reads, [0.25, 0.125, 0.0]);
+        let idle = Snapshot::between(&first, &sample(12.0, 100, 10));
         assert_eq!(idle.hit_ratios, None);
+        assert!(
+            first.is(&sample(10.0, 100, 10)) && !next.is(&first) && !other.is(&sample(16.0, 4, 0))
+        );
     }
 }

@@ -304,7 +304,11 @@ fn the_page_shows_the_store_of_a_replay_while_it_runs() {
     std::thread::spawn(move || said.lines().map_while(Result::ok).for_each(drop));
     let ask = |method: &str, path: &str| {
         let mut stream = TcpStream::connect(address).unwrap();
-        write!(stream, "{method} {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").unwrap();
+        write!(
+            stream,
+            "{method} {path} HTTP/1.0\r\nHost: localhost\r\n\r\n"
+        )
+        .unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         let (head, body) = answer.split_once("\r\n\r\n").unwrap();

@@ -99,12 +99,23 @@ fn chains_of_tenants_are_told_apart_and_those_of_unknown_tenants_are_not_counted
     };
     assert_eq!(world.ask(quota), Reply::Done);
     world.master.hottest_chains(world.now);
-    for tenant in [of.clone(), Tenant::DEFAULT, of.clone(), Tenant::new("nobody").unwrap()] {
+    for tenant in [
+        of.clone(),
+        Tenant::DEFAULT,
+        of.clone(),
+        Tenant::new("nobody").unwrap(),
+    ] {
         let keys = vec![key("k")];
         let chain = Chain::default();
         let hold = Hold::Lease;
         let prefix_only = false;
-        world.ask(Request::Get(Get { tenant, keys, chain, hold, prefix_only }));
+        world.ask(Request::Get(Get {
+            tenant,
+            keys,
+            chain,
+            hold,
+            prefix_only,
+        }));
     }
     let (chains, reads) = world.master.hottest_chains(world.now);
     let told: Vec<(Tenant, f64)> = chains.into_iter().map(|it| (it.tenant, it.reads)).collect();

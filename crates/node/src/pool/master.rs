@@ -375,8 +375,9 @@ impl MasterShell {
         let permitted = handlers
             .permitted(call, hello.epoch)
             .and_then(|permissions| may_lend(&permissions, &hello));
-        let attached = permitted
-            .and_then(|()| self.with(|host, now| self.attach(host, now, (call.from(), call.key()), hello)));
+        let attached = permitted.and_then(|()| {
+            self.with(|host, now| self.attach(host, now, (call.from(), call.key()), hello))
+        });
         let attached = attached.unwrap_or_else(Attached::Refused);
         tracing::info!(%node, remote = call.remote(), ?attached, "a node");
         let welcome = NodeWelcome {

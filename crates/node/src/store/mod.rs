@@ -44,8 +44,8 @@ pub use explain::{Learned, Reason, ReturnChance, Viewed};
 pub use inspect::{Explanation, ExplanationSource, explain_at};
 pub use options::{GetOptions, Got, PutOptions, RemoveOptions, Stored, Tier, Verify, ViewOptions};
 pub use stats::{
-    EvictionRules, Flow, Latencies, Latency, Phases, PutStats, ReadStats, SsdStats, Stats, TierStats,
-    ViewStats, WaitStats,
+    EvictionRules, Flow, Latencies, Latency, Phases, PutStats, ReadStats, SsdStats, Stats,
+    TierStats, ViewStats, WaitStats,
 };
 pub use view::View;
 

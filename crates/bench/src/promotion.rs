@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use slackwater_base::{ByteSize, Rng, hash64};
 use slackwater_node::{Config, GetOptions, PutOptions, Stats, Store, Tier};
+use slackwater_report::Bound;
 use slackwater_wire::{ReplicaAt, ReplicaState, Tenant};
 
 use crate::machine::Machine;
@@ -70,6 +71,8 @@ pub struct Report {
     pub io: String,
     /// The times of the report side by side, one row a state.
     pub rows: Vec<Row>,
+    /// What the figures should be.
+    pub bounds: Vec<Bound>,
 }
 
 /// What was timed in one state of the objects.
@@ -129,8 +132,33 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
         samples: options.samples,
         times,
     };
+    let post_ssd_reads = after.ssd_reads - before.ssd_reads;
+    let bounds = vec![
+        Bound::at_most("reads from SSD after promotion", post_ssd_reads as f64, 0.0),
+        Bound::at_least(
+            "p50 before promotion over after",
+            pre.p50_us / post.p50_us,
+            2.0,
+        ),
+        Bound::at_most(
+            "ms from the earning read to memory, p50",
+            delays.p50_us / 1e3,
+            20.0,
+        ),
+        Bound::at_least(
+            "rate of a burst over that of one read after another",
+            burst.promotions_per_s * pre.p50_us / 1e6,
+            0.5,
+        ),
+        Bound::at_most(
+            "SSD bytes that promotion reads for a promoted byte",
+            burst.promotion_bytes,
+            1.05,
+        ),
+    ];
     Ok(Report {
         rows: vec![row(PRE, pre), row(POST, post), row(DELAY, delays)],
+        bounds,
         machine: Machine::detect(),
         speedup: Speedup {
             p50: pre.p50_us / post.p50_us,
@@ -141,7 +169,7 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
         post,
         samples: options.samples,
         value_bytes,
-        post_ssd_reads: after.ssd_reads - before.ssd_reads,
+        post_ssd_reads,
         promote_delay_p50_us: delays.p50_us,
         promote_delay_p99_us: delays.p99_us,
         burst_promotions_per_s: burst.promotions_per_s,
@@ -343,6 +371,8 @@ mod tests {
         assert!(report.pre.p50_us > 0.0 && report.promote_delay_p50_us > 0.0);
         assert!(report.ssd_bytes_per_promoted_byte <= 1.1, "{report:?}");
         let json = serde_json::to_value(&report).unwrap();
+        assert_eq!(json["bounds"].as_array().map(Vec::len), Some(5));
+        assert_eq!(json["bounds"][0]["holds"], true);
         assert!(json["speedup"]["p95"].is_number() && json["pre"]["p99_us"].is_number());
         for (row, what) in [PRE, POST, DELAY].into_iter().enumerate() {
             let row = &json["rows"][row];

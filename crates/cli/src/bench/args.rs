@@ -8,6 +8,7 @@ use slackwater_bench::{meta, mq, pool, promotion, store, tiers, transfer, wait};
 use slackwater_pool::copy::{IsaChoice, IsaError};
 use slackwater_replay::{TraceReader, Traffic};
 
+use super::all::All;
 use super::cluster::{Master, Restart};
 use super::copy::Copy;
 use super::served::Grid;
@@ -16,6 +17,9 @@ use crate::args::block_bytes;
 /// The benchmarks.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Bench {
+    /// Every benchmark several times, and one page of all figures with how far their runs lie apart; goes on where it was when it
+    /// was interrupted
+    All(All),
     /// Reads from memory beside a plain copy, reads from SSD beside direct reads of a plain file; with --served, calls of
     /// another process beside bare transfers
     Store(Store),
@@ -75,6 +79,10 @@ pub(crate) struct Output {
     /// Directory for a JSON file, and a page where there is one [default: none is written]
     #[arg(long, value_name = "DIR")]
     pub(super) report: Option<PathBuf>,
+
+    /// End with exit code 1 where a bound does not hold
+    #[arg(long)]
+    pub(super) strict: bool,
 }
 
 /// The instructions of a benchmark that copies.

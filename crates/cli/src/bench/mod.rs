@@ -1,5 +1,6 @@
 //! `slackwater bench`: runs a scenario of the bench crate and prints its report, for people or for scripts.
 
+mod all;
 mod args;
 mod cluster;
 mod copy;
@@ -17,13 +18,14 @@ use slackwater_bench::machine::Machine;
 use slackwater_bench::{meta, mq, pool, promotion, store, tiers, transfer, wait};
 use tempfile::TempDir;
 
-use crate::DONE;
 use crate::answer;
+use crate::{DONE, WRONG};
 pub(crate) use args::Bench;
 use args::Output;
 
 pub(crate) fn run(scenario: &Bench) -> Result<u8> {
     match scenario {
+        Bench::All(arguments) => all::run(arguments, this_program()?),
         Bench::Store(arguments) => {
             arguments.instructions.install()?;
             let directory = passing(&arguments.dir)?;
@@ -210,7 +212,12 @@ impl Shown {
         } else {
             answer::write(self.text.as_bytes())?;
         }
-        Ok(DONE)
+        Ok(
+            match output.strict && broken(&serde_json::from_str(&self.json)?) {
+                true => WRONG,
+                false => DONE,
+            },
+        )
     }
 
     fn write(&self, directory: &Path) -> std::io::Result<()> {
@@ -224,6 +231,13 @@ impl Shown {
         };
         std::fs::write(directory.join(format!("{}.html", self.name)), html)
     }
+}
+
+/// Whether a bound of a report does not hold.
+fn broken(report: &Value) -> bool {
+    let bounds = report.get("bounds").and_then(Value::as_array);
+    let mut bounds = bounds.into_iter().flatten();
+    bounds.any(|bound| bound["holds"] == false)
 }
 
 /// One table of the single figures, and one for each list of rows, with their names.
@@ -350,5 +364,17 @@ mod tests {
         );
         let head = texts[1].lines().nth(1).unwrap();
         assert!(head.find("what") < head.find("gbps"), "{head}");
+    }
+
+    #[test]
+    fn a_report_is_broken_by_a_bound_that_does_not_hold() {
+        let report = |holds: &[bool]| {
+            let bounds = holds
+                .iter()
+                .map(|holds| json!({ "what": "it", "holds": holds }));
+            json!({ "bounds": bounds.collect::<Vec<_>>() })
+        };
+        assert!(broken(&report(&[true, false])));
+        assert!(!broken(&report(&[true])) && !broken(&json!({ "rows": [] })));
     }
 }

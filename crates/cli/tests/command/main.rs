@@ -5,6 +5,7 @@
 )]
 
 mod bench;
+mod bench_all;
 mod compare;
 mod explain;
 mod kill;

@@ -99,6 +99,11 @@ def test_memory_of_the_pool_is_handed_out_until_it_is_used_up(thin: calls.Player
     assert store.setup_dummy(1 << 20, 1 << 20, pool[1]) == 0
     assert store.alloc_from_mem_pool(100) == one and ctypes.string_at(one, 100) == bytes(100)
     assert store.close() == 0
+    # What is left counts from the next address, not from the last byte in use.
+    assert store.setup_dummy(100, 0, pool[1]) == 0
+    first = store.alloc_from_mem_pool(10)
+    assert [store.alloc_from_mem_pool(size) - first for size in (37, 36)] == [-first, 64]
+    assert store.close() == 0
 
 
 def test_openings_leave_nothing_behind(pool: tuple[str, str]) -> None:
@@ -197,7 +202,7 @@ IMPOSTORS: list[tuple[bytes | None, int, str]] = [
 
 @pytest.mark.parametrize(("message", "code", "reason"), IMPOSTORS)
 def test_what_is_no_stand_alone_client_is_refused_in_time(
-    message: bytes | None, code: int, reason: str, soon: None, caplog: pytest.LogCaptureFixture
+    message: bytes | None, code: int, reason: str, soon: None, pool: tuple[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     store = MooncakeDistributedStore()
     with impostor(message) as address:
@@ -206,6 +211,18 @@ def test_what_is_no_stand_alone_client_is_refused_in_time(
         assert time.monotonic() - begun < 10
     assert reason in caplog.text
     assert store.health_check() == 1 and store.alloc_from_mem_pool(1) == 0
+    # Nothing is left of it when the client is opened otherwise.
+    assert setup(store, pool[0]) == 0 == store.health_check() == store.alloc_from_mem_pool(1) == store.close()
+
+
+def test_a_queue_that_is_full_is_waited_for_in_time(soon: None) -> None:
+    """The wait for a place has no end of its own."""
+    with impostor(None) as address:
+        port = int(address.split(":")[1])
+        with closing(connected(port)), closing(connected(port)):
+            begun = time.monotonic()
+            assert MooncakeDistributedStore().setup_dummy(0, 0, address) == -900
+            assert 0.9 < time.monotonic() - begun < 10
 
 
 def test_what_is_told_arrives() -> None:

@@ -237,6 +237,8 @@ def test_parts_of_different_tensors_are_not_joined(torch: Any, player: calls.Pla
         assert store.upsert_tensor_with_parallelism("other", torch.from_numpy(other.copy()), split) == 0
         assert store.upsert("k_tp_1", store.get("other_tp_1")) == 0
         assert read(store, "k", shared) is None
+    # The part of another rank, which has the same extents.
+    assert store.upsert("k_tp_1", store.get("k_tp_0")) == 0 and read(store, "k", shared) is None
     for junk in (b"junk", bytes(96), bytes(400)):
         assert store.upsert("k_tp_1", junk) == 0 and read(store, "k", shared) is None
         assert store.upsert("k__parallelism_manifest", junk) == 0

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import calls
@@ -175,6 +176,16 @@ def test_tasks_that_make_no_sense_are_refused(pool: Any) -> None:
             store.query_task(wrong)
     with pytest.raises(TypeError):
         store.create_copy_task("k", there)
+
+
+def test_a_task_says_when_it_began_and_changed() -> None:
+    store = MooncakeDistributedStore()
+    store._raw = SimpleNamespace(query_task=lambda number: ((number, True, 1, 5000, 2000, "why"), 0))
+    task, code = store.query_task((7, 0))
+    assert code == 0 and (task.id, task.type, task.status) == ((7, 0), TaskType.REPLICA_MOVE, TaskStatus.PROCESSING)
+    now = time.time_ns() // 1_000_000
+    assert task.last_updated_at_ms_epoch - task.created_at_ms_epoch == 3000 and task.message == "why"
+    assert now - 6000 <= task.created_at_ms_epoch <= now - 5000
 
 
 def test_a_target_that_has_gone_is_refused(started: Starter) -> None:

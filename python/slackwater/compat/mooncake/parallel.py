@@ -296,9 +296,7 @@ def _placed(layout: Layout, joined: Any, memory: _Memory | None) -> Any:
 
 
 def _pieces(at: int, key: str, source: Source, given: Any, writer: Any, *, all_ranks: bool) -> list[Piece]:
-    """The values that are put for a tensor: it, or parts of it with their manifest."""
-    if given is not None and writer is not None:
-        raise FormatError("writer_partition cannot be combined with parallelism")
+    """The values that are put for a tensor: it, or parts of it with their manifest, by one of the two."""
     if given is None and writer is None:
         return [Piece(at, key, source.layout.header(), source.address, [(0, source.layout.bytes)])]
     # What was a part of another tensor is the tensor here.

@@ -59,15 +59,15 @@ def test_calls_are_awaited_in_a_fork_too(master: str) -> None:
     """They waited for threads that only the parent had, and closing waited for the lock of one."""
 
     async def used() -> bool:
-        return await store.async_put("k", b"v") == -1012 and await store.async_close() == 0
+        return await store.async_put("forked", b"v") == -1012 and await store.async_close() == 0
 
     store = MooncakeDistributedStoreAsync()
     assert store.setup("localhost", "P2PHANDSHAKE", 0, 1 << 20, "tcp", "", master) == 0
-    assert asyncio.run(store.async_is_exist("k")) == 0
+    assert asyncio.run(store.async_is_exist("forked")) == 0
     with store._driver._threads._shutdown_lock:
         assert in_child(lambda: asyncio.run(used()))
     assert in_child(lambda: store._driver.close() is None)
-    assert asyncio.run(store.async_is_exist("k")) == 0
+    assert asyncio.run(store.async_is_exist("forked")) == 0
     store.close()
 
 

@@ -24,9 +24,12 @@ PAUSE = 10.0
 """Seconds without a call to a store that did not answer. Each call would wait for its whole deadline, on a thread of the
 engine that others wait for; one call after the pause tries again."""
 
+LOG_PAUSE = 60.0
+"""Seconds in which one failure of a kind is logged."""
+
 
 class Cache:
-    """The batch calls of a store. A failure is logged when it is the first of its kind, and counted in `counts`.
+    """The batch calls of a store. A failure is logged when it is the first of its kind in a minute, and counted in `counts`.
 
     Any thread may call. After `close`, and while the store is away, every call finds nothing.
     """
@@ -41,6 +44,7 @@ class Cache:
         self._store, self._log, self._tenant, self._clock = store, log, tenant, clock
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
+        self._logged: dict[str, float] = {}
         self._away_until: float | None = None
 
     def exists(self, keys: Sequence[Key]) -> builtins.list[bool]:
@@ -139,18 +143,24 @@ class Cache:
         if counts.get("failures"):
             self._log.warning("closed after %d failures: %s", counts["failures"], counts)
 
-    def failed(self, call: str, error: Exception) -> None:
-        """Counts a failure, and logs the first of its kind."""
+    def failed(self, call: str, error: BaseException) -> None:
+        """Counts a failure, and logs it if none of its kind was logged in the last minute. A call that was ended is none."""
+        if isinstance(error, SlackwaterError) and error.code == ErrorCode.CANCELLED:
+            self._count(cancelled=1)
+            return
         kind = error.code.name.lower() if isinstance(error, SlackwaterError) else type(error).__name__
         name = f"failures_{call}_{kind}"
         with self._lock:
             self._counts["failures"] += 1
             self._counts[name] += 1
-            first = self._counts[name] == 1
+            now = self._clock()
+            told = name not in self._logged or now - self._logged[name] >= LOG_PAUSE
+            if told:
+                self._logged[name] = now
             if isinstance(error, SlackwaterError) and error.code in AWAY:
-                self._away_until = self._clock() + PAUSE
-        if first and not self._store.closed:
-            self._log.warning("%s: %s; further failures of this kind are counted, not logged", call, error)
+                self._away_until = now + PAUSE
+        if told and not self._store.closed:
+            self._log.warning("%s: %s; further failures of this kind in the next minute are only counted", call, error)
 
     def _outcomes(self, call: str, keys: Sequence[Key], ask: Callable[[], Any]) -> Any:
         """The outcome of each key, failures counted; None when there is none: nothing is asked, or nothing answered."""

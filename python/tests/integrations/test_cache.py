@@ -2,6 +2,7 @@
 
 import logging
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -74,6 +75,47 @@ def test_other_failures_do_not_stop_the_calls(store: slackwater.Store) -> None:
         assert cache.write(["k"], [b"v"], [1]) == [False]
     assert cache.exists(["k"]) == [False] and "skipped" not in cache.counts
     assert cache.counts["failures_write_no_available_handle"] == 3
+
+
+def test_a_frozen_store_is_waited_for_once(frozen: Any) -> None:
+    """A server that is stopped takes connections and answers nothing: each call of the engine waited for its deadline."""
+    clock = Clock()
+    cache = Cache(slackwater.connect(frozen.address, timeout=0.5), LOG, clock=clock)
+    assert cache.write(["k"], [b"v"], [1]) == [True]
+    frozen.stop()
+    begun = time.monotonic()
+    for _ in range(40):
+        assert cache.exists(["k"]) == cache.read(["k"], [bytearray(1)], [1]) == cache.write(["k"], [b"v"], [1]) == [False]
+    assert time.monotonic() - begun < 10 and cache.counts["failures"] == 1 and cache.counts["skipped"] == 119
+    frozen.go_on()
+    back = False
+    for _ in range(20):
+        clock.now += PAUSE
+        back = back or cache.exists(["k"]) == [True]
+    assert back
+    cache.close()
+
+
+def test_failures_are_told_again_after_a_minute(store: slackwater.Store, caplog: pytest.LogCaptureFixture) -> None:
+    """A warning of the first day was all that the log of a month had of a store that failed ever since."""
+    clock = Clock()
+    cache = Cache(store, LOG, clock=clock)
+    with caplog.at_level(logging.WARNING):
+        for seconds in (0, 1, 58, 1, 59, 1):
+            clock.now += seconds
+            cache.failed("test", ValueError(f"at {clock.now:.0f}"))
+        cache.failed("other", ValueError("another kind"))
+    told = [record.getMessage().split(";")[0] for record in caplog.records]
+    assert told == ["test: at 100", "test: at 160", "test: at 220", "other: another kind"]
+
+
+def test_a_call_that_was_ended_is_no_failure(store: slackwater.Store, caplog: pytest.LogCaptureFixture) -> None:
+    """The calls that a normal end of the engine ends were logged as failures of the store."""
+    inner = mock.Mock(wraps=store, closed=False)
+    cache = Cache(inner, LOG)
+    inner.get_batch_into.side_effect = slackwater.SlackwaterError("ended", ErrorCode.CANCELLED)
+    assert cache.read(["k"], [bytearray(1)], [1]) == [False]
+    assert cache.counts == {"cancelled": 1} and not caplog.records
 
 
 def test_counts_tell_what_calls_did(store: slackwater.Store) -> None:

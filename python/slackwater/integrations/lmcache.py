@@ -26,7 +26,7 @@ __all__ = ["NativeSlackwater", "SlackwaterConnector", "SlackwaterConnectorAdapte
 log = logging.getLogger(__name__)
 
 THREADS = 8
-"""Batches under way at a time, unless another number is given; the others wait in line."""
+"""Reads and questions under way at a time, and writes besides, unless another number is given; the others wait in line."""
 
 TAG_BYTES_MAX = 200
 
@@ -49,15 +49,22 @@ class NativeSlackwater:
     def __init__(self, *, tag: str = "", threads: int = THREADS, **options: Any) -> None:
         """Connects to the store of `opening.OPTIONS`. `tag` parts the keys of deployments that must not share values."""
         self._prefix, threads = prefix_of(tag), count_of(threads)
-        self._cache = Cache(open_store(options), log, options.get("tenant"))
-        self._chains = Chains(family)
+        # LMCache stores what several requests wrote in one batch.
+        self._chains = Chains(family, ordered=False)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="slackwater-lmcache")
+        # What changes the store does not let questions and reads wait.
+        self._changes = ThreadPoolExecutor(threads, thread_name_prefix="slackwater-lmcache-set")
         self._cancelling = Cancelling()
         self._lock = threading.Lock()
-        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closed, self._last = False, 0
         self._under_way: dict[int, tuple[Future[None], int]] = {}
         self._completions: list[Completion] = []
+        self._cache = Cache(open_store(options), log, options.get("tenant"))
+        try:
+            self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        except OSError:
+            self._cache.close()
+            raise
 
     def event_fd(self) -> int:
         """The file descriptor that is readable while completions wait to be drained."""
@@ -65,19 +72,19 @@ class NativeSlackwater:
 
     def submit_batch_get(self, keys: Sequence[str], memoryviews: Sequence[Any]) -> int:
         """Reads values into buffers; the completion tells which filled theirs."""
-        return self._submit(self._read, keys, memoryviews)
+        return self._submit(self._pool, self._read, keys, memoryviews)
 
     def submit_batch_set(self, keys: Sequence[str], memoryviews: Sequence[Any]) -> int:
         """Writes values; the completion is a success when all are there then."""
-        return self._submit(self._write, keys, memoryviews)
+        return self._submit(self._changes, self._write, keys, memoryviews)
 
     def submit_batch_exists(self, keys: Sequence[str]) -> int:
         """Asks which values are there. LMCache asks for the keys of a request in order, which tells their chain."""
-        return self._submit(self._exists, keys)
+        return self._submit(self._pool, self._exists, keys)
 
     def submit_batch_delete(self, keys: Sequence[str]) -> int:
         """Removes values; the completion tells which are gone."""
-        return self._submit(self._delete, keys)
+        return self._submit(self._changes, self._delete, keys)
 
     def drain_completions(self) -> list[Completion]:
         """The batches that have ended since the last call: number, success, reason, and the result of each key."""
@@ -104,18 +111,19 @@ class NativeSlackwater:
                 self._end(number, False, "closed", [False] * keys)
         self._cancelling.cancel()
         self._pool.shutdown()
+        self._changes.shutdown()
         self._cache.close()
         with self._lock:
             event, self._event = self._event, -1
         os.close(event)
 
-    def _submit(self, work: Work, keys: Sequence[str], *buffers: Sequence[Any]) -> int:
+    def _submit(self, pool: ThreadPoolExecutor, work: Work, keys: Sequence[str], *buffers: Sequence[Any]) -> int:
         with self._lock:
             self._last += 1
             number = self._last
             closed = self._closed
             if not closed:
-                ran = self._pool.submit(self._run, number, work, list(keys), *buffers)
+                ran = pool.submit(self._run, number, work, list(keys), *buffers)
                 self._under_way[number] = ran, len(keys)
         if closed:
             self._end(number, False, "closed", [False] * len(keys))
@@ -124,8 +132,8 @@ class NativeSlackwater:
     def _run(self, number: int, work: Work, keys: list[str], *buffers: Sequence[Any]) -> None:
         try:
             reason, results = self._cancelling.run(work, ([self._prefix + key for key in keys], *buffers), {})
-        except Exception as error:
-            # LMCache waits for a completion of every batch.
+        except BaseException as error:
+            # LMCache waits for a completion of every batch, also where the store panics, which is no Exception.
             self._cache.failed("batch", error)
             reason, results = str(error), [False] * len(keys)
         self._end(number, not reason, reason, results)

@@ -69,13 +69,16 @@ class SlackwaterConnector(RemoteConnector):
     ) -> None:
         super().__init__(config, metadata)
         self._prefix, threads = prefix_of(tag), count_of(threads)
+        # LMCache's codecs and layers make chunks of other shapes.
+        self._memory = local_cpu_backend
+        self._usual = not config.use_layerwise and config.remote_serde in (None, "naive")
+        # What is written does not let questions and reads wait.
+        self._chains, self._driver, self._writer = Chains(family, ordered=True), Driver(threads), Driver(threads)
         unknown = sorted(set(options) - set(OPTIONS))
         if unknown:
             raise ValueError(f"slackwater: no option {unknown[0]!r}: there are tag, threads, {', '.join(OPTIONS)}")
         # Each worker has a connector, and the scheduler one more.
         self._cache = Cache(open_store(options, processes=metadata.world_size + 1), log, options.get("tenant"))
-        self._memory, self._usual = local_cpu_backend, not config.use_layerwise
-        self._chains, self._driver = Chains(family), Driver(threads)
 
     # What is there.
 
@@ -153,7 +156,7 @@ class SlackwaterConnector(RemoteConnector):
 
     async def batched_put(self, keys: Sequence[Any], memory_objs: Sequence[Any]) -> None:
         """Writes chunks; the caller keeps their memory until this ends."""
-        await self._driver.call(self._write, [self._name(key) for key in keys], memory_objs)
+        await self._writer.call(self._write, [self._name(key) for key in keys], memory_objs)
 
     # The rest.
 
@@ -177,6 +180,7 @@ class SlackwaterConnector(RemoteConnector):
     async def close(self) -> None:
         """Ends the connector after the calls that have begun. Again, it does nothing."""
         await asyncio.to_thread(self._driver.close)
+        await asyncio.to_thread(self._writer.close)
         self._cache.close()
 
     @property
@@ -199,12 +203,17 @@ class SlackwaterConnector(RemoteConnector):
 
     # Chunks as values.
 
+    def _allocated(self, shapes: Any, dtypes: Any, form: Any) -> Any:
+        """A chunk of LMCache's memory, or None when none is free."""
+        # The event loop, which runs this, is also where puts give their memory back: waiting here would be for ever.
+        return self._memory.allocate(shapes, dtypes, form, busy_loop=False)
+
     async def _read_usual(self, names: "list[str]", chunks: "list[Any]") -> None:
         """Reads the chunks of the usual shape into memory of LMCache."""
         places, taken = [], []
         try:
             for at in range(len(names)):
-                chunk = self._memory.allocate(self.meta_shapes, self.meta_dtypes, self.meta_fmt)
+                chunk = self._allocated(self.meta_shapes, self.meta_dtypes, self.meta_fmt)
                 if chunk is None:
                     # No memory for more: the chunks after this one are misses.
                     break
@@ -228,7 +237,7 @@ class SlackwaterConnector(RemoteConnector):
             return None
         try:
             description = RemoteMetadata.deserialize(value)
-            chunk = self._memory.allocate(description.shapes, description.dtypes, description.fmt)
+            chunk = self._allocated(description.shapes, description.dtypes, description.fmt)
         except Exception as error:
             self._cache.failed("read", error)
             return None

@@ -55,8 +55,11 @@ class LocalCPUBackend:
         self.given: list[Chunk] = []
         self.limit = limit
 
-    def allocate(self, shapes: Any, dtypes: Any, fmt: Any = None) -> Chunk | None:
+    def allocate(
+        self, shapes: Any, dtypes: Any, fmt: Any = None, eviction: bool = True, busy_loop: bool = True
+    ) -> Chunk | None:
         if self.held() >= self.limit:
+            assert not busy_loop, "LMCache would wait for memory here, which the thread that waits gives back"
             return None
         chunk = Chunk(list(shapes), list(dtypes), fmt)
         self.given.append(chunk)
@@ -82,6 +85,7 @@ class Key:
 class Config:
     extra_config: dict[str, Any] | None = None
     use_layerwise: bool = False
+    remote_serde: str | None = "naive"
 
 
 @dataclass

@@ -129,9 +129,9 @@ def test_chains_are_those_of_lookups(opened: Open) -> None:
     calls = [(call.args[0], repr(call.kwargs["chain"])) for call in store.put_batch.call_args_list]
     assert [len(names) for names, _ in calls] == [2, 2]
     assert keys[0] in calls[0][1] and "position=1," in calls[0][1]
-    assert "parent=None" in calls[1][1] and "position=0," in calls[1][1]
+    assert calls[1][1] == "None"
     after(connector, connector.submit_batch_get(keys, Memory(3).views))
-    assert "parent=None" in repr(store.get_batch_into.call_args.kwargs["chain"])
+    assert store.get_batch_into.call_args.kwargs["chain"] is None
 
 
 def test_keys_of_a_chain_differ_in_the_hash_alone() -> None:
@@ -190,6 +190,49 @@ def test_threads_submit_at_once(opened: Open) -> None:
     assert all(done[number][0] for number in memories)
 
 
+def test_reads_and_questions_do_not_wait_for_writes(opened: Open) -> None:
+    """A burst of writes had all threads, and a look-up waited until it was over."""
+    connector, keys = opened(threads=1), keys_of(2)
+    begun, go, whole = threading.Event(), threading.Event(), connector._cache.write
+
+    def slow(*arguments: Any) -> list[bool]:
+        begun.set()
+        go.wait(60)
+        return whole(*arguments)
+
+    after(connector, connector.submit_batch_set(keys[:1], Memory(1, 1).views))
+    with mock.patch.object(connector._cache, "write", slow):
+        written = connector.submit_batch_set(keys[1:], Memory(1, 1).views)
+        deleted = connector.submit_batch_delete(["org/model@0@0@none"])
+        assert begun.wait(60)
+        assert after(connector, connector.submit_batch_exists(keys)) == (True, "", [True, False])
+        assert after(connector, connector.submit_batch_get(keys[:1], Memory(1).views)) == (True, "", [True])
+        go.set()
+        assert set(ended(connector, 2)) == {written, deleted}
+
+
+class Panic(BaseException):
+    """What Rust raises when it panics is no Exception either."""
+
+
+def test_a_panic_is_a_completion_too(opened: Open) -> None:
+    connector = opened()
+    with mock.patch.object(connector._cache, "exists", side_effect=Panic("a panic")):
+        assert after(connector, connector.submit_batch_exists(keys_of(2))) == (False, "a panic", [False, False])
+
+
+def test_a_start_that_fails_leaves_no_store_open() -> None:
+    """The store inside the process kept its directory, and the next start was refused."""
+    opened_store = mock.Mock(closed=False)
+    with (
+        mock.patch("slackwater.integrations.lmcache.open_store", return_value=opened_store),
+        mock.patch("os.eventfd", side_effect=OSError("too many open files")),
+        pytest.raises(OSError, match="too many"),
+    ):
+        NativeSlackwater()
+    opened_store.close.assert_called_once_with()
+
+
 def test_no_completion_is_told_before_there_is_one(opened: Open) -> None:
     connector = opened()
     poller = select.poll()
@@ -214,6 +257,8 @@ def test_closed_in_the_middle_every_batch_ends_and_nothing_touches_its_buffers(o
         order.append("closed")
         close()
 
+    # Asked for first, as LMCache does, so that each read is one call.
+    after(connector, connector.submit_batch_exists(keys))
     after(connector, connector.submit_batch_set(keys, Memory(3, 1).views))
     with mock.patch.object(connector._cache, "read", slow), mock.patch.object(connector._cache, "close", closed):
         numbers = [connector.submit_batch_get(keys, Memory(3).views) for _ in range(4)]

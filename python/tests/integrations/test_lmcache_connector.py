@@ -49,11 +49,11 @@ def opened(module: Any, address: str, loop: Loop, request: pytest.FixtureRequest
     """Makes connectors as LMCache does, with keys of the test's own."""
     connectors: list[Any] = []
 
-    def connector(*, limit: int = 1000, layerwise: bool = False, **options: Any) -> Any:
+    def connector(*, limit: int = 1000, layerwise: bool = False, serde: str = "naive", **options: Any) -> Any:
         settings = {"address": address, "tag": request.node.name, **options}
         extra = {f"remote_storage_plugin.slackwater.{name}": value for name, value in settings.items()}
         extra["remote_storage_plugin.slackwater.module_path"] = "slackwater.integrations.lmcache"
-        config = engine.Config(extra, layerwise)
+        config = engine.Config(extra, layerwise, serde)
         context = engine.Context("plugin://slackwater", engine.LocalCPUBackend(limit), config, plugin_name="slackwater")
         adapter = module.SlackwaterConnectorAdapter()
         assert adapter.can_parse(context.url)
@@ -136,6 +136,7 @@ def test_only_the_beginning_is_given(opened: Open, loop: Loop) -> None:
 
 
 def test_no_memory_is_a_miss(opened: Open, loop: Loop) -> None:
+    """LMCache's allocator waits for memory unless told not to: on its event loop, which alone gives memory back, for ever."""
     connector, keys = opened(limit=2), keys_of(3)
     loop.run(connector.batched_put(keys, [chunk_of(seed) for seed in range(3)]))
     read = loop.run(connector.batched_get(keys))
@@ -164,6 +165,50 @@ def test_chains_are_those_of_lookups(opened: Open, loop: Loop) -> None:
     loop.run(connector.batched_put(keys[1:], [chunk_of(seed) for seed in (1, 2)]))
     chain = repr(store.put_batch.call_args.kwargs["chain"])
     assert keys[0].to_string() in chain and "position=1," in chain
+
+
+def test_the_second_turn_tells_no_new_root(opened: Open, loop: Loop) -> None:
+    """LMCache asks only for what its own memory lacks: the first chunk of each second turn became the root of a chain."""
+    connector, keys = opened(), keys_of(4)
+    store = connector._cache._store = mock.Mock(wraps=connector._cache._store, closed=False)
+    connector.batched_contains(keys[:2])
+    connector.batched_contains(keys[2:])
+    loop.run(connector.batched_put(keys[2:], [chunk_of(seed) for seed in (2, 3)]))
+    assert store.put_batch.call_count == 1 and store.put_batch.call_args.kwargs["chain"] is None
+    connector.batched_contains(keys)
+    loop.run(connector.batched_get(keys[2:]))
+    chain = repr(store.get_batch_into.call_args.kwargs["chain"])
+    assert keys[1].to_string() in chain and "position=2," in chain
+
+
+def test_a_codecs_chunks_are_read_by_one_call(opened: Open, loop: Loop) -> None:
+    connector, keys = opened(serde="cachegen"), keys_of(2)
+    loop.run(connector.batched_put(keys, [chunk_of(0), chunk_of(1)]))
+    store = connector._cache._store = mock.Mock(wraps=connector._cache._store, closed=False)
+    read = loop.run(connector.batched_get(keys))
+    assert [bytes(one.byte_array) for one in read] == [bytes(chunk_of(seed).byte_array) for seed in (0, 1)]
+    assert store.get_batch_into.call_count == 0 and len(connector._memory.given) == 2
+
+
+def test_reads_and_pings_do_not_wait_for_writes(opened: Open, loop: Loop) -> None:
+    """A burst of writes had all threads: LMCache's health check was late, and it gave the store up."""
+    connector, keys = opened(threads=1), keys_of(2)
+    begun, go, whole = threading.Event(), threading.Event(), connector._cache.write
+
+    def slow(*arguments: Any) -> list[bool]:
+        begun.set()
+        go.wait(60)
+        return whole(*arguments)
+
+    loop.run(connector.put(keys[0], chunk_of(0)))
+    with mock.patch.object(connector._cache, "write", slow):
+        written = asyncio.run_coroutine_threadsafe(connector.put(keys[1], chunk_of(1)), loop.loop)
+        assert begun.wait(60)
+        assert loop.run(connector.ping()) == 0 and loop.run(connector.get(keys[0])) is not None
+        assert not written.done()
+        go.set()
+        written.result(60)
+    assert connector.batched_contains(keys) == 2
 
 
 def test_a_cancelled_read_gives_its_memory_back(opened: Open, loop: Loop) -> None:

@@ -10,6 +10,11 @@ OPTIONS = ("address", "key_file", "timeout", "tenant", "store")
 `slackwater.Store`, for a store inside the engine's process. `tenant` is that of every call."""
 
 
+def quoted(name: str) -> str:
+    """A name as a part of keys, whose parts have colons between them: no name's keys begin with another's."""
+    return name.replace("%", "%25").replace(":", "%3A")
+
+
 def open_store(options: Mapping[str, Any], *, processes: int = 1) -> Store | Client:
     """Opens or connects to the store of `options`; `processes` is how many processes of the engine open one alike.
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from .. import Chain
 from .cache import Cache, memory_at
-from .opening import OPTIONS, open_store
+from .opening import OPTIONS, open_store, quoted
 
 try:
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolHitPolicy, PoolTransferResult
@@ -36,7 +36,7 @@ STATISTICS_MAX = 4096
 
 
 class HiCacheSlackwater(HiCacheStorage):
-    """Pages of SGLang in a store. Nothing raises after the start: what fails is a miss, logged once and counted."""
+    """Pages of SGLang in a store. Nothing raises after the start: what fails is a miss, logged and counted."""
 
     def __init__(self, storage_config: Any, kwargs: Mapping[str, Any] | None = None) -> None:
         """Connects to the store of `extra_config["slackwater"]`, whose entries are those of `opening.OPTIONS`."""
@@ -357,7 +357,7 @@ class Statistics:
 
 def beginning(config: Any, tag: Any) -> str:
     """What all keys of a model begin with. Raises ValueError where it is too long for keys."""
-    begin = f"sglang:{tag or ''}:{config.model_name or ''}:"
+    begin = f"sglang:{quoted(str(tag or ''))}:{quoted(config.model_name or '')}:"
     if len(begin.encode()) > PREFIX_BYTES_MAX:
         length = len(begin.encode())
         raise ValueError(f"slackwater: model_name and extra_backend_tag: {length} of at most {PREFIX_BYTES_MAX} bytes")

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from .. import Chain
 from .._native import Cancelling
 from .cache import Cache
-from .opening import open_store
+from .opening import open_store, quoted
 
 try:
     from vllm.v1.kv_offload.base import (
@@ -48,7 +48,7 @@ PREFIX_BYTES_MAX = 800
 
 
 class SlackwaterTier(SecondaryTierManager):
-    """Chunks in a store. Nothing raises after the start: what fails is a miss, logged once and counted."""
+    """Chunks in a store. Nothing raises after the start: what fails is a miss, logged and counted."""
 
     medium: ClassVar[Medium] = Medium.STORAGE
 
@@ -76,11 +76,11 @@ class SlackwaterTier(SecondaryTierManager):
         self.locality = Locality(locality) if locality is not None else None
         self._prefix = prefix_of(offloading_spec, tag, self.block_size_bytes)
         replicas = offloading_spec.config.parallel.data_parallel_size
-        self._cache = Cache(open_store(options, processes=replicas), log, options.get("tenant"))
         self._memory = primary_kv_view.cast("B")
         self._lookups, self._orders = Lookups(self._there), Orders(offloading_spec)
         self._jobs = Jobs(threads)
         self._events: list[Any] | None = [] if enable_kv_events else None
+        self._cache = Cache(open_store(options, processes=replicas), log, options.get("tenant"))
 
     # Asking.
 
@@ -124,8 +124,10 @@ class SlackwaterTier(SecondaryTierManager):
             if job.load:
                 # Otherwise vLLM would find the same chunks again, for the same request.
                 self._lookups.missing(missing)
-            elif self._events is not None and moved:
-                self._events.append(OffloadingEvent(moved, self.medium, removed=False, locality=self.locality))
+            else:
+                self._lookups.stored(moved)
+                if self._events is not None and moved:
+                    self._events.append(OffloadingEvent(moved, self.medium, removed=False, locality=self.locality))
             results.append(
                 JobResult(
                     job_id=job.number,
@@ -142,7 +144,10 @@ class SlackwaterTier(SecondaryTierManager):
         return self._jobs.busy() or self._lookups.busy()
 
     def drain_jobs(self) -> None:
-        """Returns when every job has ended, after which nothing touches the memory of the CPU tier."""
+        """Returns when no job is under way, after which nothing touches the memory of the CPU tier.
+
+        Jobs that have not begun fail: vLLM holds its locks meanwhile.
+        """
         self._jobs.drain()
 
     def take_events(self) -> Iterable[Any]:
@@ -213,7 +218,7 @@ class Jobs:
         self._stores = ThreadPoolExecutor(threads, thread_name_prefix="slackwater-store")
         self._cancelling = Cancelling()
         self._changed = threading.Condition()
-        self._under_way: dict[int, tuple[Job, Future[None] | None]] = {}
+        self._under_way: dict[int, tuple[Job, Future[None]]] = {}
         self._ended: list[Job] = []
         self._closed = False
 
@@ -238,7 +243,8 @@ class Jobs:
             return bool(self._under_way or self._ended)
 
     def drain(self) -> None:
-        """Returns when no job is under way."""
+        """Returns when no job is under way: those that have not begun fail."""
+        self._cancel_waiting()
         with self._changed:
             self._changed.wait_for(lambda: not self._under_way)
 
@@ -246,20 +252,24 @@ class Jobs:
         """Ends the jobs: those that have not begun fail, and the calls of the others are ended."""
         with self._changed:
             self._closed = True
-            waiting = list(self._under_way.values())
-        for job, future in waiting:
-            if future is not None and future.cancel():
-                self._end(job, [False] * len(job.keys))
+        self._cancel_waiting()
         self._cancelling.cancel()
         self._loads.shutdown()
         self._stores.shutdown()
+
+    def _cancel_waiting(self) -> None:
+        with self._changed:
+            waiting = list(self._under_way.values())
+        for job, future in waiting:
+            if future.cancel():
+                self._end(job, [False] * len(job.keys))
 
     def _run(self, job: Job, work: Callable[[], list[bool]]) -> None:
         began = time.monotonic()
         try:
             there = self._cancelling.run(work, (), {})
-        except Exception:
-            # vLLM waits for the result of every job.
+        except BaseException:
+            # vLLM waits for the result of every job, also where the store panics, which is no Exception.
             log.exception("job %d failed", job.number)
             there = [False] * len(job.keys)
         job.seconds = time.monotonic() - began
@@ -280,6 +290,8 @@ class Question:
     requests: set[str] = field(default_factory=set)
     found: bool | None = None
     asked: bool = False
+    missed: set[str] = field(default_factory=set)
+    """Those of the requests that were told that it is not there, and are told so until it is stored."""
 
 
 class Lookups:
@@ -291,7 +303,8 @@ class Lookups:
         self._questions: dict[bytes, Question] = {}
         self._of_request: dict[str, set[bytes]] = defaultdict(set)
         self._new: list[bytes] = []
-        self._asking: list[Future[None]] = []
+        self._asking: Future[None] | None = None
+        self._cancelling = Cancelling()
         self._closed = False
 
     def ask(self, key: bytes, request: str) -> bool | None:
@@ -302,19 +315,25 @@ class Lookups:
         if question is None:
             question = self._questions[key] = Question()
             self._new.append(key)
+        elif question.found is False and request not in question.requests:
+            # It may be there by now. The requests before keep their answer, which may be that it cannot be loaded.
+            question.missed |= question.requests
+            question.found, question.asked = None, False
+            self._new.append(key)
         question.requests.add(request)
         self._of_request[request].add(key)
-        return question.found
+        return False if request in question.missed else question.found
 
     def flush(self) -> None:
-        """Puts the new questions to the store, on a thread."""
-        self._asking = [asking for asking in self._asking if not asking.done()]
+        """Puts the new questions to the store, on a thread. While it has not answered, they wait for a later step."""
+        if self._asking is not None and not self._asking.done():
+            return
         keys, self._new = self._new, []
         wanted = {key: self._questions[key] for key in keys if key in self._questions and not self._questions[key].asked}
         for question in wanted.values():
             question.asked = True
         if wanted and not self._closed:
-            self._asking.append(self._thread.submit(self._answer, wanted))
+            self._asking = self._thread.submit(self._answer, wanted)
 
     def missing(self, keys: Collection[bytes]) -> None:
         """Takes chunks for missing that could not be loaded; a question that has no answer yet keeps waiting for it."""
@@ -323,27 +342,44 @@ class Lookups:
             if question is not None and question.found is not None:
                 question.found = False
 
+    def stored(self, keys: Collection[bytes]) -> None:
+        """Takes chunks for present that were stored."""
+        for key in keys:
+            question = self._questions.get(key)
+            if question is not None:
+                question.found = True
+                question.missed.clear()
+
     def finished(self, request: str) -> None:
         """Forgets what only this request wanted to know."""
         for key in self._of_request.pop(request, ()):
             question = self._questions[key]
             question.requests.discard(request)
+            question.missed.discard(request)
             if not question.requests:
                 # An answer that comes later goes to a question that nobody has.
                 del self._questions[key]
 
     def busy(self) -> bool:
         """Whether questions have no answer yet."""
-        return bool(self._new) or any(not asking.done() for asking in self._asking)
+        return bool(self._new) or (self._asking is not None and not self._asking.done())
 
     def close(self) -> None:
-        """Ends the thread; from now on nothing is there."""
+        """Ends the thread and its call; from now on nothing is there."""
         self._closed = True
+        self._cancelling.cancel()
         self._thread.shutdown(cancel_futures=True)
 
     def _answer(self, wanted: dict[bytes, Question]) -> None:
-        for question, found in zip(wanted.values(), self._there(list(wanted)), strict=True):
-            question.found = found
+        try:
+            there = self._cancelling.run(self._there, (list(wanted),), {})
+        except BaseException:
+            # vLLM asks until it has an answer, also where the store panics, which is no Exception.
+            log.exception("a question for %d chunks failed", len(wanted))
+            there = [False] * len(wanted)
+        for question, found in zip(wanted.values(), there, strict=True):
+            if question.found is None:
+                question.found = found
 
 
 class Orders:
@@ -379,7 +415,8 @@ class Orders:
                 parent = known.get((group, index - 1))
                 runs.append(([at], Chain(parent=None if parent is None else name(parent), position=index)))
             before = group, index
-        return [*runs, (others, None)] if others else runs
+        # In one call they would be a chain, which they are not.
+        return [*runs, *(([at], None) for at in others)]
 
     def finished(self, request: str) -> None:
         """Forgets a request."""
@@ -410,7 +447,7 @@ def prefix_of(spec: Any, tag: str, chunk_bytes: int) -> str:
         "layout": [config.replicated_layout, config.canonical_layout, config.kv_cache_layout],
     }
     digest = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:16]
-    prefix = f"vllm:{tag}:{config.model.name}:{digest}:"
+    prefix = f"vllm:{quoted(str(tag))}:{quoted(config.model.name)}:{digest}:"
     if len(prefix.encode()) > PREFIX_BYTES_MAX:
         raise ValueError(f"slackwater: model and tag: {len(prefix.encode())} of at most {PREFIX_BYTES_MAX} bytes")
     return prefix

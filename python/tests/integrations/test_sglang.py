@@ -480,6 +480,16 @@ def test_clear_removes_this_model_alone(opened: Open) -> None:
     assert [backend.batch_exists(hashes(2)) for backend in (*ranks, other)] == [0, 0, 2]
 
 
+def test_clear_removes_no_model_whose_name_goes_on_after_a_colon(opened: Open) -> None:
+    """The pages of `m:v2` went with those of `m`."""
+    pool = engine.Pool()
+    models = [opened(pool, model_name=name) for name in ("m", "m:v2")]
+    for backend in models:
+        backend.batch_set_v1(hashes(1), pool.indices([0]))
+    assert models[0].clear() is True
+    assert [backend.batch_exists(hashes(1)) for backend in models] == [0, 1]
+
+
 def test_metrics_have_the_transfers_since_the_last_call(opened: Open) -> None:
     pool = engine.Pool()
     backend = opened(pool, enable_storage_metrics=True)

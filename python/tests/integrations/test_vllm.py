@@ -4,6 +4,7 @@ import itertools
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -32,7 +33,7 @@ def opened(module: Any, address: str, request: pytest.FixtureRequest) -> Iterato
     tiers: list[Any] = []
 
     def tier(memory: engine.Memory | None = None, spec: Any = None, **options: Any) -> Any:
-        settings = {} if "store" in options else {"address": address}
+        settings = {} if {"store", "address"} & set(options) else {"address": address}
         view = (memory or engine.Memory()).view
         given = {"offloading_spec": spec or engine.spec(), "primary_kv_view": view, "tier_type": "SlackwaterTier"}
         made = module.SlackwaterTier(**given, backpressure_detector=None, tag=request.node.name, **settings, **options)
@@ -61,14 +62,26 @@ def job_of(keys: Any, slots: list[int], *, load: bool, context: Any = None) -> e
     return engine.TransferJob(next(NUMBERS), keys, np.array(slots, np.int32), load, context)
 
 
+def waited(tier: Any, count: int = 1) -> None:
+    """Returns when so many jobs have ended of which vLLM has no result yet."""
+    with tier._jobs._changed:
+        assert tier._jobs._changed.wait_for(lambda: len(tier._jobs._ended) >= count, 60)
+
+
 def moved(tier: Any, keys: Any, slots: list[int], *, load: bool, context: Any = None) -> engine.JobResult:
     """The result of one job, where no other is under way."""
     job = job_of(keys, slots, load=load, context=context)
     (tier.submit_load if load else tier.submit_store)(job)
-    tier.drain_jobs()
+    waited(tier)
     (result,) = tier.get_finished_jobs()
     assert result.job_id == job.job_id
     return result
+
+
+def answered(tier: Any) -> None:
+    """Returns when the question that is under way has its answer."""
+    if tier._lookups._asking is not None:
+        tier._lookups._asking.result(60)
 
 
 def found(tier: Any, keys: list[bytes], request: str = "asks") -> list[Any]:
@@ -77,8 +90,7 @@ def found(tier: Any, keys: list[bytes], request: str = "asks") -> list[Any]:
     first = [tier.lookup(key, context) for key in keys]
     assert first == [RETRY] * len(keys) or request != "asks"
     tier.on_schedule_end(None)
-    for asking in tier._lookups._asking:
-        asking.result(60)
+    answered(tier)
     answers = [tier.lookup(key, context) for key in keys]
     tier.on_request_finished(context)
     return answers
@@ -118,7 +130,7 @@ def test_a_chunk_that_could_not_be_loaded_is_not_found_again(opened: Open, addre
     moved(tier, [key], [0], load=False)
     assert tier.lookup(key, context) is RETRY
     tier.on_schedule_end(None)
-    tier._lookups._asking[0].result(60)
+    answered(tier)
     assert tier.lookup(key, context) is HIT
     with slackwater.connect(address) as client:
         client.remove_batch(client.list(pattern="test_a_chunk_that_could_not"), force=True)
@@ -136,7 +148,7 @@ def test_an_answer_is_each_requests_until_it_ends(opened: Open) -> None:
     assert tier.lookup(key, first) is RETRY and tier.lookup(key, second) is RETRY and tier.has_pending_work()
     tier.on_request_finished(first)
     tier.on_schedule_end(None)
-    tier._lookups._asking[0].result(60)
+    answered(tier)
     assert tier.lookup(key, second) is MISS and not tier.has_pending_work()
     tier.on_request_finished(second)
     assert tier._lookups._questions == {} and tier._orders._known == {}
@@ -182,6 +194,11 @@ def test_chains_are_the_places_that_vllm_tells(opened: Open) -> None:
     assert f":0:{keys[0][:-4].hex()}" in repr(calls[0][1]) and "position=1," in repr(calls[0][1])
     assert "parent=None" in repr(calls[1][1]) and "position=3," in repr(calls[1][1])
     assert calls[2][1] is None
+    # Chunks of which vLLM tells no place are no chain.
+    store.put_batch.reset_mock()
+    moved(tier, [key_of(78), key_of(79)], [0, 1], load=False, context=context)
+    calls = [(len(call.args[0]), call.kwargs["chain"]) for call in store.put_batch.call_args_list]
+    assert calls == [(1, None), (1, None)]
 
 
 @pytest.mark.parametrize(
@@ -264,16 +281,20 @@ def test_nothing_waits_for_a_store_that_is_slow_but_the_drain(opened: Open) -> N
         assert begun.wait(60) and list(tier.get_finished_jobs()) == [] and tier.has_pending_work()
         # Loads and questions have threads of their own.
         tier.submit_load(job_of([key_of(9)], [20], load=True))
-        with tier._jobs._changed:
-            assert tier._jobs._changed.wait_for(lambda: tier._jobs._ended, 60)
+        waited(tier)
         assert [result.success for result in tier.get_finished_jobs()] == [True]
         assert found(tier, [key_of(9)]) == [HIT]
-        drained = threading.Thread(target=tier.drain_jobs)
+        order: list[str] = []
+        drained = threading.Thread(target=lambda: order.extend([tier.drain_jobs() or "drained"]))
         drained.start()
-        assert drained.is_alive()
+        # The two that had not begun end at once; the drain waits for the one that writes.
+        waited(tier, 2)
+        drained.join(0.2)
+        order.append("gone on")
         go.set()
         drained.join(60)
-    assert sorted(result.success for result in tier.get_finished_jobs()) == [True] * 3
+        assert order == ["gone on", "drained"]
+    assert [result.success for result in tier.get_finished_jobs()] == [False, False, True]
 
 
 def test_shut_down_in_the_middle_every_job_has_a_result(opened: Open) -> None:
@@ -287,8 +308,7 @@ def test_shut_down_in_the_middle_every_job_has_a_result(opened: Open) -> None:
         assert begun.wait(60)
         ending = threading.Thread(target=tier.shutdown)
         ending.start()
-        with tier._jobs._changed:
-            assert tier._jobs._changed.wait_for(lambda: len(tier._jobs._ended) == 2, 60)
+        waited(tier, 2)
         assert ending.is_alive()
         go.set()
         ending.join(60)
@@ -305,6 +325,108 @@ def test_shut_down_in_the_middle_every_job_has_a_result(opened: Open) -> None:
     assert tier.lookup(key_of(1), engine.ReqContext("late")) is MISS
     tier.on_schedule_end(None)
     tier.drain_jobs()
+
+
+def test_a_frozen_store_holds_nothing_of_vllm_for_long(opened: Open, frozen: Any) -> None:
+    """A server stops: each job and each step's question waited for its deadline, and a drain for all of them in line."""
+    tier = opened(address=frozen.address, timeout=0.5, threads=1)
+    frozen.stop()
+    begun = time.monotonic()
+    for number in range(100):
+        tier.submit_store(job_of([key_of(number), key_of(number + 500)], [0, 1], load=False))
+        tier.lookup(key_of(number + 1000), engine.ReqContext("request"))
+        tier.on_schedule_end(None)
+    tier.drain_jobs()
+    assert not any(result.success for result in tier.get_finished_jobs())
+    while tier.has_pending_work():
+        answered(tier)
+        tier.on_schedule_end(None)
+    assert tier.lookup(key_of(1099), engine.ReqContext("request")) is MISS
+    tier.shutdown()
+    assert time.monotonic() - begun < 10
+    frozen.go_on()
+
+
+def test_shutting_down_ends_the_question_that_is_under_way(opened: Open, frozen: Any) -> None:
+    """The end of vLLM waited for the whole deadline of a question to a server that was stopped."""
+    tier = opened(address=frozen.address, timeout=60)
+    frozen.stop()
+    tier.lookup(key_of(1), engine.ReqContext("request"))
+    tier.on_schedule_end(None)
+    begun = time.monotonic()
+    tier.shutdown()
+    assert time.monotonic() - begun < 10
+    frozen.go_on()
+
+
+def test_questions_of_later_steps_wait_for_the_answer_together(opened: Open) -> None:
+    """A question was put in line for every step that had a new one, on one thread."""
+    tier, context, go = opened(), engine.ReqContext("request"), threading.Event()
+    asked: list[int] = []
+
+    def slow(names: list[str]) -> list[bool]:
+        asked.append(len(names))
+        go.wait(60)
+        return [True] * len(names)
+
+    with mock.patch.object(tier._cache, "exists", slow):
+        for number in range(10):
+            assert tier.lookup(key_of(number), context) is RETRY
+            tier.on_schedule_end(None)
+        go.set()
+        answered(tier)
+        assert tier.has_pending_work()
+        tier.on_schedule_end(None)
+        answered(tier)
+    assert asked == [1, 9] and not tier.has_pending_work()
+    assert [tier.lookup(key_of(number), context) for number in range(10)] == [HIT] * 10
+
+
+def test_what_is_stored_meanwhile_is_found(opened: Open, address: str) -> None:
+    """Requests overlapped without end, and a chunk that the first had missed was missed by all."""
+    tier, key, name = opened(), key_of(1), "test_what_is_stored_meanwhile"
+    first, second, third = (engine.ReqContext(name) for name in ("first", "second", "third"))
+    tier.lookup(key, first)
+    tier.on_schedule_end(None)
+    answered(tier)
+    assert tier.lookup(key, first) is MISS
+    # Another vLLM stores it: a new request asks anew, and who has an answer keeps it.
+    with mock.patch.object(tier._cache, "exists", lambda names: [True] * len(names)):
+        assert tier.lookup(key, second) is RETRY and tier.lookup(key, first) is MISS
+        tier.on_schedule_end(None)
+        answered(tier)
+    assert tier.lookup(key, second) is HIT and tier.lookup(key, first) is MISS
+    # It cannot be loaded: both miss, until this vLLM stores it.
+    assert not moved(tier, [key], [1], load=True, context=second).success
+    assert tier.lookup(key, second) is MISS and tier.lookup(key, first) is MISS
+    assert moved(tier, [key], [0], load=False).success
+    assert [tier.lookup(key, one) for one in (first, second, third)] == [HIT] * 3
+    for one in (first, second, third):
+        tier.on_request_finished(one)
+    assert tier._lookups._questions == {}
+    with slackwater.connect(address) as client:
+        assert client.list(pattern=name)
+
+
+class Panic(BaseException):
+    """What Rust raises when it panics is no Exception either."""
+
+
+def test_a_panic_ends_jobs_and_questions_too(opened: Open) -> None:
+    """The job was lost, and a drain waited for it for ever."""
+    tier = opened()
+    cache = tier._cache
+    with mock.patch.object(cache, "write", side_effect=Panic), mock.patch.object(cache, "exists", side_effect=Panic):
+        assert not moved(tier, [key_of(1)], [0], load=False).success
+        assert found(tier, [key_of(1)]) == [MISS]
+    tier.drain_jobs()
+
+
+def test_names_with_colons_do_not_mix(opened: Open) -> None:
+    """The keys of tag `a` and model `b:c` began as those of tag `a:b` and model `c`."""
+    module = sys.modules["slackwater.integrations.vllm"]
+    names = [module.prefix_of(engine.spec(model=model), tag, 4096) for tag, model in (("a", "b:c"), ("a:b", "c"))]
+    assert names[0] != names[1] and all(name.count(":") == 4 for name in names)
 
 
 def test_a_store_inside_the_process(opened: Open) -> None:

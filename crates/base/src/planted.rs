@@ -42,6 +42,20 @@ pub enum Planted {
     PromoteWithoutVerify,
     /// A removal is not kept for a node that is away.
     ForgetOwedRemoval,
+    /// A copy is published although its object was replaced on the way.
+    ReplacedCopyIsPublished,
+    /// A replica that a job carries goes although its copy failed.
+    FailedCopyLetsSourceGo,
+    /// A drain takes a replica on the segment that it empties for one elsewhere.
+    DrainedIsElsewhere,
+    /// A value of a drain is forgotten when its node is away.
+    AwayUnitForgotten,
+    /// The beginning of a job is not noted.
+    JobNotNoted,
+    /// The room of a copy that failed is not given back.
+    FailedCopyKeepsRoom,
+    /// A drain does not wait for puts that are under way.
+    DrainForgetsPuts,
     /// Two tenants that use the same key share one object.
     TenantsShareKeys,
     /// The reader takes bytes without comparing their checksum.
@@ -166,6 +180,17 @@ impl Planted {
         Self::ForgetOwedRemoval,
         Self::AccessWithoutGeneration,
         Self::FreeWithoutQuarantine,
+    ];
+
+    /// Bugs of jobs, which the simulator's pool must catch.
+    pub const JOBS: &[Planted] = &[
+        Self::ReplacedCopyIsPublished,
+        Self::FailedCopyLetsSourceGo,
+        Self::DrainedIsElsewhere,
+        Self::AwayUnitForgotten,
+        Self::JobNotNoted,
+        Self::FailedCopyKeepsRoom,
+        Self::DrainForgetsPuts,
     ];
 
     /// Other bugs of the node's shell, which the simulator does not run: its own tests must catch them.

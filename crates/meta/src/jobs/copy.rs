@@ -1,6 +1,6 @@
 //! Copies of values from node to node, for jobs and for what is read much.
 
-use slackwater_base::Instant;
+use slackwater_base::{Instant, Planted, planted};
 use slackwater_wire::{
     ChainPlace, CopyTask, ErrorCode, JobId, ReplicaAt, ReplicaState, SegmentKind, TicketId,
 };
@@ -119,7 +119,8 @@ impl Master {
         let is_current = self.catalog.is_object(unit.object) && {
             let record = self.catalog.object(unit.object);
             // Without a replica it was removed, and must not come back.
-            record.version == unit.version && record.has_replicas()
+            let same = record.version == unit.version;
+            (same || planted(Planted::ReplacedCopyIsPublished)) && record.has_replicas()
         };
         if result.is_ok() && is_current {
             self.publish_unit(now, &unit, source, staged);
@@ -127,7 +128,7 @@ impl Master {
                 job.done += 1;
                 job.done_bytes += bytes;
             }
-        } else {
+        } else if !planted(Planted::FailedCopyKeepsRoom) {
             self.free(staged, tenant, bytes);
         }
         self.unhold(now, source);
@@ -137,6 +138,9 @@ impl Master {
         match (whose, result) {
             (Whose::Heat, _) => {
                 self.replicated(now, &unit, (!gone && result.is_ok()).then_some(staged))
+            }
+            (Whose::Job(_), Err(_)) if planted(Planted::FailedCopyLetsSourceGo) => {
+                self.let_source_go(now, &unit, source);
             }
             (Whose::Job(job), Err(code)) => self.unit_failed(now, job, unit, code),
             (Whose::Job(job), Ok(())) if gone && !unit.drains => {

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use slackwater_base::Instant;
+use slackwater_base::{Instant, Planted, planted};
 use slackwater_wire::{
     Draining, ErrorCode, Incarnation, JobId, JobStatus, JobWork, Key, SegmentId, Version,
 };
@@ -19,7 +19,7 @@ use crate::master::{Due, Master};
 impl Master {
     /// Notes how far a job is.
     pub(super) fn note_job(&mut self, now: Instant, id: JobId) {
-        if !self.notes.is_on() {
+        if !self.notes.is_on() || planted(Planted::JobNotNoted) {
             return;
         }
         if let (Some(state), Some(job)) = (self.job_state(now, id), self.jobs.all.get(&id)) {

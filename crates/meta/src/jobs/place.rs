@@ -1,5 +1,6 @@
 //! Where units come from and where they may go.
 
+use slackwater_base::{Planted, planted};
 use slackwater_wire::{Draining, ErrorCode, Presence, ReplicaState, SegmentId, SegmentKind};
 
 use super::Unit;
@@ -62,8 +63,9 @@ impl Master {
         let mut replicas = self.catalog.replicas(unit.object);
         replicas.any(|(_, it)| {
             let segment = self.segments.at(it.segment);
-            let other = unit.from != Some(segment.id);
-            other && it.state == ReplicaState::Complete && segment.takes_new()
+            let other = unit.from != Some(segment.id) && segment.takes_new();
+            let other = other || planted(Planted::DrainedIsElsewhere);
+            other && it.state == ReplicaState::Complete
         })
     }
 

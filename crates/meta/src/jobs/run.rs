@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use slackwater_base::Instant;
+use slackwater_base::{Instant, Planted, planted};
 use slackwater_wire::{
     Class, Draining, ErrorCode, JobId, JobStatus, ReplicaState, SegmentId, SegmentKind,
 };
@@ -98,6 +98,7 @@ impl Master {
                 }
                 return Err(at);
             }
+            Begun::Away if planted(Planted::AwayUnitForgotten) => {}
             Begun::Away => {
                 if let Some(job) = self.jobs.all.get_mut(&id) {
                     job.queue.push_front(unit);
@@ -214,6 +215,7 @@ impl Master {
         let held = self.catalog.replica(replica);
         let from = self.segments.at(held.segment).id;
         match (held.state, held.object()) {
+            (ReplicaState::Processing, _) if planted(Planted::DrainForgetsPuts) => {}
             (ReplicaState::Processing, _) => self.await_replica(id, replica, tries, false),
             (ReplicaState::Complete, Some(object)) => {
                 let record = self.catalog.object(object);

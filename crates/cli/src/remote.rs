@@ -289,8 +289,9 @@ fn read(path: &Path) -> Result<Vec<u8>> {
 fn sentence(found: &Description) -> String {
     let replica = |(place, (at, state, _)): (usize, &(ReplicaAt, ReplicaState, u32))| {
         let tier = match found.names.get(place) {
-            Some(name) => format!("{} of {name}", tier_name(at)),
-            None => tier_name(at).to_owned(),
+            // A store that is served has one memory and one SSD, called by their tiers.
+            Some(name) if name != tier_name(at) => format!("{} of {name}", tier_name(at)),
+            _ => tier_name(at).to_owned(),
         };
         match state {
             ReplicaState::Complete => tier,

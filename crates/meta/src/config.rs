@@ -518,7 +518,7 @@ impl MasterConfig {
             "replication.watermark",
             &mut self.replication.watermark,
             0.0,
-            eviction.high_watermark,
+            1.0,
         );
         self.replication.reads = self.replication.reads.max(1);
         clamp(

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -437,9 +438,9 @@ def test_memory_of_an_engine_goes_when_no_peer_may_write_it(monkeypatch: pytest.
     service = other.engine._service
     kept: list[object] = []
     monkeypatch.setattr(compat_engine, "_kept", kept)
-    compat_engine._end(os.getpid(), Busy(), service, other.engine._managed)
+    compat_engine._end(os.getpid(), Busy(), service, threading.Thread(), other.engine._managed)
     assert kept == [other.engine._managed[managed]]
-    compat_engine._end(os.getpid() + 1, None, None, {})
+    compat_engine._end(os.getpid() + 1, None, None, threading.Thread(), {})
 
 
 def test_a_program_ends_with_its_engine() -> None:
@@ -494,3 +495,22 @@ def test_a_store_takes_an_engine(here: Side, master: str) -> None:
     store = mooncake.store.MooncakeDistributedStore()
     assert store.setup("localhost", "P2PHANDSHAKE", 0, 1 << 20, "tcp", "", master, inner) == 0 == store.close()
     assert json.loads(here.engine.get_local_topology()) and here.engine.warmup_efa_segment("x") == 0
+
+
+def test_an_engine_that_its_own_thread_collects_ends() -> None:
+    """The garbage collector ran on the thread of the engine's service, which then waited for its own end."""
+    before = set(threading.enumerate())
+    engine = TransferEngine()
+    assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+    (serving,) = (thread for thread in set(threading.enumerate()) - before if thread.name == "slackwater-engine")
+    service = engine._service
+    assert service is not None
+    gc.disable()
+    try:
+        engine.itself = engine  # type: ignore[attr-defined]
+        del engine
+        service.service_actions = gc.collect  # type: ignore[method-assign]
+        serving.join(20)
+    finally:
+        gc.enable()
+    assert not serving.is_alive()

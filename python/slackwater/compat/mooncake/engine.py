@@ -93,10 +93,11 @@ class TransferEngine:
             except (ValueError, OSError) as error:
                 log.error("initialize: %s", error)
                 return _FAILED
-            threading.Thread(target=service.serve_forever, name="slackwater-engine", daemon=True).start()
+            serving = threading.Thread(target=service.serve_forever, name="slackwater-engine", daemon=True)
+            serving.start()
             self._raw, self._service = raw, service
             # Before the interpreter ends, too: the thread of the service would not run then to be ended.
-            weakref.finalize(self, _end, self._process, raw, service, self._managed)
+            weakref.finalize(self, _end, self._process, raw, service, serving, self._managed)
         return 0
 
     def initialize_ext(
@@ -351,9 +352,15 @@ def _answer_of(raw: RawEngine) -> Callable[[Asked], Answer]:
     return answer
 
 
-def _end(process: int, raw: RawEngine, service: Service, managed: dict[int, mmap.mmap]) -> None:
+def _end(
+    process: int, raw: RawEngine, service: Service, serving: threading.Thread, managed: dict[int, mmap.mmap]
+) -> None:
     """Ends an engine. Its threads and connections are those of the process that started it."""
     if process != os.getpid():
+        return
+    if threading.current_thread() is serving:
+        # The garbage collector runs on any thread: this one would wait for its own end.
+        threading.Thread(target=_end, args=(process, raw, service, serving, managed), name="slackwater-end").start()
         return
     service.shutdown()
     service.server_close()

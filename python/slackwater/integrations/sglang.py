@@ -52,6 +52,9 @@ class HiCacheSlackwater(HiCacheStorage):
             log.warning("interface_v1 is not set: every page is copied on its way; set it to 1 in the extra config")
         self._config = storage_config
         self._begin = beginning(storage_config, extra.get("extra_backend_tag"))
+        if options.get("store") is not None and getattr(storage_config, "dp_rank", 0):
+            # SGLang tells each replica its own number, and not how many there are.
+            raise ValueError("slackwater: store: data-parallel ranks need one store: serve it, and give them its address")
         ranks = storage_config.tp_size * storage_config.pp_size * storage_config.attn_cp_size
         self._cache = Cache(open_store(options, processes=ranks), log, options.get("tenant"))
         self._anchor: Pages | None = None

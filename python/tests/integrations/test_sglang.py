@@ -529,6 +529,13 @@ def test_a_wrong_configuration_ends_the_start(module: Any, extra: dict[str, Any]
         module.HiCacheSlackwater(engine.Config(extra_config=extra, tp_size=2), {})
 
 
+def test_a_store_inside_the_process_is_not_each_replicas_own(module: Any) -> None:
+    """With data-parallel attention each rank opened a store of its own, and found nothing of the others'."""
+    extra = {"slackwater": {"store": {"memory": "8MiB", "log": "off"}}}
+    with pytest.raises(ValueError, match="data-parallel ranks need one store"):
+        module.HiCacheSlackwater(engine.Config(extra_config=extra, dp_rank=1), {})
+
+
 def test_no_server_ends_the_start(module: Any) -> None:
     extra = {"slackwater": {"address": "tcp://127.0.0.1:9", "timeout": 0.2}}
     with pytest.raises(slackwater.RetryError, match="no server at tcp://127.0.0.1:9"):

@@ -408,6 +408,34 @@ def test_what_is_stored_meanwhile_is_found(opened: Open, address: str) -> None:
         assert client.list(pattern=name)
 
 
+def test_an_answer_that_is_late_does_not_hide_what_was_stored(opened: Open) -> None:
+    """The store was asked before the chunk was written, and answered after."""
+    tier, key, context, go = opened(), key_of(1), engine.ReqContext("request"), threading.Event()
+
+    def slow(names: list[str]) -> list[bool]:
+        go.wait(60)
+        return [False] * len(names)
+
+    with mock.patch.object(tier._cache, "exists", slow):
+        tier.lookup(key, context)
+        tier.on_schedule_end(None)
+        assert moved(tier, [key], [0], load=False).success
+        go.set()
+        answered(tier)
+    assert tier.lookup(key, context) is HIT
+
+
+def test_a_request_that_comes_back_asks_anew(opened: Open) -> None:
+    tier, key = opened(), key_of(1)
+    first, second = engine.ReqContext("first"), engine.ReqContext("second")
+    for request in (first, second):
+        tier.lookup(key, request)
+        tier.on_schedule_end(None)
+        answered(tier)
+    tier.on_request_finished(first)
+    assert tier.lookup(key, first) is RETRY and tier.lookup(key, second) is MISS
+
+
 class Panic(BaseException):
     """What Rust raises when it panics is no Exception either."""
 
@@ -427,6 +455,7 @@ def test_names_with_colons_do_not_mix(opened: Open) -> None:
     module = sys.modules["slackwater.integrations.vllm"]
     names = [module.prefix_of(engine.spec(model=model), tag, 4096) for tag, model in (("a", "b:c"), ("a:b", "c"))]
     assert names[0] != names[1] and all(name.count(":") == 4 for name in names)
+    assert len({module.prefix_of(engine.spec(), tag, 4096) for tag in ("a:b", "a%3Ab", "a%253Ab")}) == 3
 
 
 def test_a_store_inside_the_process(opened: Open) -> None:

@@ -14,13 +14,15 @@ use crate::link::Link;
 /// Bytes that are moved before the next look at whether the caller has cancelled.
 const PIECE_BYTES: usize = 16 << 20;
 
-/// How long a node may take to send its first bytes in a call, before all others have had their turn. One that has ended is tried
-/// again and again until then, and not again in the same call while there is another way.
+/// How long a node may be silent before all others have had their turn. One that has ended is tried again and again until then, and
+/// not again in the same call while there is another way.
 const FIRST_TIME: Duration = Duration::from_secs(1);
 /// What is asked for together may take longer: so many times as long as is to be expected of the node.
 const TIMES_EXPECTED: u32 = 8;
 /// The same where nothing is known of it.
 const FIRST_BYTES_PER_SECOND: u64 = 4 << 20;
+/// How long a node is waited for at least when all others have had their turn; else for half of the time that is left.
+const PATIENT_TIME: Duration = Duration::from_secs(3);
 /// Most bytes that are asked for of such nodes at first, so that a slow one is heard in time.
 const FIRST_BYTES: usize = 1 << 20;
 
@@ -33,34 +35,11 @@ pub(crate) struct Carrier<'a> {
     pub(crate) until: Instant,
     /// The bytes to come are read where they are known to be, and not where the master has just said that they are.
     pub(crate) is_known: bool,
-    /// Whether nodes are waited for until the call ends. Otherwise those that have not sent anything yet are given a moment.
+    /// Whether nodes are waited for. Otherwise they are given a moment.
     pub(crate) is_patient: bool,
-    /// The nodes that have sent bytes in this call, and those that did not when they were not waited for: bytes of other nodes
-    /// say nothing of these.
-    pub(crate) heard: RefCell<Heard>,
+    /// The nodes that did not send their bytes in this call when they had a moment: bytes of other nodes say nothing of these.
+    pub(crate) silent: RefCell<Vec<Incarnation>>,
     pub(crate) rights: Map<ExtentRef, Capability>,
-}
-
-/// What a call has learnt of nodes.
-#[derive(Default)]
-pub(crate) struct Heard {
-    sent: Vec<Incarnation>,
-    silent: Vec<Incarnation>,
-}
-
-impl Heard {
-    fn sent(&mut self, node: Incarnation) {
-        if !self.sent.contains(&node) {
-            self.sent.push(node);
-        }
-    }
-
-    fn silent(&mut self, node: Incarnation) {
-        self.sent.retain(|sent| *sent != node);
-        if !self.silent.contains(&node) {
-            self.silent.push(node);
-        }
-    }
 }
 
 /// Bytes to be read.
@@ -85,18 +64,18 @@ pub(crate) enum NotMoved {
 }
 
 impl Carrier<'_> {
-    /// Whether a node is given a moment only.
-    pub(crate) fn is_brief(&self, node: Incarnation) -> bool {
-        let is_patient = self.is_patient && !self.is_known;
-        !is_patient && !self.heard.borrow().sent.contains(&node)
+    /// How long a node is waited for when all others have had their turn. The rest is for what the master may know better then.
+    pub(crate) fn patience(&self) -> Duration {
+        let left = now().until(self.until);
+        left.min(PATIENT_TIME.max(left / 2))
     }
 
     /// Most bytes that may be asked for of a node together, and how long that may take with `rest` to come of it, or with all of a
     /// group.
     fn portion(&self, node: Incarnation, rest: usize) -> (usize, Duration) {
         let left = now().until(self.until);
-        if !self.is_brief(node) {
-            return (PIECE_BYTES, left);
+        if self.is_patient && !self.is_known {
+            return (PIECE_BYTES, self.patience());
         }
         let asked = rest.min(PIECE_BYTES) as u64;
         let expected = self.link.pace(|paces| paces.expected(now(), node, asked));
@@ -111,7 +90,8 @@ impl Carrier<'_> {
         (most, left.min(FIRST_TIME + time))
     }
 
-    /// Where bytes are read from; nowhere if their node was silent before in this call, and there is another way.
+    /// Where bytes are read from; nowhere if their node was silent before in this call, and there is another way, or will be more
+    /// time.
     fn source(
         &self,
         capability: Capability,
@@ -119,8 +99,8 @@ impl Carrier<'_> {
         is_last: bool,
     ) -> Result<Target, NotMoved> {
         let node = capability.claims().incarnation;
-        let was_silent = self.heard.borrow().silent.contains(&node);
-        if was_silent && (self.is_known || !is_last) {
+        let may_wait = self.is_known || !is_last || !self.is_patient;
+        if may_wait && self.silent.borrow().contains(&node) {
             return Err(NotMoved::Failed);
         }
         self.target(capability, offset)
@@ -133,7 +113,10 @@ impl Carrier<'_> {
         if why == NotMoved::Failed && now() < self.until {
             let node = source.capability.claims().incarnation;
             self.link.pace(|paces| paces.failed(now(), node));
-            self.heard.borrow_mut().silent(node);
+            let mut silent = self.silent.borrow_mut();
+            if !silent.contains(&node) {
+                silent.push(node);
+            }
         }
         why
     }
@@ -147,8 +130,6 @@ impl Carrier<'_> {
                 paces.came(at, *node, bytes, at.since(begun));
             }
         });
-        let mut heard = self.heard.borrow_mut();
-        nodes.iter().for_each(|node| heard.sent(*node));
     }
 
     /// Takes the rights in that came with an answer.
@@ -220,15 +201,9 @@ impl Carrier<'_> {
             }
             outcomes[place] = read.map_err(|cause| self.unread(source, &cause));
         }
-        match all_came {
-            true => self.came(&sent, bytes as u64, begun),
-            // What did not come took its time for the others too.
-            false => {
-                let mut heard = self.heard.borrow_mut();
-                let heard = &mut *heard;
-                sent.retain(|node| !heard.silent.contains(node));
-                sent.into_iter().for_each(|node| heard.sent(node));
-            }
+        // What did not come took its time for the others too.
+        if all_came {
+            self.came(&sent, bytes as u64, begun);
         }
     }
 

@@ -347,7 +347,7 @@ impl Call<'_> {
             until: self.until,
             is_known: false,
             is_patient: false,
-            heard: RefCell::default(),
+            silent: RefCell::default(),
             rights: Map::default(),
         }
     }

@@ -7,7 +7,7 @@ use slackwater_transfer::Capability;
 use slackwater_wait::{failpoint, now};
 use slackwater_wire::limits::BATCH_KEYS_MAX;
 use slackwater_wire::{
-    Chain, ClientId, DiskEntry, Epoch, ErrorCode, ExtentRef, Get, Hold, Key, OperationId,
+    Chain, ClientId, DiskEntry, Epoch, ErrorCode, ExtentRef, Get, Hold, Key, NodeId, OperationId,
     ReadRecord, ReplicaAt, Reply, Request, Tenant, Version,
 };
 
@@ -39,6 +39,8 @@ struct Reading<'a, 'b> {
     sinks: Vec<&'a mut Sink<'b>>,
     /// Errors that the flow's codes do not tell.
     errors: Vec<Option<ClientError>>,
+    /// The nodes that did not read a record in a moment.
+    silent_disks: Vec<NodeId>,
 }
 
 /// How long a node may take to read a record, before all others have had their turn.
@@ -171,6 +173,7 @@ impl Call<'_> {
             tenant: self.options.tenant.clone(),
             errors: vec![None; wanted.len()],
             sinks: wanted,
+            silent_disks: Vec::new(),
         };
         self.drive().run(&mut flow, begun, &mut reading);
         let ends = flow.outcomes().unwrap_or_default().into_iter();
@@ -306,8 +309,14 @@ impl Reading<'_, '_> {
             ..
         } = *wanted;
         let cancel = self.carrier.cancel;
-        let until = match self.carrier.is_patient || self.carrier.is_known {
-            true => self.carrier.until,
+        let is_patient = self.carrier.is_patient || self.carrier.is_known;
+        if let (ReplicaAt::Disk { node, .. }, false) = (wanted.from, is_patient)
+            && self.silent_disks.contains(&node)
+        {
+            return Err(ReadFailure::Transfer);
+        }
+        let until = match is_patient {
+            true => now() + self.carrier.patience(),
             false => self.carrier.until.min(now() + RECORD_TIME),
         };
         let entry = DiskEntry {
@@ -323,6 +332,9 @@ impl Reading<'_, '_> {
             checksum,
         };
         let staged = self.carrier.link.read_record(record, until, cancel);
+        if let (ReplicaAt::Disk { node, .. }, Err(Unanswered::Late)) = (wanted.from, &staged) {
+            self.silent_disks.push(node);
+        }
         let staged = staged.map_err(|unanswered| match unanswered {
             Unanswered::Refused(code @ ErrorCode::ValueTooLong) => {
                 let key = key.clone();

@@ -136,8 +136,14 @@ impl Master {
         let object = unit.object;
         let gone = result.is_ok() && !is_current;
         match (whose, result) {
-            (Whose::Heat, _) => {
-                self.replicated(now, &unit, (!gone && result.is_ok()).then_some(staged))
+            (Whose::Heat, Ok(())) => {
+                let made = if gone { Err(false) } else { Ok(staged) };
+                self.replicated(now, &unit, made);
+            }
+            // What was replaced meanwhile, or lost its segment, says nothing of the target.
+            (Whose::Heat, Err(code)) => {
+                let at_fault = is_current && code != ErrorCode::SegmentNotFound;
+                self.replicated(now, &unit, Err(at_fault));
             }
             (Whose::Job(_), Err(_)) if planted(Planted::FailedCopyLetsSourceGo) => {
                 self.let_source_go(now, &unit, source);

@@ -124,11 +124,8 @@ impl Master {
     fn plan_restored(&self, id: JobId) -> Result<Plan, ErrorCode> {
         let job = &self.jobs.all[&id];
         if let JobWork::Drain { targets, .. } = &job.spec.work {
-            let alive = |(segment, life): &&(SegmentId, Incarnation)| {
-                let index = self.segments.find(*segment);
-                index.is_some_and(|index| self.segments.at(index).incarnation == *life)
-            };
-            let drained = job.drained.iter().filter(alive);
+            let drained = job.drained.iter();
+            let drained = drained.filter(|place| self.mounted(place).is_some());
             let drained: Vec<SegmentId> = drained.map(|(segment, _)| *segment).collect();
             return match drained.is_empty() {
                 true => Err(ErrorCode::SegmentNotFound),

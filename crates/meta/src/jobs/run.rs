@@ -125,15 +125,13 @@ impl Master {
         } else {
             JobStatus::Failed
         };
-        if let slackwater_wire::JobWork::Drain { places, .. } = &job.spec.work
-            && status == JobStatus::Succeeded
-        {
-            for segment in self.segments_at(&places.clone()) {
-                if let Some(index) = self.segments.find(segment) {
-                    let segment = self.segments.at_mut(index);
-                    if segment.draining == Draining::Running {
-                        segment.draining = Draining::Done;
-                    }
+        if status == JobStatus::Succeeded {
+            let drained = job.drained.iter().filter_map(|place| self.mounted(place));
+            let drained: Vec<SegmentIndex> = drained.collect();
+            for index in drained {
+                let segment = self.segments.at_mut(index);
+                if segment.draining == Draining::Running {
+                    segment.draining = Draining::Done;
                 }
             }
         }

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use slackwater_base::Instant;
 use slackwater_wire::{
-    Draining, ErrorCode, JobId, JobSpec, JobStatus, JobWork, Key, NodeId, Reply, SegmentId,
-    SegmentKind, Tenant,
+    Draining, ErrorCode, Incarnation, JobId, JobSpec, JobStatus, JobWork, Key, NodeId, Reply,
+    SegmentId, SegmentKind, Tenant,
 };
 
 use super::{JOBS_MAX, Job, Sweep, Unit};
 use crate::budget::Budget;
-use crate::catalog::ObjectId;
+use crate::catalog::{ObjectId, SegmentIndex};
 use crate::master::{Due, Master};
 
 /// What a job begins with.
@@ -81,22 +81,20 @@ impl Master {
         let Some(job) = self.jobs.all.get_mut(&id) else {
             return Reply::Failed(ErrorCode::JobNotFound);
         };
-        job.drained.clear();
-        let job = &self.jobs.all[&id];
+        let drained = std::mem::take(&mut job.drained);
         let over = job.status.is_over();
-        let drained = match &job.spec.work {
-            JobWork::Drain { places, .. } => self.segments_at(places),
-            JobWork::Copy { .. } | JobWork::Move { .. } => Vec::new(),
-        };
         match over {
             true => self.note_job(now, id),
             false => self.end_job(now, id, JobStatus::Cancelled),
         }
         // Another drain may be at a segment that this one has emptied before.
         let busy = self.drained_now();
-        for segment in drained.iter().filter(|segment| !busy.contains(segment)) {
-            if let Some(index) = self.segments.find(*segment) {
-                self.segments.at_mut(index).draining = Draining::No;
+        let mounted = drained.iter().filter_map(|place| self.mounted(place));
+        let mounted: Vec<SegmentIndex> = mounted.collect();
+        for index in mounted {
+            let segment = self.segments.at_mut(index);
+            if !busy.contains(&segment.id) {
+                segment.draining = Draining::No;
                 self.unsettled.room();
             }
         }
@@ -193,28 +191,31 @@ impl Master {
     /// A drain that runs and empties memory of a node.
     #[must_use]
     pub fn drain_of(&self, node: NodeId) -> Option<JobId> {
-        let of_node = |segment: &SegmentId| {
-            let index = self.segments.find(*segment);
+        let of_node = |place: &(SegmentId, Incarnation)| {
+            let index = self.mounted(place);
             index.is_some_and(|index| self.segments.at(index).node == node)
         };
-        let mut running = self
-            .jobs
-            .all
-            .iter()
-            .filter(|(_, job)| !job.status.is_over());
-        let found =
-            running.find(|(_, job)| job.drained.iter().any(|(segment, _)| of_node(segment)));
+        let running = self.jobs.all.iter();
+        let mut running = running.filter(|(_, job)| !job.status.is_over());
+        let found = running.find(|(_, job)| job.drained.iter().any(of_node));
         found.map(|(id, _)| *id)
     }
 
-    /// The segments that drains are at.
+    /// The segments that drains are at. What was mounted since under the same name, or in another life, is not among them.
     fn drained_now(&self) -> BTreeSet<SegmentId> {
         let running = self.jobs.all.values().filter(|job| !job.status.is_over());
-        let drained = running.flat_map(|job| match &job.spec.work {
-            JobWork::Drain { places, .. } => self.segments_at(places),
-            JobWork::Copy { .. } | JobWork::Move { .. } => Vec::new(),
-        });
-        drained.collect()
+        let drained = running.flat_map(|job| &job.drained);
+        let mounted = drained.filter(|place| self.mounted(place).is_some());
+        mounted.map(|(segment, _)| *segment).collect()
+    }
+
+    /// A segment, if it is mounted in that life of its node.
+    pub(super) fn mounted(
+        &self,
+        (segment, life): &(SegmentId, Incarnation),
+    ) -> Option<SegmentIndex> {
+        let index = self.segments.find(*segment)?;
+        (self.segments.at(index).incarnation == *life).then_some(index)
     }
 
     fn object_to_carry(&self, tenant: &Tenant, key: &Key) -> Result<ObjectId, ErrorCode> {

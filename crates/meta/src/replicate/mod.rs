@@ -171,22 +171,23 @@ impl Master {
         }
     }
 
-    /// A copy for what is read much has ended; with its replica if that is readable.
-    pub(crate) fn replicated(&mut self, now: Instant, unit: &Unit, made: Option<ReplicaId>) {
+    /// A copy for what is read much has ended: with its replica, if that is readable, or with whether its target is at fault.
+    pub(crate) fn replicated(&mut self, now: Instant, unit: &Unit, made: Result<ReplicaId, bool>) {
         let metrics = &mut self.metrics.replication;
         metrics.in_flight -= 1;
         match made {
-            Some(replica) => {
+            Ok(replica) => {
                 metrics.completed += 1;
                 metrics.completed_bytes += self.catalog.object(unit.object).bytes;
                 let segment = self.catalog.replica(replica).segment;
                 let tenant = self.catalog.object(unit.object).tenant;
                 self.replicating.extras.add(replica, segment, tenant);
             }
-            None => {
+            Err(at_fault) => {
                 metrics.failed += 1;
                 // Another place may fare better.
-                let to = unit.to().first().and_then(|id| self.segments.find(*id));
+                let to = unit.to().first().filter(|_| at_fault);
+                let to = to.and_then(|id| self.segments.find(*id));
                 let until = now + self.config.replication.rest_after_loss;
                 let resting = &mut self.replicating.resting;
                 resting.retain(|_, until| *until > now);

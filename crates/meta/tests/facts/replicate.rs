@@ -487,6 +487,27 @@ fn a_node_to_which_a_copy_failed_is_left_alone_for_a_while() {
     assert_eq!(again.target.segment, SegmentId(30));
 }
 
+/// A value that was often replaced had all nodes left alone.
+#[test]
+fn a_node_is_not_left_alone_because_a_value_was_replaced() {
+    for result in [Ok(()), Err(ErrorCode::ReplicaIsGone)] {
+        let mut world = three_with(enforced(), MIB);
+        world.put_at("old", BLOCK, "segment-20");
+        world.put_at("m", BLOCK, "segment-1");
+        world.put_at("k", BLOCK, "segment-1");
+        world.read("k", HOT);
+        world.pass(seconds(2));
+        let again = PutConfig {
+            preferred: vec!["segment-1".to_owned()],
+            ..upsert()
+        };
+        world.put_with("k", BLOCK, again);
+        assert_eq!(world.copied(result).target.segment, SegmentId(30));
+        world.read("m", HOT);
+        assert_eq!(world.copied(Ok(())).target.segment, SegmentId(30));
+    }
+}
+
 /// The hot objects of a node that died had "enough" replicas for ten minutes, with one node to serve all readers.
 #[test]
 fn what_a_hidden_node_has_does_not_count() {

@@ -441,3 +441,41 @@ fn a_drain_whose_values_are_lost_is_no_success() {
     check(false, (JobStatus::Failed, 7));
     check(true, (JobStatus::Succeeded, 0));
 }
+
+/// A node was mounted under the name of one that was being drained. It could not leave with its values, as it passed for drained;
+/// and it was drained when the other one was.
+#[test]
+fn a_drain_is_of_what_had_the_name_when_it_began() {
+    let mut world = three(MIB);
+    world.put_at("k", BLOCK, "segment-1");
+    let job = world.begin(drain(&["segment-1"], &["3"]));
+    let twin = Mount {
+        segment: SegmentId(40),
+        name: "segment-1".to_owned(),
+        node: NodeId(4),
+        incarnation: Incarnation(1),
+        kind: SegmentKind::Memory,
+        bytes: MIB,
+        host: String::new(),
+        generations: None,
+    };
+    assert_eq!(world.ask(Request::Mount(twin)), Reply::Done);
+    assert_eq!(world.master.drain_of(NODE), Some(job));
+    assert_eq!(world.master.drain_of(NodeId(4)), None);
+    let own = world.begin(drain(&["4"], &["3"]));
+    world.carry_all();
+    for job in [job, own] {
+        assert_eq!(world.job(job).status, JobStatus::Succeeded);
+    }
+    let of = |world: &World, segment| {
+        let segments = world.master.segments();
+        let found = segments.iter().find(|it| it.segment == segment);
+        found.map(|it| it.draining)
+    };
+    assert_eq!(of(&world, SegmentId(40)), Some(Draining::Done));
+    world.ask(Request::CancelJob { job });
+    let draining = [of(&world, MEMORY), of(&world, SegmentId(40))];
+    assert_eq!(draining, [Some(Draining::No), Some(Draining::Done)]);
+    world.ask(Request::CancelJob { job: own });
+    assert_eq!(of(&world, SegmentId(40)), Some(Draining::No));
+}

@@ -98,9 +98,12 @@ pub(crate) struct AdminReload {
 }
 
 impl AdminReload {
-    pub(crate) fn reload(&self) -> Result<()> {
-        self.token.replace(Token::load(&self.file)?);
-        Ok(())
+    pub(crate) fn read(&self) -> Result<Token> {
+        Ok(Token::load(&self.file)?)
+    }
+
+    pub(crate) fn replace(&self, token: Token) {
+        self.token.replace(token);
     }
 }
 

@@ -175,11 +175,13 @@ pub(crate) fn reload_of(
     let keys = keys.clone();
     move || {
         keys.check_key(used);
-        let listed = list();
-        if let Some(admin) = &admin {
-            admin.reload()?;
+        // All or nothing: a token that cannot be used leaves the list as it is, and a list the token.
+        let token = admin.as_ref().map(AdminReload::read).transpose()?;
+        list()?;
+        if let (Some(admin), Some(token)) = (&admin, token) {
+            admin.replace(token);
         }
-        Ok(listed?)
+        Ok(())
     }
 }
 

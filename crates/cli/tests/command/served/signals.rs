@@ -197,3 +197,44 @@ fn the_token_of_operators_is_read_again() {
     assert_eq!(reload(second).0, 200);
     assert_eq!((status(first), status(second)), (200, 401));
 }
+
+/// With a list that was good and a token that was not, keys were withdrawn, and the answer was that nothing had changed.
+#[test]
+fn files_are_read_again_all_or_none() {
+    let place = Place::new();
+    make_key(&place, "server", "");
+    make_key(&place, "anna", "basic");
+    let file = place.path("token");
+    let mode = |mode| {
+        let mode: std::fs::Permissions = PermissionsExt::from_mode(mode);
+        std::fs::set_permissions(&file, mode).unwrap();
+    };
+    let token = "not-to-be-guessed-1";
+    std::fs::write(&file, token).unwrap();
+    mode(0o600);
+    let keys = ["--key-file", "server", "--allow", "list"];
+    let serve = ["serve", "--memory", "16MiB", "--admin-token-file", "token"];
+    let served = Administered::spawn(&place, &[&serve[..], &keys].concat());
+    let client = Client::connect(&ConnectOptions {
+        address: served.served.address.parse().unwrap(),
+        key_file: Some(place.path("anna")),
+        connect_timeout: PATIENCE,
+        deadline: Duration::from_secs(2),
+        ..ConnectOptions::default()
+    })
+    .unwrap();
+    put(&client, 1);
+    let reload = || {
+        let header = format!("Authorization: Bearer {token}\r\n");
+        served.ask("POST", "/api/v1/reload", &header).0
+    };
+    std::fs::write(place.path("list"), "").unwrap();
+    mode(0o644);
+    assert_eq!(reload(), 500);
+    put(&client, 2);
+    mode(0o600);
+    assert_eq!(reload(), 200);
+    until("the key is withdrawn", || {
+        client.get(b"k1", &Default::default()).is_err()
+    });
+}

@@ -106,6 +106,26 @@ def test_memory_of_the_pool_is_handed_out_until_it_is_used_up(thin: calls.Player
     assert store.close() == 0
 
 
+def test_memory_is_given_back_when_no_call_uses_it(pool: tuple[str, str]) -> None:
+    """A put that waited for room when its client was closed stored zeros: the memory was given back under it."""
+    store = MooncakeDistributedStore()
+    assert store.setup_dummy(1 << 20, 1 << 20, pool[1]) == 0
+    address = store.alloc_from_mem_pool(100)
+    ctypes.memset(address, 7, 100)
+    raw, seen = store._raw, []
+
+    class Told:
+        def __getattr__(self, name: str) -> Any:
+            if name in ("unregister", "close"):
+                seen.append((name, ctypes.string_at(address, 1)))
+            return getattr(raw, name)
+
+    store._raw = Told()  # type: ignore[assignment]
+    assert store.close() == 0
+    assert seen == [("unregister", b"\x07"), ("close", b"\x07")]
+    assert ctypes.string_at(address, 1) == b"\x00"
+
+
 def test_openings_leave_nothing_behind(pool: tuple[str, str]) -> None:
     def counted() -> tuple[int, int, int]:
         maps = Path("/proc/self/maps").read_text().count("\n")

@@ -91,6 +91,7 @@ class MooncakeDistributedStore(ParallelTensors, Segments, Tasks, Thin):
         if self._raw.state() == NOT_SUPPORTED:
             return 0
         with self._lock:
+            self._await_calls()
             self._raw.close()
             self._detach()
             self._setup, self._hostname, self._mounted = None, "", {}

@@ -138,7 +138,7 @@ class Memory:
             return self.address + start
 
     def forget(self) -> None:
-        """Gives the pages back. The addresses stay taken: a call of another thread may still use them."""
+        """Gives the pages back, when no call uses them any more. The addresses stay those of this memory."""
         with self._lock:
             self._used = 0
             self._pages.madvise(mmap.MADV_DONTNEED)
@@ -253,6 +253,12 @@ class Thin:
             attached.connection.close()
             if attached.memory is not None:
                 attached.memory.forget()
+
+    def _await_calls(self) -> None:
+        """Waits for the calls that use memory of the pool: zeros that they found there afterwards they would store."""
+        attached = self._attached
+        if attached is not None and attached.memory is not None:
+            self._raw.unregister(attached.memory.address)
 
     def _is_alone(self) -> bool:
         attached = self._attached

@@ -43,18 +43,19 @@ fn what_is_measured_is_kept_and_what_is_missing_measured() {
     }
     // One run is gone, as after an interruption; another says something that only a kept one can say.
     let run = |name: &str| report.join("runs").join(name);
-    fs::remove_file(run("promotion-2.json")).unwrap();
+    fs::remove_file(run("promotion-quick-2.json")).unwrap();
     let mut kept: Value =
-        serde_json::from_slice(&fs::read(run("promotion-1.json")).unwrap()).unwrap();
+        serde_json::from_slice(&fs::read(run("promotion-quick-1.json")).unwrap()).unwrap();
     kept["report"]["told"] = "by hand".into();
-    fs::write(run("promotion-1.json"), kept.to_string()).unwrap();
+    fs::write(run("promotion-quick-1.json"), kept.to_string()).unwrap();
     let again = all(&place, &report, &[]);
     assert_eq!(again.status.code(), Some(0), "{}", stderr(&again));
-    assert!(run("promotion-2.json").exists());
-    let kept: Value = serde_json::from_slice(&fs::read(run("promotion-1.json")).unwrap()).unwrap();
+    assert!(run("promotion-quick-2.json").exists());
+    let kept: Value =
+        serde_json::from_slice(&fs::read(run("promotion-quick-1.json")).unwrap()).unwrap();
     assert_eq!(kept["report"]["told"], "by hand");
     // A file that is no run is not measured over.
-    fs::write(run("promotion-1.json"), "{").unwrap();
+    fs::write(run("promotion-quick-1.json"), "{").unwrap();
     let broken = all(&place, &report, &[]);
     assert_eq!(broken.status.code(), Some(1));
     assert!(

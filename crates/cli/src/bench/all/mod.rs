@@ -87,7 +87,19 @@ pub(super) fn run(arguments: &All, program: OsString) -> Result<u8> {
         } else {
             part.words
         };
-        let command = format!("slackwater bench {}", words.join(" "));
+        let directory = part
+            .writes
+            .then(|| format!(" --dir {}", arguments.dir.display()));
+        let command = format!(
+            "slackwater bench {}{}",
+            words.join(" "),
+            directory.unwrap_or_default()
+        );
+        // A taste takes no place of a run.
+        let name = match arguments.quick {
+            true => format!("{}-quick", part.name),
+            false => part.name.to_owned(),
+        };
         let mut of_part = Measured {
             part,
             command,
@@ -97,7 +109,7 @@ pub(super) fn run(arguments: &All, program: OsString) -> Result<u8> {
         for number in 1..=arguments.runs {
             bar.set_message(format!("{}, run {number}", of_part.part.name));
             bar.tick();
-            let path = kept.join(format!("{}-{number}.json", of_part.part.name));
+            let path = kept.join(format!("{name}-{number}.json"));
             match kept_run(&path, &of_part.command)? {
                 Some(report) => of_part.runs.push(report),
                 None => match measure(&program, words, part.writes.then_some(&arguments.dir)) {

@@ -7,6 +7,7 @@ mod bare;
 mod bounds;
 mod links;
 mod page;
+mod pairs;
 mod process;
 mod rpc;
 
@@ -18,7 +19,7 @@ use serde::Serialize;
 use thiserror::Error;
 
 use crate::process::ProcessError;
-use slackwater_report::Bound;
+use slackwater_report::{Bound, Compared};
 
 /// The measurements of a run.
 #[derive(Clone, Debug)]
@@ -29,8 +30,9 @@ pub struct Options {
     pub rates: Vec<u32>,
     /// How long each number and rate is measured in each round, in short slices that take turns with all others.
     pub window: Duration,
-    /// Whether the links of the first part keep their heartbeats, which cost messages of their own.
-    pub heartbeats: bool,
+    /// Whether the links of the first part keep their heartbeats, which cost messages of their own: one pass each. With heartbeats
+    /// only the first rate is measured.
+    pub heartbeats: Vec<bool>,
     /// Numbers of links for requests, each with one request under way.
     pub rpc_links: Vec<usize>,
     /// Bytes of a request's body, which is echoed.
@@ -51,7 +53,7 @@ impl Default for Options {
             links: vec![200, 2_000, 20_000],
             rates: vec![1_000, 10_000],
             window: Duration::from_millis(1500),
-            heartbeats: false,
+            heartbeats: vec![false, true],
             rpc_links: vec![1, 64],
             rpc_sizes: vec![64, 65_536],
             rpc_window: Duration::from_millis(500),
@@ -78,6 +80,8 @@ const STARTING: Duration = Duration::from_secs(60);
 pub struct Report {
     /// What must hold, with what was measured.
     pub bounds: Vec<Bound>,
+    /// Clients that ask all their sockets in each turn, the same with epoll, and ours, a message each millisecond.
+    pub compared: Vec<Compared>,
     /// One client, many links.
     pub links: Vec<LinksRow>,
     /// The physical limit of the same machine in the same minutes: a client that only waits with epoll and reads.
@@ -108,8 +112,14 @@ pub struct LinksRatio {
 /// One number of links at one rate.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct LinksRow {
+    /// `ours`, `libzmq poll`, `libzmq epoll`, or `bare epoll` for the physical limit.
+    pub client: &'static str,
     /// Links.
     pub n: usize,
+    /// Processes of the client: more than one where descriptors run out.
+    pub processes: usize,
+    /// `on` or `off`.
+    pub heartbeats: &'static str,
     /// `NULL` or `CURVE`.
     pub mechanism: &'static str,
     /// Messages a second that were asked for.
@@ -124,8 +134,8 @@ pub struct LinksRow {
     pub p50_us: f64,
     /// From the send to the handler.
     pub p99_us: f64,
-    /// Waits, wake-ups, reads and writes of the client per message, by its own counters.
-    pub syscalls_per_msg: f64,
+    /// Waits, wake-ups, reads and writes of the client per message, by its own counters, where it has some.
+    pub syscalls_per_msg: Option<f64>,
     /// Resident memory per link in the client.
     pub bytes_per_link: f64,
     /// How long it took until all links were made.
@@ -181,6 +191,7 @@ pub fn run(options: &Options) -> Result<Report, BenchError> {
     let mut report = Report::default();
     links::measure(options, &mut report)?;
     rpc::measure(options, &mut report)?;
+    report.compared = bounds::compared(&report.links);
     report.bounds = bounds::of(&report);
     Ok(report)
 }

@@ -1,5 +1,6 @@
 //! The message layer's benchmark end to end, small: every row is there and its figures make sense.
 
+use std::ffi::OsString;
 use std::time::Duration;
 
 use slackwater_bench::mq::{Options, child, run};
@@ -9,7 +10,6 @@ fn main() {
     if arguments.first().is_some_and(|first| first == "child") {
         return child(&arguments[1..]).expect("the parent speaks to this process as its own");
     }
-    let this = std::env::current_exe().expect("this is a program");
     let report = run(&Options {
         links: vec![5, 20],
         rates: vec![500],
@@ -19,23 +19,32 @@ fn main() {
         rpc_window: Duration::from_millis(50),
         rounds: 1,
         python: "no-such-python".into(),
-        child: vec![this.into(), "child".into()],
+        child: vec![this_program(), "child".into()],
         ..Options::default()
     })
     .expect("loopback");
     let links: Vec<_> = report
         .links
         .iter()
-        .map(|row| (row.n, row.mechanism))
+        .map(|row| (row.n, row.mechanism, row.heartbeats))
         .collect();
-    assert_eq!(links, [(5, "NULL"), (20, "NULL"), (20, "CURVE")]);
+    let off = [
+        (5, "NULL", "off"),
+        (20, "NULL", "off"),
+        (20, "CURVE", "off"),
+    ];
+    let on = [(5, "NULL", "on"), (20, "NULL", "on")];
+    assert_eq!(links, [&off[..], &on].concat());
     for row in &report.links {
         assert!(
             row.arrived > 100.0 && row.p50_us > 0.0 && row.p50_us <= row.p99_us,
             "{row:?}"
         );
         assert!(
-            row.cpu_percent > 0.0 && row.syscalls_per_msg > 0.5 && row.syscalls_per_msg < 6.0,
+            row.cpu_percent > 0.0
+                && row
+                    .syscalls_per_msg
+                    .is_some_and(|calls| calls > 0.5 && calls < 6.0),
             "{row:?}"
         );
     }
@@ -81,4 +90,47 @@ fn main() {
         assert!(json["rpc"][0].get(field).is_some(), "{field}");
     }
     assert!(report.to_html().contains("<table>"));
+    beside_libzmq(vec![this_program(), "child".into()]);
+}
+
+fn this_program() -> OsString {
+    let this = std::env::current_exe().expect("this is a program");
+    this.into()
+}
+
+/// Where the Python has pyzmq, its two clients stand beside ours; where it has none, the report says so.
+fn beside_libzmq(child: Vec<OsString>) {
+    let report = run(&Options {
+        links: vec![20],
+        rates: vec![1_000],
+        heartbeats: vec![false],
+        window: Duration::from_millis(100),
+        rpc_links: Vec::new(),
+        rounds: 1,
+        child,
+        ..Options::default()
+    })
+    .expect("loopback");
+    let of = |client: &str| report.links.iter().find(|row| row.client == client);
+    let peers = ["libzmq poll", "libzmq epoll"].map(of);
+    if report
+        .notes
+        .iter()
+        .any(|note| note.contains("no zmq module"))
+    {
+        assert!(peers.iter().all(Option::is_none), "{:?}", report.links);
+        return;
+    }
+    for row in peers {
+        let row = row.expect("pyzmq is there");
+        assert!(
+            row.arrived > 500.0 && row.cpu_percent > 0.0 && row.p50_us > 0.0,
+            "{row:?}"
+        );
+    }
+    let json = serde_json::to_value(&report).expect("plain figures");
+    assert!(
+        json["compared"][0]["before"].is_number() && json["compared"][0]["their_fix"].is_number(),
+        "{json}"
+    );
 }

@@ -5,12 +5,14 @@
 mod bars;
 mod bound;
 mod chart;
+mod compared;
 mod page;
 mod scale;
 
 pub use bars::{Bars, figure};
 pub use bound::Bound;
 pub use chart::{Axis, Chart, Line, Mark, Tone};
+pub use compared::{Better, Compared};
 pub use page::{Page, Table, Tile};
 pub use scale::{Scale, Unit};
 

@@ -1,5 +1,5 @@
 use super::{LinksRow, Report, RpcRow};
-use slackwater_report::Bound;
+use slackwater_report::{Better, Bound, Compared};
 
 /// What the message layer promises, held against a report; what was not measured is left out.
 pub(super) fn of(report: &Report) -> Vec<Bound> {
@@ -9,11 +9,39 @@ pub(super) fn of(report: &Report) -> Vec<Bound> {
     held
 }
 
+/// Clients that ask all their sockets, the same with epoll, and ours, by each number of links.
+pub(super) fn compared(rows: &[LinksRow]) -> Vec<Compared> {
+    let mut compared = Vec::new();
+    let of_rate = || rows.iter().filter(|row| row.rate == RARE);
+    for ours in of_rate().filter(|row| row.client == OURS && row.mechanism == "NULL") {
+        let same = |client| {
+            of_rate().find(|row| {
+                (row.client, row.n, row.heartbeats) == (client, ours.n, ours.heartbeats)
+            })
+        };
+        let (before, fix) = (same("libzmq poll"), same("libzmq epoll"));
+        let mut row = |what: &str, pick: fn(&LinksRow) -> f64| {
+            let what = format!("{} links, heartbeats {}: {what}", ours.n, ours.heartbeats);
+            compared.push(
+                Compared::new(what, Better::Less, pick(ours))
+                    .before(before.map(pick))
+                    .their_fix(fix.map(pick)),
+            );
+        };
+        row("CPU of the client, % of a core", |row| row.cpu_percent);
+        row("p50 from send to handler, µs", |row| row.p50_us);
+        row("p99 from send to handler, µs", |row| row.p99_us);
+    }
+    compared
+}
+
+const OURS: &str = "ours";
 const RARE: u32 = 1_000;
 const SMALL: usize = 64;
 
 fn links(report: &Report, held: &mut Vec<Bound>) {
-    let null = || report.links.iter().filter(|row| row.mechanism == "NULL");
+    let ours = |row: &&LinksRow| row.client == OURS && row.mechanism == "NULL";
+    let null = || report.links.iter().filter(ours);
     let most = null().map(|row| row.n).max().unwrap_or_default();
     for ratio in report
         .ratios
@@ -26,14 +54,17 @@ fn links(report: &Report, held: &mut Vec<Bound>) {
         );
         held.push(Bound::at_most(what, ratio.ratio, 1.25));
     }
-    if let Some(row) = null().find(|row| row.n == most && row.rate == RARE) {
+    if let Some(row) =
+        null().find(|row| row.n == most && row.rate == RARE && row.heartbeats == "off")
+    {
         held.push(Bound::at_most(
             format!("CPU at {most} links, a message every ms, % of a core"),
             row.cpu_percent,
             5.0,
         ));
     }
-    if let Some(calls) = worst(&report.links, |row| row.syscalls_per_msg) {
+    let calls = report.links.iter().filter_map(|row| row.syscalls_per_msg);
+    if let Some(calls) = calls.reduce(f64::max) {
         held.push(Bound::at_most(
             "system calls per message, at any number of links",
             calls,
@@ -45,7 +76,8 @@ fn links(report: &Report, held: &mut Vec<Bound>) {
         let rows: Vec<LinksRow> = report
             .links
             .iter()
-            .filter(|row| row.mechanism == mechanism && row.n >= RARE as usize)
+            .filter(|row| row.client == OURS && row.mechanism == mechanism)
+            .filter(|row| row.n >= RARE as usize)
             .cloned()
             .collect();
         if let Some(bytes) = worst(&rows, |row| row.bytes_per_link) {
@@ -117,11 +149,13 @@ mod tests {
     #[test]
     fn every_promise_is_held_against_what_was_measured() {
         let links = |n: usize, mechanism, connect_seconds| LinksRow {
+            client: OURS,
+            heartbeats: "off",
             n,
             mechanism,
             rate: RARE,
             cpu_percent: 0.5,
-            syscalls_per_msg: 2.0,
+            syscalls_per_msg: Some(2.0),
             bytes_per_link: 9_000.0,
             connect_seconds,
             ..LinksRow::default()
@@ -162,5 +196,43 @@ mod tests {
         let requests = [true, false, false, true];
         assert_eq!(holds, [&links[..], &requests].concat());
         assert!(of(&Report::default()).is_empty());
+    }
+
+    #[test]
+    fn a_row_stands_beside_the_peers_of_its_own_links_and_heartbeats() {
+        let row = |client, n, heartbeats, cpu_percent| LinksRow {
+            client,
+            n,
+            heartbeats,
+            mechanism: "NULL",
+            rate: RARE,
+            cpu_percent,
+            ..LinksRow::default()
+        };
+        let rows = [
+            row(OURS, 200, "off", 2.0),
+            row("libzmq poll", 200, "off", 30.0),
+            row("libzmq epoll", 200, "off", 4.0),
+            row(OURS, 200, "on", 3.0),
+            row("libzmq poll", 2_000, "on", 90.0),
+            LinksRow {
+                rate: 10 * RARE,
+                ..row(OURS, 200, "off", 9.0)
+            },
+        ];
+        let compared = compared(&rows);
+        assert_eq!(compared.len(), 6, "three figures of two rows: {compared:?}");
+        let first = "200 links, heartbeats off: CPU of the client, % of a core";
+        assert_eq!(
+            compared[0],
+            Compared::new(first, Better::Less, 2.0)
+                .before(Some(30.0))
+                .their_fix(Some(4.0))
+        );
+        assert_eq!(
+            compared[3].ahead(),
+            None,
+            "another number of links is another row"
+        );
     }
 }

@@ -11,19 +11,18 @@ use slackwater_mq::{
     RequestOptions, Run, Running,
 };
 
+use super::pairs::{Kind, OWN_DESCRIPTORS, Pair};
 use super::process::{builder, listen, mq_error};
-use super::{BenchError, LinksRatio, LinksRow, Options, Report};
-use crate::process::{Process, descriptor_limit, orders, resident_bytes, tell};
+use super::{BenchError, LinksRatio, LinksRow, Options, Report, rpc};
+use crate::process::{descriptor_limit, orders, resident_bytes, tell};
 use crate::usage::{Mark, median};
 
-/// Descriptors that are no links.
-const OWN_DESCRIPTORS: usize = 100;
 /// Links that are opened at a time, so that no side of a fresh connection waits behind thousands of others.
 const OPENING: usize = 256;
 
 /// What is measured at a time: long enough for hundreds of messages, short enough that what a noisy machine does to one
 /// slice it also does to the next.
-const SLICE: Duration = Duration::from_millis(300);
+pub(super) const SLICE: Duration = Duration::from_millis(300);
 /// Before a slice: what was under way does not count.
 const SETTLING: Duration = Duration::from_millis(50);
 /// Bytes of a tick on the wire: two frames, the command and a body of [`BODY_BYTES`].
@@ -33,59 +32,94 @@ const BODY_BYTES: usize = 64;
 /// How long one link may take to be made; less than what the parent waits for all of them.
 const CONNECTING: Duration = Duration::from_secs(30);
 
-/// A server and a client with its links.
-struct Pair {
-    server: Process,
-    client: Process,
-    kind: Kind,
-    count: usize,
-    connect_seconds: f64,
-    bytes_per_link: f64,
-    rows: Vec<LinksRow>,
-}
-
-/// Whose links they are.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Null,
-    Curve,
-    /// See [`bare`](super::bare).
-    Bare,
-}
-
-/// All pairs are connected at the same time and are measured in turn, in slices of a window, so that a busy moment of
-/// the machine meets all of them; the ratios are those of slices that follow each other.
+/// Without heartbeats all pairs are connected at the same time and are measured in turn, in slices of a window, so that a busy
+/// moment of the machine meets all of them; the ratios are those of slices that follow each other. With heartbeats, which cost
+/// even those links that wait for their turn, only the clients of one number of links are there at a time.
 pub(super) fn measure(options: &Options, report: &mut Report) -> Result<(), BenchError> {
     let counts = counts(options, report);
     let (Some(least), Some(most)) = (counts.first().copied(), counts.iter().max().copied()) else {
         return Ok(());
     };
-    if !options.heartbeats {
-        report
-            .notes
-            .push("links are measured without heartbeats; each costs its own messages, however it is carried".into());
+    let peers = peers(options, report);
+    for heartbeats in options.heartbeats.iter().copied() {
+        let curve = counts.get(1).copied().unwrap_or(least);
+        let of_count = |count| {
+            let peers = peers.iter().map(move |kind| (*kind, count));
+            std::iter::once((Kind::Null, count)).chain(peers)
+        };
+        if heartbeats {
+            let rates = &options.rates[..1.min(options.rates.len())];
+            for count in &counts {
+                let pairs = connect(options, heartbeats, of_count(*count), report)?;
+                take_turns(options, pairs, rates, report, (least, most))?;
+            }
+        } else {
+            let limits = [
+                (Kind::Curve, curve),
+                (Kind::Bare, least),
+                (Kind::Bare, most),
+            ];
+            let wanted = counts.iter().flat_map(|count| of_count(*count));
+            let pairs = connect(options, heartbeats, wanted.chain(limits), report)?;
+            take_turns(options, pairs, &options.rates, report, (least, most))?;
+        }
     }
-    let curve = counts.get(1).copied().unwrap_or(least);
-    let wanted = counts
-        .iter()
-        .map(|count| (Kind::Null, *count))
-        .chain([(Kind::Curve, curve)]);
+    Ok(())
+}
+
+/// The clients over libzmq, where the Python has it.
+fn peers(options: &Options, report: &mut Report) -> Vec<Kind> {
+    if rpc::has_peer(options) {
+        return vec![Kind::LibzmqPoll, Kind::LibzmqEpoll];
+    }
+    report.notes.push(format!(
+        "no links over libzmq: {} has no zmq module",
+        options.python.display()
+    ));
+    Vec::new()
+}
+
+/// Starts pairs; a peer that does not start is left out and named.
+fn connect(
+    options: &Options,
+    heartbeats: bool,
+    wanted: impl Iterator<Item = (Kind, usize)>,
+    report: &mut Report,
+) -> Result<Vec<Pair>, BenchError> {
     let mut pairs = Vec::new();
-    for (kind, count) in wanted.chain([(Kind::Bare, least), (Kind::Bare, most)]) {
-        pairs.push(Pair::start(options, kind, count)?);
+    for (kind, count) in wanted {
+        match Pair::start(options, kind, count, heartbeats) {
+            Ok(pair) => pairs.push(pair),
+            Err(error) if kind.is_peer() => {
+                let name = kind.client();
+                report
+                    .notes
+                    .push(format!("{name} with {count} links left out: {error}"));
+            }
+            Err(error) => return Err(error),
+        }
     }
+    Ok(pairs)
+}
+
+fn take_turns(
+    options: &Options,
+    mut pairs: Vec<Pair>,
+    rates: &[u32],
+    report: &mut Report,
+    ends: (usize, usize),
+) -> Result<(), BenchError> {
     let slices = (options.window.as_secs_f64() * options.rounds as f64 / SLICE.as_secs_f64())
         .ceil()
         .max(3.0) as usize;
-    for rate in &options.rates {
+    for rate in rates {
         for _ in 0..slices {
             for pair in &mut pairs {
                 pair.slice(*rate)?;
             }
         }
-        report
-            .ratios
-            .extend([Kind::Null, Kind::Bare].map(|kind| ratio(&pairs, kind, (least, most), *rate)));
+        let ratios = [Kind::Null, Kind::Bare].map(|kind| ratio(&pairs, kind, ends, *rate));
+        report.ratios.extend(ratios.into_iter().flatten());
         for pair in &mut pairs {
             let row = middle(std::mem::take(&mut pair.rows));
             if pair.kind == Kind::Bare {
@@ -118,26 +152,31 @@ fn counts(options: &Options, report: &mut Report) -> Vec<usize> {
 }
 
 /// What a message costs with the most links over what it costs with the least, slice by slice; the middle one.
-fn ratio(pairs: &[Pair], kind: Kind, (least, most): (usize, usize), rate: u32) -> LinksRatio {
+///
+/// None where they are not both there.
+fn ratio(
+    pairs: &[Pair],
+    kind: Kind,
+    (least, most): (usize, usize),
+    rate: u32,
+) -> Option<LinksRatio> {
     let of = |count| {
         pairs
             .iter()
             .find(|pair| pair.kind == kind && pair.count == count)
             .map(|pair| &pair.rows)
     };
+    let (of_least, of_most) = (of(least)?, of(most)?);
     let cost = |row: &LinksRow| row.cpu_us_per_msg;
-    let (few, many) = (
-        of(least).into_iter().flatten().map(cost),
-        of(most).into_iter().flatten().map(cost),
-    );
+    let (few, many) = (of_least.iter().map(cost), of_most.iter().map(cost));
     let mut ratios: Vec<f64> = few.zip(many).map(|(few, many)| many / few).collect();
-    LinksRatio {
+    Some(LinksRatio {
         client: kind.client(),
         least,
         most,
         rate,
         ratio: median(&mut ratios),
-    }
+    })
 }
 
 /// Every figure by its own middle slice.
@@ -148,11 +187,9 @@ fn middle(rows: Vec<LinksRow>) -> LinksRow {
         of(|row| row.cpu_percent),
         of(|row| row.cpu_us_per_msg),
     );
-    let (p50_us, p99_us, syscalls_per_msg) = (
-        of(|row| row.p50_us),
-        of(|row| row.p99_us),
-        of(|row| row.syscalls_per_msg),
-    );
+    let (p50_us, p99_us) = (of(|row| row.p50_us), of(|row| row.p99_us));
+    let calls: Option<Vec<f64>> = rows.iter().map(|row| row.syscalls_per_msg).collect();
+    let syscalls_per_msg = calls.map(|mut calls| median(&mut calls));
     let one = rows.into_iter().next().unwrap_or_default();
     LinksRow {
         arrived,
@@ -162,76 +199,6 @@ fn middle(rows: Vec<LinksRow>) -> LinksRow {
         p99_us,
         syscalls_per_msg,
         ..one
-    }
-}
-
-impl Kind {
-    fn mechanism(self) -> &'static str {
-        match self {
-            Kind::Null => "NULL",
-            Kind::Curve => "CURVE",
-            Kind::Bare => "none",
-        }
-    }
-
-    fn client(self) -> &'static str {
-        if self == Kind::Bare {
-            "bare epoll"
-        } else {
-            "ours"
-        }
-    }
-}
-
-impl Pair {
-    fn start(options: &Options, kind: Kind, count: usize) -> Result<Self, BenchError> {
-        let heartbeats = if options.heartbeats { "on" } else { "off" };
-        let (patience, links) = (options.patience(), count.to_string());
-        let serving: &[&str] = match kind {
-            Kind::Bare => &["bare-server", &links],
-            _ => &["links-server", kind.mechanism(), heartbeats],
-        };
-        let mut server = Process::start(&options.child, serving, patience)?;
-        let address = server.hear("listening")?;
-        let asking: &[&str] = match kind {
-            Kind::Bare => &["bare-client", &address, &links],
-            _ => &["links-client", &address, &links, heartbeats],
-        };
-        let mut client = Process::start(&options.child, asking, patience)?;
-        let [connect_seconds, bytes_per_link] = client.numbers("ready")?;
-        Ok(Self {
-            server,
-            client,
-            kind,
-            count,
-            connect_seconds,
-            bytes_per_link,
-            rows: Vec::new(),
-        })
-    }
-
-    fn slice(&mut self, rate: u32) -> Result<(), BenchError> {
-        self.server.say(&format!("tick {rate}"))?;
-        self.server.hear("ticking")?;
-        self.client
-            .say(&format!("measure {}", SLICE.as_secs_f64()))?;
-        let [messages, seconds, cpu, p50, p99, calls] = self.client.numbers("measured")?;
-        self.server.say("tick 0")?;
-        self.server.hear("ticking")?;
-        self.rows.push(LinksRow {
-            n: self.count,
-            mechanism: self.kind.mechanism(),
-            rate,
-            arrived: messages / seconds,
-            cpu_percent: 100.0 * cpu / seconds,
-            cpu_us_per_msg: 1e6 * cpu / messages,
-            p50_us: p50,
-            p99_us: p99,
-            syscalls_per_msg: calls / messages,
-            bytes_per_link: self.bytes_per_link,
-            connect_seconds: self.connect_seconds,
-        });
-        Ok(())
     }
 }
 

@@ -1,5 +1,5 @@
 use super::{LinksRow, Report};
-use slackwater_report::{Bound, Page, Table};
+use slackwater_report::{Bound, Compared, Page, Table};
 
 /// The report as one page without any other file.
 pub(super) fn render(report: &Report) -> String {
@@ -7,7 +7,9 @@ pub(super) fn render(report: &Report) -> String {
         Table::new(
             title,
             &[
+                "client",
                 "links",
+                "heartbeats",
                 "mechanism",
                 "msg/s",
                 "CPU %",
@@ -20,14 +22,17 @@ pub(super) fn render(report: &Report) -> String {
             ],
             rows.iter().map(|row| {
                 vec![
+                    row.client.to_owned(),
                     row.n.to_string(),
+                    row.heartbeats.to_owned(),
                     row.mechanism.to_owned(),
                     format!("{:.0} of {}", row.arrived, row.rate),
                     format!("{:.2}", row.cpu_percent),
                     format!("{:.1}", row.cpu_us_per_msg),
                     format!("{:.0}", row.p50_us),
                     format!("{:.0}", row.p99_us),
-                    format!("{:.2}", row.syscalls_per_msg),
+                    row.syscalls_per_msg
+                        .map_or("-".to_owned(), |calls| format!("{calls:.2}")),
                     format!("{:.0}", row.bytes_per_link),
                     format!("{:.2}", row.connect_seconds),
                 ]
@@ -70,6 +75,7 @@ pub(super) fn render(report: &Report) -> String {
         lead: "One client with many links, and requests with their replies.".to_owned(),
         tables: vec![
             Bound::table(&report.bounds),
+            Compared::table(&report.compared),
             links("One client, many links", &report.links),
             links(
                 "The limit: a client that only waits with epoll and reads",

@@ -36,11 +36,7 @@ pub(super) fn measure(options: &Options, report: &mut Report) -> Result<(), Benc
         return Ok(());
     }
     let peer: Vec<OsString> = vec![options.python.clone().into(), "-c".into(), PEER.into()];
-    let probe = Command::new(&options.python)
-        .args(["-c", "import zmq"])
-        .stderr(Stdio::null())
-        .status();
-    let has_peer = probe.is_ok_and(|status| status.success());
+    let has_peer = has_peer(options);
     if !has_peer {
         report.notes.push(format!(
             "no peer: {} has no zmq module",
@@ -79,6 +75,15 @@ pub(super) fn measure(options: &Options, report: &mut Report) -> Result<(), Benc
         }
     }
     Ok(())
+}
+
+/// Whether the Python of the options has libzmq.
+pub(super) fn has_peer(options: &Options) -> bool {
+    let probe = Command::new(&options.python)
+        .args(["-c", "import zmq"])
+        .stderr(Stdio::null())
+        .status();
+    probe.is_ok_and(|status| status.success())
 }
 
 /// A server and a client of one kind.

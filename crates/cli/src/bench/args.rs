@@ -306,6 +306,10 @@ pub(crate) struct Mq {
     #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     rates: Vec<u32>,
 
+    /// Heartbeats of the links, a pass each: off, on; with them only the first rate is measured [default: off,on]
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = off_or_on)]
+    heartbeats: Vec<bool>,
+
     /// How long each number and rate is measured
     #[arg(long, default_value = "3s", value_name = "TIME", value_parser = parse_duration)]
     window: Duration,
@@ -501,6 +505,7 @@ impl Mq {
         };
         given(&mut options.links, &self.links);
         given(&mut options.rates, &self.rates);
+        given(&mut options.heartbeats, &self.heartbeats);
         options.python = self.python.clone().unwrap_or(options.python);
         options
     }
@@ -557,6 +562,14 @@ impl Transfer {
 pub(super) fn given<T: Clone>(option: &mut Vec<T>, list: &[T]) {
     if !list.is_empty() {
         *option = list.to_vec();
+    }
+}
+
+fn off_or_on(text: &str) -> Result<bool, String> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("expected on or off".to_owned()),
     }
 }
 

@@ -23,7 +23,7 @@ PACKAGING := target/packaging
 PACKAGED_FOR := x86_64-unknown-linux-gnu
 PACKAGED := target/$(PACKAGED_FOR)/release/slackwater
 
-.PHONY: help run test wheel deb bench soak test-aarch64 lint test-rust test-loom test-miri test-sim test-python c mutants build clean
+.PHONY: help run test wheel deb docs bench soak test-aarch64 lint test-rust test-loom test-miri test-sim test-python c mutants build clean
 
 help:
 	@echo "make run             replay generated chat traffic through the tiered store; report in report/"
@@ -31,6 +31,7 @@ help:
 	@echo "make test            every check and test; what cannot run here is named"
 	@echo "make wheel           a wheel with the Python module and the command, for every Linux of x86-64 with glibc 2.28, in dist/"
 	@echo "make deb             a Debian package with the command and its services, in dist/"
+	@echo "make docs            all documents as a site, in target/book/site"
 	@echo "make c               the library for C and C++, shared and static, with its header, in dist/c"
 	@echo "make bench           every benchmark, with ratios against limits and peers"
 	@echo "make soak MINUTES=30 the simulator's profiles on seeds that were never used before"
@@ -110,6 +111,19 @@ $(PACKAGING)/.ready: python/packaging.txt
 	python3 -m venv $(PACKAGING)
 	$(PACKAGING)/bin/pip install --quiet --disable-pip-version-check --requirement python/packaging.txt
 	touch $@
+
+# The chapters lie in several places; the links between them are checked in the sources, and again in the pages.
+MDBOOK_VERSION := 0.4.52
+MDBOOK := target/tools/bin/mdbook
+docs: toolchain $(MDBOOK)
+	cargo xtask book --out target/book/source
+	$(MDBOOK) build
+	cargo xtask site --at target/book/site
+	@echo "begin at target/book/site/index.html"
+
+$(MDBOOK):
+	@cargo install mdbook --version $(MDBOOK_VERSION) --locked --no-default-features --features search --root target/tools || { \
+	echo "mdbook $(MDBOOK_VERSION) could be neither fetched nor built: read the documents as they are, from docs/SUMMARY.md on" >&2; exit 1; }
 
 c: toolchain
 	cargo build --release --locked --package slackwater-c

@@ -1,9 +1,11 @@
-//! Checks of the house that no compiler makes: `cargo xtask layers | tidy | words | homes | deps`; and packages, from what
-//! cargo and maturin built: `cargo xtask wheel | deb | sbom`.
+//! Checks of the house that no compiler makes: `cargo xtask layers | tidy | words | homes | deps | links`; packages, from
+//! what cargo and maturin built: `cargo xtask wheel | deb | sbom`; and the documents: `cargo xtask book | site`.
 
+mod book;
 mod deps;
 mod homes;
 mod layers;
+mod links;
 mod package;
 mod tidy;
 mod words;
@@ -12,6 +14,8 @@ mod workspace;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
+
+use crate::book::folder;
 
 #[expect(
     clippy::print_stdout,
@@ -43,19 +47,24 @@ fn run() -> Result<Vec<String>> {
         Some("words") => words::check()?,
         Some("homes") => homes::check()?,
         Some("deps") => deps::check()?,
+        Some("links") => links::check()?,
         Some("all") => [
             layers::check()?,
             tidy::check()?,
             words::check()?,
             homes::check()?,
             deps::check()?,
+            links::check()?,
         ]
         .concat(),
         Some("wheel") => package::wheel(rest)?,
         Some("deb") => package::deb(rest)?,
         Some("sbom") => package::sbom(rest)?,
+        Some("book") => book::assemble(&folder(rest, "out", "usage: cargo xtask book --out DIR")?)?,
+        Some("site") => book::check_site(&folder(rest, "at", "usage: cargo xtask site --at DIR")?)?,
         _ => bail!(
-            "usage: cargo xtask layers | tidy | words | homes | deps | all, or wheel | deb | sbom with their flags"
+            "usage: cargo xtask layers | tidy | words | homes | deps | links | all, or wheel | deb | sbom | book | site with \
+             their flags"
         ),
     };
     Ok(report)

@@ -1,5 +1,6 @@
 //! Checks of the house that no compiler makes: `cargo xtask layers | tidy | words | homes | deps | links`; packages, from
-//! what cargo and maturin built: `cargo xtask wheel | deb | sbom`; and the documents: `cargo xtask book | site`.
+//! what cargo and maturin built: `cargo xtask wheel | deb | sbom`; the documents: `cargo xtask book | site`;
+//! and the checklist of a release: `cargo xtask release --dry-run`.
 
 mod book;
 mod deps;
@@ -7,6 +8,7 @@ mod homes;
 mod layers;
 mod links;
 mod package;
+mod release;
 mod tidy;
 mod words;
 mod workspace;
@@ -60,11 +62,12 @@ fn run() -> Result<Vec<String>> {
         Some("wheel") => package::wheel(rest)?,
         Some("deb") => package::deb(rest)?,
         Some("sbom") => package::sbom(rest)?,
+        Some("release") => release::walk(rest)?,
         Some("book") => book::assemble(&folder(rest, "out", "usage: cargo xtask book --out DIR")?)?,
         Some("site") => book::check_site(&folder(rest, "at", "usage: cargo xtask site --at DIR")?)?,
         _ => bail!(
-            "usage: cargo xtask layers | tidy | words | homes | deps | links | all, or wheel | deb | sbom | book | site with \
-             their flags"
+            "usage: cargo xtask layers | tidy | words | homes | deps | links | all, or wheel | deb | sbom | book | site | \
+             release with their flags"
         ),
     };
     Ok(report)

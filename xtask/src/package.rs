@@ -96,9 +96,15 @@ fn shipped(metadata: &Metadata) -> Result<Vec<&Package>> {
 }
 
 /// The version of everything that is packed.
-fn version(metadata: &Metadata) -> Result<&str> {
+pub(crate) fn version(metadata: &Metadata) -> Result<&str> {
     let face = metadata.members().find(|member| member.name == FACES[0]);
     Ok(&face.context("the workspace has no command")?.version)
+}
+
+/// The licences and the bill of materials of what is shipped, as packages hold them.
+pub(crate) fn accompanying(metadata: &Metadata) -> Result<(String, String)> {
+    let Accompanying { licences, sbom } = Accompanying::gather(metadata)?;
+    Ok((licences, sbom))
 }
 
 /// Files that go with the command into every package.

@@ -29,6 +29,8 @@ __version__: str
 class Chain:
     """The chain of the keys of one call: they are the blocks of a chain, in order."""
 
+    POSITION_UNKNOWN: int
+
     def __new__(
         cls,
         *,

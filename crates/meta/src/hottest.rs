@@ -51,9 +51,9 @@ impl Default for Hottest {
 
 impl Hottest {
     /// Counts a look-up by a tenant, whose first key has this hash, if somebody looks. A piece that continues a chain counts
-    /// with the piece that began it.
+    /// with the piece that began it, and one whose beginning is unknown not at all.
     pub(crate) fn read(&mut self, now: Instant, tenant: &Tenant, get: &Get, hash: u64) {
-        if self.left > 0 && get.chain.parent.is_none() {
+        if self.left > 0 && get.chain.begins_at_root() {
             self.left -= 1;
             self.age(now);
             let name = || (tenant.clone(), get.keys[0].clone());
@@ -110,6 +110,35 @@ mod tests {
     use slackwater_wire::{Chain, Hold};
 
     use super::*;
+
+    /// A piece of which the caller knew only the position, and one of which it knew nothing, were counted as chains that
+    /// begin there.
+    #[test]
+    fn only_roots_begin_chains() {
+        let count = |parent: Option<&[u8]>, position| {
+            let chain = Chain {
+                parent: parent.map(|key| Key::new(key).unwrap()),
+                position,
+                ..Chain::default()
+            };
+            let get = Get {
+                tenant: Tenant::DEFAULT,
+                keys: vec![Key::new(b"k").unwrap()],
+                chain,
+                hold: Hold::Lease,
+                prefix_only: false,
+            };
+            let mut hottest = Hottest::default();
+            hottest.look(Instant::ZERO);
+            hottest.read(Instant::ZERO, &Tenant::DEFAULT, &get, 7);
+            hottest.chains.total()
+        };
+        assert_eq!(count(None, 0), 1.0);
+        assert_eq!(count(None, 3), 0.0);
+        assert_eq!(count(None, Chain::POSITION_UNKNOWN), 0.0);
+        assert_eq!(count(Some(b"p"), 1), 0.0);
+        assert_eq!(count(Some(b"p"), 0), 0.0);
+    }
 
     #[test]
     fn look_ups_that_nobody_asks_for_are_not_counted_for_ever() {

@@ -13,7 +13,8 @@ use crate::errors::misconfigured;
 /// The chain of the keys of one call: they are the blocks of a chain, in order.
 ///
 /// A call that passes a whole chain from its root needs none of this. A call that passes a piece names the key of the
-/// block before the piece and the position of its first block. `expect` is `"continues"` where another request is expected
+/// block before the piece and the position of its first block, counted from `POSITION_UNKNOWN` where the beginning of the
+/// chain is not known: such blocks are not taken for roots. `expect` is `"continues"` where another request is expected
 /// to continue the chain within ten minutes, and `"ends"` where none is; `hint` is an opaque small number that
 /// distinguishes requests that will return from others, and `output_tokens` what the request generated.
 #[pyclass(frozen, module = "slackwater")]
@@ -24,6 +25,9 @@ pub(crate) struct Chain {
 
 #[pymethods]
 impl Chain {
+    #[classattr]
+    const POSITION_UNKNOWN: u32 = slackwater_wire::Chain::POSITION_UNKNOWN;
+
     #[new]
     #[pyo3(signature = (*, parent=None, position=0, expect=None, hint=None, output_tokens=None))]
     fn new(

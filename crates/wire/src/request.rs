@@ -120,7 +120,8 @@ pub enum Request {
 pub struct Chain {
     /// The block before the first key, when the batch does not begin at the root.
     pub parent: Option<Key>,
-    /// Position of the first key in its chain, in blocks from the root.
+    /// Position of the first key in its chain, in blocks from the root; [`Chain::POSITION_UNKNOWN`] where the caller does
+    /// not know it.
     pub position: u32,
     /// An opaque small number that callers expect to distinguish returning requests from others.
     pub hint: Option<u32>,
@@ -133,6 +134,17 @@ pub struct Chain {
     pub expect: Option<Expectation>,
     /// Tokens that the request generated, where the caller knows.
     pub output_tokens: Option<u32>,
+}
+
+impl Chain {
+    /// The position of a block of which the caller does not know how many come before it; those after it count from there.
+    /// It is deeper than any chain, so that nobody takes the block for a root.
+    pub const POSITION_UNKNOWN: u32 = 1 << 29;
+
+    /// Whether the first key of the batch is the root of its chain.
+    pub fn begins_at_root(&self) -> bool {
+        self.parent.is_none() && self.position == 0
+    }
 }
 
 /// What the caller of a request expects of its chain. It may be wrong in some cases: how often is learned.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from .. import Chain, Client, ErrorCode, SlackwaterError, Store
+from .chains import UNPLACED
 
 Key = bytes | str
 
@@ -56,7 +57,7 @@ class Cache:
         return found
 
     def read(
-        self, keys: Sequence[Key], buffers: Sequence[Any], sizes: Sequence[int], chain: Chain | None = None
+        self, keys: Sequence[Key], buffers: Sequence[Any], sizes: Sequence[int], chain: Chain = UNPLACED
     ) -> builtins.list[bool]:
         """Reads values into buffers: whether each was there and filled its buffer to the last byte."""
         lengths = self._outcomes(
@@ -73,18 +74,24 @@ class Cache:
         return filled
 
     def write(
-        self, keys: Sequence[Key], buffers: Sequence[Any], sizes: Sequence[int], chain: Chain | None = None
+        self, keys: Sequence[Key], buffers: Sequence[Any], sizes: Sequence[int], chain: Chain = UNPLACED
     ) -> builtins.list[bool]:
         """Writes values: whether each is there now, written by this call or before."""
+        return [one is not None for one in self.put(keys, buffers, sizes, chain)]
+
+    def put(
+        self, keys: Sequence[Key], buffers: Sequence[Any], sizes: Sequence[int], chain: Chain = UNPLACED
+    ) -> builtins.list[bool | None]:
+        """Writes values: True for each that this call wrote, False for one that was there, None for one that is not."""
         stored = self._outcomes(
             "write", keys, lambda: self._store.put_batch(keys, buffers, tenant=self._tenant, chain=chain)
         )
         if stored is None:
-            return [False] * len(keys)
+            return [None] * len(keys)
         new = [outcome is True for outcome in stored]
         write_bytes = sum(size for size, one in zip(sizes, new, strict=True) if one)
         self._count(write_new=sum(new), write_existing=stored.count(False), write_bytes=write_bytes)
-        return [not isinstance(outcome, Exception) for outcome in stored]
+        return [None if isinstance(outcome, Exception) else outcome for outcome in stored]
 
     def remove(self, keys: Sequence[Key]) -> builtins.list[bool]:
         """Removes values: whether each is gone, also when it was not there."""
@@ -98,7 +105,7 @@ class Cache:
 
     def get(self, keys: Sequence[Key]) -> builtins.list[bytes | None]:
         """Values in memory of their own, None for those that are not there."""
-        values = self._outcomes("read", keys, lambda: self._store.get_batch(keys, tenant=self._tenant))
+        values = self._outcomes("read", keys, lambda: self._store.get_batch(keys, tenant=self._tenant, chain=UNPLACED))
         if values is None:
             return [None] * len(keys)
         return [value if isinstance(value, bytes) else None for value in values]

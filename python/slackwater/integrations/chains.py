@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 
 from .. import Chain
 
+UNPLACED = Chain(position=Chain.POSITION_UNKNOWN)
+"""Of keys of which nobody knows what precedes them."""
+
 KEYS_MAX = 65_536
 """Keys whose places in chains are remembered; the ones that were asked for longest ago are forgotten."""
 
@@ -25,7 +28,7 @@ class Chains:
         """Remembers the order of the keys of a request.
 
         The first may be in the middle of its chain, as an engine asks only for what it has not got itself: what an earlier
-        question told of it stays, and where none did, positions count from it.
+        question told of it stays, and where none did, positions count from it, as those of no root.
         """
         before: dict[object, tuple[str, int]] = {}
         with self._lock:
@@ -36,15 +39,15 @@ class Chains:
                     self._places[key] = parent, position + 1
                 if key in self._places:
                     self._places.move_to_end(key)
-                before[family] = key, self._places[key][1] if key in self._places else 0
+                before[family] = key, self._places[key][1] if key in self._places else Chain.POSITION_UNKNOWN
             while len(self._places) > KEYS_MAX:
                 self._places.popitem(last=False)
 
-    def runs(self, keys: Sequence[str]) -> list[tuple[list[int], Chain | None]]:
-        """The keys of a call as pieces of chains: places in the call, and what precedes them if that is known."""
+    def runs(self, keys: Sequence[str]) -> list[tuple[list[int], Chain]]:
+        """The keys of a call as pieces of chains: places in the call, and what precedes them."""
         with self._lock:
             places = [self._places.get(key) for key in keys]
-        runs: list[tuple[list[int], Chain | None]] = []
+        runs: list[tuple[list[int], Chain]] = []
         # For each family the run that grows, its last key, and whether anything is known of that key.
         open_runs: dict[object, tuple[list[int], str, bool]] = {}
         for at, (key, place) in enumerate(zip(keys, places, strict=True)):
@@ -55,6 +58,6 @@ class Chains:
                 open_runs[family] = run[0], key, place is not None
                 continue
             begun = [at]
-            runs.append((begun, None if place is None else Chain(parent=place[0], position=place[1])))
+            runs.append((begun, UNPLACED if place is None else Chain(parent=place[0], position=place[1])))
             open_runs[family] = begun, key, place is not None
         return runs

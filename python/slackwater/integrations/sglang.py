@@ -14,6 +14,7 @@ from typing import Any
 
 from .. import Chain
 from .cache import Cache, memory_at
+from .chains import UNPLACED
 from .opening import OPTIONS, open_store, quoted
 
 try:
@@ -146,7 +147,7 @@ class HiCacheSlackwater(HiCacheStorage):
             self._misused("batch_get", f"{len(keys)} keys and {len(targets)} tensors: one each is needed")
             return [None] * len(keys)
         names = [self._whole(key) for key in keys]
-        there = self._timed(False, len(keys), names, targets, [bytes_of(target) for target in targets], None)
+        there = self._timed(False, len(keys), names, targets, [bytes_of(target) for target in targets], UNPLACED)
         return [target if one else None for target, one in zip(targets, there, strict=True)]
 
     def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool:
@@ -163,7 +164,7 @@ class HiCacheSlackwater(HiCacheStorage):
             return False
         laid = [value.contiguous() if hasattr(value, "contiguous") else value for value in given]
         names = [self._whole(key) for key in keys]
-        return all(self._timed(True, len(keys), names, laid, [bytes_of(value) for value in laid], None))
+        return all(self._timed(True, len(keys), names, laid, [bytes_of(value) for value in laid], UNPLACED))
 
     def exists(self, key: str) -> bool:
         """Whether a page is there."""
@@ -414,11 +415,11 @@ def first_page(tokens: int) -> Any:
     return torch.arange(tokens, dtype=torch.int64)
 
 
-def chain_of(extra_info: Any, name: Any, values: int) -> Chain | None:
-    """The chain that the pages of a call continue, of so many values a page; None when SGLang does not tell."""
+def chain_of(extra_info: Any, name: Any, values: int) -> Chain:
+    """The chain that the pages of a call continue, of so many values a page, as far as SGLang tells."""
     before = getattr(extra_info, "prefix_keys", None)
     if before is None:
-        return None
+        return UNPLACED
     return Chain(parent=name(before[-1]) if before else None, position=len(before) * values)
 
 

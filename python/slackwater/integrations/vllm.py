@@ -18,9 +18,11 @@ from typing import Any, ClassVar
 from .. import Chain
 from .._native import Cancelling
 from .cache import Cache
+from .chains import UNPLACED
 from .opening import open_store, quoted
 
 try:
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.canonical_mapping import canonical_format_id
     from vllm.v1.kv_offload.base import (
         Locality,
         LookupResult,
@@ -41,7 +43,9 @@ log = logging.getLogger(__name__)
 THREADS = 4
 """Loads under way at a time, and stores besides, unless another number is given; the others wait in line."""
 
-Runs = list[tuple[list[int], Chain | None]]
+Runs = list[tuple[list[int], Chain]]
+Moves = list[tuple[bool, bool]]
+"""Of each chunk whether it is there now, and whether it was moved."""
 
 PREFIX_BYTES_MAX = 800
 """Longest beginning that all keys may have; the rest of a key is the hash and group of its chunk."""
@@ -109,11 +113,11 @@ class SlackwaterTier(SecondaryTierManager):
 
     def submit_store(self, job_metadata: Any) -> None:
         """Writes chunks that lie in slots of the CPU tier."""
-        self._submit(job_metadata, self._cache.write)
+        self._submit(job_metadata, self._stored)
 
     def submit_load(self, job_metadata: Any) -> None:
         """Reads chunks into slots of the CPU tier."""
-        self._submit(job_metadata, self._cache.read)
+        self._submit(job_metadata, self._loaded)
 
     def get_finished_jobs(self) -> Iterable[Any]:
         """The jobs that have ended since the last call."""
@@ -134,7 +138,8 @@ class SlackwaterTier(SecondaryTierManager):
                     success=not missing,
                     successful_keys=tuple(moved) if job.load and missing and moved else None,
                     transfer_time=job.seconds,
-                    transfer_bytes=len(moved) * self.block_size_bytes,
+                    # What was there already took no time, by which vLLM judges how much the tier bears.
+                    transfer_bytes=job.moved * self.block_size_bytes,
                 )
             )
         return results
@@ -175,16 +180,24 @@ class SlackwaterTier(SecondaryTierManager):
     def _there(self, keys: list[bytes]) -> list[bool]:
         return self._cache.exists([self._name(key) for key in keys])
 
-    def _submit(self, given: Any, call: Callable[..., list[bool]]) -> None:
+    def _stored(self, *given: Any) -> "Moves":
+        return [(one is not None, one is True) for one in self._cache.put(*given)]
+
+    def _loaded(self, *given: Any) -> "Moves":
+        return [(one, one) for one in self._cache.read(*given)]
+
+    def _submit(self, given: Any, call: "Callable[..., Moves]") -> None:
         keys, slots = list(given.keys), [int(slot) for slot in given.chunk_ids]
         for key in keys:
             self._orders.add(key, given.req_context)
         # Taken now: the request may be finished when the job begins.
         runs = self._orders.runs(keys, given.req_context, self._name)
-        self._jobs.submit(Job(given.job_id, keys, given.is_promotion), lambda: self._move(call, keys, slots, runs))
+        job = Job(given.job_id, keys, given.is_promotion)
+        self._jobs.submit(job, lambda: self._move(call, job, slots, runs))
 
-    def _move(self, call: Callable[..., list[bool]], keys: list[bytes], slots: list[int], runs: "Runs") -> list[bool]:
-        size, there = self.block_size_bytes, [False] * len(keys)
+    def _move(self, call: "Callable[..., Moves]", job: "Job", slots: list[int], runs: "Runs") -> list[bool]:
+        keys, size = job.keys, self.block_size_bytes
+        there = [False] * len(keys)
         chunks = len(self._memory) // size
         if len(slots) != len(keys) or not all(0 <= slot < chunks for slot in slots):
             self._cache.failed("job", ValueError(f"{len(keys)} keys, and slots {slots} of {chunks}"))
@@ -192,8 +205,9 @@ class SlackwaterTier(SecondaryTierManager):
         for places, chain in runs:
             names = [self._name(keys[at]) for at in places]
             buffers = [self._memory[slots[at] * size : (slots[at] + 1) * size] for at in places]
-            for at, one in zip(places, call(names, buffers, [size] * len(names), chain), strict=True):
+            for at, (one, moved) in zip(places, call(names, buffers, [size] * len(names), chain), strict=True):
                 there[at] = one
+                job.moved += moved
             for buffer in buffers:
                 buffer.release()
         return there
@@ -207,6 +221,7 @@ class Job:
     keys: list[bytes]
     load: bool
     there: list[bool] = field(default_factory=list)
+    moved: int = 0
     seconds: float = 0.0
 
 
@@ -416,7 +431,7 @@ class Orders:
                 runs.append(([at], Chain(parent=None if parent is None else name(parent), position=index)))
             before = group, index
         # In one call they would be a chain, which they are not.
-        return [*runs, *(([at], None) for at in others)]
+        return [*runs, *(([at], UNPLACED) for at in others)]
 
     def finished(self, request: str) -> None:
         """Forgets a request."""
@@ -436,6 +451,8 @@ def prefix_of(spec: Any, tag: str, chunk_bytes: int) -> str:
     Raises ValueError where it is too long for keys.
     """
     config, parallel = spec.config, spec.config.parallel
+    # The bytes of a canonical layout change with the version that vLLM gives them.
+    canonical = canonical_format_id(config.kv_cache_layout) if config.canonical_layout else False
     ranks = [parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size]
     depends = {
         "tokens": [config.cache.tokens_per_hash, config.cache.blocks_per_chunk],
@@ -444,7 +461,7 @@ def prefix_of(spec: Any, tag: str, chunk_bytes: int) -> str:
         "bytes": chunk_bytes,
         # Chunks that are the same under any number of ranks are shared by deployments of different sizes.
         "ranks": "any" if parallel.is_parallelism_agnostic or config.replicated_layout else ranks,
-        "layout": [config.replicated_layout, config.canonical_layout, config.kv_cache_layout],
+        "layout": [config.replicated_layout, canonical, config.kv_cache_layout],
     }
     digest = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:16]
     prefix = f"vllm:{quoted(str(tag))}:{quoted(config.model.name)}:{digest}:"

@@ -1,7 +1,8 @@
 """Chains that are learned from the questions of an engine."""
 
 import pytest
-from slackwater.integrations.chains import KEYS_MAX, Chains
+from slackwater import Chain
+from slackwater.integrations.chains import KEYS_MAX, UNPLACED, Chains
 
 
 def family(key: str) -> str:
@@ -21,9 +22,11 @@ def shown(chains: Chains, call: str) -> list[tuple[str, str | None]]:
     runs = []
     for places, chain in chains.runs(keys):
         text = None
-        if chain is not None:
+        if repr(chain) != repr(UNPLACED):
             parent, position = repr(chain).removeprefix("Chain(parent=").split(", ")[:2]
-            text = f"{parent.strip('b').strip(chr(39)).strip(chr(34))} {position.removeprefix('position=')}"
+            # Each counts from a key of which no question told what precedes it.
+            after = int(position.removeprefix("position=")) - Chain.POSITION_UNKNOWN
+            text = f"{parent.strip('b').strip(chr(39)).strip(chr(34))} {after}"
         runs.append((" ".join(keys[at] for at in places), text))
     return runs
 
@@ -69,6 +72,12 @@ def test_keys_of_many_requests_are_no_chain() -> None:
     chains = told("a-1 a-2", "a-5 a-6", ordered=False)
     assert shown(chains, "a-1 a-2 a-5 a-6") == [("a-1 a-2", None), ("a-5 a-6", None)]
     assert shown(chains, "a-1 a-2 a-7 a-8") == [("a-1 a-2", None), ("a-7", None), ("a-8", None)]
+
+
+def test_what_precedes_a_key_is_unknown_and_not_nothing() -> None:
+    """A key without a place was told to the store as the root of a chain."""
+    ((places, chain),) = told().runs(["a-1"])
+    assert places == [0] and "parent=None, position=536870912," in repr(chain)
 
 
 def test_what_was_asked_longest_ago_is_forgotten() -> None:

@@ -14,6 +14,8 @@ from unittest import mock
 import pytest
 import slackwater
 from driven import driven
+from slackwater import Chain
+from slackwater.integrations.chains import UNPLACED
 from slackwater.integrations.lmcache import NativeSlackwater, family
 
 Open = Callable[..., NativeSlackwater]
@@ -128,10 +130,10 @@ def test_chains_are_those_of_lookups(opened: Open) -> None:
     after(connector, connector.submit_batch_set([*keys[1:], *other], Memory(4, 1).views))
     calls = [(call.args[0], repr(call.kwargs["chain"])) for call in store.put_batch.call_args_list]
     assert [len(names) for names, _ in calls] == [2, 2]
-    assert keys[0] in calls[0][1] and "position=1," in calls[0][1]
-    assert calls[1][1] == "None"
+    assert keys[0] in calls[0][1] and f"position={Chain.POSITION_UNKNOWN + 1}," in calls[0][1]
+    assert calls[1][1] == repr(UNPLACED)
     after(connector, connector.submit_batch_get(keys, Memory(3).views))
-    assert store.get_batch_into.call_args.kwargs["chain"] is None
+    assert store.get_batch_into.call_args.kwargs["chain"] is UNPLACED
 
 
 def test_keys_of_a_chain_differ_in_the_hash_alone() -> None:

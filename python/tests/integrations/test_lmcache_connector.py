@@ -9,6 +9,8 @@ from unittest import mock
 import lmcache_double as engine
 import pytest
 import slackwater
+from slackwater import Chain
+from slackwater.integrations.chains import UNPLACED
 
 Open = Callable[..., Any]
 
@@ -164,7 +166,7 @@ def test_chains_are_those_of_lookups(opened: Open, loop: Loop) -> None:
     connector.batched_contains(keys)
     loop.run(connector.batched_put(keys[1:], [chunk_of(seed) for seed in (1, 2)]))
     chain = repr(store.put_batch.call_args.kwargs["chain"])
-    assert keys[0].to_string() in chain and "position=1," in chain
+    assert keys[0].to_string() in chain and f"position={Chain.POSITION_UNKNOWN + 1}," in chain
 
 
 def test_the_second_turn_tells_no_new_root(opened: Open, loop: Loop) -> None:
@@ -174,11 +176,21 @@ def test_the_second_turn_tells_no_new_root(opened: Open, loop: Loop) -> None:
     connector.batched_contains(keys[:2])
     connector.batched_contains(keys[2:])
     loop.run(connector.batched_put(keys[2:], [chunk_of(seed) for seed in (2, 3)]))
-    assert store.put_batch.call_count == 1 and store.put_batch.call_args.kwargs["chain"] is None
+    assert store.put_batch.call_count == 1 and store.put_batch.call_args.kwargs["chain"] is UNPLACED
     connector.batched_contains(keys)
     loop.run(connector.batched_get(keys[2:]))
     chain = repr(store.get_batch_into.call_args.kwargs["chain"])
-    assert keys[1].to_string() in chain and "position=2," in chain
+    assert keys[1].to_string() in chain and f"position={Chain.POSITION_UNKNOWN + 2}," in chain
+
+
+def test_described_chunks_have_no_known_place(opened: Open, loop: Loop) -> None:
+    """Each chunk of a codec was told to the store as the root of a chain."""
+    connector, keys = opened(serde="cachegen"), keys_of(2)
+    store = connector._cache._store = mock.Mock(wraps=connector._cache._store, closed=False)
+    loop.run(connector.batched_put(keys, [chunk_of(seed) for seed in (1, 2)]))
+    loop.run(connector.batched_get(keys))
+    calls = [*store.put_batch.call_args_list, *store.get_batch.call_args_list]
+    assert len(calls) == 3 and all(call.kwargs["chain"] is UNPLACED for call in calls)
 
 
 def test_a_codecs_chunks_are_read_by_one_call(opened: Open, loop: Loop) -> None:

@@ -13,6 +13,7 @@ import pytest
 import sglang_double as engine
 import slackwater
 from driven import driven
+from slackwater.integrations.chains import UNPLACED
 
 Backend = Any
 Open = Callable[..., Backend]
@@ -350,13 +351,23 @@ def test_chains_are_what_sglang_tells(opened: Open) -> None:
         for call in (store.put_batch, store.get_batch_into):
             chain = call.call_args.kwargs["chain"]
             if wanted is None:
-                assert chain is None
+                assert chain is UNPLACED
                 continue
             parent, position = wanted
             assert f"position={position}," in repr(chain)
             # The last value of the page before is the parent of the first of this one.
             assert "parent=None" in repr(chain) if parent is None else f":1:{parent}" in repr(chain)
             assert call.call_args.args[0][0].endswith(f":0:{keys[3]}")
+
+
+def test_pages_that_sglang_copies_have_no_known_place(opened: Open) -> None:
+    """The first page of each such call was told to the store as the root of a chain."""
+    backend, keys, pages = opened(engine.Pool()), hashes(2), [np.zeros(64, np.int8) for _ in range(2)]
+    store = backend._cache._store = mock.Mock(wraps=backend._cache._store, closed=False)
+    assert backend.batch_set(keys, pages) and backend.set(keys[0], pages[0])
+    assert [page is not None for page in backend.batch_get(keys, pages)] == [True, True]
+    for call in (*store.put_batch.call_args_list, *store.get_batch_into.call_args_list):
+        assert call.kwargs["chain"] is UNPLACED
 
 
 # Misuse, failures, threads, the end.

@@ -14,6 +14,7 @@ import pytest
 import slackwater
 import vllm_double as engine
 from driven import driven
+from slackwater.integrations.chains import UNPLACED
 from vllm_double import key_of
 
 Open = Callable[..., Any]
@@ -112,6 +113,17 @@ def test_chunks_come_back(opened: Open, count: int) -> None:
     assert "failures" not in tier.counts and not tier.has_pending_work()
 
 
+def test_what_was_there_already_is_no_transfer(opened: Open) -> None:
+    """Bytes that no job moved were counted as moved in no time, by which vLLM judges how much the tier bears."""
+    memory, keys = engine.Memory(), [key_of(number) for number in range(3)]
+    tier = opened(memory)
+    memory.fill(1, [0, 1, 2])
+    assert moved(tier, keys[:2], [0, 1], load=False).transfer_bytes == 8192
+    again = moved(tier, keys, [0, 1, 2], load=False)
+    assert (again.success, again.transfer_bytes) == (True, 4096)
+    assert moved(tier, keys, [0, 1, 2], load=False).transfer_bytes == 0
+
+
 def test_a_load_of_which_some_is_gone_says_what_came(opened: Open) -> None:
     memory, keys = engine.Memory(), [key_of(number) for number in range(4)]
     tier = opened(memory)
@@ -193,17 +205,17 @@ def test_chains_are_the_places_that_vllm_tells(opened: Open) -> None:
     ]
     assert f":0:{keys[0][:-4].hex()}" in repr(calls[0][1]) and "position=1," in repr(calls[0][1])
     assert "parent=None" in repr(calls[1][1]) and "position=3," in repr(calls[1][1])
-    assert calls[2][1] is None
+    assert calls[2][1] is UNPLACED
     # Chunks of which vLLM tells no place are no chain.
     store.put_batch.reset_mock()
     moved(tier, [key_of(78), key_of(79)], [0, 1], load=False, context=context)
     calls = [(len(call.args[0]), call.kwargs["chain"]) for call in store.put_batch.call_args_list]
-    assert calls == [(1, None), (1, None)]
+    assert calls == [(1, UNPLACED), (1, UNPLACED)]
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"model": "org/other"}, {"dtype": "fp8"}, {"layers": ("a", "c")}, {"tp": 2}, {"layout": "HND"}],
+    [{"model": "org/other"}, {"dtype": "fp8"}, {"layers": ("a", "c")}, {"tp": 2}, {"layout": "HND"}, {"canonical": True}],
     ids=str,
 )
 def test_bytes_of_other_deployments_are_not_taken(opened: Open, changes: dict[str, Any]) -> None:
@@ -211,6 +223,16 @@ def test_bytes_of_other_deployments_are_not_taken(opened: Open, changes: dict[st
     assert found(opened(), [key_of(1)]) == [HIT]
     assert found(opened(spec=engine.spec(**changes)), [key_of(1)]) == [MISS]
     assert found(opened(engine.Memory(chunk_bytes=8192)), [key_of(1)]) == [MISS]
+
+
+def test_bytes_of_another_canonical_layout_are_not_taken(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes of a canonical layout were taken for those of the next version of it."""
+    mapping = sys.modules["vllm.distributed.kv_transfer.kv_connector.v1.offloading.canonical_mapping"]
+    canonical = engine.spec(canonical=True)
+    moved(opened(spec=canonical), [key_of(1)], [0], load=False)
+    assert found(opened(spec=canonical), [key_of(1)]) == [HIT]
+    monkeypatch.setattr(mapping, "version", 2)
+    assert found(opened(spec=canonical), [key_of(1)]) == [MISS]
 
 
 def test_portable_chunks_are_shared_by_deployments_of_any_size(opened: Open) -> None:
@@ -261,14 +283,14 @@ def test_a_store_that_fails_is_misses(opened: Open, caplog: pytest.LogCaptureFix
 def held(tier: Any) -> tuple[Any, threading.Event, threading.Event]:
     """A store whose writes wait: the patch, that one has begun, and that they may go on."""
     begun, go = threading.Event(), threading.Event()
-    whole = tier._cache.write
+    whole = tier._cache.put
 
-    def slow(*arguments: Any) -> list[bool]:
+    def slow(*arguments: Any) -> list[bool | None]:
         begun.set()
         go.wait(60)
         return whole(*arguments)
 
-    return mock.patch.object(tier._cache, "write", slow), begun, go
+    return mock.patch.object(tier._cache, "put", slow), begun, go
 
 
 def test_nothing_waits_for_a_store_that_is_slow_but_the_drain(opened: Open) -> None:
@@ -444,7 +466,7 @@ def test_a_panic_ends_jobs_and_questions_too(opened: Open) -> None:
     """The job was lost, and a drain waited for it for ever."""
     tier = opened()
     cache = tier._cache
-    with mock.patch.object(cache, "write", side_effect=Panic), mock.patch.object(cache, "exists", side_effect=Panic):
+    with mock.patch.object(cache, "put", side_effect=Panic), mock.patch.object(cache, "exists", side_effect=Panic):
         assert not moved(tier, [key_of(1)], [0], load=False).success
         assert found(tier, [key_of(1)]) == [MISS]
     tier.drain_jobs()

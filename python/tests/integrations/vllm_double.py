@@ -109,7 +109,7 @@ class Memory:
 
 def spec(**changes: Any) -> Any:
     """An offloading spec of two groups, with some of its facts changed."""
-    facts: dict[str, Any] = {"model": "org/model", "dtype": "bfloat16", "layout": "NHD", "portable": False, "replicas": 1}
+    facts: dict[str, Any] = {"model": "org/model", "dtype": "bfloat16", "layout": "NHD", "portable": False, "replicas": 1, "canonical": False}
     facts |= {"tp": 1, "layers": ("a", "b"), "events": False, **changes}
     name = types.SimpleNamespace
     groups = tuple(name(tokens_per_block=TOKENS, layer_names=(layer,)) for layer in facts["layers"])
@@ -117,7 +117,7 @@ def spec(**changes: Any) -> Any:
     parallel.is_parallelism_agnostic = facts["portable"]
     config = name(model=name(name=facts["model"], dtype=facts["dtype"]), groups=groups, parallel=parallel)
     config.cache = name(tokens_per_hash=TOKENS, blocks_per_chunk=BLOCKS_PER_CHUNK)
-    config.replicated_layout, config.canonical_layout, config.kv_cache_layout = False, False, facts["layout"]
+    config.replicated_layout, config.canonical_layout, config.kv_cache_layout = False, facts["canonical"], facts["layout"]
     events = name(enable_kv_cache_events=facts["events"])
     tokens = tuple(group.tokens_per_block for group in groups)
     return name(config=config, kv_events_config=events, tokens_per_block=tokens, blocks_per_chunk=BLOCKS_PER_CHUNK)
@@ -137,9 +137,13 @@ def loaded() -> Any:
     base.get_offload_group_idx = lambda key: int.from_bytes(key[-4:], "big")  # type: ignore[attr-defined]
     tiering = types.ModuleType("vllm.v1.kv_offload.tiering.base")
     tiering.JobResult, tiering.SecondaryTierManager = JobResult, SecondaryTierManager  # type: ignore[attr-defined]
-    for module in (base, tiering):
+    canonical = types.ModuleType("vllm.distributed.kv_transfer.kv_connector.v1.offloading.canonical_mapping")
+    canonical.canonical_format_id = lambda layout: f"v{canonical.version}-{layout.lower()}"  # type: ignore[attr-defined]
+    canonical.version = 1  # type: ignore[attr-defined]
+    for module in (base, tiering, canonical):
         sys.modules[module.__name__] = module
-    for name in ("vllm", "vllm.v1", "vllm.v1.kv_offload", "vllm.v1.kv_offload.tiering"):
-        sys.modules[name] = types.ModuleType(name)
+    for module in (tiering, canonical):
+        for at in (at for at, letter in enumerate(module.__name__) if letter == "."):
+            sys.modules.setdefault(module.__name__[:at], types.ModuleType(module.__name__[:at]))
     sys.modules.pop("slackwater.integrations.vllm", None)
     return importlib.import_module("slackwater.integrations.vllm")

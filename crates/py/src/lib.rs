@@ -32,6 +32,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<raw::RawPlan>()?;
     module.add_class::<raw::BufferHandle>()?;
     module.add_function(wrap_pyfunction!(error_codes, module)?)?;
+    module.add_function(wrap_pyfunction!(raw::checksum, module)?)?;
     module.add_function(wrap_pyfunction!(after_fork, module)?)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))
 }

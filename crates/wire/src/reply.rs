@@ -168,9 +168,17 @@ pub struct Description {
     pub lease: Duration,
     /// Replicas with state and reference count.
     pub replicas: Vec<(ReplicaAt, ReplicaState, u32)>,
-    /// The names of the segments that they are on, in the same order.
+    /// The names of the segments that they are on, in the same order; none from masters of earlier versions.
     #[serde(default)]
     pub names: Vec<String>,
+}
+
+impl Description {
+    /// The replicas, each with the name of its segment; an empty one where the master told none.
+    pub fn named(&self) -> impl Iterator<Item = (&(ReplicaAt, ReplicaState, u32), &str)> {
+        let names = self.names.iter().map(String::as_str);
+        self.replicas.iter().zip(names.chain(std::iter::repeat("")))
+    }
 }
 
 /// Quota and use of a tenant.

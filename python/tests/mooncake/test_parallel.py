@@ -375,3 +375,146 @@ def test_what_is_shared_before_setup_is_refused(torch: Any) -> None:
         asked = target(mode, cut(0, 2, 1))
         assert store.get_tensor_with_parallelism_into("k", ctypes.addressof(memory), 400, asked) is None
     assert json.dumps(repr(target("full"))) and memory.raw == bytes(400)
+
+
+def test_a_put_beside_a_tensor_of_another_cut_is_refused(torch: Any, player: calls.Player) -> None:
+    """Such a part was stored and 0 returned, though nobody finds it by the manifest that stays."""
+    store, tensor = player.store, torch.from_numpy(matrix())
+    for given, first, other, wrong in [
+        ({"parallelism": cut(0, 2, 1)}, "k_tp_0", {"parallelism": cut(2, 3, 1)}, "k_tp_2"),
+        ({"writer_partition": axis(0, 2, 1)}, "k__writer_0of2_sd1", {"writer_partition": axis(0, 3, 1)}, "k__writer_0of3_sd1"),
+    ]:  # fmt: skip
+        assert store.put_tensor_with_parallelism("k", tensor, **given) == 0
+        assert store.put_tensor_with_parallelism("k", tensor, **given) == 0
+        assert store.put_tensor_with_parallelism("k", tensor, **other) == -705
+        assert keys(player, [first, wrong]) == [first]
+        assert store.upsert_tensor_with_parallelism("k", tensor, **other) == 0 and store.is_exist(wrong) == 1
+    # One of a batch.
+    put = store.batch_put_tensor_with_parallelism
+    assert put(["k", "l"], [tensor] * 2, [cut(0, 2, 1)] * 2) == [-705, 0]
+
+
+class Racing:
+    """A client in which another one writes the manifest just before."""
+
+    def __init__(self, raw: Any, key: str, value: bytes) -> None:
+        self._raw, self._value, self._key = raw, value, key
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._raw, name)
+
+    def put_from_many(self, *arguments: Any) -> Any:
+        """Puts, after the other one."""
+        plan = ReplicateConfig()._plan(0)
+        assert self._raw.put(self._key, [self._value], plan) == 0
+        return self._raw.put_from_many(*arguments)
+
+
+def test_a_put_that_loses_a_race_for_the_manifest_says_so(
+    torch: Any, player: calls.Player, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other = player.store, Manifest(Layout.of("float32", (4, 18)), 1, 3).bytes()
+    monkeypatch.setattr(store, "_raw", Racing(store._raw, "k__parallelism_manifest", other))
+    assert store.put_tensor_with_parallelism("k", torch.from_numpy(matrix()), cut(0, 2, 1)) == -705
+
+
+def test_parts_of_two_writes_are_not_joined(torch: Any, player: calls.Player, caplog: pytest.LogCaptureFixture) -> None:
+    """The parts of two tensors of the same extents were joined into one that nobody wrote."""
+    store, one, two = player.store, torch.from_numpy(matrix()), torch.from_numpy(matrix(100))
+    base, writers = player.base, [axis(rank, 2, 1) for rank in range(2)]
+    many = [parallel(axis(0, 2, **COPY), axis(rank, 2, 1)) for rank in range(2)]
+
+    def full(key: str) -> Any:
+        return read(store, key, target("full", None if key == "w" else many[0] if key == "m" else cut(0, 2, 1)))
+
+    for rank in range(2):
+        assert store.put_tensor_with_parallelism("w", one, writer_partition=writers[rank]) == 0
+        assert store.put_tensor_with_parallelism("m", one, many[rank]) == 0
+    assert store.put_tensor_with_tp("t", one, 0, 2, 1) == 0
+    assert store.put_tensor("whole", one) == 0 and store.get_into("whole", base, 400) == 400
+    assert store.put_tensor_with_parallelism_from("f", base, 400, cut(0, 2, 1)) == 0
+    assert [full(key) for key in "wmtf"] == [matrix().tolist()] * 4
+    # One of the writers goes on to the next tensor.
+    assert store.upsert_tensor_with_parallelism("w", two, writer_partition=writers[1]) == 0
+    assert store.upsert_tensor_with_parallelism("m", two, many[0]) == 0
+    for key in "tf":
+        assert store.upsert_tensor_with_parallelism(key, torch.from_numpy(matrix()[:, :3].copy()), cut(0, 2, 1)) == 0
+    store._told.clear()
+    assert [full(key) for key in "wmtf"] == [None] * 4 and "different writes" in caplog.text
+    # What is asked for is of one of the writes.
+    assert read(store, "w", target("shard", cut(3, 4, 1))) is None, "which has no part in four of six"
+    assert read(store, "w", target("shard", cut(2, 3, 1))) == matrix(100)[:, 4:].tolist()
+    # The other one follows.
+    assert store.upsert_tensor_with_parallelism("w", two, writer_partition=writers[0]) == 0
+    assert full("w") == matrix(100).tolist()
+
+
+def test_a_put_beside_parts_of_another_tensor_is_refused(torch: Any, player: calls.Player) -> None:
+    """Where some parts of a tensor were there already, of another one, 0 was returned and neither could be read."""
+    store, one, two = player.store, torch.from_numpy(matrix()), torch.from_numpy(matrix(100))
+    assert store.put_tensor("whole", two) == 0 and store.get_into("whole", player.base, 400) == 400
+    for key, put in [
+        ("t", lambda: store.put_tensor_with_tp("t", two, 0, 2, 1)),
+        ("f", lambda: store.put_tensor_with_parallelism_from("f", player.base, 400, cut(0, 2, 1))),
+    ]:
+        parts = [f"{key}_tp_{rank}" for rank in range(2)]
+        assert store.put_tensor_with_tp(key, one, 0, 2, 1) == 0
+        # All of it is there: it stays.
+        assert put() == 0 and store.remove(parts[1], True) == 0
+        assert put() == -705, key
+        assert store.batch_remove(parts, True) == [0, 0] and put() == 0
+        # The part that was there is of the same tensor, as when a put is made again that ended half-way.
+        assert store.remove(parts[0], True) == 0 == put()
+        assert read(store, key, target("full", cut(0, 2, 1))) == matrix(100).tolist()
+
+
+class Failing:
+    """A client that does not read one of the keys."""
+
+    def __init__(self, raw: Any, key: str) -> None:
+        self._raw, self._key = raw, key
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._raw, name)
+
+    def read_buffers(self, keys: Sequence[str]) -> list[Any]:
+        """Reads the others."""
+        return [-900 if key == self._key else value for key, value in zip(keys, self._raw.read_buffers(keys), strict=True)]
+
+    def get_into(self, keys: Sequence[str], starts: Sequence[int], sizes: Sequence[int]) -> list[int]:
+        """Reads the others."""
+        read = self._raw.get_into(keys, starts, sizes)
+        return [-900 if key == self._key else code for key, code in zip(keys, read, strict=True)]
+
+
+def test_other_parts_do_not_stand_for_one_that_was_not_read(
+    torch: Any, player: calls.Player, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part that was there and could not be read was made of others, which may be older."""
+    store, tensor, half = player.store, torch.from_numpy(matrix()), target("shard", cut(0, 2, 1))
+    left = torch.from_numpy(matrix()[:, :3].copy())
+    for rank in range(2):
+        assert store.put_tensor_with_parallelism("k", tensor, writer_partition=axis(rank, 2, 1)) == 0
+    assert read(store, "k", half) == left.numpy().tolist(), "of writers"
+    assert store.put_tensor_with_parallelism("k", left, cut(0, 2, 1)) == 0
+    raw = store._raw
+    for failing, asked in [("k_tp_0", half), ("k__parallelism_manifest", target("shard", cut(0, 1, 1))),
+                           ("k__writer_manifest", target("full")), ("k__writer_1of2_sd1", target("full"))]:  # fmt: skip
+        assert store.get_tensor_with_parallelism("k", asked) is not None, failing
+        monkeypatch.setattr(store, "_raw", Failing(raw, failing))
+        assert store.get_tensor_with_parallelism("k", asked) is None, failing
+        assert store.get_tensor_with_parallelism_into("k", player.base, 400, asked) is None, failing
+        monkeypatch.setattr(store, "_raw", raw)
+
+
+def test_a_manifest_that_is_none_leaves_the_other(torch: Any, player: calls.Player) -> None:
+    """It was an error that ended the read, where another manifest tells of all the parts."""
+    store, tensor = player.store, torch.from_numpy(matrix())
+    for rank in range(2):
+        assert store.put_tensor_with_parallelism("k", tensor, writer_partition=axis(rank, 2, 1)) == 0
+    for key in ("k__parallelism_manifest", "k_tp_0"):
+        assert store.put(key, b"junk") == 0
+        assert read(store, "k", target("full", cut(0, 2, 1))) == matrix().tolist(), key
+    # A number that no header has room for was an exception.
+    expert = SimpleNamespace(kind="ep", rank=0, size=2, split_dim=None, expert_id=1 << 40, stage_id=None)
+    assert store.put_tensor_with_parallelism("e", tensor, SimpleNamespace(axes=[expert])) == -600

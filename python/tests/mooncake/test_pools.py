@@ -4,6 +4,7 @@ import gc
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import calls
 import mooncake
@@ -11,8 +12,12 @@ import mooncake.buffer_pool
 import mooncake.store
 import pytest
 from mooncake.store import BufferPool, MooncakeDistributedStore, MooncakeHostMemAllocator
+from slackwater.compat.mooncake.tensor_format import HEADER_BYTES
+from test_tensors import matrix, torch
 
 from conftest import in_child
+
+__all__ = ["torch"]
 
 MIB = 1 << 20
 
@@ -228,3 +233,37 @@ def test_pages_of_the_host() -> None:
     assert address and allocator.free(address + 1) == -1
     assert allocator.free(address) == 0 and allocator.free(address) == -1
     assert allocator.alloc(0) == 0 == allocator.alloc(-1) == allocator.alloc(1 << 62) == allocator.alloc(1 << 80)
+
+
+def test_a_tensor_keeps_the_memory_that_it_is_over(torch: Any, player: calls.Player) -> None:
+    """A tensor over a lease had other values once the lease was given back, and ended the process after the pool was closed."""
+    store, wanted = player.store, matrix().tolist()
+    assert store.put_tensor("k", torch.from_numpy(matrix())) == 0
+    pool = BufferPool(store, max_bytes=MIB, min_size_class=MIB, alignment=64)
+    with pool.acquire(400) as lease:
+        tensor = store.get_tensor_into("k", lease.ptr, 400)
+        whole = store.get_tensor_with_parallelism_into("k", lease.ptr, 400)
+        assert whole.data_ptr() == tensor.data_ptr() == lease.ptr + HEADER_BYTES
+    with pytest.raises(RuntimeError, match="exhausted"):
+        pool.acquire(400, block=False)
+    part = tensor.reshape((24,))
+    del tensor, whole, lease
+    gc.collect()
+    with pytest.raises(RuntimeError, match="exhausted"):
+        pool.acquire(400, block=False)
+    held = [part]
+    del part
+    threading.Timer(0.05, held.clear).start()
+    with pool.acquire(400, timeout=20) as lease:
+        lease.buffer[:] = bytes(400)
+        tensor = store.get_tensor_into("k", lease.ptr, 400)
+    first = tensor.data_ptr() - HEADER_BYTES
+    pool.close()
+    assert store.register_buffer(first, 1) == 0 == store.unregister_buffer(first)
+    del pool, lease
+    assert tensor.numpy().tolist() == wanted
+    allocator = MooncakeHostMemAllocator()
+    address = allocator.alloc(4096)
+    tensor = store.get_tensor_into("k", address, 4096)
+    assert allocator.free(address) == 0 and allocator.free(address) == -1
+    assert tensor.numpy().tolist() == wanted and tensor.data_ptr() == address + HEADER_BYTES

@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pytest
 from mooncake.store import MooncakeDistributedStore
+from slackwater.compat.mooncake import opening
 from slackwater.compat.mooncake.master import FlagError
 from slackwater.compat.mooncake.opening import Arguments
-from slackwater.compat.mooncake.standalone import settings
+from slackwater.compat.mooncake.standalone import main, settings
 from slackwater.compat.mooncake.thin import attach
+from slackwater.errors import _make
 from standalones import free_port, heard, standalone, thin_process
+from test_life import setup
 
 from conftest import Starter
 
@@ -108,7 +111,24 @@ def test_flags_are_read() -> None:
     assert settings(["--global_segment_size=0"], has_keys=True)[0].setup["global_segment_size"] == 0
 
 
-def test_thin_clients_use_the_key_of_their_stand_alone_client(command: Path, tmp_path: Path) -> None:
+def test_it_ends_where_the_master_does_not_take_its_memory(
+    pool: tuple[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It said in the log that nothing is lent, and served thin clients of a pool that did not have its memory."""
+
+    def refused(*_arguments: object, **_options: object) -> None:
+        raise _make("refused", -601, "the master takes no memory of this process")
+
+    monkeypatch.setattr(opening, "lend", refused)
+    monkeypatch.setattr(sys, "argv", ["mooncake_client", f"--master_server_address={pool[0]}", f"--port={free_port()}"])
+    with pytest.raises(SystemExit, match="setup failed with -601"):
+        main()
+    assert "takes no memory of this process" in caplog.text
+
+
+def test_thin_clients_use_the_key_of_their_stand_alone_client(
+    command: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """They are told the file, which processes of the same user can read; theirs in the environment goes before it."""
 
     def keys(*words: str) -> str:
@@ -141,6 +161,13 @@ say(store.put("k", b"v") == 0 and store.get("k") == b"v")
                     # A node's key puts nothing.
                     with thin_process(address, code, SLACKWATER_KEY_FILE=str(tmp_path / "node.key")) as process:
                         assert heard(process) in ("", "False")
+                # Nor is the memory of a client's key taken, which was said to be lent.
+                monkeypatch.setenv("SLACKWATER_KEY_FILE", str(tmp_path / "client.key"))
+                monkeypatch.setenv("SLACKWATER_ALLOW", str(tmp_path / "clients"))
+                store = MooncakeDistributedStore()
+                assert setup(store, where, global_segment_size=16 << 20) == -2007 and store.health_check() == 1
+                assert "takes no memory of this process" in caplog.text
+                assert setup(store, where, global_segment_size=0) == 0 == store.close()
             finally:
                 lender.kill()
                 master.kill()

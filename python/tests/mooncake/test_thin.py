@@ -22,8 +22,11 @@ from slackwater.compat.mooncake.thin import MESSAGE_BYTES_MAX, PoolAccess, attac
 from standalones import comes_true, fetched, free_port, free_tcp_port, heard, standalone, thin_process
 from test_calls import TABLE
 from test_life import setup
+from test_tensors import matrix, torch
 
 from conftest import Starter, in_child
+
+__all__ = ["torch"]
 
 ACCESS = PoolAccess("localhost:12345", "127.0.0.1:1", "tcp", "default", "")
 CODES = {-200, -703, -704, -900, -901}
@@ -552,3 +555,25 @@ def test_a_fork_of_a_thin_client_is_none(shared_thin: calls.Player, pool: tuple[
     with store._lock:
         assert in_child(is_none)
     assert store.health_check() == 0 and store.put("forked", b"v") == 0
+
+
+def test_a_tensor_keeps_the_memory_of_a_thin_client(torch: Any, pool: tuple[str, str]) -> None:
+    """A tensor over the memory of a thin client was zeros after `close`, and ended the process once the store was gone."""
+    store, wanted = MooncakeDistributedStore(), matrix().tolist()
+    assert store.setup_dummy(4096, 1 << 20, pool[1]) == 0
+    assert store.upsert_tensor("k", torch.from_numpy(matrix())) == 0
+    address = store.alloc_from_mem_pool(400)
+    tensor = store.get_tensor_into("k", address, 400)
+    assert store.close() == 0
+    assert tensor.numpy().tolist() == wanted
+    assert store.setup_dummy(4096, 1 << 20, pool[1]) == 0
+    other = store.alloc_from_mem_pool(4096)
+    assert other not in (0, address)
+    assert store.get_tensor_into("k", other, 400).numpy().tolist() == wanted and tensor.numpy().tolist() == wanted
+    # Nobody looks at the second memory any more, which is used again, and empty.
+    assert store.close() == 0 == store.setup_dummy(4096, 1 << 20, pool[1])
+    assert store.alloc_from_mem_pool(4096) == other and ctypes.string_at(other, 4096) == bytes(4096)
+    assert store.close() == 0
+    del store
+    assert tensor.numpy().tolist() == wanted
+    del tensor

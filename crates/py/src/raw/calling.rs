@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use super::code::code_of;
 use super::session::{Outcome, Session};
 use super::sessions::Parts;
-use super::{IN_FORK, NOT_OPEN, RawClient, WRONG};
+use super::{ABSENT, IN_FORK, NOT_OPEN, RawClient, WRONG};
 use crate::buffers::KeyBytes;
 use crate::store::forks;
 
@@ -90,34 +90,36 @@ impl RawClient {
         })
     }
 
-    /// The values of keys; `None` for a miss and for an error.
+    /// The values of keys, and a code for each that was not read.
     pub(super) fn values(
         &self,
         py: Python<'_>,
         method: &str,
         keys: &[KeyBytes],
-    ) -> Vec<Option<Vec<u8>>> {
+    ) -> Vec<Result<Vec<u8>, i64>> {
         let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
-        let mut values: Vec<Option<Vec<u8>>> = Vec::new();
-        self.each(py, method, keys.len(), |session| {
+        let mut values: Vec<Vec<u8>> = Vec::new();
+        let codes = self.each(py, method, keys.len(), |session| {
             if session.staging_bytes == 0 {
                 return vec![Ok(WRONG); keys.len()];
             }
             let read = session.client.get_batch(&keys, &session.get_options());
             let outcome = |read: Result<Option<Vec<u8>>, _>| match read {
-                Ok(value) => {
+                Ok(None) => Ok(ABSENT),
+                Ok(Some(value)) => {
                     values.push(value);
                     Ok(0)
                 }
-                Err(error) => {
-                    values.push(None);
-                    Err(error)
-                }
+                Err(error) => Err(error),
             };
             read.into_iter().map(outcome).collect()
         });
-        values.resize(keys.len(), None);
-        values
+        let mut values = values.into_iter();
+        let value = |code| match code {
+            0 => values.next().ok_or(WRONG),
+            code => Err(code),
+        };
+        codes.into_iter().map(value).collect()
     }
 
     /// The session, to be ended. In a fork its threads do not exist, so it is left alone.

@@ -28,6 +28,19 @@ impl BufferHandle {
     }
 }
 
+/// The outcome of reading one value.
+#[derive(IntoPyObject)]
+pub(super) enum Buffered {
+    Value(BufferHandle),
+    Code(i64),
+}
+
+impl Buffered {
+    pub(super) fn new(read: Result<Vec<u8>, i64>) -> Self {
+        read.map_or_else(Self::Code, |value| Self::Value(BufferHandle::new(value)))
+    }
+}
+
 impl Drop for BufferHandle {
     fn drop(&mut self) {
         let value = std::ptr::slice_from_raw_parts_mut(self.start, self.bytes);

@@ -7,8 +7,9 @@ use std::alloc::Layout;
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
+use slackwater_base::Checksum;
 
 /// A whole number that is not negative: an address, a length or an offset. Anything else is a `TypeError`.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +27,18 @@ impl<'py> FromPyObject<'_, 'py> for Number {
             ))
         })
     }
+}
+
+/// checksum(address, size)
+///
+/// The checksum of memory. `ValueError` for what can be no memory.
+#[pyfunction]
+pub(crate) fn checksum(py: Python<'_>, address: Number, size: Number) -> PyResult<u64> {
+    let range = Range::new(address, size);
+    let range =
+        range.ok_or_else(|| PyValueError::new_err("no memory has this address and length"))?;
+    // SAFETY: the caller's promise: the memory is there until the call returns.
+    Ok(py.detach(|| Checksum::of(unsafe { range.as_slice() }).0))
 }
 
 /// Bytes that a caller has named by address and length.

@@ -27,7 +27,8 @@ use crate::options::seconds_of;
 use crate::store::forks;
 pub(crate) use code::Reasons;
 pub(crate) use handle::BufferHandle;
-pub(crate) use memory::{Number, Range};
+use handle::Buffered;
+pub(crate) use memory::{Number, Range, checksum};
 pub(crate) use plan::RawPlan;
 use session::{Opening, Session};
 use sessions::Parts;
@@ -242,7 +243,7 @@ impl RawClient {
 
     fn get<'py>(&self, py: Python<'py>, key: KeyBytes) -> Bound<'py, PyBytes> {
         let values = self.values(py, "get", &[key]);
-        let value = values.into_iter().next().flatten().unwrap_or_default();
+        let value = values.into_iter().find_map(Result::ok).unwrap_or_default();
         PyBytes::new(py, &value)
     }
 
@@ -257,7 +258,15 @@ impl RawClient {
 
     fn get_buffers(&self, py: Python<'_>, keys: Vec<KeyBytes>) -> Vec<Option<BufferHandle>> {
         let values = self.values(py, "batch_get_buffer", &keys).into_iter();
-        values.map(|value| value.map(BufferHandle::new)).collect()
+        values
+            .map(|value| value.ok().map(BufferHandle::new))
+            .collect()
+    }
+
+    /// The values in memory of their own, and a code for each that was not read.
+    fn read_buffers(&self, py: Python<'_>, keys: Vec<KeyBytes>) -> Vec<Buffered> {
+        let values = self.values(py, "batch_get_buffer", &keys).into_iter();
+        values.map(Buffered::new).collect()
     }
 
     fn exists(&self, py: Python<'_>, keys: Vec<KeyBytes>) -> Vec<i64> {
@@ -290,8 +299,8 @@ impl RawClient {
                 Ok(0)
             });
             all.push(found.map(|found| {
-                let replicas = found.replicas.iter().zip(found.names);
-                (found.bytes, replicas.map(described).collect())
+                let replicas = found.named().map(described);
+                (found.bytes, replicas.collect())
             }));
         }
         all
@@ -561,8 +570,9 @@ fn memories(objects: &[Bound<'_, PyAny>]) -> PyResult<Option<Vec<Memory>>> {
 type Described = (u64, Vec<(bool, u8, String, u64)>);
 
 fn described(
-    ((at, state, _), name): (&(ReplicaAt, ReplicaState, u32), String),
+    ((at, state, _), name): (&(ReplicaAt, ReplicaState, u32), &str),
 ) -> (bool, u8, String, u64) {
+    let name = name.to_owned();
     match at {
         ReplicaAt::Memory(extent) => (true, *state as u8, name, extent.offset),
         ReplicaAt::Disk { .. } => (false, *state as u8, name, 0),

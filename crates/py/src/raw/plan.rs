@@ -6,7 +6,7 @@ use std::time::Duration;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use slackwater_base::hash64;
-use slackwater_remote::PutOptions;
+use slackwater_remote::{PutOptions, Stored};
 use slackwater_wire::{Pin, PutMode};
 
 /// Options of puts. `groups` has a name for each key of a call, where "" is no group. With `near`, the values of a call are
@@ -16,6 +16,8 @@ pub(crate) struct RawPlan {
     pub(crate) options: PutOptions,
     pub(crate) groups: Option<Vec<Option<u64>>>,
     pub(crate) near: bool,
+    /// Whether the code of a value that was there, and stays, is 1.
+    tells_existing: bool,
 }
 
 #[pymethods]
@@ -53,10 +55,18 @@ impl RawPlan {
             },
             groups: groups.map(|names| names.into_iter().map(group).collect()),
             near,
+            tells_existing: false,
         })
     }
 
-    /// The same for other keys, each of which belongs to one of so many; None when the groups are not for so many.
+    /// Whether values that are there are replaced.
+    #[getter]
+    fn upsert(&self) -> bool {
+        self.options.mode == PutMode::Upsert
+    }
+
+    /// The same for other keys, each of which belongs to one of so many, and with 1 as the code of a value that was there;
+    /// None when the groups are not for so many.
     fn spread(&self, owners: Vec<usize>, keys: usize) -> Option<Self> {
         let groups = match &self.groups {
             None => None,
@@ -72,6 +82,7 @@ impl RawPlan {
             options: self.options.clone(),
             groups,
             near: self.near,
+            tells_existing: true,
         })
     }
 }
@@ -94,7 +105,13 @@ impl RawPlan {
             },
             groups: groups.map(|groups| groups[keys].to_vec()),
             near: false,
+            tells_existing: self.tells_existing,
         }
+    }
+
+    /// The code of a put.
+    pub(crate) fn code(&self, stored: Stored) -> i64 {
+        i64::from(self.tells_existing && stored == Stored::Existed)
     }
 
     /// The options for the keys from `first` on, and how many of them these options are for: those of one group.

@@ -69,6 +69,10 @@ pub(super) struct Loan {
 pub(super) enum LoanError {
     Config(Vec<ConfigProblem>),
     Node(NodeError),
+    /// The master takes nodes, and not this one.
+    Refused(ErrorCode),
+    /// It did not say in that time.
+    Unanswered(Duration),
 }
 
 /// What the master said about a node: it belongs to the pool, or why not.
@@ -97,7 +101,7 @@ impl Session {
     }
 
     /// Lends memory to the master, and waits until it is part of the pool: the number of the node; otherwise why the
-    /// master takes none.
+    /// server takes none of anybody.
     pub(super) fn lend(&self, loan: Loan) -> Result<Result<NodeId, String>, LoanError> {
         let mut flags = vec![("memory".to_owned(), loan.memory.to_string())];
         if let Some((bytes, directory)) = loan.ssd {
@@ -133,8 +137,11 @@ impl Session {
                 self.nodes().push(node);
                 Ok(Ok(number))
             }
-            Some(Err(code)) => Ok(Err(code.meaning().to_owned())),
-            None => Ok(Err("it did not answer in time".to_owned())),
+            Some(Err(ErrorCode::NotSupported)) => {
+                Ok(Err(ErrorCode::NotSupported.meaning().to_owned()))
+            }
+            Some(Err(code)) => Err(LoanError::Refused(code)),
+            None => Err(LoanError::Unanswered(loan.timeout)),
         }
     }
 
@@ -213,6 +220,18 @@ impl LoanError {
             Self::Config(problems) => crate::errors::misconfigured(py, problems),
             Self::Node(error) => {
                 crate::errors::exception(py, ErrorCode::InvalidParams, &error.to_string())
+            }
+            Self::Refused(code) => {
+                let reason = format!(
+                    "the master takes no memory of this process: {}",
+                    code.meaning()
+                );
+                crate::errors::exception(py, *code, &reason)
+            }
+            Self::Unanswered(time) => {
+                let reason =
+                    format!("the master did not take the memory of this process in {time:?}");
+                crate::errors::exception(py, ErrorCode::RpcTimeout, &reason)
             }
         }
     }

@@ -8,7 +8,7 @@ use slackwater_wire::{PutMode, ReplicaAt};
 use super::memory::{Number, Range, Staging, overlap};
 use super::plan::RawPlan;
 use super::session::{Outcome, Session};
-use super::{ABSENT, NO_ROOM, WRONG, stored};
+use super::{ABSENT, NO_ROOM, WRONG};
 
 /// The memory of one value: its pieces in order; `None` when they are not all memory, lengths are missing, or they are
 /// together longer than memory can be.
@@ -151,7 +151,7 @@ impl Session {
             };
             let entries: Vec<(&[u8], &[u8])> = named.zip(full).take_while(is_new).collect();
             let put = self.client.put_batch(&entries, &options);
-            outcomes.extend(put.into_iter().map(|one| one.map(stored)));
+            outcomes.extend(put.into_iter().map(|one| one.map(|one| plan.code(one))));
         }
         outcomes
     }

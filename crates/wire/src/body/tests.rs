@@ -543,6 +543,36 @@ fn the_extents_of_a_reply_are_those_in_memory_in_its_order() {
     check(Reply::Done, &[]);
 }
 
+/// A master of before there were names answered without them: each replica was left out with its name.
+#[test]
+fn replicas_without_names_are_replicas() {
+    // As such a master wrote it, without the field.
+    let older = "0181a844657363726962658\
+        9a36b6579c40161a674656e616e74a764656661756c74a776657273696f6e05a562797465730aa8636865636b73756d07a567726f7570c0\
+        a370696ea448617264a56c6561736582a47365637300a56e616e6f7300a87265706c69636173919381a64d656d6f727985a77365676d656e\
+        7401ab696e6361726e6174696f6e02a66f6666736574cd1000a56279746573cd2000aa67656e65726174696f6e03a8436f6d706c65746501";
+    let body: Vec<u8> = (0..older.len() / 2)
+        .map(|at| u8::from_str_radix(&older[2 * at..2 * at + 2], 16).unwrap())
+        .collect();
+    let Ok(Reply::Describe(mut found)) = decode::<Reply>(&body) else {
+        panic!("no description");
+    };
+    let named = |found: &Description| -> Vec<(u32, String)> {
+        let named = found.named();
+        named.map(|(at, name)| (at.2, name.to_owned())).collect()
+    };
+    assert_eq!(named(&found), [(1, String::new())]);
+    found
+        .replicas
+        .push((ReplicaAt::Memory(extent()), ReplicaState::Complete, 2));
+    found.names = vec!["here".into()];
+    assert_eq!(
+        named(&found),
+        [(1, "here".to_owned()), (2, String::new())],
+        "the rest has none"
+    );
+}
+
 /// A capability that lacks a byte, or bytes after the last one, are not taken for capabilities.
 #[test]
 fn capabilities_come_whole() {

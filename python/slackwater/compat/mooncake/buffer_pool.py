@@ -4,52 +4,51 @@ Leases and pools that are dropped give back what they have, as far as nobody loo
 in a fork, they leave it to the system.
 """
 
-import contextlib
 import ctypes
 import mmap
 import os
 import sys
 import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Self
 
+from slackwater.compat.mooncake.shown import Shared
+
 __all__ = ["BufferPool", "RegisteredBufferPool"]
 
 
-def address_of(memory: mmap.mmap) -> int:
-    """The address of the first byte of a mapping."""
-    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
-
-
-class _Region:
+class _Region(Shared):
     """Memory that one lease at a time has a part of."""
 
-    def __init__(self, store: Any, size: int, alignment: int) -> None:
+    def __init__(self, pool: "BufferPool", size: int, alignment: int) -> None:
         # Longer by the alignment: the system gives pages when they are written, so that the rest costs none.
-        self.memory = mmap.mmap(-1, size + alignment, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        base = address_of(self.memory)
-        self.start, self.size = -base % alignment, size
-        self.address = base + self.start
-        if store.register_buffer(self.address, size) != 0:
-            self.memory.close()
+        super().__init__(mmap.mmap(-1, size + alignment, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        self.start, self.size = -self.address % alignment, size
+        self.first = self.address + self.start
+        self._pool = weakref.ref(pool)
+        if pool._store.register_buffer(self.first, size) != 0:
+            self.close()
             raise RuntimeError(f"an overflow region of {size} bytes is not registered: is the store set up?")
 
-    def is_viewed(self) -> bool:
-        """Whether a view of the memory is alive. A mapping is not given another length while one is; the same does nothing."""
-        try:
-            self.memory.resize(len(self.memory))
-        except BufferError:
-            return True
-        return False
+    def is_free(self) -> bool:
+        """Whether nobody looks at it any more."""
+        return not self.is_shown() and not self.is_viewed()
+
+    def no_longer_shown(self) -> None:
+        """Somebody may wait for it."""
+        pool = self._pool()
+        if pool is not None:
+            pool._tell()
 
     def end(self, store: Any) -> None:
         """Gives the memory back to the system, when nobody looks at it any more."""
-        store.unregister_buffer(self.address)
-        with contextlib.suppress(BufferError):
-            self.memory.close()
+        store.unregister_buffer(self.first)
+        if self.is_free():
+            self.close()
 
 
 class BufferLeaseView(ABC):
@@ -76,7 +75,7 @@ class BufferLease(BufferLeaseView):
     @property
     def ptr(self) -> int:
         """The address of the first byte."""
-        return self._open().address
+        return self._open().first
 
     @property
     def size(self) -> int:
@@ -87,10 +86,11 @@ class BufferLease(BufferLeaseView):
     def buffer(self) -> memoryview:
         """The bytes."""
         region = self._open()
-        return memoryview(region.memory)[region.start : region.start + self._size]
+        return memoryview(region.pages)[region.start : region.start + self._size]
 
     def release(self) -> None:
-        """Gives the memory back to the pool; again does nothing. Raises while a view of it is alive."""
+        """Gives the memory back to the pool; again does nothing. Raises while a view of it is alive; under a tensor the
+        memory stays, and goes back to the pool with it."""
         self._pool._release(self)
 
     def __enter__(self) -> Self:
@@ -187,7 +187,7 @@ class BufferPool:
             if free is None:
                 return None
             self._end(free.pop())
-        region = _Region(self._store, length, self._alignment)
+        region = _Region(self, length, self._alignment)
         self._bytes += length
         return region
 
@@ -212,7 +212,10 @@ class BufferPool:
             if lease._region.is_viewed():
                 raise RuntimeError("cannot release buffer while exported views exist")
             lease._released = True
-            self._take_back(lease._region)
+            if lease._region.is_shown():
+                self._dropped.append(lease._region)
+            else:
+                self._take_back(lease._region)
 
     def _take_back(self, region: _Region) -> None:
         self._leased.discard(region)
@@ -228,6 +231,12 @@ class BufferPool:
         if is_finalizing() or not self._is_here():
             return
         self._dropped.append(region)
+        self._tell()
+
+    def _tell(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        """Has those who wait look again."""
+        if is_finalizing() or not self._is_here():
+            return
         with self._changed:
             self._changed.notify_all()
 
@@ -235,10 +244,10 @@ class BufferPool:
         """Takes back what was dropped and is not looked at any more."""
         for _ in range(len(self._dropped)):
             region = self._dropped.popleft()
-            if region.is_viewed():
-                self._dropped.append(region)
-            else:
+            if region.is_free():
                 self._take_back(region)
+            else:
+                self._dropped.append(region)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # Nobody has a lease, which would have the pool.
@@ -286,22 +295,17 @@ class MooncakeHostMemAllocator:
     """Pages that forks of this process share."""
 
     def __init__(self) -> None:
-        self._pages: dict[int, mmap.mmap] = {}
+        self._pages: dict[int, Shared] = {}
 
     def alloc(self, size: int) -> int:
         """The address of so many zeros; 0 when there is not that much memory."""
         try:
-            pages = mmap.mmap(-1, size)
+            pages = Shared(mmap.mmap(-1, size))
         except (OSError, ValueError, OverflowError):
             return 0
-        address = address_of(pages)
-        self._pages[address] = pages
-        return address
+        self._pages[pages.address] = pages
+        return pages.address
 
     def free(self, ptr: int) -> int:
-        """Gives pages back: 0, or -1 when there are none at the address."""
-        pages = self._pages.pop(ptr, None)
-        if pages is None:
-            return -1
-        pages.close()
-        return 0
+        """Gives pages back, those under a tensor when it is gone: 0, or -1 when there are none at the address."""
+        return -1 if self._pages.pop(ptr, None) is None else 0

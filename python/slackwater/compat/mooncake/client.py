@@ -32,7 +32,7 @@ class MooncakeDistributedStore(ParallelTensors, Segments, Tasks, Thin):
         self._hostname = ""
         self._told = set()
         self._mounted = {}
-        self._attached, self._memories = None, {}
+        self._attached, self._memories = None, []
         self._lock = threading.Lock()
 
     def setup(self, *args: Any, **kwargs: Any) -> int:

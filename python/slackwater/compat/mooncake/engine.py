@@ -20,9 +20,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from slackwater._native import RawEngine
-from slackwater.compat.mooncake.buffer_pool import address_of
 from slackwater.compat.mooncake.http_service import NOT_FOUND, Answer, Asked, Service, cut
 from slackwater.compat.mooncake.opening import PROTOCOLS, log, split, tell
+from slackwater.compat.mooncake.shown import address_of
 from slackwater.compat.mooncake.variables import number
 
 _FAILED, _UNKNOWN, _UNREACHABLE, _OVERLAPS = -1, -3, -102, -7

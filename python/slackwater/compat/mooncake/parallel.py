@@ -5,7 +5,7 @@ and puts the part that is its own. A part that nobody has put is made of those t
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from math import prod
@@ -21,13 +21,19 @@ from slackwater.compat.mooncake.parallelism import (
     writer_of,
 )
 from slackwater.compat.mooncake.replicate import CREATE_NEAR, DEFAULT, UPSERT_NEAR, ReplicateConfig, plan_of
+from slackwater.compat.mooncake.shown import memory_at
 from slackwater.compat.mooncake.tensor_format import HEADER_BYTES, Axis, FormatError, Layout
 from slackwater.compat.mooncake.tensors import Piece, Source, Tensors, tensor_of
 
 _INVALID_PARAMS = -600
 _READ = "read of parts of a tensor"
+_ABSENT = -704
 # Where the parts of a tensor are: how it was cut, and the key of each part.
 _Parts = tuple[Manifest, Callable[[int], str]]
+
+
+class _Unread(Exception):
+    """A value that may be there was not read: what else is there must not take its place."""
 
 
 class _Memory(NamedTuple):
@@ -115,16 +121,35 @@ class ParallelTensors(Tensors):
         each, partitions = _listed(shares, len(keys)), _listed(writers, len(keys))
         if code or both or len(tensors) != len(keys) or each is None or partitions is None:
             return [code or _INVALID_PARAMS] * len(keys)
-        codes, pieces, kept = [0] * len(keys), [], []
+        codes, kept = [0] * len(keys), []
+        puts: list[_Put] = []
         for at, (key, tensor, share, writer) in enumerate(zip(keys, tensors, each, partitions, strict=True)):
             try:
                 in_memory = isinstance(tensor, _Memory)
                 source = Source.at(tensor.pointer, tensor.size) if in_memory else Source.of(tensor)
                 kept.append(source)
-                pieces += _pieces(at, key, source, share, writer, all_ranks=in_memory)
+                puts.append(_put(at, key, source, share, writer, all_ranks=in_memory))
             except FormatError as error:
                 codes[at] = self._no_tensor(method, error)
-        return self._put_pieces(pieces, plan, codes)
+        if not plan.upsert:
+            # Of a tensor that is there, cut in another way, the manifest stays, by which these parts are not found.
+            puts = [one for one in puts if not self._refused(one, codes)]
+        codes = self._put_pieces([piece for one in puts for piece in one.pieces], plan, codes)
+        for one in puts:
+            # Another writer may have been quicker, since the manifests were looked at.
+            if codes[one.owner] == 0:
+                self._refused(one, codes)
+        return codes
+
+    def _refused(self, put: "_Put", codes: list[int]) -> bool:
+        """Whether the manifest that is there is another one than that which is put."""
+        if put.manifest is None:
+            return False
+        there = self._raw.get_buffers([put.manifest.key])[0]
+        if there is None or bytes(memoryview(there)) == put.manifest.head:
+            return False
+        codes[put.owner] = self._other_exists("a tensor is there that is cut in another way")
+        return True
 
     # Reading.
 
@@ -170,16 +195,29 @@ class ParallelTensors(Tensors):
         except FormatError as error:
             self._no_tensor(_READ, error)
             return None
+        except _Unread:
+            # The reason is in the log of the call that failed.
+            return None
+
+    def _read(self, keys: Sequence[str]) -> list[Any]:
+        """The values of keys, None for those that are not there."""
+        found: list[Any] = self._raw.read_buffers(keys)
+        if any(value.__class__ is int and value != _ABSENT for value in found):
+            raise _Unread
+        return [None if value.__class__ is int else value for value in found]
 
     def _stored(self, key: str, memory: _Memory | None, share: Share | None) -> Any:
         """The tensor of a key, if it is the part that is asked for; None otherwise."""
         if memory is not None:
             read = self._raw.get_into([key], [memory.pointer], [memory.size])[0]
-            if read < 0:
+            # A part of another cut has the same key, and may be longer than the one that is asked for.
+            if read == _ABSENT or (read < 0 and share is not None and self._raw.size(key) > memory.size):
                 return None
-            held: Any = (ctypes.c_char * read).from_address(memory.pointer)
+            if read < 0:
+                raise _Unread
+            held: Any = memory_at(memory.pointer, read)
         else:
-            held = self._raw.get_buffers([key])[0]
+            held = self._read([key])[0]
             if held is None:
                 return None
         layout = _layout_of(held)
@@ -206,32 +244,38 @@ class ParallelTensors(Tensors):
                 return _placed(layout, joined, memory)
         return None
 
-    def _parts_of(self, key: str, share: Share | None) -> list[_Parts]:
+    def _parts_of(self, key: str, share: Share | None) -> Iterator[_Parts]:
         """The ways in which a tensor is there in parts."""
-        found: list[_Parts] = []
-        if share is not None and share.cut is not None:
+        for way in (self._shared_parts, self._written_parts):
+            try:
+                yield from way(key, share)
+            except FormatError as error:
+                # It may be there in the other way.
+                self._no_tensor(_READ, error)
 
-            def of_rank(manifest: Manifest) -> Callable[[int], str]:
-                return lambda rank: share.with_cut(Axis(rank, manifest.count, manifest.dimension)).key(key)
+    def _shared_parts(self, key: str, share: Share | None) -> Iterator[_Parts]:
+        if share is None or share.cut is None:
+            return
+        first = share.with_cut(replace(share.cut, rank=0)).key(key)
+        manifest = self._manifest(share_manifest(key)) or self._cut_of(first)
+        if manifest is not None:
+            cut, count = manifest.dimension, manifest.count
+            yield manifest, lambda rank: share.with_cut(Axis(rank, count, cut)).key(key)
 
-            stored = self._manifest(share_manifest(key)) or self._cut_of(share.with_cut(replace(share.cut, rank=0)).key(key))
-            found += [(stored, of_rank(stored))] if stored else []
-        written = self._manifest(writer_manifest(key))
-        if written is not None:
-            count, dimension = written.count, written.dimension
-            found.append((written, lambda rank: writer_key(key, Axis(rank, count, dimension))))
-        return found
+    def _written_parts(self, key: str, _share: Share | None) -> Iterator[_Parts]:
+        manifest = self._manifest(writer_manifest(key))
+        if manifest is not None:
+            cut, count = manifest.dimension, manifest.count
+            yield manifest, lambda rank: writer_key(key, Axis(rank, count, cut))
 
     def _manifest(self, key: str) -> Manifest | None:
-        value = self._raw.get_buffers([key])[0]
+        value = self._read([key])[0]
         return None if value is None else Manifest.parse(bytes(memoryview(value)[: MANIFEST_BYTES + 1]))
 
     def _cut_of(self, key: str) -> Manifest | None:
         """How a tensor was cut whose parts were put without a manifest, by one of them."""
-        value = self._raw.get_buffers([key])[0]
-        if value is None:
-            return None
-        return Manifest.of(_layout_of(value))
+        value = self._read([key])[0]
+        return None if value is None else Manifest.of(_layout_of(value))
 
     def _joined(self, manifest: Manifest, name: Callable[[int], str], dimension: int, begin: int, extent: int) -> Any:
         """The bytes of a range along a dimension, read from the parts that have them; None when one is missing or of
@@ -242,12 +286,14 @@ class ParallelTensors(Tensors):
         along = dimension == manifest.dimension
         width = part.shape[manifest.dimension]
         first, last = (begin // width, -(-(begin + extent) // width)) if along and width else (0, manifest.count)
-        handles = self._raw.get_buffers([name(rank) for rank in range(first, last)])
+        handles = self._read([name(rank) for rank in range(first, last)])
         rows, run = _rows(part, manifest.dimension)
         columns = []
-        for rank, handle in enumerate(handles, first):
-            if handle is None or not _is_part(handle, manifest.part(rank)):
-                return None
+        if any(handle is None or not _is_part(handle, manifest.part(rank)) for rank, handle in enumerate(handles, first)):
+            return None
+        if len({_layout_of(handle).write for handle in handles}) > 1:
+            raise FormatError(f"{name(first)} and the parts after it are of different writes")
+        for handle in handles:
             if part.bytes:
                 flat = torch.frombuffer(handle, dtype=torch.uint8, count=part.bytes, offset=HEADER_BYTES)
                 columns.append(flat.reshape((rows, run)))
@@ -292,39 +338,50 @@ def _placed(layout: Layout, joined: Any, memory: _Memory | None) -> Any:
         raise FormatError(f"{size} bytes at {pointer} have no room for {length}")
     ctypes.memmove(pointer, layout.header(), HEADER_BYTES)
     ctypes.memmove(pointer + HEADER_BYTES, joined.data_ptr(), layout.bytes)
-    return tensor_of(layout, (ctypes.c_char * length).from_address(pointer), HEADER_BYTES)
+    return tensor_of(layout, memory_at(pointer, length), HEADER_BYTES)
 
 
-def _pieces(at: int, key: str, source: Source, given: Any, writer: Any, *, all_ranks: bool) -> list[Piece]:
+class _Put(NamedTuple):
+    """What is put for one key of a call."""
+
+    owner: int
+    pieces: list[Piece]
+    manifest: Piece | None = None
+
+
+def _put(at: int, key: str, source: Source, given: Any, writer: Any, *, all_ranks: bool) -> _Put:
     """The values that are put for a tensor: it, or parts of it with their manifest, by one of the two."""
+    everything = [(0, source.layout.bytes)]
     if given is None and writer is None:
-        return [Piece(at, key, source.layout.header(), source.address, [(0, source.layout.bytes)])]
+        return _Put(at, [Piece(at, key, source.layout.header(), source.address, everything)])
     # What was a part of another tensor is the tensor here.
-    layout = replace(source.layout, whole=source.layout.shape, axes=())
+    layout = replace(source.layout, whole=source.layout.shape, axes=(), write=0)
     if writer is not None:
         axis = writer_of(writer)
         part, runs = next(islice(layout.parts(axis.size, axis.dimension), axis.rank, None))
+        part = replace(part, write=source.write())
         manifest = Piece(at, writer_manifest(key), Manifest.of(part).bytes(), 0, [])
-        return [Piece(at, writer_key(key, axis), part.header(), source.address, runs), manifest]
+        return _Put(at, [Piece(at, writer_key(key, axis), part.header(), source.address, runs), manifest], manifest)
     share = Share.of(given)
-    cut, everything = share.cut, [(0, layout.bytes)]
+    cut = share.cut
     if cut is None:
         part = replace(layout, axes=share.axes)
-        return [Piece(at, share.key(key), part.header(), source.address, everything)]
+        return _Put(at, [Piece(at, share.key(key), part.header(), source.address, everything)])
     if all_ranks:
-        pieces = []
+        pieces, write = [], source.write()
         for rank, (part, runs) in enumerate(layout.parts(cut.size, cut.dimension)):
             own = share.with_cut(replace(cut, rank=rank))
-            header = replace(part, axes=own.axes).header()
+            header = replace(part, axes=own.axes, write=write).header()
             pieces.append(Piece(at, own.key(key), header, source.address, runs))
-        return pieces
+        return _Put(at, pieces)
     if len(share.axes) == 1:
+        # This rank has nothing but its part, of which nobody can say what it is a part of.
         part, runs = _as_part(layout, cut), everything
     else:
         part, runs = next(islice(layout.parts(cut.size, cut.dimension), cut.rank, None))
-        part = replace(part, axes=share.axes)
+        part = replace(part, axes=share.axes, write=source.write())
     manifest = Piece(at, share_manifest(key), Manifest.of(part).bytes(), 0, [])
-    return [Piece(at, share.key(key), part.header(), source.address, runs), manifest]
+    return _Put(at, [Piece(at, share.key(key), part.header(), source.address, runs), manifest], manifest)
 
 
 def _as_part(layout: Layout, cut: Axis) -> Layout:

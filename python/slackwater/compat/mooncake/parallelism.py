@@ -156,7 +156,8 @@ def _axis(given: Any) -> Axis:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int)
+    # As long as it is in a header.
+    return isinstance(value, int) and -(2**31) <= value < 2**31
 
 
 def writer_of(given: Any) -> Axis:

@@ -4,11 +4,13 @@ Numbers are little-endian. The header has, from byte 0: magic, version, its own 
 dimensions, layout, flags, where the elements begin, and their bytes; from 40 the eight extents of the whole tensor and of
 this part of it, -1 where there is no such dimension; from 168 how many axes it was split by, and four axes of kind,
 index, rank, size, dimension, the number of an expert or a stage, and the extent of this part.
+
+The four bytes after the number of axes are reserved: here they say which write a part is of.
 """
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 
 HEADER_BYTES = 304
@@ -70,6 +72,8 @@ class Layout:
     shape: tuple[int, ...]
     whole: tuple[int, ...]
     axes: tuple[Axis, ...] = ()
+    write: int = field(default=0, compare=False)
+    """Of a part, which bytes the whole tensor had that it was cut from; 0 when that is not known."""
 
     def __post_init__(self) -> None:
         shape, whole, rank = self.shape, self.whole, len(self.shape)
@@ -130,7 +134,7 @@ class Layout:
             for at, axis in enumerate(self.axes)
         ]
         absent = [bytes(_AXIS.size)] * (AXES_MAX - len(axes))
-        return b"".join([_FIXED.pack(*fixed, *extents, len(axes), 0), *axes, *absent])
+        return b"".join([_FIXED.pack(*fixed, *extents, len(axes), self.write), *axes, *absent])
 
     @classmethod
     def parse(cls, header: bytes, total_bytes: int) -> "Layout":
@@ -145,13 +149,14 @@ class Layout:
         if number not in _KINDS or not 0 <= rank <= DIMENSIONS_MAX or kind not in (_FULL, _SHARD):
             raise FormatError(f"elements of kind {number} in {rank} dimensions with layout {kind}")
         whole, shape, count = tuple(rest[:rank]), tuple(rest[8 : 8 + rank]), rest[16]
+        write = rest[17]
         if count > AXES_MAX:
             raise FormatError(f"split by {count} axes, at most {AXES_MAX} are known")
         axes = []
         for at in range(count):
             axis_kind, _index, axis_rank, size, dimension, told, _ = _AXIS.unpack_from(header, _FIXED.size + at * _AXIS.size)
             axes.append(Axis(axis_rank, size, dimension, axis_kind, told))
-        layout = cls(number, shape, whole, tuple(axes))
+        layout = cls(number, shape, whole, tuple(axes), write)
         if layout.bytes != data or total_bytes != HEADER_BYTES + data:
             raise FormatError(f"{data} bytes of elements in an object of {total_bytes}, for extents {shape}")
         return layout

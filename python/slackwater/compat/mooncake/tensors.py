@@ -5,16 +5,17 @@ import json
 import os
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from slackwater._native import RawClient
+from slackwater._native import RawClient, checksum
 from slackwater.compat.mooncake.opening import log
 from slackwater.compat.mooncake.replicate import CREATE_NEAR, DEFAULT, UPSERT_NEAR, ReplicateConfig, plan_of
+from slackwater.compat.mooncake.shown import memory_at
 from slackwater.compat.mooncake.tensor_format import HEADER_BYTES, SAFE_NUMBERS, FormatError, Layout
 
-_INVALID_PARAMS, _FILE_NOT_FOUND = -600, -1100
+_INVALID_PARAMS, _FILE_NOT_FOUND, _OTHER_EXISTS = -600, -1100, -705
 _SAFE_HEADER_BYTES_MAX = 100_000_000
 
 
@@ -42,6 +43,10 @@ class Source:
             raise FormatError(f"{size} bytes at {address} are no tensor")
         return cls(Layout.parse(ctypes.string_at(address, HEADER_BYTES), size), address + HEADER_BYTES)
 
+    def write(self) -> int:
+        """Which bytes these are, never 0: what all parts of them have in common, of any writer and at any time."""
+        return checksum(self.address, self.layout.bytes) & 0xFFFF_FFFF or 1
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -52,6 +57,10 @@ class Piece:
     head: bytes
     address: int
     runs: Sequence[tuple[int, int]]
+
+    def is_part(self) -> bool:
+        """Whether it is a tensor or a part of one, and no manifest."""
+        return len(self.head) == HEADER_BYTES
 
 
 def tensor_of(layout: Layout, memory: Any, offset: int) -> Any:
@@ -106,17 +115,21 @@ class Tensors:
         """Puts tensors, each cut into so many parts along a dimension if they are more than one; a number in the place of
         a tensor is its code."""
         codes = [0 if isinstance(source, Source) else source for source in sources]
-        pieces = []
+        pieces: list[Piece] = []
         for at, (key, source) in enumerate(zip(keys, sources, strict=True)):
             if not isinstance(source, Source):
                 continue
             try:
-                parts = _parts(key, source.layout, split)
+                parts = _parts(key, source, split)
             except FormatError as error:
                 codes[at] = self._no_tensor("put of parts of a tensor", error)
                 continue
             pieces += [Piece(at, name, layout.header(), source.address, runs) for name, layout, runs in parts]
         return self._put_pieces(pieces, plan, codes)
+
+    def _other_exists(self, why: str) -> int:
+        log.warning("put of parts of a tensor: %d: %s: remove them, or upsert", _OTHER_EXISTS, why)
+        return _OTHER_EXISTS
 
     def _put_pieces(self, pieces: "Sequence[Piece]", plan: Any, codes: list[int]) -> list[int]:
         """Puts values for the keys of a call, whose codes are those of before and of the first of its values that fails."""
@@ -131,7 +144,18 @@ class Tensors:
         put = self._raw.put_from_many([piece.key for piece in pieces], starts, sizes, spread)
         for piece, code in zip(pieces, put, strict=True):
             codes[piece.owner] = codes[piece.owner] or min(code, 0)
+        self._check_beside([piece for piece, code in zip(pieces, put, strict=True) if code == 0],
+                           [piece for piece, code in zip(pieces, put, strict=True) if code > 0], codes)  # fmt: skip
         return codes
+
+    def _check_beside(self, stored: "Sequence[Piece]", existing: "Sequence[Piece]", codes: list[int]) -> None:
+        """Refuses tensors of which some parts were stored and others were there, when those are of another tensor: neither
+        can be read."""
+        owners = {piece.owner for piece in stored if piece.is_part()}
+        beside = [piece for piece in existing if piece.is_part() and piece.owner in owners]
+        for piece, value in zip(beside, self._raw.get_buffers([piece.key for piece in beside]), strict=True):
+            if value is not None and bytes(memoryview(value)[:HEADER_BYTES]) != piece.head and not codes[piece.owner]:
+                codes[piece.owner] = self._other_exists(f"{piece.key} is there, of another tensor")
 
     def _put_tensors(
         self, method: str, keys: Sequence[str], tensors: Sequence[Any], plan: Any, split: tuple[int, int] = (1, 0)
@@ -254,7 +278,7 @@ class Tensors:
             except FormatError as error:
                 self._no_tensor("get_tensor_into", error)
                 layout = None
-            memory = None if layout is None else (ctypes.c_char * read).from_address(pointer)
+            memory = None if layout is None else memory_at(pointer, read)
             tensors.append(None if layout is None else tensor_of(layout, memory, HEADER_BYTES))
         return tensors
 
@@ -364,14 +388,16 @@ class Tensors:
         return None if self.put_tensor(key, tensor) < 0 else tensor
 
 
-def _parts(key: str, layout: Layout, split: tuple[int, int]) -> list[tuple[str, Layout, list[tuple[int, int]]]]:
+def _parts(key: str, source: Source, split: tuple[int, int]) -> list[tuple[str, Layout, list[tuple[int, int]]]]:
     """Key, layout and runs of bytes of each part of a tensor."""
     size, dimension = split
     if size <= 1:
-        return [(key, layout, [(0, layout.bytes)])]
+        return [(key, source.layout, [(0, source.layout.bytes)])]
     if not key:
         raise FormatError("a key must not be empty")
-    return [(_tp_key(key, rank), *part) for rank, part in enumerate(layout.parts(size, dimension))]
+    parts = [(_tp_key(key, rank), *part) for rank, part in enumerate(source.layout.parts(size, dimension))]
+    write = source.write()
+    return [(name, replace(layout, write=write), runs) for name, layout, runs in parts]
 
 
 def _of_rank(keys: Sequence[str], rank: int, size: int) -> list[str]:

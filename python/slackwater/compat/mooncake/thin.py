@@ -18,8 +18,8 @@ from typing import Self
 
 from slackwater._native import RawClient
 from slackwater.compat.mooncake import opening
-from slackwater.compat.mooncake.buffer_pool import address_of
 from slackwater.compat.mooncake.opening import INVALID_PARAMS, NOT_SUPPORTED, log
+from slackwater.compat.mooncake.shown import Shared
 from slackwater.compat.mooncake.variables import milliseconds
 from slackwater.errors import ErrorCode
 
@@ -119,14 +119,13 @@ def _is_here(host: str) -> bool:
     return False
 
 
-class Memory:
+class Memory(Shared):
     """Memory that is handed out from its front. The system gives pages when they are written."""
 
     def __init__(self, size: int) -> None:
+        super().__init__(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         self.size, self._used = size, 0
         self._lock = threading.Lock()
-        self._pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self.address = address_of(self._pages)
 
     def take(self, size: int) -> int:
         """The address of so many bytes; 0 when there are not so many left."""
@@ -138,10 +137,12 @@ class Memory:
             return self.address + start
 
     def forget(self) -> None:
-        """Gives the pages back, when no call uses them any more. The addresses stay those of this memory."""
+        """Gives the pages back, when no call uses them any more. The addresses stay those of this memory. Under a tensor
+        all stays as it is."""
         with self._lock:
-            self._used = 0
-            self._pages.madvise(mmap.MADV_DONTNEED)
+            if not self.is_shown():
+                self._used = 0
+                self.pages.madvise(mmap.MADV_DONTNEED)
 
 
 class _Attached:
@@ -171,7 +172,7 @@ class Thin:
     _setup: opening.Arguments | None
     _hostname: str
     _attached: _Attached | None
-    _memories: dict[int, Memory]
+    _memories: list[Memory]
 
     def setup_dummy(self, mem_pool_size: int, local_buffer_size: int, server_address: str) -> int:
         """Opens a thin client: 0 or a negative code.
@@ -241,10 +242,17 @@ class Thin:
         return code
 
     def _memory(self, size: int) -> Memory | None:
-        """Memory of a length; that of an earlier opening, which a call may still use, is used again."""
-        if size and size not in self._memories:
-            self._memories[size] = Memory(size)
-        return self._memories.get(size)
+        """Memory of a length; that of an earlier opening, which a call may still use, is used again unless a tensor is over
+        it."""
+        if not size:
+            return None
+        free = (memory for memory in self._memories if memory.size == size and not memory.is_shown())
+        memory = next(free, None)
+        if memory is None:
+            memory = Memory(size)
+            self._memories.append(memory)
+        memory.forget()
+        return memory
 
     def _detach(self) -> None:
         """Ends what `setup_dummy` began, when the client itself has ended."""

@@ -238,23 +238,29 @@ impl BorrowedConnection {
     }
 
     fn set_timeout(&mut self, limit: Duration) -> Result<(), CloseReason> {
-        // Rounded up, so that calls with the same limits find the option already set.
-        let granule = match limit < Duration::from_secs(1) {
-            true => 1,
-            false => 100,
-        };
-        let limit = Duration::from_millis((limit.as_millis() as u64 / granule + 1) * granule);
-        // A shorter timeout that is in force serves as well: the deadlines are looked at after each call.
-        if limit < self.timeout || self.timeout * 2 < limit {
+        if let Some(timeout) = next_timeout(self.timeout, limit) {
             let set = self
                 .stream
-                .set_read_timeout(Some(limit))
-                .and_then(|()| self.stream.set_write_timeout(Some(limit)));
+                .set_read_timeout(Some(timeout))
+                .and_then(|()| self.stream.set_write_timeout(Some(timeout)));
             set.map_err(|error| CloseReason::Lost(Cause::Lost(error.to_string())))?;
-            self.timeout = limit;
+            self.timeout = timeout;
         }
         Ok(())
     }
+}
+
+/// The timeout to set for calls that may block up to `limit`; none where the one in force (zero: none is yet) serves.
+///
+/// A shorter one serves as well: deadlines are looked at after each call. So a new one is well below its limit, and lasts while
+/// a deadline comes nearer with each request.
+fn next_timeout(in_force: Duration, limit: Duration) -> Option<Duration> {
+    let limit = limit.max(Duration::from_millis(1));
+    if !in_force.is_zero() && (in_force..=in_force * 8).contains(&limit) {
+        return None;
+    }
+    let half = (limit.as_millis() / 2).max(1);
+    Some(Duration::from_millis(1 << half.ilog2()))
 }
 
 fn set_options(stream: &TcpStream, buffer_bytes: usize) -> io::Result<()> {
@@ -262,4 +268,52 @@ fn set_options(stream: &TcpStream, buffer_bytes: usize) -> io::Result<()> {
     let socket = SockRef::from(stream);
     socket.set_send_buffer_size(buffer_bytes)?;
     socket.set_recv_buffer_size(buffer_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MILLISECOND: Duration = Duration::from_millis(1);
+
+    /// The earliest deadline of a connection comes nearer while requests come and go: each of them set both timeouts again, a
+    /// millisecond shorter, which was two of its four calls of the kernel.
+    #[test]
+    fn timeouts_are_set_now_and_then_while_a_deadline_comes_nearer() {
+        for seconds in [1, 10, 60] {
+            let (mut in_force, mut set) = (Duration::ZERO, 0);
+            let mut left = Duration::from_secs(seconds);
+            while !left.is_zero() {
+                if let Some(timeout) = next_timeout(in_force, left) {
+                    (in_force, set) = (timeout, set + 1);
+                }
+                assert!(
+                    in_force <= left.max(MILLISECOND),
+                    "{in_force:?} of {left:?}"
+                );
+                left = left.saturating_sub(Duration::from_micros(100));
+            }
+            assert!(set <= 16, "{set} times in {seconds} s");
+        }
+    }
+
+    #[test]
+    fn one_wait_until_a_deadline_is_woken_few_times() {
+        let check = |in_force: u64, limit: Duration| {
+            let (mut in_force, mut left) = (Duration::from_millis(in_force), limit);
+            let mut waits = 0;
+            while !left.is_zero() {
+                in_force = next_timeout(in_force, left).unwrap_or(in_force);
+                left = left.saturating_sub(in_force);
+                waits += 1;
+            }
+            assert!(waits <= 40, "{waits} waits for {limit:?}");
+        };
+        for in_force in [0, 1, 256, 1 << 20] {
+            check(in_force, Duration::from_nanos(1));
+            check(in_force, MILLISECOND);
+            check(in_force, Duration::from_secs(1));
+            check(in_force, Duration::from_secs(3600));
+        }
+    }
 }

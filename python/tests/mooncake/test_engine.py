@@ -329,7 +329,7 @@ def test_an_engine_that_was_not_started_refuses() -> None:
 def test_engines_that_cannot_be_are_refused(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     for given, reason in (
         (("127.0.0.1", "P2PHANDSHAKE", "pigeon", ""), "pigeon"),
-        (("127.0.0.1", "http://127.0.0.1:1/metadata", "tcp", ""), "P2PHANDSHAKE"),
+        (("127.0.0.1", "etcd://127.0.0.1:1", "tcp", ""), "P2PHANDSHAKE"),
         (("192.0.2.1", "P2PHANDSHAKE", "tcp", ""), "this machine alone"),
         (("127.0.0.1:x", "P2PHANDSHAKE", "tcp", ""), "no port"),
     ):

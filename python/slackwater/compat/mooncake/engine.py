@@ -14,13 +14,14 @@ import os
 import random
 import socket
 import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from slackwater._native import RawEngine
-from slackwater.compat.mooncake.http_service import NOT_FOUND, Answer, Asked, Service, cut
+from slackwater.compat.mooncake.directory import Directory
+from slackwater.compat.mooncake.http_client import ask
+from slackwater.compat.mooncake.http_service import NOT_FOUND, Answer, Asked, Service
 from slackwater.compat.mooncake.opening import PROTOCOLS, log, split, tell
 from slackwater.compat.mooncake.shown import address_of
 from slackwater.compat.mooncake.variables import number
@@ -64,6 +65,8 @@ class TransferEngine:
         self._raw: RawEngine | None = None
         self._service: Service | None = None
         self._managed: dict[int, mmap.mmap] = {}
+        # The engines of a metadata server are known by the names that they gave themselves.
+        self._directory: Directory | None = None
         self._lock = threading.Lock()
         self._process = os.getpid()
 
@@ -80,14 +83,12 @@ class TransferEngine:
         with self._lock:
             if self._raw is not None:
                 return 0
-            if protocol not in PROTOCOLS or metadata_server != "P2PHANDSHAKE":
-                log.error(
-                    "initialize: protocol %r with metadata server %r: expected one of %s, and P2PHANDSHAKE",
-                    protocol, metadata_server, ", ".join(PROTOCOLS),
-                )  # fmt: skip
+            if protocol not in PROTOCOLS:
+                log.error("initialize: protocol %r: expected one of %s", protocol, ", ".join(PROTOCOLS))
                 return _FAILED
             try:
-                host = _loopback(split(local_hostname)[0])
+                directory = None if metadata_server == "P2PHANDSHAKE" else Directory(metadata_server)
+                host = _loopback(split(local_hostname)[0], is_a_name=directory is not None)
                 raw = RawEngine(local_hostname, host, tell)
                 service = _bound(host, _answer_of(raw))
             except (ValueError, OSError) as error:
@@ -95,9 +96,16 @@ class TransferEngine:
                 return _FAILED
             serving = threading.Thread(target=service.serve_forever, name="slackwater-engine", daemon=True)
             serving.start()
-            self._raw, self._service = raw, service
+            entry = _Entry(directory, local_hostname, host, service.port)
             # Before the interpreter ends, too: the thread of the service would not run then to be ended.
-            weakref.finalize(self, _end, self._process, raw, service, serving, self._managed)
+            ending = weakref.finalize(self, _end, self._process, raw, service, serving, self._managed, entry)
+            try:
+                entry.enter()
+            except (ValueError, OSError, http.client.HTTPException) as error:
+                log.error("initialize: metadata server %s: %s", metadata_server, error)
+                ending()
+                return _FAILED
+            self._raw, self._service, self._directory = raw, service, directory
         return 0
 
     def initialize_ext(
@@ -338,11 +346,37 @@ class TransferEngine:
         if self._raw is None or self._process != os.getpid():
             return None
         try:
-            described = _asked(*split(peer))
-            return self._raw.open(peer, described) or 0
+            return self._raw.open(peer, _asked(*self._where(peer))) or 0
         except (ValueError, OSError, http.client.HTTPException) as error:
             log.warning("%s: no engine: %s", peer, error)
             return None
+
+    def _where(self, peer: str) -> tuple[str, int]:
+        """Where the engine of a peer is."""
+        if self._directory is None:
+            return split(peer)
+        found = self._directory.find(peer)
+        if found is None:
+            raise ValueError("the metadata server knows none of this name")
+        return _loopback(found[0]), found[1]
+
+
+class _Entry:
+    """The entry of an engine in a metadata server, if it has one."""
+
+    def __init__(self, directory: Directory | None, *entry: Any) -> None:
+        self._directory, self._entry, self._is_entered = directory, entry, False
+
+    def enter(self) -> None:
+        """Makes it."""
+        if self._directory is not None:
+            self._directory.enter(*self._entry, _is_engine)
+            self._is_entered = True
+
+    def leave(self) -> None:
+        """Removes it."""
+        if self._directory is not None and self._is_entered:
+            self._directory.leave(*self._entry)
 
 
 def _answer_of(raw: RawEngine) -> Callable[[Asked], Answer]:
@@ -353,15 +387,19 @@ def _answer_of(raw: RawEngine) -> Callable[[Asked], Answer]:
 
 
 def _end(
-    process: int, raw: RawEngine, service: Service, serving: threading.Thread, managed: dict[int, mmap.mmap]
-) -> None:
+    process: int, raw: RawEngine, service: Service, serving: threading.Thread, managed: dict[int, mmap.mmap],
+    entry: _Entry | None = None,
+) -> None:  # fmt: skip
     """Ends an engine. Its threads and connections are those of the process that started it."""
     if process != os.getpid():
         return
     if threading.current_thread() is serving:
         # The garbage collector runs on any thread: this one would wait for its own end.
-        threading.Thread(target=_end, args=(process, raw, service, serving, managed), name="slackwater-end").start()
+        given = process, raw, service, serving, managed, entry
+        threading.Thread(target=_end, args=given, name="slackwater-end").start()
         return
+    if entry is not None:
+        entry.leave()
     service.shutdown()
     service.server_close()
     if not raw.close():
@@ -370,27 +408,21 @@ def _end(
 
 
 def _asked(host: str, port: int) -> bytes:
-    connection = http.client.HTTPConnection(host, port, timeout=_ASK_SECONDS)
-    connection.connect()
-    assert connection.sock is not None
-    # The timeout of a connection is for each piece: a peer that sends slowly would never end.
-    until = time.monotonic() + _ASK_SECONDS
-    end = threading.Timer(_ASK_SECONDS, cut, [connection.sock])
-    end.daemon = True
-    end.start()
+    # A name of this machine that others chose is refused.
+    status, described = ask(
+        "GET", host, port, _PATH, named="localhost", seconds=_ASK_SECONDS, bytes_max=_DESCRIPTION_BYTES_MAX
+    )
+    if status != 200:
+        raise ValueError(f"{status} with {len(described)} bytes")
+    return described
+
+
+def _is_engine(host: str, port: int) -> bool:
     try:
-        # A name of this machine that others chose is refused.
-        connection.request("GET", _PATH, headers={"Host": "localhost"})
-        answer = connection.getresponse()
-        described = answer.read(_DESCRIPTION_BYTES_MAX + 1)
-        if answer.status != 200 or len(described) > _DESCRIPTION_BYTES_MAX:
-            raise ValueError(f"{answer.status} with {len(described)} bytes, of {_DESCRIPTION_BYTES_MAX} at most")
-        if time.monotonic() >= until:
-            raise TimeoutError(f"its description took longer than {_ASK_SECONDS} s")
-        return described
-    finally:
-        end.cancel()
-        connection.close()
+        _asked(_loopback(host), port)
+    except (ValueError, OSError, http.client.HTTPException):
+        return False
+    return True
 
 
 def _bound(host: str, answer: Callable[[Asked], Answer]) -> Service:
@@ -406,9 +438,15 @@ def _bound(host: str, answer: Callable[[Asked], Answer]) -> Service:
     raise OSError(f"no free port between {first} and {last}")
 
 
-def _loopback(host: str) -> str:
-    """The address of a host name, which is of this machine alone: engines ask nobody for a key yet."""
-    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]
+def _loopback(host: str, *, is_a_name: bool = False) -> str:
+    """The address of a host name, which is of this machine alone: engines ask nobody for a key yet. The name of an engine
+    in a metadata server may be that of no host."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]
+    except (socket.gaierror, UnicodeError):
+        if not is_a_name or not host:
+            raise
+        found = "127.0.0.1"
     if not ipaddress.ip_address(found).is_loopback:
         raise ValueError(f"{host} is {found}: engines serve this machine alone: give localhost or 127.0.0.1")
     return str(found)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from slackwater.compat.mooncake import standalone, store
+from slackwater.compat.mooncake import standalone, store, transfer_engine_bench
 from slackwater.compat.mooncake.master import FLAGS
 from slackwater.compat.mooncake.variables import IGNORED, READ
 
@@ -27,6 +27,7 @@ the tables that the programs and their tests use.
 | `mooncake_master --rpc_port=50051` | the same command, or `slackwater master` |
 | `mooncake_client --master_server_address=127.0.0.1:50051 --global_segment_size="4 GB"` | the same command |
 | a program that imports `mooncake.store` | the same program |
+| `transfer_engine_bench --mode=target`, `transfer_engine_bench --segment_id=…` | the same commands, for two processes of one machine |
 | `mc_store_rest_server`, `mooncake_http_metadata_server` | the same commands, for this machine unless `--host` says otherwise |
 
 Without the second package, `slackwater.compat.install()` gives one process the modules, before anything imports `mooncake`.
@@ -97,6 +98,9 @@ def text() -> str:
         *_flags(FLAGS, "option of `slackwater master`"),
         "\n## Flags of `mooncake_client`\n\nWith one or two dashes, as `--name=value` or `--name value`.\n",
         *_flags(standalone.FLAGS, "argument of `setup`"),
+        "\n## Flags of `transfer_engine_bench`\n\nWith one or two dashes, as `--name=value` or `--name value`. A target says its"
+        " name, which is the `--segment_id` of an initiator.\n",
+        *_flags(transfer_engine_bench.FLAGS, "argument of `initialize`"),
     ]
     return "\n".join(parts) + "\n"
 

@@ -1,0 +1,128 @@
+"""`transfer_engine_bench`: its flags, what it measures, its end."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from slackwater.compat.mooncake.master import FlagError
+from slackwater.compat.mooncake.transfer_engine_bench import UNITS, Failed, Measured, Settings, Times, measure, settings
+from test_directory import Server, server
+
+__all__ = ["server"]
+
+SMALL = ["--buffer_size=1048576", "--threads=2", "--batch_size=4", "--block_size=4096", "--duration=1"]
+COMMAND = [sys.executable, "-m", "slackwater.compat.mooncake.transfer_engine_bench"]
+DONE = re.compile(
+    r"Test completed: duration (\d+\.\d\d), batch count (\d+), throughput (\d+\.\d{3}) MiB/s, "
+    r"batch time p50 (\d+) us, p99 (\d+) us, CPU of this side (\d+\.\d{3}) s/GB\n"
+)
+
+
+@contextmanager
+def target(*flags: str) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
+    """A target: its name, and its process."""
+    words = [*COMMAND, "--mode=target", "--buffer_size=1048576", *flags]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            said = next(line for line in process.stderr if "segment_id=" in line)
+            yield said.rpartition("=")[2].strip(), process
+        finally:
+            process.kill()
+
+
+def ran(*flags: str) -> "subprocess.CompletedProcess[str]":
+    """An initiator."""
+    return subprocess.run([*COMMAND, *SMALL, *flags], capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("operation", ["read", "write"])
+def test_an_initiator_measures_what_it_moves(operation: str) -> None:
+    with target() as (name, process):
+        done = ran(f"--segment_id={name}", f"--operation={operation}", "--report_unit=MiB", "-report_precision", "3")
+        found = DONE.fullmatch(done.stdout)
+        assert done.returncode == 0 and found is not None, (done.stdout, done.stderr)
+        seconds, batches, speed, middle, late, _ = map(float, found.groups())
+        assert 1 <= seconds < 60 and batches >= 2 and middle <= late
+        assert speed == pytest.approx(batches * 4 * 4096 / 2**20 / seconds, rel=0.02)
+        process.send_signal(signal.SIGINT if operation == "read" else signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+def test_they_meet_by_a_metadata_server(server: Server) -> None:
+    with target("--local_server_name=here", f"--metadata_server={server.url}") as (name, process):
+        assert name == "here"
+        done = ran("--segment_id=here", "--local_server_name=there", f"--metadata_server={server.url}")
+        assert done.returncode == 0 and "throughput" in done.stdout, done.stderr
+        process.terminate()
+        assert process.wait(60) == 0
+    assert server.texts == {}
+
+
+def test_what_cannot_be_measured_is_said() -> None:
+    with target() as (name, _):
+        for flags, reason in [
+            (["--segment_id=127.0.0.1:1"], "there is no target 127.0.0.1:1"),
+            ([f"--segment_id={name}", "--local_server_name=192.0.2.1"], "the engine does not start"),
+            # Its memory is as long as that of the target.
+            ([f"--segment_id={name}", "--buffer_size=4194304", "--block_size=262144"], "is its --buffer_size at least 4194304?"),
+            ([f"--segment_id={name}", "--thread=3"], "did you mean --threads?"),
+        ]:
+            done = ran(*flags)
+            assert done.returncode == 1 and reason in done.stderr and not done.stdout, (flags, done.stderr)
+
+
+def test_an_interrupt_ends_it_soon() -> None:
+    with target() as (name, _):
+        words = [*COMMAND, *SMALL, "--duration=3600", f"--segment_id={name}"]
+        with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"}) as process:
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(3)
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=60)
+            assert process.returncode == 1 and said.endswith("transfer_engine_bench: stopped\n")
+
+
+def test_flags_are_those_of_mooncake() -> None:
+    given, warnings = settings(["--segment_id", "x", "-use_vram=false", "--backend=tent", "--device_name=eth0", "--minloglevel=2"])
+    assert (given.batch_size, given.block_size, given.threads, given.duration, given.buffer_size) == (128, 65536, 12, 10, 1 << 30)
+    assert (given.mode, given.operation, given.report_unit, given.report_precision) == ("initiator", "read", "GB", 2)
+    assert [line.split(" has no effect")[0] for line in warnings] == ["--use_vram", "--backend", "--minloglevel"]
+    assert settings(["--mode=target", "--buffer_size=1"])[0].buffer_size == 1
+    for words, reason in [
+        ([], "--segment_id is needed"),
+        (["--segment_id=x", "--mode=both"], "none of initiator, target"),
+        (["--segment_id=x", "--operation=move"], "none of read, write"),
+        (["--segment_id=x", "--report_unit=GBps"], "none of KB, KiB, Kb, MB"),
+        (["--segment_id=x", "--threads=0"], "not from 1 to 1024"),
+        (["--segment_id=x", "--duration=-1"], "not from 1 to 86400"),
+        (["--segment_id=x", "--report_precision=10"], "not from 0 to 9"),
+        (["--segment_id=x", "--block_size=1048576"], "a batch of every thread has 1610612736 bytes"),
+        (["--segment_id=x", "--buffer_size=9223372036854775808"], "is not from 1 to"),
+    ]:
+        with pytest.raises(FlagError, match=reason):
+            settings(words)
+
+
+def test_figures_are_those_of_what_was_measured() -> None:
+    assert [UNITS[name] for name in ("GB", "GiB", "Gb", "MB", "Kb")] == [1e9, 1 << 30, 1.25e8, 1e6, 125]
+    times = Times()
+    assert times.quantile(0.5) == 0
+    for number in range(1, 101):
+        times.add(number / 1000)
+    assert times.quantile(0.5) == pytest.approx(0.05, rel=0.1) and times.quantile(0.99) == pytest.approx(0.099, rel=0.1)
+    assert times.quantile(0.5) >= 0.05 and times.quantile(1) >= 0.1
+    text = Measured(2.0, 100, 4 * 10**9, times, 1.0).text("GB", 1)
+    assert "duration 2.00, batch count 100, throughput 2.0 GB/s" in text and "CPU of this side 0.250 s/GB" in text
+
+
+def test_memory_that_is_not_there_is_said() -> None:
+    given = settings(["--segment_id=x", "--buffer_size=4611686018427387904"])[0]
+    assert isinstance(given, Settings)
+    with pytest.raises(Failed, match="there are no 4611686018427387904 bytes"):
+        measure(given)

@@ -1,0 +1,152 @@
+"""Engines that find each other by a metadata server."""
+
+import contextlib
+import ctypes
+import gc
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from mooncake.engine import TransferEngine
+from slackwater.compat.mooncake.http_metadata_server import VALUE_BYTES_MAX, MetadataServer
+from slackwater.compat.mooncake.http_service import Answer, Service
+
+
+class Server:
+    """A metadata server in this process, whose texts a test may change."""
+
+    def __init__(self) -> None:
+        self.metadata = MetadataServer()
+        self.answer = self.metadata.answer
+        self.service = Service("127.0.0.1", 0, VALUE_BYTES_MAX, lambda asked: self.answer(asked))
+        self.url = f"http://127.0.0.1:{self.service.port}/metadata"
+        threading.Thread(target=self.service.serve_forever, daemon=True).start()
+
+    @property
+    def texts(self) -> dict[str, bytes]:
+        return self.metadata._texts
+
+    def close(self) -> None:
+        """Ends it."""
+        self.service.shutdown()
+        self.service.server_close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.close()
+
+
+def engine_of(name: str, url: str) -> tuple[TransferEngine, Any]:
+    """An engine, and memory that it has registered."""
+    engine, memory = TransferEngine(), ctypes.create_string_buffer(4096)
+    assert engine.initialize(name, url, "tcp", "") == 0
+    assert engine.register_memory(ctypes.addressof(memory), 4096) == 0
+    return engine, memory
+
+
+def test_engines_find_each_other_by_name(server: Server) -> None:
+    (here, mine), (there, theirs) = engine_of("here", server.url), engine_of("localhost:12345", server.url)
+    at, peer = ctypes.addressof(theirs), "localhost:12345"
+    entry = json.loads(server.texts["mooncake/rpc_meta/localhost:12345"])
+    assert entry == {"ip_or_host_name": "127.0.0.1", "rpc_port": there.get_rpc_port()}
+    mine.value = b"hello"
+    assert here.transfer_sync_write(peer, ctypes.addressof(mine), at, 5) == 0 and theirs.value == b"hello"
+    assert here.get_first_buffer_address(peer) == at and here.send_probe(peer) == 0 == there.send_probe("here")
+    batch = here.batch_transfer_async_read(peer, [ctypes.addressof(mine) + 10], [at], [5])
+    assert batch > 0 and here.get_batch_transfer_status([batch]) == 0 and mine.raw[10:15] == b"hello"
+    # Names are those of the server, and no addresses.
+    for nobody in ("nobody", f"127.0.0.1:{there.get_rpc_port()}", "", "a&key=mooncake/rpc_meta/here"):
+        assert here.transfer_sync_write(nobody, ctypes.addressof(mine), at, 5) == -1, nobody
+        assert here.get_first_buffer_address(nobody) == 0 and here.send_probe(nobody) == -102
+
+
+def test_the_entry_of_an_engine_ends_with_it(server: Server) -> None:
+    engine, _ = engine_of("one", server.url)
+    assert list(server.texts) == ["mooncake/rpc_meta/one"]
+    other = TransferEngine()
+    assert other.initialize("one", server.url, "tcp", "") == -1, "the name is taken"
+    assert json.loads(server.texts["mooncake/rpc_meta/one"])["rpc_port"] == engine.get_rpc_port()
+    assert other.get_rpc_port() == 0
+    assert other.initialize("two", server.url, "tcp", "") == 0 and len(server.texts) == 2
+    del engine
+    gc.collect()
+    assert list(server.texts) == ["mooncake/rpc_meta/two"]
+
+
+def test_an_entry_of_another_engine_stays(server: Server) -> None:
+    engine, _ = engine_of("one", server.url)
+    server.texts["mooncake/rpc_meta/one"] = later = b'{"ip_or_host_name": "127.0.0.1", "rpc_port": 9}'
+    del engine
+    gc.collect()
+    assert server.texts == {"mooncake/rpc_meta/one": later}
+
+
+KILLED = """
+import os, sys
+import slackwater.compat
+slackwater.compat.install(over=True)
+from mooncake.engine import TransferEngine
+engine = TransferEngine()
+assert engine.initialize("one", sys.argv[1], "tcp", "") == 0
+os._exit(0)
+"""
+
+
+def test_the_name_of_an_engine_that_was_killed_is_free(server: Server) -> None:
+    """A program that was started again under its name was refused for ever."""
+    subprocess.run([sys.executable, "-c", KILLED, server.url], check=True, timeout=60)
+    assert list(server.texts) == ["mooncake/rpc_meta/one"]
+    engine, _ = engine_of("one", server.url)
+    assert json.loads(server.texts["mooncake/rpc_meta/one"])["rpc_port"] == engine.get_rpc_port()
+
+
+ENTRIES = [b"", b"{}", b"[]", b'"x"', b'{"ip_or_host_name": 5, "rpc_port": 1}', b"[" * 3000,
+           b'{"ip_or_host_name": "127.0.0.1", "rpc_port": "1"}', b'{"ip_or_host_name": "127.0.0.1", "rpc_port": 0}',
+           b'{"ip_or_host_name": "127.0.0.1", "rpc_port": true}', b'{"ip_or_host_name": "127.0.0.1", "rpc_port": 65536}',
+           b'{"ip_or_host_name": "192.0.2.1", "rpc_port": 1}', bytes(5000)]  # fmt: skip
+
+
+def test_entries_that_are_none_are_refused(server: Server) -> None:
+    engine, memory = engine_of("one", server.url)
+    for entry in ENTRIES:
+        server.texts["mooncake/rpc_meta/bad"] = entry
+        assert engine.transfer_sync_write("bad", ctypes.addressof(memory), 4096, 5) == -1, entry
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("127.0.0.1:2379", "expected P2PHANDSHAKE or http://"),
+        ("etcd://127.0.0.1:2379", "expected P2PHANDSHAKE or http://"),
+        ("https://127.0.0.1:1/metadata", "expected P2PHANDSHAKE or http://"),
+        ("http:///metadata", "expected P2PHANDSHAKE or http://"),
+        ("http://127.0.0.1:99999/metadata", "out of range"),
+        ("http://127.0.0.1:1/metadata", "refused"),
+        ("", "expected P2PHANDSHAKE or http://"),
+    ],
+)
+def test_a_server_that_is_none_is_named(url: str, reason: str, caplog: pytest.LogCaptureFixture) -> None:
+    engine = TransferEngine()
+    assert engine.initialize("one", url, "tcp", "") == -1
+    assert reason in caplog.text and engine.get_rpc_port() == 0
+
+
+def test_an_engine_goes_on_and_ends_without_its_server(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server()
+    (here, mine), (there, theirs) = engine_of("here", server.url), engine_of("there", server.url)
+    assert here.transfer_sync_write("there", ctypes.addressof(mine), ctypes.addressof(theirs), 5) == 0
+    server.answer = lambda asked: Answer(500, b"broken")
+    assert TransferEngine().initialize("three", server.url, "tcp", "") == -1 and "500 b'broken'" in caplog.text
+    server.close()
+    assert here.transfer_sync_write("there", ctypes.addressof(mine), ctypes.addressof(theirs), 5) == 0
+    del here, there
+    with contextlib.suppress(OSError):
+        gc.collect()
+    assert caplog.text.count("the entry in the metadata server stays") == 2

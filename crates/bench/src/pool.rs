@@ -7,6 +7,8 @@
 mod bursts;
 mod peers;
 mod report;
+mod samples;
+mod spinning;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,7 +23,9 @@ use crate::peer::Skipped;
 use crate::usage::{median, quantile};
 use bursts::{Bursts, Times, steps_of, task};
 use peers::{Program, Workshop};
-use slackwater_report::Bound;
+use samples::{Samples, computing};
+use slackwater_report::{Bound, Compared};
+use spinning::{Looking, Spinning};
 
 /// The pools and settings of a run.
 #[derive(Clone, Debug)]
@@ -49,7 +53,11 @@ impl Default for Options {
             gaps: vec![
                 Duration::ZERO,
                 Duration::from_micros(100),
+                Duration::from_millis(1),
                 Duration::from_millis(2),
+                Duration::from_millis(10),
+                Duration::from_millis(50),
+                Duration::from_millis(100),
             ],
             rounds: 5,
             run_min: Duration::from_millis(120),
@@ -61,7 +69,8 @@ impl Default for Options {
 /// One pool in one setting.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// `slackwater`, `rayon`, `openmp-active`, `openmp-passive` or `tbb`.
+    /// `slackwater`, `rayon`, `openmp-active`, `openmp-passive`, `tbb`, `spinning` (50 ms, with a clock read at each look) or
+    /// `spinning-sparse` (with a pause, and a clock read at each hundredth).
     pub pool: &'static str,
     /// Its threads.
     pub threads: usize,
@@ -79,6 +88,22 @@ pub struct Row {
     pub overhead_p99_us: f64,
     /// Clock reads for each look at the awaited word, where the pool counts them and has looked.
     pub clock_reads_per_spin: Option<f64>,
+    /// What the threads' time went to, without the caller's in the gaps, where enough of it was sampled.
+    #[serde(flatten)]
+    pub shares: Option<Shares>,
+}
+
+/// What the time of a pool's threads went to; together 1.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Shares {
+    /// Tasks.
+    pub compute_share: f64,
+    /// Looking at words, the pool's own work, and the kernel.
+    pub spin_share: f64,
+    /// Reading the clock.
+    pub clock_share: f64,
+    /// On no CPU: asleep, or waiting for one.
+    pub sleep_share: f64,
 }
 
 /// The ratios that matter, for one setting of threads, task and gap.
@@ -107,6 +132,8 @@ pub struct Report {
     pub bench: &'static str,
     /// The machine of the run.
     pub machine: Machine,
+    /// The pool that people come from, the same with its repair, and this one.
+    pub compared: Vec<Compared>,
     /// One row for each pool and setting.
     pub rows: Vec<Row>,
     /// The ratios of each setting.
@@ -135,12 +162,20 @@ const LAYERS: usize = 48;
 const WARMUP_LAYERS: usize = 8;
 /// Gate and up, down, merge.
 const TASKS: [usize; 3] = [192, 64, 1];
-const NAMES: [&str; 5] = [
+/// Tasks and gaps of a token take at most about this long; of a longer one only some layers are run.
+const TOKEN_MAX: Duration = Duration::from_millis(500);
+/// No further layer is begun after so long: a pool that spins on more threads than CPUs takes seconds for a token.
+const RUN_MAX: Duration = Duration::from_secs(1);
+/// Fewer samples say nothing.
+const SAMPLES_MIN: u64 = 20;
+const NAMES: [&str; 7] = [
     "slackwater",
     "rayon",
     "openmp-active",
     "openmp-passive",
     "tbb",
+    "spinning",
+    "spinning-sparse",
 ];
 
 /// Runs the benchmark.
@@ -179,6 +214,7 @@ pub fn run(options: &Options) -> Result<Report, BenchError> {
     Ok(Report {
         bench: "pool",
         machine: Machine::detect(),
+        compared: report::compared(&rows),
         rows,
         ratios,
         skipped,
@@ -215,6 +251,8 @@ struct Setting {
 struct Pools<'a> {
     slackwater: Pool,
     rayon: Option<rayon::ThreadPool>,
+    /// Whether peers without a program of their own run.
+    peers: bool,
     programs: &'a BTreeMap<&'static str, Program>,
 }
 
@@ -232,6 +270,7 @@ impl<'a> Pools<'a> {
         Ok(Self {
             slackwater: Pool::start(&Config::threads(threads))?,
             rayon,
+            peers,
             programs,
         })
     }
@@ -244,13 +283,16 @@ impl<'a> Pools<'a> {
         let tokens = (options.run_min.as_secs_f64() / token.as_secs_f64())
             .ceil()
             .max(1.0) as usize;
+        let part = TOKEN_MAX.as_secs_f64() / token.as_secs_f64();
+        let layers = ((LAYERS as f64 * part) as usize).clamp(2, LAYERS);
         let bursts = Bursts {
             steps: setting.steps,
             gap: setting.gap,
             tokens,
-            layers: LAYERS,
-            warmup: WARMUP_LAYERS,
+            layers,
+            warmup: WARMUP_LAYERS.min(layers / 2),
             tasks: TASKS.to_vec(),
+            time_max: RUN_MAX,
         };
         let kinds = TASKS.map(|_| Kind::new("expert"));
         let before = spins(&self.slackwater, &kinds);
@@ -271,7 +313,7 @@ impl<'a> Pools<'a> {
             let clock_reads_per_spin = reads.filter(|_| pool == "slackwater");
             Row {
                 clock_reads_per_spin,
-                ..row(pool, setting, tokens, &times)
+                ..row(pool, setting, &times)
             }
         };
         let in_order = NAMES.iter().filter_map(|name| found.remove_entry(name));
@@ -293,7 +335,11 @@ impl<'a> Pools<'a> {
                     .iter()
                     .position(|&known| known == tasks)
                     .map_or(&kinds[0], |at| &kinds[at]);
-                let result = self.slackwater.job(tasks).kind(kind).run(|_| task(steps));
+                let result = self
+                    .slackwater
+                    .job(tasks)
+                    .kind(kind)
+                    .run(|_| computing(|| task(steps)));
                 debug_assert!(result.is_ok(), "a task is arithmetic");
             }))),
             "rayon" => {
@@ -303,14 +349,31 @@ impl<'a> Pools<'a> {
                     pool.install(|| bursts.run(|tasks| rayon_burst(tasks, steps)))
                 ))
             }
+            "spinning" => self.spinning(threads, bursts, Looking::ClockEachLook),
+            "spinning-sparse" => self.spinning(threads, bursts, Looking::Sparse),
             program => Some(self.programs.get(program)?.run(threads, bursts)),
         }
+    }
+
+    /// Started for the run, because its idle threads take CPU time from whatever runs next.
+    fn spinning(
+        &self,
+        threads: usize,
+        bursts: &Bursts,
+        looking: Looking,
+    ) -> Option<Result<Times, String>> {
+        self.peers.then(|| {
+            let pool = Spinning::start(threads, looking);
+            Ok(bursts.run(|tasks| pool.burst(tasks, bursts.steps)))
+        })
     }
 }
 
 fn rayon_burst(tasks: usize, steps: u64) {
     use rayon::iter::{IntoParallelIterator, ParallelIterator};
-    (0..tasks).into_par_iter().for_each(|_| task(steps));
+    (0..tasks)
+        .into_par_iter()
+        .for_each(|_| computing(|| task(steps)));
 }
 
 /// Looks and clock reads of all waits of the pool so far.
@@ -326,9 +389,11 @@ fn spins(pool: &Pool, kinds: &[Kind; 3]) -> (u64, u64) {
     )
 }
 
-fn row(pool: &'static str, setting: Setting, tokens: usize, runs: &[Times]) -> Row {
+fn row(pool: &'static str, setting: Setting, runs: &[Times]) -> Row {
     let cpus = setting.threads.min(Cpus::current().usable as usize);
-    let per_token = |time: Duration| time.as_secs_f64() * 1e3 / tokens as f64;
+    let per_token = |run: &Times, time: Duration| {
+        time.as_secs_f64() * 1e3 * LAYERS as f64 / run.layers.max(1) as f64
+    };
     let mut overheads: Vec<f64> = runs
         .iter()
         .flat_map(|run| run.lengths.iter().zip(TASKS.iter().cycle()))
@@ -345,19 +410,43 @@ fn row(pool: &'static str, setting: Setting, tokens: usize, runs: &[Times]) -> R
         wall_ms_per_token: median(
             &mut runs
                 .iter()
-                .map(|run| per_token(run.wall))
+                .map(|run| per_token(run, run.wall))
                 .collect::<Vec<_>>(),
         ),
         cpu_ms_per_token: median(
             &mut runs
                 .iter()
-                .map(|run| per_token(run.cpu))
+                .map(|run| per_token(run, run.cpu))
                 .collect::<Vec<_>>(),
         ),
         overhead_p50_us: quantile(&mut overheads, 0.5),
         overhead_p99_us: quantile(&mut overheads, 0.99),
         clock_reads_per_spin: None,
+        shares: shares(setting, runs),
     }
+}
+
+/// What the time of the threads went to: the kernel's own account says how much of it was on a CPU, the samples what for.
+fn shares(setting: Setting, runs: &[Times]) -> Option<Shares> {
+    let samples = runs.iter().map(|run| run.samples);
+    let samples = samples.sum::<Option<Samples>>()?;
+    if samples.all() < SAMPLES_MIN {
+        return None;
+    }
+    let seconds = |run: &Times| {
+        let gaps = setting.gap.as_secs_f64() * run.lengths.len() as f64;
+        setting.threads as f64 * run.wall.as_secs_f64() - gaps
+    };
+    let all: f64 = runs.iter().map(seconds).sum();
+    let cpu: f64 = runs.iter().map(|run| run.cpu.as_secs_f64()).sum();
+    let running = (cpu / all).min(1.0);
+    let share = |count: u64| running * count as f64 / samples.all() as f64;
+    Some(Shares {
+        compute_share: share(samples.compute),
+        spin_share: share(samples.rest),
+        clock_share: share(samples.clock),
+        sleep_share: 1.0 - running,
+    })
 }
 
 /// The ratios of the rows of this pool to its peers in the same setting.
@@ -435,7 +524,7 @@ mod tests {
             report
                 .rows
                 .iter()
-                .all(|row| row.wall_ms_per_token > 0.0 && row.cpu_ms_per_token > 0.0),
+                .all(|row| row.wall_ms_per_token > 0.0 && row.cpu_ms_per_token >= 0.0),
             "{report:?}"
         );
         let json = serde_json::to_value(&report).unwrap();
@@ -468,6 +557,7 @@ mod tests {
             overhead_p50_us: 0.0,
             overhead_p99_us: 0.0,
             clock_reads_per_spin: None,
+            shares: None,
         };
         let rows = [
             row("slackwater", 0.0, 12.0, 24.0),
@@ -491,5 +581,41 @@ mod tests {
             [false, true],
             "slower than active OpenMP, and thrifty in the gaps"
         );
+    }
+
+    #[test]
+    fn shares_are_of_the_threads_time_without_the_callers_gaps() {
+        let setting = Setting {
+            threads: 2,
+            task: Duration::from_micros(2),
+            gap: Duration::from_millis(10),
+            steps: 1,
+        };
+        let run = Times {
+            wall: Duration::from_millis(100),
+            cpu: Duration::from_millis(60),
+            lengths: vec![Duration::from_millis(1); 8],
+            layers: 1,
+            samples: Some(Samples {
+                compute: 10,
+                clock: 20,
+                rest: 30,
+            }),
+        };
+        // 2 threads for 100 ms, of which the caller spends 80 ms elsewhere: 60 of 120 ms on a CPU.
+        let shares = shares(setting, std::slice::from_ref(&run)).unwrap();
+        let close = |value: f64, wanted: f64| assert!((value - wanted).abs() < 1e-9, "{shares:?}");
+        close(shares.compute_share, 0.5 / 6.0);
+        close(shares.clock_share, 1.0 / 6.0);
+        close(shares.spin_share, 0.25);
+        close(shares.sleep_share, 0.5);
+        let few = Times {
+            samples: Some(Samples {
+                compute: 1,
+                ..Samples::default()
+            }),
+            ..run
+        };
+        assert_eq!(super::shares(setting, &[few]), None);
     }
 }

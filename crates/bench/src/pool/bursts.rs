@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use slackwater_wait::now;
 
-use crate::usage::{Mark, thread_cpu};
+use super::samples::{Samples, elsewhere, sampling};
+use crate::usage::{process_cpu, thread_cpu};
 
 /// The bursts of one run.
 #[derive(Clone, Debug)]
@@ -20,6 +21,8 @@ pub(crate) struct Bursts {
     pub(crate) warmup: usize,
     /// The tasks of each burst of a layer.
     pub(crate) tasks: Vec<usize>,
+    /// No further layer is begun after so long.
+    pub(crate) time_max: Duration,
 }
 
 /// What a run gave.
@@ -30,6 +33,10 @@ pub(crate) struct Times {
     pub(crate) cpu: Duration,
     /// Each burst, in order.
     pub(crate) lengths: Vec<Duration>,
+    /// Layers that were run: fewer than asked for where time ran out.
+    pub(crate) layers: usize,
+    /// What the threads did with their CPU time, where that could be sampled.
+    pub(crate) samples: Option<Samples>,
 }
 
 impl Bursts {
@@ -38,20 +45,25 @@ impl Bursts {
         let mut times = Times::default();
         self.layers(self.warmup, &mut burst, &mut times);
         times.lengths.clear();
-        let mark = Mark::now();
-        let gaps = self.layers(self.tokens * self.layers, &mut burst, &mut times);
-        let spent = mark.spent();
+        let (began, cpu) = (now(), process_cpu());
+        let (gaps, samples) =
+            sampling(|| self.layers(self.tokens * self.layers, &mut burst, &mut times));
         Times {
-            wall: spent.wall,
-            cpu: spent.cpu.saturating_sub(gaps),
+            wall: now().since(began),
+            cpu: process_cpu().saturating_sub(cpu + gaps),
+            layers: times.lengths.len() / self.tasks.len(),
             lengths: times.lengths,
+            samples,
         }
     }
 
-    /// Runs so many layers; returns the CPU of the gaps.
+    /// Runs so many layers, or as many as there is time for; returns the CPU of the gaps.
     fn layers(&self, layers: usize, burst: &mut impl FnMut(usize), times: &mut Times) -> Duration {
-        let mut gaps = Duration::ZERO;
-        for _ in 0..layers {
+        let (mut gaps, began) = (Duration::ZERO, now());
+        for layer in 0..layers {
+            if layer > 0 && now().since(began) > self.time_max {
+                break;
+            }
             for &tasks in &self.tasks {
                 let start = now();
                 burst(tasks);
@@ -59,7 +71,7 @@ impl Bursts {
                 times.lengths.push(end.since(start));
                 if !self.gap.is_zero() {
                     let before = thread_cpu();
-                    while now().since(end) < self.gap {}
+                    elsewhere(|| while now().since(end) < self.gap {});
                     gaps += thread_cpu().saturating_sub(before);
                 }
             }

@@ -5,6 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::bursts::{Bursts, Times};
+use super::samples::Samples;
 
 /// A program that runs bursts.
 #[derive(Debug)]
@@ -107,19 +108,35 @@ impl Program {
                 String::from_utf8_lossy(&output.stderr).trim()
             ));
         }
-        parse(&String::from_utf8_lossy(&output.stdout)).ok_or_else(|| "gave no times".to_owned())
+        let times = parse(&String::from_utf8_lossy(&output.stdout), bursts.tasks.len());
+        times.ok_or_else(|| "gave no times".to_owned())
     }
 }
 
-/// Reads `wall cpu` and then one length a line, all in nanoseconds.
-fn parse(text: &str) -> Option<Times> {
+/// Reads `wall cpu`, the samples and then one length a line, all times in nanoseconds; so many lengths are a layer.
+fn parse(text: &str, layer: usize) -> Option<Times> {
     let mut lines = text.lines();
     let (wall, cpu) = lines.next()?.split_once(' ')?;
     let nanos = |text: &str| text.trim().parse().ok().map(Duration::from_nanos);
+    let counts = lines
+        .next()?
+        .split_whitespace()
+        .map(|word| word.parse().ok());
+    let counts: Vec<u64> = counts.collect::<Option<_>>()?;
+    let [compute, clock, rest] = counts[..] else {
+        return None;
+    };
+    let lengths: Vec<Duration> = lines.map(nanos).collect::<Option<_>>()?;
     Some(Times {
         wall: nanos(wall)?,
         cpu: nanos(cpu)?,
-        lengths: lines.map(nanos).collect::<Option<_>>()?,
+        layers: lengths.len() / layer,
+        lengths,
+        samples: Some(Samples {
+            compute,
+            clock,
+            rest,
+        }),
     })
 }
 
@@ -129,15 +146,24 @@ mod tests {
 
     #[test]
     fn times_of_a_program_are_read_and_nonsense_is_not() {
-        let times = parse("100 200\n30\n40\n").unwrap();
+        let times = parse("100 200\n7 8 9\n30\n40\n", 2).unwrap();
+        let samples = Samples {
+            compute: 7,
+            clock: 8,
+            rest: 9,
+        };
         assert_eq!(
             (
                 times.wall.as_nanos(),
                 times.cpu.as_nanos(),
-                times.lengths.len()
+                times.lengths.len(),
+                times.layers,
+                times.samples,
             ),
-            (100, 200, 2)
+            (100, 200, 2, 1, Some(samples))
         );
-        assert!(parse("").is_none() && parse("100\n").is_none() && parse("1 2\nx\n").is_none());
+        for nonsense in ["", "100\n", "1 2\n1 2\n", "1 2\n1 2 3\nx\n"] {
+            assert!(parse(nonsense, 2).is_none(), "{nonsense}");
+        }
     }
 }

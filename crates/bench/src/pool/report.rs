@@ -2,14 +2,14 @@
 
 use slackwater_wait::Cpus;
 
-use super::{NAMES, Ratios, Report, Row};
+use super::{NAMES, Ratios, Report, Row, Shares};
 use crate::peer::Skipped;
-use slackwater_report::{Bars, Bound, Page, Table, figure};
+use slackwater_report::{Bars, Better, Bound, Compared, Page, Table, figure};
 
 const METHOD: &str = "A token is 48 layers of three bursts with 192, 64 and 1 tasks. Medians over runs in turns. CPU is \
 that of the pool's threads and the caller, without the caller's own in the gaps.";
 
-const HEADING: [&str; 9] = [
+const HEADING: [&str; 10] = [
     "pool",
     "threads",
     "task µs",
@@ -19,6 +19,7 @@ const HEADING: [&str; 9] = [
     "overhead p50 µs",
     "p99 µs",
     "clock reads/spin",
+    "compute + spin + clock + sleep",
 ];
 
 impl Report {
@@ -63,7 +64,11 @@ impl Report {
             title: "Worker pool: bursts of a decoding token".to_owned(),
             lead: self.machine.line(),
             bars,
-            tables: vec![self.table(), Bound::table(&self.bounds)],
+            tables: vec![
+                Compared::table(&self.compared),
+                self.table(),
+                Bound::table(&self.bounds),
+            ],
             notes: std::iter::once(METHOD.to_owned()).chain(skipped).collect(),
             ..Page::default()
         };
@@ -114,10 +119,69 @@ impl Report {
                 figure(row.overhead_p99_us),
                 row.clock_reads_per_spin
                     .map_or_else(|| "-".to_owned(), |reads| format!("{reads:.4}")),
+                row.shares.map_or_else(|| "-".to_owned(), Shares::text),
             ]
         };
         Table::new("Figures", &HEADING, self.rows.iter().map(cells))
     }
+}
+
+impl Shares {
+    fn text(self) -> String {
+        let Self {
+            compute_share,
+            spin_share,
+            clock_share,
+            sleep_share,
+        } = self;
+        [compute_share, spin_share, clock_share, sleep_share]
+            .map(|share| format!("{:.1} %", 100.0 * share))
+            .join(" + ")
+    }
+
+    /// Of the time on a CPU, the share in percent of what `pick` picks, as a profile shows it.
+    fn of_cpu(self, pick: fn(&Self) -> f64) -> f64 {
+        100.0 * pick(&self) / (1.0 - self.sleep_share)
+    }
+}
+
+/// The pool that spins for 50 ms, the same with its repair, and this one, in each setting.
+pub(super) fn compared(rows: &[Row]) -> Vec<Compared> {
+    let mut compared = Vec::new();
+    for ours in rows.iter().filter(|row| row.pool == "slackwater") {
+        let same = |pool| {
+            let setting = |row: &Row| (row.threads, row.task_us.to_bits(), row.gap_us.to_bits());
+            let mut rows = rows.iter();
+            rows.find(|row| row.pool == pool && setting(row) == setting(ours))
+        };
+        let (before, fix) = (same("spinning"), same("spinning-sparse"));
+        let (threads, task, gap) = (ours.threads, ours.task_us, ours.gap_us);
+        let mut row = |what: &str, better, pick: &dyn Fn(&Row) -> Option<f64>| {
+            let what = format!("{threads} threads, task {task} µs, gap {gap} µs: {what}");
+            let row = pick(ours).map(|value| {
+                Compared::new(what, better, value)
+                    .before(before.and_then(pick))
+                    .their_fix(fix.and_then(pick))
+            });
+            compared.extend(row);
+        };
+        row("clock, % of CPU samples", Better::Less, &|row| {
+            Some(row.shares?.of_cpu(|shares| shares.clock_share))
+        });
+        row("compute, % of CPU samples", Better::More, &|row| {
+            Some(row.shares?.of_cpu(|shares| shares.compute_share))
+        });
+        row("CPU ms a token", Better::Less, &|row| {
+            Some(row.cpu_ms_per_token)
+        });
+        row("wall ms a token", Better::Less, &|row| {
+            Some(row.wall_ms_per_token)
+        });
+        row("overhead of a burst, p50 µs", Better::Less, &|row| {
+            Some(row.overhead_p50_us)
+        });
+    }
+    compared
 }
 
 /// What the figures should be: the wall time of a pool that spins at the CPU time of one that sleeps, where there are as
@@ -170,4 +234,44 @@ pub(super) fn bounds(rows: &[Row], ratios: &[Ratios]) -> Vec<Bound> {
     bounds
         .extend(reads.map(|value| Bound::at_most("clock reads for a look, at most", value, 0.01)));
     bounds
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_setting_stands_beside_the_spinning_pools_of_the_same() {
+        let row = |pool, gap_us, clock_share| Row {
+            pool,
+            threads: 2,
+            task_us: 2.0,
+            gap_us,
+            wall_ms_per_token: 10.0,
+            cpu_ms_per_token: 20.0,
+            overhead_p50_us: 1.0,
+            overhead_p99_us: 1.0,
+            clock_reads_per_spin: None,
+            shares: Some(Shares {
+                compute_share: 0.1,
+                spin_share: 0.4 - clock_share,
+                clock_share,
+                sleep_share: 0.5,
+            }),
+        };
+        let rows = [
+            row("slackwater", 100.0, 0.01),
+            row("spinning", 100.0, 0.3),
+            row("spinning-sparse", 0.0, 0.2),
+        ];
+        let compared = compared(&rows);
+        assert_eq!(compared.len(), 5);
+        let clock = serde_json::to_value(&compared[0]).unwrap();
+        let percent = |name: &str| clock[name].as_f64().map(f64::round);
+        assert_eq!(
+            (percent("before"), percent("their_fix"), percent("ours")),
+            (Some(60.0), None, Some(2.0)),
+            "{clock}"
+        );
+    }
 }

@@ -33,7 +33,7 @@ pub(crate) enum Bench {
     Meta(Meta),
     /// Throughput and CPU of each way of waiting for a completion
     Wait(Wait),
-    /// Bursts of short tasks on the worker pool beside rayon, OpenMP and oneTBB
+    /// Bursts of short tasks on the worker pool beside rayon, OpenMP, oneTBB and a pool that spins for 50 ms
     Pool(Pool),
     /// Thousands of links and requests on the message layer beside pyzmq
     Mq(Mq),
@@ -279,7 +279,7 @@ pub(crate) struct Pool {
     #[arg(long, value_name = "TIME,…", value_delimiter = ',', value_parser = parse_duration)]
     tasks: Vec<Duration>,
 
-    /// Times between two bursts [default: 0,100us,2ms]
+    /// Times between two bursts [default: 0,100us,1ms,2ms,10ms,50ms,100ms]
     #[arg(long, value_name = "TIME,…", value_delimiter = ',', value_parser = parse_duration)]
     gaps: Vec<Duration>,
 

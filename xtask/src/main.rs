@@ -1,9 +1,10 @@
-//! Checks of the house that no compiler makes: `cargo xtask layers | tidy | words | homes | deps | links`; packages, from
+//! Checks of the house that no compiler makes: `cargo xtask layers | tidy | words | homes | deps | figures | links`; packages, from
 //! what cargo and maturin built: `cargo xtask wheel | deb | sbom`; the documents: `cargo xtask book | site`;
 //! and the checklist of a release: `cargo xtask release --dry-run`.
 
 mod book;
 mod deps;
+mod figures;
 mod homes;
 mod layers;
 mod links;
@@ -49,6 +50,7 @@ fn run() -> Result<Vec<String>> {
         Some("words") => words::check()?,
         Some("homes") => homes::check()?,
         Some("deps") => deps::check()?,
+        Some("figures") => figures::check()?,
         Some("links") => links::check()?,
         Some("all") => [
             layers::check()?,
@@ -56,6 +58,7 @@ fn run() -> Result<Vec<String>> {
             words::check()?,
             homes::check()?,
             deps::check()?,
+            figures::check()?,
             links::check()?,
         ]
         .concat(),
@@ -66,7 +69,7 @@ fn run() -> Result<Vec<String>> {
         Some("book") => book::assemble(&folder(rest, "out", "usage: cargo xtask book --out DIR")?)?,
         Some("site") => book::check_site(&folder(rest, "at", "usage: cargo xtask site --at DIR")?)?,
         _ => bail!(
-            "usage: cargo xtask layers | tidy | words | homes | deps | links | all, or wheel | deb | sbom | book | site | \
+            "usage: cargo xtask layers | tidy | words | homes | deps | figures | links | all, or wheel | deb | sbom | book | site | \
              release with their flags"
         ),
     };

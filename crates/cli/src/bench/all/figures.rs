@@ -2,15 +2,18 @@
 
 use std::fmt::Write as _;
 
+use std::collections::BTreeMap;
+
 use serde_json::{Map, Value};
 
+use super::kept::{Origin, Run};
 use super::plan::Part;
 
 /// A benchmark with its runs, or why there are none.
 pub(super) struct Measured {
     pub(super) part: Part,
     pub(super) command: String,
-    pub(super) runs: Vec<Value>,
+    pub(super) runs: Vec<Run>,
     pub(super) failure: Option<String>,
 }
 
@@ -33,7 +36,7 @@ impl Measured {
         let lists: Option<Vec<&Vec<Value>>> = self
             .runs
             .iter()
-            .map(|run| run.get("bounds")?.as_array())
+            .map(|run| run.report.get("bounds")?.as_array())
             .collect();
         let Some(lists) = lists.filter(|lists| !lists.is_empty()) else {
             return Vec::new();
@@ -76,17 +79,44 @@ impl Kept {
     }
 }
 
-/// The whole page.
-pub(super) fn page(measured: &[Measured]) -> String {
+/// The whole page; `origin` is of the program that writes it.
+pub(super) fn page(measured: &[Measured], origin: &Origin) -> String {
     let mut page = String::from(
         "# Figures\n\nWritten by `slackwater bench all`. Each figure is the median of its runs; `× 1.20` beside it says that the \
          largest was 1.20 times the smallest. Figures of different machines, and of different days on a virtual one, are not to be \
          compared: ratios within a run are.\n",
     );
+    page.push_str(&origins(measured, origin));
     for part in measured {
         section(&mut page, part);
     }
     page
+}
+
+/// What the runs are of: one program on one machine, or which run is of which.
+fn origins(measured: &[Measured], origin: &Origin) -> String {
+    let mut of: BTreeMap<&Origin, Vec<String>> = BTreeMap::new();
+    for part in measured {
+        for (number, run) in (1..).zip(&part.runs) {
+            let runs = of.entry(&run.origin).or_default();
+            runs.push(format!("{} {number}", part.part.name));
+        }
+    }
+    match &of.keys().collect::<Vec<_>>()[..] {
+        [] => format!("\nProgram: {origin}.\n"),
+        [one] => format!("\nProgram: {one}.\n"),
+        several => {
+            let mut text = format!(
+                "\n**The runs are of {} different programs or machines, so a median may lie between things that differ:**\n\n",
+                several.len()
+            );
+            for (origin, runs) in &of {
+                writeln!(text, "- {origin}: {}", runs.join(", "))
+                    .expect("a text takes what it is given");
+            }
+            text
+        }
+    }
 }
 
 fn section(page: &mut String, measured: &Measured) {
@@ -107,9 +137,11 @@ fn section(page: &mut String, measured: &Measured) {
     let Some(first) = measured.runs.first() else {
         return;
     };
-    if let Some(machine) = first.get("machine").and_then(Value::as_object) {
+    if let Some(machine) = first.report.get("machine").and_then(Value::as_object) {
         line(page, &format!("\nMachine: {}.", of_machine(machine)));
     }
+    let reports: Vec<&Value> = measured.runs.iter().map(|run| &run.report).collect();
+    compared(page, &reports);
     let bounds = measured.bounds();
     if !bounds.is_empty() {
         line(
@@ -124,12 +156,7 @@ fn section(page: &mut String, measured: &Measured) {
         }
     }
     let (mut figures, mut lists) = (Vec::new(), Vec::new());
-    gather(
-        "",
-        &measured.runs.iter().collect::<Vec<_>>(),
-        &mut figures,
-        &mut lists,
-    );
+    gather("", &reports, &mut figures, &mut lists);
     if !figures.is_empty() {
         line(page, "\n| figure | value |\n|---|---|");
         for (name, value) in figures {
@@ -142,8 +169,45 @@ fn section(page: &mut String, measured: &Measured) {
     }
 }
 
+/// The system with the fault, its repair and ours side by side, and the rows in which ours is behind.
+fn compared(page: &mut String, reports: &[&Value]) {
+    let lists: Option<Vec<&Vec<Value>>> = reports
+        .iter()
+        .map(|report| report.get("compared")?.as_array())
+        .collect();
+    let Some(lists) = lists.filter(|lists| lists.iter().any(|list| !list.is_empty())) else {
+        return;
+    };
+    page.push_str("\n| before, their fix and ours | before | their fix | ours | times ahead |\n|---|---|---|---|---|\n");
+    let mut behind = Vec::new();
+    for row in lists[0] {
+        let what = row["what"].as_str().unwrap_or_default();
+        let same: Vec<&Value> = lists
+            .iter()
+            .filter_map(|list| list.iter().find(|it| it["what"] == what))
+            .collect();
+        let of = |column: &str| {
+            let values: Vec<f64> = same.iter().filter_map(|it| it[column].as_f64()).collect();
+            spread(&values)
+        };
+        let cells = ["before", "their_fix", "ours", "ahead"]
+            .map(|column| of(column).map_or_else(|| "–".to_owned(), shown));
+        writeln!(page, "| {} | {} |", cell(what), cells.join(" | "))
+            .expect("a text takes what it is given");
+        if of("ahead").is_some_and(|ahead| ahead.median < 1.0) {
+            behind.push(cell(what));
+        }
+    }
+    if !behind.is_empty() {
+        page.push_str(&format!(
+            "\nNot ahead of what was before: {}.\n",
+            behind.join("; ")
+        ));
+    }
+}
+
 /// What says nothing of the speed of anything, or has a table of its own.
-const LEFT_OUT: &[&str] = &["machine", "bounds", "bench", "timeline"];
+const LEFT_OUT: &[&str] = &["machine", "bounds", "bench", "timeline", "compared"];
 
 type Rows<'a> = Vec<Vec<&'a Map<String, Value>>>;
 
@@ -326,8 +390,25 @@ mod tests {
         Measured {
             part: PARTS[0],
             command: "slackwater bench wait".to_owned(),
-            runs,
+            runs: runs.into_iter().map(|report| of("a", report)).collect(),
             failure: None,
+        }
+    }
+
+    fn of(binary: &str, report: Value) -> Run {
+        Run {
+            command: "slackwater bench wait".to_owned(),
+            origin: origin(binary),
+            seconds: 1.0,
+            report,
+        }
+    }
+
+    fn origin(binary: &str) -> Origin {
+        Origin {
+            version: "1.0".to_owned(),
+            binary: binary.to_owned(),
+            machine: "one".to_owned(),
         }
     }
 
@@ -342,6 +423,10 @@ mod tests {
                 { "strategy": "a|b", "waiters": 4, "us": 7.5, "peer": null },
             ],
             "notes": ["no peer"],
+            "compared": [
+                { "what": "mean µs", "better": "less", "before": 4.0 * us, "their_fix": null, "ours": us, "ahead": 4.0 },
+                { "what": "GB/s", "better": "more", "before": 9.0, "their_fix": 8.0, "ours": 4.5, "ahead": 0.5 },
+            ],
             "bounds": [{ "what": "time of a wait", "value": us, "bound": "≤ 20", "holds": holds }],
         })
     }
@@ -350,7 +435,7 @@ mod tests {
     fn figures_have_their_median_and_spread_and_their_machine() {
         let of_runs = measured(vec![run(10.0, true), run(15.0, true), run(30.0, false)]);
         assert_eq!(of_runs.broken(), 0, "two of three runs held");
-        let page = page(&[of_runs]);
+        let page = page(&[of_runs], &origin("a"));
         for line in [
             "## Waiting for completions",
             "`slackwater bench wait`, 3 runs.",
@@ -362,6 +447,10 @@ mod tests {
             "| strategy | us | waiters |",
             "| park | 15 × 3.00 | 4 |",
             "| a\\|b | 7.50 | 4 |",
+            "Program: version 1.0, binary a, on one.",
+            "| mean µs | 60 × 3.00 | – | 15 × 3.00 | 4 |",
+            "| GB/s | 9 | 8 | 4.50 | 0.5000 |",
+            "Not ahead of what was before: GB/s.",
         ] {
             assert!(page.lines().any(|it| it == line), "{line}\n{page}");
         }
@@ -374,9 +463,23 @@ mod tests {
         let mut other = run(10.0, true);
         other["rows"][0]["strategy"] = json!("spin");
         other["movers"] = json!("all");
-        let page = page(&[measured(vec![run(10.0, true), other])]);
+        let page = page(&[measured(vec![run(10.0, true), other])], &origin("a"));
         assert!(!page.contains("| strategy"), "{page}");
         assert!(page.contains("| movers | 1 / all |"), "{page}");
+    }
+
+    #[test]
+    fn runs_of_different_programs_are_told_apart() {
+        let mut mixed = measured(vec![run(10.0, true), run(11.0, true)]);
+        mixed.runs.push(of("b", run(12.0, true)));
+        let page = page(&[mixed], &origin("b"));
+        for line in [
+            "2 different programs or machines",
+            "- version 1.0, binary a, on one: wait 1, wait 2",
+            "- version 1.0, binary b, on one: wait 3",
+        ] {
+            assert!(page.contains(line), "{line}\n{page}");
+        }
     }
 
     #[test]
@@ -385,7 +488,7 @@ mod tests {
             failure: Some("exit code 1:\nno | room".to_owned()),
             ..measured(Vec::new())
         };
-        let page = page(&[failed]);
+        let page = page(&[failed], &origin("b"));
         assert!(
             page.contains("0 runs.") && page.contains("Not measured: exit code 1: no | room"),
             "{page}"

@@ -3,23 +3,25 @@
 //! Each run is kept as soon as it is over, so that a command that was interrupted goes on where it was.
 
 mod figures;
+mod kept;
+mod pace;
 mod plan;
 
 use std::ffi::OsString;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::args::one_or_more;
 use crate::answer;
 use crate::{DONE, WRONG};
 use figures::Measured;
+use kept::{Origin, Run};
+use pace::Pace;
 use plan::{PARTS, Part};
 
 /// See [`super::Bench::All`].
@@ -45,17 +47,13 @@ pub(crate) struct All {
     #[arg(long)]
     quick: bool,
 
+    /// Keep runs of another program or machine: the page says so
+    #[arg(long)]
+    mix: bool,
+
     /// End with exit code 1 where a bound does not hold in most runs
     #[arg(long)]
     strict: bool,
-}
-
-/// A run that is over.
-#[derive(Serialize, Deserialize)]
-struct Run {
-    /// The command that it is of: another plan measures anew.
-    command: String,
-    report: Value,
 }
 
 fn part(name: &str) -> Result<Part, String> {
@@ -77,61 +75,65 @@ pub(super) fn run(arguments: &All, program: OsString) -> Result<u8> {
         [] => PARTS.to_vec(),
         only => only.to_vec(),
     };
-    let kept = arguments.report.join("runs");
-    fs::create_dir_all(&kept).with_context(|| format!("cannot make {}", kept.display()))?;
-    let bar = progress((parts.len() * arguments.runs) as u64);
-    let mut measured = Vec::new();
-    for part in parts {
-        let words = if arguments.quick {
-            part.quick
-        } else {
-            part.words
-        };
-        let directory = part
-            .writes
-            .then(|| format!(" --dir {}", arguments.dir.display()));
-        let command = format!(
-            "slackwater bench {}{}",
-            words.join(" "),
-            directory.unwrap_or_default()
-        );
-        // A taste takes no place of a run.
-        let name = match arguments.quick {
-            true => format!("{}-quick", part.name),
-            false => part.name.to_owned(),
-        };
-        let mut of_part = Measured {
-            part,
-            command,
-            runs: Vec::new(),
-            failure: None,
-        };
+    let directory = arguments.report.join("runs");
+    fs::create_dir_all(&directory)
+        .with_context(|| format!("cannot make {}", directory.display()))?;
+    let origin = Origin::of(&program)?;
+    let mut measured: Vec<Measured> = parts.into_iter().map(|part| arguments.part(part)).collect();
+    // All that is kept is read before anything is measured: what is wrong with it is told now and not after hours.
+    let mut missing = Vec::new();
+    for (at, part) in measured.iter_mut().enumerate() {
         for number in 1..=arguments.runs {
-            bar.set_message(format!("{}, run {number}", of_part.part.name));
-            bar.tick();
-            let path = kept.join(format!("{name}-{number}.json"));
-            match kept_run(&path, &of_part.command)? {
-                Some(report) => of_part.runs.push(report),
-                None => match measure(&program, words, part.writes.then_some(&arguments.dir)) {
-                    Ok(report) => {
-                        keep(&path, &of_part.command, &report)?;
-                        of_part.runs.push(report);
-                    }
-                    Err(error) => {
-                        bar.println(format!("{}: {error:#}", of_part.part.name));
-                        of_part.failure = Some(format!("{error:#}"));
-                        bar.inc((arguments.runs - number + 1) as u64);
-                        break;
-                    }
-                },
+            let path = directory.join(arguments.file(part.part, number));
+            match kept::read(&path, &part.command)? {
+                Some(run) if run.origin != origin && !arguments.mix => bail!(
+                    "{} is of {}, not of {origin}: remove it to have it measured again, or keep it by --mix",
+                    path.display(),
+                    run.origin
+                ),
+                Some(run) => part.runs.push(run),
+                None => missing.push((at, number, path)),
             }
-            bar.inc(1);
         }
-        measured.push(of_part);
     }
-    bar.finish_and_clear();
+    let mut pace = Pace::new(
+        &measured,
+        missing.iter().map(|(at, ..)| *at),
+        arguments.quick,
+    );
+    for (at, number, path) in missing {
+        let part = &mut measured[at];
+        if part.failure.is_some() {
+            pace.over(at, None);
+            continue;
+        }
+        pace.begin(part.part.name, number);
+        let began = slackwater_wait::now();
+        let words = arguments.words(part.part);
+        let found = measure(&program, words, part.part.writes.then_some(&arguments.dir));
+        let seconds = slackwater_wait::now().since(began).as_secs_f64();
+        match found {
+            Ok(report) => {
+                let run = Run {
+                    command: part.command.clone(),
+                    origin: origin.clone(),
+                    seconds,
+                    report,
+                };
+                kept::write(&path, &serde_json::to_vec(&run)?)?;
+                part.runs.push(run);
+                pace.over(at, Some(seconds));
+            }
+            Err(error) => {
+                pace.say(&format!("{}: {error:#}", part.part.name));
+                part.failure = Some(format!("{error:#}"));
+                pace.over(at, None);
+            }
+        }
+    }
+    pace.finish();
     let page = arguments.report.join("figures.md");
-    write(&page, figures::page(&measured).as_bytes())?;
+    kept::write(&page, figures::page(&measured, &origin).as_bytes())?;
     answer::say(page.display())?;
     let failed = measured.iter().any(|part| part.failure.is_some());
     let broken: usize = measured.iter().map(Measured::broken).sum();
@@ -144,42 +146,32 @@ pub(super) fn run(arguments: &All, program: OsString) -> Result<u8> {
     })
 }
 
-fn progress(total: u64) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
-    let template = "{bar:28.cyan/dim} {pos}/{len} · {elapsed} · {eta} left · {msg}";
-    let style = ProgressStyle::with_template(template);
-    let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
-    bar.set_style(style.progress_chars("━╸─"));
-    bar
-}
+impl All {
+    fn words(&self, part: Part) -> &'static [&'static str] {
+        match self.quick {
+            true => part.quick,
+            false => part.words,
+        }
+    }
 
-/// A run that is there already, of the same command.
-fn kept_run(path: &Path, command: &str) -> Result<Option<Value>> {
-    let text = match fs::read(path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
-    };
-    let run: Run = serde_json::from_slice(&text).with_context(|| {
-        let path = path.display();
-        format!("{path} is no run of a benchmark: remove it to have it measured again")
-    })?;
-    Ok((run.command == command).then_some(run.report))
-}
+    fn part(&self, part: Part) -> Measured {
+        let mut command = format!("slackwater bench {}", self.words(part).join(" "));
+        if part.writes {
+            command += &format!(" --dir {}", self.dir.display());
+        }
+        Measured {
+            part,
+            command,
+            runs: Vec::new(),
+            failure: None,
+        }
+    }
 
-fn keep(path: &Path, command: &str, report: &Value) -> Result<()> {
-    let run = Run {
-        command: command.to_owned(),
-        report: report.clone(),
-    };
-    write(path, &serde_json::to_vec(&run)?)
-}
-
-/// Whole or not at all.
-fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    let part = path.with_extension("part");
-    let written = fs::write(&part, bytes).and_then(|()| fs::rename(&part, path));
-    written.with_context(|| format!("cannot write {}", path.display()))
+    /// A taste takes no place of a run.
+    fn file(&self, part: Part, number: usize) -> String {
+        let quick = if self.quick { "-quick" } else { "" };
+        format!("{}{quick}-{number}.json", part.name)
+    }
 }
 
 /// Runs one benchmark for its report.
@@ -213,18 +205,5 @@ mod tests {
         assert_eq!(names.len(), PARTS.len());
         assert!(part("wait").is_ok());
         assert!(part("all").unwrap_err().contains("one of wait, promotion"));
-    }
-
-    #[test]
-    fn a_run_is_taken_for_its_own_command_alone() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("wait-1.json");
-        assert!(kept_run(&path, "a").unwrap().is_none());
-        keep(&path, "a", &serde_json::json!({ "us": 1 })).unwrap();
-        assert_eq!(kept_run(&path, "a").unwrap().unwrap()["us"], 1);
-        assert!(kept_run(&path, "b").unwrap().is_none());
-        fs::write(&path, "{").unwrap();
-        let error = kept_run(&path, "a").unwrap_err().to_string();
-        assert!(error.contains("remove it"), "{error}");
     }
 }

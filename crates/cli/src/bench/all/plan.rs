@@ -14,6 +14,8 @@ pub(super) struct Part {
     pub(super) published: &'static str,
     /// Whether it takes `--dir`.
     pub(super) writes: bool,
+    /// What one run took on 2 cores.
+    pub(super) seconds: f64,
 }
 
 const NOTHING: &str = "There is no published table of this.";
@@ -38,6 +40,7 @@ pub(super) const PARTS: &[Part] = &[
         published: "Mooncake's client looked for completions 4,114,116 times in 100 ms; with a back-off that doubles up to 1 ms it \
                     looks 9 times (its change of the polling loop; one reader, a busy store).",
         writes: false,
+        seconds: 60.0,
     },
     Part {
         name: "promotion",
@@ -47,6 +50,7 @@ pub(super) const PARTS: &[Part] = &[
         published: "Mooncake reads of 1 MiB from SSD took .52 ms at the median, and .24 ms once they were promoted; a promotion took up to \
                     one heartbeat of 10 s.",
         writes: true,
+        seconds: 60.0,
     },
     Part {
         name: "mq",
@@ -58,6 +62,7 @@ pub(super) const PARTS: &[Part] = &[
         published: "OxenMQ's poll build takes a whole core with 2,000 links and a message each millisecond; its epoll build did so from \
                     2,000 links on, and 24 % with 200.",
         writes: false,
+        seconds: 60.0,
     },
     Part {
         name: "pool",
@@ -77,6 +82,7 @@ pub(super) const PARTS: &[Part] = &[
         published: "kt-kernel's worker pool spent 78 % of its samples reading the clock and 13 % computing; with a pause and a sparse clock \
                     1.4 % and 93 %.",
         writes: false,
+        seconds: 60.0,
     },
     Part {
         name: "transfer",
@@ -86,6 +92,7 @@ pub(super) const PARTS: &[Part] = &[
         published: "Mooncake's TCP transport with several event loops went from 6.7 to 46 GB/s between two processes of one host (DRAM), and \
                     from 3.2 to 10.8 GB/s between hosts.",
         writes: false,
+        seconds: 60.0,
     },
     Part {
         name: "store-served",
@@ -106,6 +113,7 @@ pub(super) const PARTS: &[Part] = &[
         ],
         published: NOTHING,
         writes: true,
+        seconds: 60.0,
     },
     Part {
         name: "store",
@@ -121,6 +129,7 @@ pub(super) const PARTS: &[Part] = &[
         ],
         published: NOTHING,
         writes: true,
+        seconds: 60.0,
     },
     Part {
         name: "tiers",
@@ -142,6 +151,7 @@ pub(super) const PARTS: &[Part] = &[
         ],
         published: NOTHING,
         writes: true,
+        seconds: 60.0,
     },
     Part {
         name: "master",
@@ -166,6 +176,7 @@ pub(super) const PARTS: &[Part] = &[
         ],
         published: NOTHING,
         writes: true,
+        seconds: 60.0,
     },
     Part {
         name: "restart",
@@ -182,6 +193,7 @@ pub(super) const PARTS: &[Part] = &[
         ],
         published: "Mooncake's master forgets what its nodes hold.",
         writes: true,
+        seconds: 60.0,
     },
     Part {
         name: "meta",
@@ -190,6 +202,7 @@ pub(super) const PARTS: &[Part] = &[
         quick: &["meta", "--objects", "1000", "--samples", "1000"],
         published: NOTHING,
         writes: false,
+        seconds: 60.0,
     },
     Part {
         name: "copy",
@@ -206,5 +219,6 @@ pub(super) const PARTS: &[Part] = &[
         ],
         published: NOTHING,
         writes: false,
+        seconds: 60.0,
     },
 ];

@@ -33,6 +33,10 @@ pub(crate) enum Keys {
         /// What its owner may do
         #[arg(long, default_value = "basic", value_parser = level)]
         level: Level,
+        /// Let it read and write memory of this machine itself, with the objects of all tenants in it; others are sent the
+        /// bytes
+        #[arg(long)]
+        map_memory: bool,
         /// A name for people
         #[arg(long, default_value = "")]
         name: String,
@@ -125,8 +129,12 @@ pub(crate) fn keys(verb: &Keys) -> Result<u8> {
             list,
             key,
             level,
+            map_memory,
             name,
-        } => tool::keys_allow(list, key, level.name(), name, out),
+        } => {
+            let memory = if *map_memory { "memory=mapped " } else { "" };
+            tool::keys_allow(list, key, level.name(), &format!("{memory}{name}"), out)
+        }
     }?;
     Ok(DONE)
 }

@@ -1,7 +1,8 @@
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 use slackwater_zmtp::{KeyLine, KeyTextError, PublicKey, key_lines};
@@ -44,7 +45,8 @@ impl Level {
 
 /// Keys and their levels, in a file that may be reloaded while connections are open. Clones are handles to one list.
 ///
-/// One key a line: `KEY LEVEL [tenants=TENANT,…] [NAME]`, the level `basic` when it is left out; `#` begins a comment.
+/// One key a line: `KEY LEVEL [tenants=TENANT,…] [memory=mapped] [NAME]`, the level `basic` when it is left out; `#` begins
+/// a comment.
 #[derive(Clone, Debug, Default)]
 pub struct AllowList(Arc<Inner>);
 
@@ -53,7 +55,15 @@ struct Inner {
     path: Option<PathBuf>,
     keys: ArcSwap<BTreeMap<PublicKey, Allowed>>,
     version: AtomicU64,
+    watchers: Watchers,
 }
+
+/// What is called when the list has changed.
+#[derive(Default)]
+struct Watchers(Mutex<Vec<Watcher>>);
+
+/// Says whether it is to be called at the next change too.
+type Watcher = Box<dyn Fn() -> bool + Send>;
 
 /// An entry of an [`AllowList`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,6 +72,9 @@ pub struct Allowed {
     pub level: Level,
     /// The tenants whose objects it may reach; none for the default of the server that reads the list.
     pub tenants: Vec<String>,
+    /// Its owner, in a process of the same host, may map all memory that is lent there, with the objects of every tenant in
+    /// it. An [`Level::Admin`] may without being told so.
+    pub maps: bool,
     /// The name of its owner, for people.
     pub name: String,
 }
@@ -106,6 +119,28 @@ pub enum AllowListError {
         line: usize,
         /// The word.
         word: String,
+    },
+    /// A line has a word about memory that is none, or that does not stand before the name.
+    #[error(
+        "{path}, line {line}: `{word}` is not understood: write `KEY LEVEL [tenants=TENANT,…] [memory=mapped] NAME`"
+    )]
+    Memory {
+        /// The file of the list.
+        path: PathBuf,
+        /// Counted from one.
+        line: usize,
+        /// The word.
+        word: String,
+    },
+    /// A line limits a key to tenants that may read the objects of all of them.
+    #[error(
+        "{path}, line {line}: `memory=mapped` lets a key read the objects of all tenants: leave it out, or `tenants=`"
+    )]
+    MapsForTenants {
+        /// The file of the list.
+        path: PathBuf,
+        /// Counted from one.
+        line: usize,
     },
     /// A line limits a level that reaches the objects of all tenants.
     #[error(
@@ -181,6 +216,22 @@ impl AllowList {
         keys.get(key).is_some_and(|found| found.level > Level::None)
     }
 
+    /// Whether `key` is in the list and may map memory of a process of its host ([`Allowed::maps`]).
+    #[must_use]
+    pub fn maps(&self, key: &PublicKey) -> bool {
+        let keys = self.0.keys.load();
+        let found = keys.get(key).filter(|found| found.level > Level::None);
+        found.is_some_and(|found| found.maps || found.level == Level::Admin)
+    }
+
+    /// Calls `changed` each time that the list was replaced, on the thread that did it, until it returns false. It must not
+    /// replace the list itself.
+    pub fn when_changed(&self, changed: impl Fn() -> bool + Send + 'static) {
+        let Watchers(watchers) = &self.0.watchers;
+        let mut watchers = watchers.lock().unwrap_or_else(PoisonError::into_inner);
+        watchers.push(Box::new(changed));
+    }
+
     /// How often the list has been replaced; a reader that has seen this number need not look its keys up again.
     #[must_use]
     pub fn version(&self) -> u64 {
@@ -203,6 +254,15 @@ impl AllowList {
         self.0.keys.store(Arc::new(keys));
         // After the keys, so that a reader of the new number finds the new keys.
         self.0.version.fetch_add(1, Ordering::Release);
+        let Watchers(watchers) = &self.0.watchers;
+        let mut watchers = watchers.lock().unwrap_or_else(PoisonError::into_inner);
+        watchers.retain(|changed| changed());
+    }
+}
+
+impl fmt::Debug for Watchers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Watchers")
     }
 }
 
@@ -230,6 +290,7 @@ fn without_names(
                 Allowed {
                     level,
                     tenants: Vec::new(),
+                    maps: false,
                     name: name(),
                 },
             )
@@ -247,6 +308,9 @@ fn read(path: &Path) -> Result<BTreeMap<PublicKey, Allowed>, AllowListError> {
 
 /// How a word begins that names tenants.
 const TENANTS: &str = "tenants=";
+/// How a word begins that says what may be done with memory of the host, and the one that there is.
+const MEMORY: &str = "memory=";
+const MAPPED: &str = "memory=mapped";
 
 fn parse(path: &Path, text: &str) -> Result<BTreeMap<PublicKey, Allowed>, AllowListError> {
     let mut keys = BTreeMap::new();
@@ -295,11 +359,28 @@ fn parse(path: &Path, text: &str) -> Result<BTreeMap<PublicKey, Allowed>, AllowL
                 });
             }
         }
-        let name = rest.join(" ");
+        let maps = rest.first() == Some(&MAPPED);
+        if maps {
+            rest = &rest[1..];
+        }
+        if let Some(word) = rest.iter().find(|word| word.starts_with(MEMORY)) {
+            return Err(AllowListError::Memory {
+                path: path.to_owned(),
+                line,
+                word: (*word).to_owned(),
+            });
+        }
+        if maps && !tenants.is_empty() {
+            return Err(AllowListError::MapsForTenants {
+                path: path.to_owned(),
+                line,
+            });
+        }
         let allowed = Allowed {
             level,
             tenants,
-            name,
+            maps,
+            name: rest.join(" "),
         };
         keys.insert(key, allowed);
     }
@@ -357,12 +438,64 @@ mod tests {
         }
         check("basic tenants=acme tenants=globex", "`tenants=globex`");
         check("admin tenants=acme", "an `admin` key reaches all tenants");
+        check(
+            "basic tenants=acme memory=mapped",
+            "lets a key read the objects of all tenants",
+        );
+        for misplaced in [
+            "basic memory=map",
+            "basic anna memory=mapped",
+            "node memory=mapped memory=mapped",
+        ] {
+            check(misplaced, "is not understood: write `KEY LEVEL");
+        }
+        // The level may be left out only where nothing stands behind it.
+        check("memory=mapped", "`memory=mapped` is no level");
         assert!(
             parse("nokey basic")
                 .unwrap_err()
                 .to_string()
                 .starts_with("list, line 1: a key of 5 characters")
         );
+    }
+
+    #[test]
+    fn a_key_maps_memory_where_its_line_says_so_or_it_is_an_operators() {
+        let key: PublicKey = KEY.parse().unwrap();
+        for (about, expected, name) in [
+            ("basic", false, ""),
+            ("basic memory=mapped the engine", true, "the engine"),
+            ("node memory=mapped", true, ""),
+            ("none memory=mapped", false, ""),
+            ("admin", true, ""),
+            ("basic tenants=acme", false, ""),
+        ] {
+            let keys = parse(Path::new("list"), &format!("{KEY} {about}")).unwrap();
+            assert_eq!(keys[&key].name, name);
+            let list = AllowList(Arc::new(Inner {
+                keys: ArcSwap::from_pointee(keys),
+                ..Inner::default()
+            }));
+            assert_eq!(list.maps(&key), expected, "{about}");
+        }
+        assert!(!AllowList::default().maps(&key));
+    }
+
+    #[test]
+    fn watchers_see_the_new_list_until_they_want_no_more() {
+        let key: PublicKey = KEY.parse().unwrap();
+        let list = AllowList::from([key]);
+        let (seen, watched) = (Arc::new(Mutex::new(Vec::new())), list.clone());
+        let told = Arc::clone(&seen);
+        list.when_changed(move || {
+            let mut told = told.lock().unwrap();
+            told.push((watched.version(), watched.admits(&key)));
+            told.len() < 2
+        });
+        for level in [Level::None, Level::Basic, Level::None] {
+            list.replace([(key, level)]);
+        }
+        assert_eq!(*seen.lock().unwrap(), [(1, false), (2, true)]);
     }
 
     #[test]

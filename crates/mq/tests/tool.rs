@@ -74,6 +74,7 @@ fn keys_are_made_shown_and_allowed() {
         Some(Allowed {
             tenants: Vec::new(),
             level: Level::Admin,
+            maps: false,
             name: "me again".into()
         })
     );

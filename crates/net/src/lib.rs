@@ -6,6 +6,7 @@
 //! command and no event is ever left without a thread that runs it.
 #![forbid(unsafe_code)]
 
+mod bucket;
 mod counters;
 mod drive;
 mod endpoint;
@@ -18,6 +19,7 @@ mod role;
 mod socket;
 mod wheel;
 
+pub use bucket::TokenBucket;
 pub use counters::{Counter, Counters};
 pub use drive::{Loop, StartError, WeakLoop, is_inside_a_loop};
 pub use endpoint::{Endpoint, NoEndpoint, Source};

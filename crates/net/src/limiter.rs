@@ -3,6 +3,8 @@ use std::net::IpAddr;
 
 use slackwater_base::{Counted, Instant, Tally};
 
+use crate::TokenBucket;
+
 /// Bounds on connections of unauthenticated peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PreAuthLimits {
@@ -49,28 +51,21 @@ pub(crate) enum Refused {
 pub(crate) struct Limiter {
     limits: PreAuthLimits,
     open: Tally,
-    all: Bucket,
+    all: TokenBucket,
     sources: BTreeMap<IpAddr, Account>,
 }
 
 #[derive(Debug)]
 struct Account {
     open: Tally,
-    bucket: Bucket,
-}
-
-/// A token bucket that holds one second's worth.
-#[derive(Clone, Copy, Debug)]
-struct Bucket {
-    tokens: f64,
-    at: Instant,
+    bucket: TokenBucket,
 }
 
 const SOURCES: usize = 16_384;
 
 impl Limiter {
     pub(crate) fn new(limits: PreAuthLimits, now: Instant) -> Self {
-        let all = Bucket::full(limits.rate, now);
+        let all = TokenBucket::full(limits.rate, now);
         Self {
             limits,
             open: Tally::default(),
@@ -84,7 +79,7 @@ impl Limiter {
         if self.open.count() >= self.limits.total {
             return Instant::NEVER;
         }
-        self.all.next_token(self.limits.rate, now)
+        self.all.next_token(now)
     }
 
     /// A connection of `source` (none for Unix sockets, which only count in all) has been taken.
@@ -93,19 +88,19 @@ impl Limiter {
         source: Option<IpAddr>,
         now: Instant,
     ) -> Result<Unproven, Refused> {
-        self.all.take(self.limits.rate, now);
+        self.all.take(now);
         let mut of_source = None;
         if let Some(source) = source {
             self.forget_idle(now);
             let rate = self.limits.rate_per_source;
             let account = self.sources.entry(source).or_insert_with(|| Account {
                 open: Tally::default(),
-                bucket: Bucket::full(rate, now),
+                bucket: TokenBucket::full(rate, now),
             });
             if account.open.count() >= self.limits.per_source {
                 return Err(Refused::SourceFull);
             }
-            if !account.bucket.take(rate, now) {
+            if !account.bucket.take(now) {
                 return Err(Refused::SourceTooFast);
             }
             of_source = Some((source, account.open.add()));
@@ -124,8 +119,7 @@ impl Limiter {
         };
         if let Some(account) = self.sources.get_mut(&source) {
             account.open.remove(counted);
-            if account.open.count() == 0 && account.bucket.is_full(self.limits.rate_per_source, now)
-            {
+            if account.open.count() == 0 && account.bucket.is_full(now) {
                 self.sources.remove(&source);
             }
         }
@@ -138,52 +132,13 @@ impl Limiter {
 
     fn forget_idle(&mut self, now: Instant) {
         if self.sources.len() >= SOURCES {
-            let rate = self.limits.rate_per_source;
-            self.sources.retain(|_, account| {
-                account.open.count() > 0 || !account.bucket.is_full(rate, now)
-            });
+            self.sources
+                .retain(|_, account| account.open.count() > 0 || !account.bucket.is_full(now));
         }
         // A source is not added at the expense of others when that many are known.
         if self.sources.len() >= SOURCES {
             self.sources.retain(|_, account| account.open.count() > 0);
         }
-    }
-}
-
-impl Bucket {
-    fn full(rate: u32, now: Instant) -> Self {
-        Self {
-            tokens: f64::from(rate),
-            at: now,
-        }
-    }
-
-    fn refill(&mut self, rate: u32, now: Instant) {
-        let earned = now.since(self.at).as_secs_f64() * f64::from(rate);
-        self.tokens = (self.tokens + earned).min(f64::from(rate));
-        self.at = now;
-    }
-
-    fn take(&mut self, rate: u32, now: Instant) -> bool {
-        self.refill(rate, now);
-        let has = self.tokens >= 1.0;
-        if has {
-            self.tokens -= 1.0;
-        }
-        has
-    }
-
-    fn is_full(mut self, rate: u32, now: Instant) -> bool {
-        self.refill(rate, now);
-        self.tokens >= f64::from(rate)
-    }
-
-    fn next_token(&mut self, rate: u32, now: Instant) -> Instant {
-        self.refill(rate, now);
-        if self.tokens >= 1.0 {
-            return now;
-        }
-        now + std::time::Duration::from_secs_f64((1.0 - self.tokens) / f64::from(rate.max(1)))
     }
 }
 

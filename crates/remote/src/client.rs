@@ -4,7 +4,7 @@ use std::sync::Arc;
 use slackwater_base::{Instant, Map, Rng};
 use slackwater_client::{Answer, CallFlow, FlowOptions, Operations};
 use slackwater_mq::Running;
-use slackwater_transfer::Engine;
+use slackwater_transfer::{Engine, PeerStats};
 use slackwater_wait::now;
 use slackwater_wire::limits::BATCH_KEYS_MAX;
 use slackwater_wire::{
@@ -294,6 +294,14 @@ impl Client {
             Reply::Done => Ok(()),
             reply => Err(refusal(&reply)),
         }
+    }
+
+    /// What was moved between this process and the nodes of the server, by the way that it went: `host` for memory that a
+    /// node of this machine shares, `tcp`, and others. Each way counts for itself: a request that went to a second way
+    /// counts for that one.
+    #[must_use]
+    pub fn moved(&self) -> Vec<(&'static str, PeerStats)> {
+        self.0.link.moved()
     }
 
     pub(crate) fn locations(&self) -> &LocationCache {

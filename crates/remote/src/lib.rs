@@ -28,3 +28,4 @@ pub use client::Client;
 pub use connect::ConnectOptions;
 pub use error::{ClientError, ConnectError};
 pub use options::{CallOptions, GetOptions, PutOptions, RemoveOptions, Stored};
+pub use slackwater_transfer::PeerStats;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use slackwater_base::Instant;
 use slackwater_client::Paces;
 use slackwater_mq::{Answer, ConnectionId, Mq, Refusal, RequestError, RequestOptions};
-use slackwater_transfer::{Engine, PeerId};
+use slackwater_transfer::{Engine, PeerId, PeerStats};
 use slackwater_wait::{Completion, Site, Stopped, Waiting, now};
 use slackwater_wire::body::{self, BodyError};
 use slackwater_wire::{
@@ -126,6 +126,22 @@ impl Link {
             self.greet(until, cancel).ok()?;
             self.nodes().get(&incarnation).copied()
         })
+    }
+
+    /// What was moved between this process and the nodes that are known, by the way that it went.
+    pub(crate) fn moved(&self) -> Vec<(&'static str, PeerStats)> {
+        let mut all: Vec<(&'static str, PeerStats)> = Vec::new();
+        for (way, stats) in self
+            .nodes()
+            .values()
+            .flat_map(|node| self.engine.stats(*node))
+        {
+            match all.iter_mut().find(|(known, _)| *known == way) {
+                Some((_, sum)) => *sum = sum.and(&stats),
+                None => all.push((way, stats)),
+            }
+        }
+        all
     }
 
     /// Makes a request of the master and waits for its answer.

@@ -4,7 +4,7 @@ use slackwater_wire::data::Refusal;
 use slackwater_wire::{Class, Incarnation};
 use thiserror::Error;
 
-use crate::tcp::SealError;
+use crate::seal::SealError;
 
 /// The status of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

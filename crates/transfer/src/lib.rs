@@ -27,6 +27,7 @@ mod mover;
 mod protocol;
 mod region;
 mod request;
+mod seal;
 mod segment;
 #[cfg(test)]
 mod sim;
@@ -49,10 +50,11 @@ pub use region::{
     RegionSpec, Regions, RegisterError, ReopenError, Revocation, StillBusy,
 };
 pub use request::{LocalRange, PeerId, Request, Submit, Target};
+pub use seal::{SealConfig, SealError, holder_of};
 pub use segment::{HostContact, Segment};
 pub use slackwater_wire::data::{Capability, CapabilityKey, Grant, Op, Refusal, Rights};
 pub use start::EngineConfig;
 pub use tcp::{
-    AllowList, IGNORED, LaneCounters, Level, OPTIONS, OptionError, SealConfig, SealError, Tcp,
-    TcpConfig, TcpError, TcpOption, holder_of,
+    AllowList, IGNORED, LaneCounters, Level, OPTIONS, OptionError, Tcp, TcpConfig, TcpError,
+    TcpOption,
 };

@@ -188,3 +188,19 @@ pub struct PeerStats {
     /// Tries after a broken connection.
     pub retries: u64,
 }
+
+impl PeerStats {
+    /// Those of two peers together.
+    #[must_use]
+    pub fn and(&self, other: &Self) -> Self {
+        Self {
+            completed: self.completed + other.completed,
+            failed: self.failed + other.failed,
+            bytes_read: self.bytes_read + other.bytes_read,
+            bytes_written: self.bytes_written + other.bytes_written,
+            active: self.active + other.active,
+            pending: self.pending + other.pending,
+            retries: self.retries + other.retries,
+        }
+    }
+}

@@ -5,6 +5,7 @@ use crate::home::{Home, HomeGuard};
 use crate::host::{HostLimits, HostMover};
 use crate::local::Local;
 use crate::mover::Mover;
+use crate::seal::SealConfig;
 use crate::segment::Segment;
 use crate::stage::StagedMover;
 use crate::tcp::{OptionError, Tcp, TcpConfig};
@@ -54,23 +55,20 @@ impl EngineConfig {
 
 impl Engine {
     /// Starts an engine with its movers: within the process by `memcpy`, within the host by shared memory or attach, beyond
-    /// it by TCP; requests on device memory go over the one of the last two that reaches their peer. An engine with sealed
-    /// connections has no mover within the host: all other processes have to prove a key.
+    /// it by TCP; requests on device memory go over the one of the last two that reaches their peer. With keys all other
+    /// processes have to prove one of the list, and those of the host go by TCP whose keys may not map memory.
     ///
     /// # Errors
     /// The configuration is wrong, or the operating system gives no randomness, thread or port.
     pub fn start(config: EngineConfig) -> Result<Self, EngineError> {
         let life = Home::open().map_err(|error| EngineError::System(error.to_string()))?;
-        let public_key = config
-            .tcp
-            .seal
-            .as_ref()
-            .map(|seal| *seal.keys.public().as_bytes());
+        let seal = config.tcp.seal.clone();
+        let public_key = seal.as_ref().map(|seal| *seal.keys.public().as_bytes());
         let tcp = Arc::new(Tcp::start(&life, config.tcp)?);
-        // The host mover tells users apart and not keys: a sealed engine is reached by TCP within its host too.
-        let host = (!config.force_tcp && public_key.is_none())
-            .then(|| host_mover(&life, &tcp))
-            .flatten();
+        let host = match config.force_tcp {
+            true => None,
+            false => host_mover(&life, seal, &tcp),
+        };
         let segment = Segment {
             name: config.name,
             incarnation: life.incarnation(),
@@ -94,9 +92,13 @@ impl Engine {
 }
 
 /// The mover within the host; the engine works without it.
-fn host_mover(life: &HomeGuard, tcp: &Arc<Tcp>) -> Option<Arc<HostMover>> {
+fn host_mover(
+    life: &HomeGuard,
+    seal: Option<SealConfig>,
+    tcp: &Arc<Tcp>,
+) -> Option<Arc<HostMover>> {
     let fallback = Arc::clone(tcp) as Arc<dyn Mover>;
-    match HostMover::start(life, HostLimits::default(), Some(fallback)) {
+    match HostMover::with_keys(life, HostLimits::default(), seal, Some(fallback)) {
         Ok(host) => Some(Arc::new(host)),
         Err(error) => {
             tracing::warn!(%error, "processes of this host are reached by TCP");

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use slackwater_base::Instant;
 use slackwater_wait::{Site, Waiting, now};
 use slackwater_wire::data::{Capability, Refusal};
+use slackwater_zmtp::PublicKey;
 
 use super::core::{Core, LinkState};
-use super::link::{Link, LinkTarget, WindowError};
+use super::link::{Link, WindowError};
 use super::message::ATTACH_MAX;
+use super::opening::LinkTarget;
 use super::window::OpenWindow;
 use crate::batch::Part;
 use crate::cause::{Cause, Deadline};
@@ -34,12 +36,19 @@ impl Core {
                 if state.closed {
                     return;
                 }
-                let ended = matches!(&state.link, LinkState::Open(link) if link.is_gone());
+                let ended = match &state.link {
+                    LinkState::Open(link) if link.is_gone() => Some(Arc::clone(link)),
+                    _ => None,
+                };
                 (state.waiting.is_empty() && state.requests.is_empty(), ended)
             };
-            if ended {
+            if let Some(link) = ended {
                 // Its memory is released at once, not at the next request.
-                self.shut("the process has ended".to_owned(), Instant::NEVER);
+                let (reason, until) = match link.farewell() {
+                    Some(reason) => (reason, now() + self.limits.retry_after),
+                    None => ("the process has ended", Instant::NEVER),
+                };
+                self.shut(reason.to_owned(), until);
                 continue;
             }
             if idle {
@@ -83,6 +92,7 @@ impl Core {
         let call = LinkTarget {
             name: &contact.socket,
             target: self.segment.incarnation,
+            key: self.segment.public_key.map(PublicKey::from_bytes),
             deadline: now() + self.limits.answer_timeout,
             // A stopped process does not answer; requests wait for it only until their own deadlines.
             meanwhile: &|| {
@@ -143,7 +153,11 @@ impl Core {
             Err(error) => {
                 let reason = error.to_string();
                 // An ended process stays ended; a slow one may be asked again.
-                let over = link.is_gone() || matches!(error, WindowError::Gone);
+                let over = match &error {
+                    WindowError::TurnedAway(_) => false,
+                    WindowError::Gone => link.farewell().is_none(),
+                    _ => link.is_gone(),
+                };
                 if let Some(request) = request {
                     request.fail(if over {
                         Cause::Lost(reason.clone())

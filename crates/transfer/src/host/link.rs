@@ -3,49 +3,26 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use rustix::process::geteuid;
 use slackwater_base::Instant;
 use slackwater_memory::{Mapping, RefusedMemory};
-use slackwater_wire::Incarnation;
 use slackwater_wire::data::{Capability, Refusal};
 use thiserror::Error;
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::link_seal::{self, LinkSeal};
 use super::message::{
     ATTACH_MAX, Attach, Attached, BEFORE, DETACH_MAX, Detach, ENTRY_DESCRIPTOR, ENTRY_SHARED,
-    Entry, GOODBYE_BOOT, GOODBYE_CLOSING, GOODBYE_FULL, GOODBYE_INCARNATION, GOODBYE_USER,
-    GOODBYE_VERSION, Goodbye, Hello, MAGIC, NO_SLOT, NOT_HERE, PACKET_MAX, VERSION, Welcome, split,
+    Entry, Goodbye, NO_SLOT, NOT_HERE, PACKET_BYTES, split,
 };
+use super::opening::{Greeted, LinkError, LinkTarget, greet};
 use super::packets::{Packets, Received};
 use super::page::ControlPage;
 use super::process::Process;
-use super::service::{Service, Watched};
+use super::service::Service;
+use super::watched::Watched;
 use super::window::{OpenWindow, WindowSlot, generations};
 use crate::mover::Notice;
-
-/// Why there is no link to a process of this host.
-#[derive(Debug, Error)]
-pub(crate) enum LinkError {
-    /// The kernel refused, or no process listens.
-    #[error("host socket: {0}")]
-    System(#[from] io::Error),
-    /// The other process belongs to another user.
-    #[error("the process belongs to user {0}")]
-    OtherUser(u32),
-    /// No greeting came in time.
-    #[error("no greeting in time")]
-    TimedOut,
-    /// The other process refused this one.
-    #[error("turned away: {0}")]
-    RefusedByPeer(&'static str),
-    /// The answer is not a greeting of this protocol.
-    #[error("no greeting of this protocol")]
-    Garbled,
-    /// The control page was refused.
-    #[error("control page: {0}")]
-    Page(#[from] RefusedMemory),
-}
 
 /// Why a window could not be attached.
 #[derive(Debug, Error)]
@@ -65,6 +42,9 @@ pub(crate) enum WindowError {
     /// The owner has ended.
     #[error("the process is gone")]
     Gone,
+    /// The owner has ended the link, and said why.
+    #[error("turned away: {0}")]
+    TurnedAway(&'static str),
     /// The window lies in the owner's own memory, which this process may not reach.
     #[error("memory is not shared, and cannot be attached: {0}")]
     NoAttach(String),
@@ -96,18 +76,8 @@ struct Exchange {
     memories: Vec<(u64, Weak<Mapping>)>,
     /// Questions that were not answered in time: their answers may still come, and no caller waits for them.
     unanswered: u32,
-}
-
-/// The process to connect to.
-pub(crate) struct LinkTarget<'a> {
-    /// The name of its socket.
-    pub(crate) name: &'a str,
-    /// The incarnation that is expected.
-    pub(crate) target: Incarnation,
-    /// How long its greeting is waited for.
-    pub(crate) deadline: Instant,
-    /// Called while waiting; returns when to call it next.
-    pub(crate) meanwhile: &'a dyn Fn() -> Instant,
+    /// With keys, what seals the packets.
+    seal: Option<LinkSeal>,
 }
 
 /// The most questions without an answer: with more the socket would be full, and the owner expels a peer that leaves
@@ -115,42 +85,18 @@ pub(crate) struct LinkTarget<'a> {
 const UNANSWERED_MAX: u32 = 16;
 
 impl Link {
-    /// Connects to a process.
+    /// Opens a link to a process; `gone` is called once when that ends.
     pub(crate) fn open(
         service: &Arc<Service>,
         call: &LinkTarget<'_>,
         gone: impl Fn() + Send + Sync + 'static,
     ) -> Result<Arc<Self>, LinkError> {
-        let packets = Packets::connect(call.name)?;
-        let peer = packets.peer()?;
-        if peer.user != geteuid().as_raw() {
-            return Err(LinkError::OtherUser(peer.user));
-        }
-        let hello = Hello {
-            magic: U64::new(MAGIC),
-            version: U32::new(VERSION),
-            reserved: U32::ZERO,
-            boot: service.boot(),
-            incarnation: U64::new(service.incarnation().0),
-            target: U64::new(call.target.0),
-        };
-        packets.send(&[hello.as_bytes()], &[])?;
-        let mut buffer = vec![0; PACKET_MAX];
-        let (len, descriptors) = loop {
-            let until = (call.meanwhile)().min(call.deadline);
-            match packets.receive_until(&mut buffer, until)? {
-                Received::Packet(len, descriptors) => break (len, descriptors),
-                Received::Nothing if until == call.deadline => return Err(LinkError::TimedOut),
-                Received::Nothing => {}
-                Received::Closed => return Err(LinkError::RefusedByPeer("closed without a word")),
-            }
-        };
-        let (welcome, page) = welcome(&buffer[..len], descriptors, call.target)?;
-        let process = match peer.pid {
-            Some(pid) => reach(pid, &welcome),
-            None => Err("the process is in a namespace out of sight".to_owned()),
-        };
-        let page = ControlPage::open(page, welcome.slots.get())?;
+        let Greeted {
+            packets,
+            page,
+            process,
+            seal,
+        } = greet(service, call)?;
         let watched = Watched::new(gone);
         let token = service.watch(&packets, &watched)?;
         Ok(Arc::new(Self {
@@ -162,9 +108,10 @@ impl Link {
             token,
             exchange: Mutex::new(Exchange {
                 question: 0,
-                buffer,
+                buffer: vec![0; PACKET_BYTES],
                 memories: Vec::new(),
                 unanswered: 0,
+                seal,
             }),
             detached: Mutex::default(),
         }))
@@ -292,7 +239,7 @@ impl Link {
     ) -> Result<(), WindowError> {
         loop {
             if exchange.unanswered < UNANSWERED_MAX {
-                match self.packets.send(parts, &[]) {
+                match link_seal::send(&self.packets, exchange.seal.as_mut(), parts, &[]) {
                     Ok(()) => return Ok(()),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     Err(_) => return Err(self.gone()),
@@ -333,11 +280,32 @@ impl Link {
         deadline: Instant,
     ) -> Result<(usize, Vec<OwnedFd>), WindowError> {
         match self.packets.receive_until(&mut exchange.buffer, deadline) {
-            Ok(Received::Packet(len, descriptors)) => Ok((len, descriptors)),
+            Ok(Received::Packet(len, descriptors)) => {
+                let (seal, buffer) = (exchange.seal.as_mut(), &mut exchange.buffer);
+                let len = link_seal::open(seal, buffer, len).map_err(|_| WindowError::Garbled)?;
+                match Goodbye::reason_in(&buffer[..len]) {
+                    Some(reason) => Err(WindowError::TurnedAway(reason)),
+                    None => Ok((len, descriptors)),
+                }
+            }
             Ok(Received::Nothing) => Err(WindowError::TimedOut),
             Ok(Received::Closed) => Err(self.gone()),
             Err(_) => Err(WindowError::Garbled),
         }
+    }
+
+    /// Why the owner has ended the link, if it has said so.
+    pub(crate) fn farewell(&self) -> Option<&'static str> {
+        let mut exchange = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
+        // Answers that nobody waits for any more may come before it.
+        for _ in 0..=UNANSWERED_MAX {
+            match self.receive(&mut exchange, Instant::ZERO) {
+                Ok(_) => {}
+                Err(WindowError::TurnedAway(reason)) => return Some(reason),
+                Err(_) => return None,
+            }
+        }
+        None
     }
 
     fn gone(&self) -> WindowError {
@@ -432,45 +400,6 @@ fn known(
             .find(|(known, _)| *known == id)
             .map(|(_, memory)| Arc::clone(memory))
     })
-}
-
-/// Reads a greeting, or why there is none.
-fn welcome(
-    packet: &[u8],
-    descriptors: Vec<OwnedFd>,
-    target: Incarnation,
-) -> Result<(Welcome, OwnedFd), LinkError> {
-    if let Ok(goodbye) = Goodbye::read_from_bytes(packet) {
-        return Err(LinkError::RefusedByPeer(match goodbye.reason.get() {
-            GOODBYE_VERSION => "another version",
-            GOODBYE_BOOT => "another host",
-            GOODBYE_INCARNATION => "another life of the process",
-            GOODBYE_USER => "another user",
-            GOODBYE_FULL => "no room for another process",
-            GOODBYE_CLOSING => "the engine is closing",
-            _ => "for a reason unknown here",
-        }));
-    }
-    let welcome = Welcome::read_from_bytes(packet).map_err(|_| LinkError::Garbled)?;
-    let page = descriptors.into_iter().next().ok_or(LinkError::Garbled)?;
-    let ours = welcome.magic.get() == MAGIC && welcome.version.get() == VERSION;
-    if !ours || welcome.incarnation.get() != target.0 || welcome.slots.get() == 0 {
-        return Err(LinkError::Garbled);
-    }
-    Ok((welcome, page))
-}
-
-/// Opens the process for cross-memory attach, if the probe can be read: then attaching is allowed, and it is the
-/// process that sent the greeting.
-fn reach(pid: rustix::process::Pid, welcome: &Welcome) -> Result<Process, String> {
-    let process = Process::open(pid, welcome.started.get()).map_err(|error| error.to_string())?;
-    let mut probe = [0; 16];
-    // SAFETY: 16 bytes of this frame.
-    match unsafe { process.read(probe.as_mut_ptr(), welcome.probe_address.get(), probe.len()) } {
-        Ok(16) if probe == welcome.probe => Ok(process),
-        Ok(_) => Err("the probe has other bytes than the process sent".to_owned()),
-        Err(error) => Err(format!("reading its memory: {error}")),
-    }
 }
 
 impl Drop for Link {

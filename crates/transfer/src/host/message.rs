@@ -3,9 +3,15 @@
 //! The initiator opens with [`Hello`] and is answered with [`Welcome`], which carries the control page, or with
 //! [`Goodbye`]. From then on it asks [`Attach`] and is answered with [`Attached`], one question at a time; the memories
 //! that it does not have yet come with the answer. A question may carry a notice to deliver.
+//!
+//! With keys a greeting of the data plane follows the hello in the same packet, and another is the answer to it: the
+//! handshake of sealed connections. Every packet after these is sealed; the first of the initiator is empty and proves its
+//! key, and only then the welcome comes, with the first descriptor.
 
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::seal::{PACKET_OVERHEAD, RECORD_BYTES_MAX};
 
 /// `SLWKHOST` read as a little-endian number.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"SLWKHOST");
@@ -17,15 +23,19 @@ pub(crate) const ATTACH_MAX: usize = 64;
 pub(crate) const DETACH_MAX: usize = 4096;
 /// The longest notice, name and bytes together.
 pub(crate) const NOTICE_MAX: usize = 16 << 10;
-/// The longest packet.
+/// The longest text of a packet.
 pub(crate) const PACKET_MAX: usize = 64 << 10;
+/// The longest packet: one that is sealed.
+pub(crate) const PACKET_BYTES: usize = PACKET_MAX + PACKET_OVERHEAD;
+const _: () = assert!(PACKET_MAX <= RECORD_BYTES_MAX);
 
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(crate) struct Hello {
     pub(crate) magic: U64,
     pub(crate) version: U32,
-    pub(crate) reserved: U32,
+    /// 1 where a greeting follows that asks for a sealed link, else 0.
+    pub(crate) sealed: U32,
     /// The boot of the host.
     pub(crate) boot: [u8; 16],
     /// The initiator's incarnation.
@@ -50,7 +60,7 @@ pub(crate) struct Welcome {
     pub(crate) probe: [u8; 16],
 }
 
-/// No link. Shorter than a [`Welcome`], which tells them apart.
+/// No link, or not any more. Shorter than a [`Welcome`], which tells them apart.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(crate) struct Goodbye {
@@ -71,6 +81,35 @@ pub(crate) const GOODBYE_USER: u32 = 4;
 pub(crate) const GOODBYE_FULL: u32 = 5;
 /// The engine is closing.
 pub(crate) const GOODBYE_CLOSING: u32 = 6;
+
+/// A greeting that asks for a sealed link was expected.
+pub(crate) const GOODBYE_SEALED: u32 = 7;
+/// None was.
+pub(crate) const GOODBYE_OPEN: u32 = 8;
+/// The key is not in the list, or not any more.
+pub(crate) const GOODBYE_KEY: u32 = 9;
+/// The key may not map memory.
+pub(crate) const GOODBYE_MAPS: u32 = 10;
+
+impl Goodbye {
+    /// Why there is no link, or not any more, if a packet says that.
+    pub(crate) fn reason_in(packet: &[u8]) -> Option<&'static str> {
+        let goodbye = Self::read_from_bytes(packet).ok()?;
+        (goodbye.magic.get() == MAGIC).then_some(match goodbye.reason.get() {
+            GOODBYE_VERSION => "another version",
+            GOODBYE_BOOT => "another host",
+            GOODBYE_INCARNATION => "another life of the process",
+            GOODBYE_USER => "another user",
+            GOODBYE_FULL => "no room for another process",
+            GOODBYE_CLOSING => "the engine is closing",
+            GOODBYE_SEALED => "it has keys, and asks for one",
+            GOODBYE_OPEN => "it has no keys",
+            GOODBYE_KEY => "its list lacks our key",
+            GOODBYE_MAPS => "its list does not let our key map memory (`memory=mapped`)",
+            _ => "for a reason unknown here",
+        })
+    }
+}
 
 /// The head of a question: then `detach` × [`Detach`], then `attach` capabilities, then `notice_name` and `notice_bytes`
 /// bytes of a notice, if there is one.

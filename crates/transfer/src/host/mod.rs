@@ -4,7 +4,7 @@
 //! window on what the capability grants, and passes the memory itself if it is shared. The initiator then copies by
 //! itself ([`carry`]), on the caller's thread or on the copy threads ([`copy_threads`]), and asks for new windows on
 //! one control thread per process ([`control`]). One word per window, in a page that both map ([`page`]), keeps late
-//! copies from reused memory.
+//! copies from reused memory. Who may connect is decided at the [`doorway`].
 
 mod attached_peer;
 mod cache_history;
@@ -12,12 +12,17 @@ mod carry;
 mod control;
 mod copy_threads;
 mod core;
+mod doorway;
 #[cfg(test)]
 mod gate_tests;
 mod granted;
+mod identity;
 mod link;
+mod link_seal;
+mod membership;
 mod message;
 mod mover;
+mod opening;
 mod packets;
 mod page;
 mod peer;
@@ -25,6 +30,7 @@ mod process;
 mod service;
 #[cfg(test)]
 mod tests;
+mod watched;
 mod window;
 
 pub use mover::{HostError, HostLimits, HostMover};

@@ -16,6 +16,7 @@ use crate::home::Home;
 use crate::job::Job;
 use crate::mover::{Abilities, Carried, Mover, Notice, PeerStats, SingleRequest, Submission};
 use crate::region::Revocation;
+use crate::seal::SealConfig;
 use crate::segment::{HostContact, Segment};
 
 /// Copies between processes of one host: shared memory is mapped and copied by address, other memory is copied by the
@@ -82,10 +83,25 @@ impl HostMover {
         limits: HostLimits,
         fallback: Option<Arc<dyn Mover>>,
     ) -> Result<Self, HostError> {
+        Self::with_keys(home, limits, None, fallback)
+    }
+
+    /// The same; with keys, between processes that have proven theirs, of which the list of the owner of memory says that
+    /// they may map it ([`AllowList::maps`](crate::AllowList::maps)). Others go to `fallback`.
+    ///
+    /// # Errors
+    /// As [`HostMover::start`].
+    pub fn with_keys(
+        home: &Arc<Home>,
+        limits: HostLimits,
+        seal: Option<SealConfig>,
+        fallback: Option<Arc<dyn Mover>>,
+    ) -> Result<Self, HostError> {
         let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id")?
             .trim()
             .to_owned();
-        let service = Service::start(boot_number(&boot_id)?, Arc::clone(home), limits.service)?;
+        let boot = boot_number(&boot_id)?;
+        let service = Service::start(boot, Arc::clone(home), limits.service, seal)?;
         Ok(Self {
             boot_id,
             service: Arc::new(service),
@@ -236,6 +252,15 @@ impl Mover for HostMover {
         self.known(segment)
             .map(|peer| peer.stats())
             .unwrap_or_default()
+    }
+
+    fn metrics(&self) -> Vec<(&'static str, u64)> {
+        let (attached, windows) = self.service.counts();
+        vec![
+            ("peers_attached", attached as u64),
+            ("windows_open", windows as u64),
+            ("peers_refused", self.service.refused()),
+        ]
     }
 
     fn close(&self) {

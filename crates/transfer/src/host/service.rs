@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -10,27 +10,24 @@ use std::time::Duration;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::Errno;
-use rustix::process::geteuid;
 use slackwater_base::Instant;
 use slackwater_wait::{Site, Waiting, now};
 use slackwater_wire::Incarnation;
 use slackwater_wire::data::{Capability, Refusal};
-use zerocopy::byteorder::little_endian::{U32, U64};
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::FromBytes;
 
-use super::attached_peer::{AttachState, AttachedPeer};
+use super::attached_peer::AttachedPeer;
+use super::doorway::Doorway;
 use super::granted::{Answer, GrantedWindows, Revoked};
-use super::message::{
-    ATTACH_MAX, Attach, GOODBYE_BOOT, GOODBYE_CLOSING, GOODBYE_FULL, GOODBYE_INCARNATION,
-    GOODBYE_USER, GOODBYE_VERSION, Goodbye, Hello, MAGIC, NOTICE_MAX, PACKET_MAX, VERSION, Welcome,
-    split,
-};
+use super::link_seal;
+use super::message::{ATTACH_MAX, Attach, NOTICE_MAX, PACKET_BYTES, split};
 use super::packets::{Listener, Packets, Received};
-use super::page::ControlPage;
 use super::process::Process;
+use super::watched::Watched;
 use crate::home::Home;
 use crate::mover::Notice;
 use crate::region::{Access, Revocation};
+use crate::seal::SealConfig;
 
 /// Bounds of one process's host service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +36,7 @@ pub struct ServiceLimits {
     pub peers: usize,
     /// The most windows that one of them may have open at a time; each takes 64 bytes.
     pub windows_per_peer: u32,
-    /// How long a new connection may take to greet.
+    /// How long a new connection may take to greet, and to prove its key.
     pub greeting: Duration,
     /// How long closing waits for copies of peers that are under way.
     pub closing: Duration,
@@ -65,40 +62,37 @@ pub(crate) struct Service {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-struct ServiceState {
-    boot: [u8; 16],
-    home: Arc<Home>,
-    limits: ServiceLimits,
-    poll: OwnedFd,
-    stop: OwnedFd,
-    started: u64,
+pub(super) struct ServiceState {
+    pub(super) boot: [u8; 16],
+    pub(super) home: Arc<Home>,
+    pub(super) limits: ServiceLimits,
+    /// The keys without which no process is let in.
+    pub(super) seal: Option<SealConfig>,
+    /// Processes that were refused for their keys.
+    pub(super) refused: AtomicU64,
+    pub(super) poll: OwnedFd,
+    pub(super) stop: OwnedFd,
+    pub(super) started: u64,
     /// Bytes that a peer reads to find out whether it can read this process. Their address is fixed.
-    probe: Box<[u8; 16]>,
-    next_token: AtomicU64,
-    peers: Mutex<BTreeMap<u64, AttachedPeer>>,
+    pub(super) probe: Box<[u8; 16]>,
+    pub(super) next_token: AtomicU64,
+    pub(super) peers: Mutex<BTreeMap<u64, AttachedPeer>>,
     /// No window is given any more. Changed and read under the lock of the peers.
-    closing: AtomicBool,
-    watched: Mutex<BTreeMap<u64, Arc<Watched>>>,
-}
-
-/// A link whose end is watched for.
-pub(crate) struct Watched {
-    gone: AtomicBool,
-    tell: Box<dyn Fn() + Send + Sync>,
+    pub(super) closing: AtomicBool,
+    pub(super) watched: Mutex<BTreeMap<u64, Arc<Watched>>>,
 }
 
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
 const FIRST_TOKEN: u64 = 2;
 const EVENTS: usize = 64;
-/// The pause before accepting again when there are no descriptors.
-const DESCRIPTOR_RETRY: Duration = Duration::from_millis(100);
 
 impl Service {
     pub(crate) fn start(
         boot: [u8; 16],
         home: Arc<Home>,
         limits: ServiceLimits,
+        seal: Option<SealConfig>,
     ) -> io::Result<Self> {
         let mut secret = [0; 24];
         getrandom::fill(&mut secret).map_err(io::Error::other)?;
@@ -119,10 +113,14 @@ impl Service {
             EventFlags::IN | EventFlags::ET,
         )?;
         epoll::add(&poll, &stop, EventData::new_u64(STOP), EventFlags::IN)?;
+        let life = home.incarnation();
+        let mut doorway = Doorway::new(boot, life, seal.clone(), limits.greeting, now())?;
         let shared = Arc::new(ServiceState {
             boot,
             home,
             limits,
+            seal,
+            refused: AtomicU64::new(0),
             poll,
             stop,
             started: Process::own_start()?,
@@ -138,10 +136,18 @@ impl Service {
             shared.iter().for_each(|shared| shared.take_back(|_| true));
             shared.is_some()
         }));
+        if let Some(seal) = &shared.seal {
+            let relisted = Arc::downgrade(&shared);
+            seal.clients.when_changed(move || {
+                let shared = relisted.upgrade();
+                shared.iter().for_each(|shared| shared.look_up_keys());
+                shared.is_some()
+            });
+        }
         let serving = Arc::clone(&shared);
         let thread = thread::Builder::new()
             .name("slackwater-host".to_owned())
-            .spawn(move || serving.run(&listener))?;
+            .spawn(move || serving.run(&listener, &mut doorway))?;
         Ok(Self {
             shared,
             name,
@@ -160,6 +166,16 @@ impl Service {
 
     pub(crate) fn incarnation(&self) -> Incarnation {
         self.shared.home.incarnation()
+    }
+
+    /// The keys of this process, which it proves to others too.
+    pub(crate) fn seal(&self) -> Option<&SealConfig> {
+        self.shared.seal.as_ref()
+    }
+
+    /// Processes that were refused for their keys, or whose keys were taken from the list.
+    pub(crate) fn refused(&self) -> u64 {
+        self.shared.refused.load(Ordering::Relaxed)
     }
 
     /// Ends every window on a region that is closing, or on an extent that was fenced.
@@ -189,9 +205,8 @@ impl Service {
     /// The number of processes that have this one's memory open, and of their windows.
     pub(crate) fn counts(&self) -> (usize, usize) {
         let peers = self.shared.peers();
-        let open = peers.values().filter_map(|peer| peer.state.granted());
-        open.fold((0, 0), |(peers, windows), granted| {
-            (peers + 1, windows + granted.windows())
+        peers.values().fold((0, 0), |(peers, windows), peer| {
+            (peers + 1, windows + peer.granted.windows())
         })
     }
 
@@ -216,13 +231,13 @@ impl Service {
         // A panic in it was reported where it happened.
         let _ = thread.join();
         let peers = std::mem::take(&mut *self.shared.peers());
-        for peer in peers.into_values() {
-            let (AttachState::Open(granted) | AttachState::Expelled(granted)) = peer.state else {
-                continue;
-            };
+        for AttachedPeer {
+            granted, holder, ..
+        } in peers.into_values()
+        {
             let (busy, page) = (granted.is_busy(), Arc::clone(granted.page()));
             if busy {
-                tracing::warn!(peer = %peer.incarnation, "a process is still at memory of a closed engine, which is kept");
+                tracing::warn!(peer = %holder, "a process is still at memory of a closed engine, which is kept");
                 std::mem::forget(granted);
             }
             // Ends all waits for the peers of a closed service.
@@ -237,25 +252,6 @@ impl Drop for Service {
     }
 }
 
-impl Watched {
-    /// `tell` is called once, by the service's thread, when the peer has ended; it must not block.
-    pub(crate) fn new(tell: impl Fn() + Send + Sync + 'static) -> Arc<Self> {
-        Arc::new(Self {
-            gone: AtomicBool::new(false),
-            tell: Box::new(tell),
-        })
-    }
-
-    pub(crate) fn is_gone(&self) -> bool {
-        self.gone.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn end(&self) {
-        self.gone.store(true, Ordering::Release);
-        (self.tell)();
-    }
-}
-
 static DRAINING: Site = Site::new("host fence");
 
 impl ServiceState {
@@ -266,7 +262,7 @@ impl ServiceState {
         self.wait_for(busy);
     }
 
-    fn wait_for(self: &Arc<Self>, busy: Vec<(u64, Revoked)>) {
+    pub(super) fn wait_for(self: &Arc<Self>, busy: Vec<(u64, Revoked)>) {
         if busy.is_empty() {
             return;
         }
@@ -283,16 +279,11 @@ impl ServiceState {
         peers: &mut BTreeMap<u64, AttachedPeer>,
         which: impl Fn(&Access) -> bool,
     ) -> Vec<(u64, Revoked)> {
-        let open = peers
-            .iter_mut()
-            .filter_map(|(token, peer)| Some((*token, peer.state.granted_mut()?)));
-        open.flat_map(|(token, granted)| {
-            granted
-                .revoke(&which)
-                .into_iter()
-                .map(move |window| (token, window))
-        })
-        .collect()
+        let revoked = peers.iter_mut().flat_map(|(token, peer)| {
+            let windows = peer.granted.revoke(&which).into_iter();
+            windows.map(move |window| (*token, window))
+        });
+        revoked.collect()
     }
 
     /// Gives no more windows; returns those at which a peer is copying.
@@ -310,30 +301,28 @@ impl ServiceState {
         for (token, window) in windows {
             // Without the lock: a peer that ends is closed by the service's thread, which ends the wait.
             window.page.drain(window.slot, &Waiting::at(&DRAINING));
-            if let Some(granted) = self
-                .peers()
-                .get_mut(token)
-                .and_then(|peer| peer.state.granted_mut())
-            {
-                granted.release(window);
+            if let Some(peer) = self.peers().get_mut(token) {
+                peer.granted.release(window);
             }
         }
     }
 
-    fn peers(&self) -> MutexGuard<'_, BTreeMap<u64, AttachedPeer>> {
+    pub(super) fn peers(&self) -> MutexGuard<'_, BTreeMap<u64, AttachedPeer>> {
         lock(&self.peers)
     }
 
-    fn run(self: &Arc<Self>, listener: &Listener) {
-        let mut buffer = vec![0; PACKET_MAX];
+    fn run(self: &Arc<Self>, listener: &Listener, doorway: &mut Doorway) {
+        let mut buffer = vec![0; PACKET_BYTES];
         let mut events = Vec::with_capacity(EVENTS);
-        // When to accept again, while connections wait and there are no descriptors.
+        // When to accept again, while connections wait that could not be taken.
         let mut accept_again: Option<Instant> = None;
         loop {
-            if accept_again.is_some_and(|at| at <= now()) {
-                accept_again = self.accept(listener).err();
+            let at = now();
+            doorway.drop_silent(at);
+            if accept_again.is_some_and(|again| again <= at) {
+                accept_again = doorway.accept(listener, &self.poll, &self.next_token, at);
             }
-            let timeout = self.timeout(accept_again);
+            let timeout = timeout(doorway.next_deadline().into_iter().chain(accept_again));
             events.clear();
             match epoll::wait(
                 &self.poll,
@@ -346,67 +335,20 @@ impl ServiceState {
             }
             for event in &events {
                 match event.data.u64() {
-                    LISTENER => accept_again = self.accept(listener).err(),
+                    LISTENER => {
+                        accept_again =
+                            doorway.accept(listener, &self.poll, &self.next_token, now());
+                    }
                     STOP => return,
+                    token if doorway.has(token) => {
+                        let entrant = doorway.serve(token, &mut buffer, now(), &self.refused);
+                        if let Some(entrant) = entrant {
+                            self.let_in(token, entrant);
+                        }
+                    }
                     token if self.ended(token) => {}
                     token => self.serve(token, &mut buffer),
                 }
-            }
-            self.drop_silent();
-        }
-    }
-
-    /// How long to sleep: for ever, unless an unauthenticated peer has a deadline or connections wait for descriptors.
-    fn timeout(&self, accept_again: Option<Instant>) -> Option<Timespec> {
-        let silent = self
-            .peers()
-            .values()
-            .filter_map(|peer| peer.state.deadline())
-            .min();
-        let first = silent.into_iter().chain(accept_again).min()?;
-        let left = now().until(first);
-        Some(Timespec {
-            tv_sec: left.as_secs().cast_signed(),
-            tv_nsec: i64::from(left.subsec_nanos()),
-        })
-    }
-
-    fn drop_silent(&self) {
-        let at = now();
-        self.peers()
-            .retain(|_, peer| peer.state.deadline().is_none_or(|deadline| at < deadline));
-    }
-
-    /// Accepts the waiting connections. Without a descriptor for them, says when to try again.
-    fn accept(&self, listener: &Listener) -> Result<(), Instant> {
-        loop {
-            let packets = match listener.accept() {
-                Ok(Some(packets)) => packets,
-                Ok(None) => return Ok(()),
-                Err(_) => return Err(now() + DESCRIPTOR_RETRY),
-            };
-            let Ok(peer) = packets.peer() else { continue };
-            if peer.user != geteuid().as_raw() {
-                say_goodbye(&packets, GOODBYE_USER);
-                continue;
-            }
-            let mut peers = self.peers();
-            if peers.len() >= self.limits.peers {
-                say_goodbye(&packets, GOODBYE_FULL);
-                continue;
-            }
-            let token = self.next_token.fetch_add(1, Ordering::Relaxed);
-            let flags = EventFlags::IN | EventFlags::RDHUP;
-            if epoll::add(&self.poll, &packets, EventData::new_u64(token), flags).is_ok() {
-                let state = AttachState::Unauthenticated(now() + self.limits.greeting);
-                peers.insert(
-                    token,
-                    AttachedPeer {
-                        packets,
-                        incarnation: Incarnation(0),
-                        state,
-                    },
-                );
             }
         }
     }
@@ -427,16 +369,19 @@ impl ServiceState {
             return;
         };
         // One question: further ones are reported again, after the other peers had their turn.
-        let stays = match (&peer.state, peer.packets.receive(buffer)) {
-            (AttachState::Expelled(_), _) => false,
-            (_, Ok(Received::Packet(len, _))) => self.answer(peer, &buffer[..len]),
+        let stays = match (peer.expelled, peer.packets.receive(buffer)) {
+            (true, _) => false,
+            (_, Ok(Received::Packet(len, _))) => {
+                let text = link_seal::open(peer.seal.as_mut(), buffer, len);
+                text.is_ok_and(|len| self.answer(peer, &buffer[..len]))
+            }
             (_, Ok(Received::Nothing)) => true,
             (_, Ok(Received::Closed) | Err(_)) => false,
         };
         if stays {
             return;
         }
-        if !peer.packets.is_closed() && peer.state.granted().is_some() {
+        if !peer.packets.is_closed() {
             let busy = self.expel(token, peer);
             drop(peers);
             return self.wait_for(busy);
@@ -447,38 +392,21 @@ impl ServiceState {
         drop(peers);
         // The kernel closes a process's sockets after its last thread has left user memory (and its system calls), so
         // nothing of that process is in flight any more; and one that closes a link itself has no copy on it.
-        if let Some(granted) = peer.state.granted() {
-            granted.page().close();
-        }
+        peer.granted.page().close();
     }
 
     /// Says whether the peer keeps to the protocol.
     fn answer(&self, peer: &mut AttachedPeer, packet: &[u8]) -> bool {
-        match &mut peer.state {
-            AttachState::Unauthenticated(_) => match self.greet(&peer.packets, packet) {
-                Ok((incarnation, granted)) => {
-                    (peer.incarnation, peer.state) = (incarnation, AttachState::Open(granted));
-                    true
-                }
-                Err(reason) => {
-                    say_goodbye(&peer.packets, reason);
-                    false
-                }
-            },
-            AttachState::Open(granted) => self
-                .attach(granted, peer.incarnation, packet)
-                .is_some_and(|answer| {
-                    peer.packets
-                        .send(&[&answer.bytes], &answer.descriptors())
-                        .is_ok()
-                }),
-            AttachState::Expelled(_) => false,
-        }
+        let Some(answer) = self.attach(&mut peer.granted, peer.holder, packet) else {
+            return false;
+        };
+        let (seal, parts) = (peer.seal.as_mut(), [answer.bytes.as_slice()]);
+        link_seal::send(&peer.packets, seal, &parts, &answer.descriptors()).is_ok()
     }
 
-    /// Revokes everything from a peer that breaks the protocol. It may be alive and in the middle of a copy: so its end
-    /// is still watched for, and nothing else.
-    fn expel(&self, token: u64, peer: &mut AttachedPeer) -> Vec<(u64, Revoked)> {
+    /// Revokes everything from a peer. It may be alive and in the middle of a copy: so its end is still watched for, and
+    /// nothing else.
+    pub(super) fn expel(&self, token: u64, peer: &mut AttachedPeer) -> Vec<(u64, Revoked)> {
         // Without it the loop would be woken for every packet that is not read.
         let _ = epoll::modify(
             &self.poll,
@@ -486,57 +414,12 @@ impl ServiceState {
             EventData::new_u64(token),
             EventFlags::RDHUP,
         );
-        let state = std::mem::replace(
-            &mut peer.state,
-            AttachState::Unauthenticated(Instant::NEVER),
-        );
-        let mut busy = Vec::new();
-        if let AttachState::Open(mut granted) | AttachState::Expelled(mut granted) = state {
-            let revoked = granted.revoke(|_| true).into_iter();
-            busy.extend(revoked.map(|window| (token, window)));
-            peer.state = AttachState::Expelled(granted);
-        }
+        peer.expelled = true;
+        let revoked = peer.granted.revoke(|_| true).into_iter();
+        let busy = revoked.map(|window| (token, window)).collect();
         // Last: a peer that sees the end of its link finds nothing that it may still begin.
         peer.packets.hang_up();
         busy
-    }
-
-    fn greet(
-        &self,
-        packets: &Packets,
-        packet: &[u8],
-    ) -> Result<(Incarnation, GrantedWindows), u32> {
-        let hello = Hello::read_from_bytes(packet).map_err(|_| GOODBYE_VERSION)?;
-        if hello.magic.get() != MAGIC || hello.version.get() != VERSION {
-            return Err(GOODBYE_VERSION);
-        }
-        if self.closing.load(Ordering::Relaxed) {
-            return Err(GOODBYE_CLOSING);
-        }
-        if hello.boot != self.boot {
-            return Err(GOODBYE_BOOT);
-        }
-        if hello.target.get() != self.home.incarnation().0 {
-            return Err(GOODBYE_INCARNATION);
-        }
-        let page =
-            Arc::new(ControlPage::create(self.limits.windows_per_peer).map_err(|_| GOODBYE_FULL)?);
-        let welcome = Welcome {
-            magic: U64::new(MAGIC),
-            version: U32::new(VERSION),
-            slots: U32::new(page.slots()),
-            incarnation: U64::new(self.home.incarnation().0),
-            started: U64::new(self.started),
-            probe_address: U64::new(self.probe.as_ptr().expose_provenance() as u64),
-            probe: *self.probe,
-        };
-        packets
-            .send(&[welcome.as_bytes()], &[page.as_fd()])
-            .map_err(|_| GOODBYE_FULL)?;
-        Ok((
-            Incarnation(hello.incarnation.get()),
-            GrantedWindows::new(page),
-        ))
     }
 
     /// `None` when the question breaks the protocol.
@@ -588,14 +471,13 @@ impl ServiceState {
     }
 }
 
-/// A refused peer is told the reason, if it still reads.
-fn say_goodbye(packets: &Packets, reason: u32) {
-    let goodbye = Goodbye {
-        magic: U64::new(MAGIC),
-        version: U32::new(VERSION),
-        reason: U32::new(reason),
-    };
-    let _ = packets.send(&[goodbye.as_bytes()], &[]);
+/// How long to sleep: for ever, unless something has a time.
+fn timeout(times: impl Iterator<Item = Instant>) -> Option<Timespec> {
+    let left = now().until(times.min()?);
+    Some(Timespec {
+        tv_sec: left.as_secs().cast_signed(),
+        tv_nsec: i64::from(left.subsec_nanos()),
+    })
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

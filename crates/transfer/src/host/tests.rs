@@ -1,5 +1,6 @@
 //! One end against the other, or against a test that plays the other end.
 
+mod keys;
 mod rights;
 mod slow_owners;
 
@@ -14,16 +15,18 @@ use slackwater_memory::Mapping;
 use slackwater_wait::now;
 use slackwater_wire::Incarnation;
 use slackwater_wire::data::{Capability, Op, Refusal, Rights};
+use slackwater_zmtp::PublicKey;
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::carry::{NotCopied, under_mark};
-use super::link::{Link, LinkError, LinkTarget, WindowError};
+use super::link::{Link, WindowError};
 use super::message::{
     Attach, Attached, ENTRY_DESCRIPTOR, ENTRY_SHARED, Entry, Hello, MAGIC, NO_SLOT, PACKET_MAX,
     VERSION, Welcome,
 };
 use super::mover::{HostLimits, HostMover};
+use super::opening::{LinkError, LinkTarget};
 use super::packets::{Listener, Packets, Received};
 use super::page::ControlPage;
 use super::service::{Service, ServiceLimits};
@@ -48,7 +51,7 @@ pub(super) struct Owner {
 
 pub(super) fn owner(limits: ServiceLimits) -> Owner {
     let life = Home::open().unwrap();
-    let service = Arc::new(Service::start(BOOT, Arc::clone(&life), limits).unwrap());
+    let service = Arc::new(Service::start(BOOT, Arc::clone(&life), limits, None).unwrap());
     Owner { life, service }
 }
 
@@ -95,9 +98,20 @@ pub(super) fn reaching(
 }
 
 fn open(service: &Arc<Service>, name: &str, target: Incarnation) -> Result<Arc<Link>, LinkError> {
+    open_to(service, name, target, None)
+}
+
+/// A link to the process at a socket, which is to prove that key.
+fn open_to(
+    service: &Arc<Service>,
+    name: &str,
+    target: Incarnation,
+    key: Option<PublicKey>,
+) -> Result<Arc<Link>, LinkError> {
     let call = LinkTarget {
         name,
         target,
+        key,
         deadline: now() + PATIENCE,
         meanwhile: &|| Instant::NEVER,
     };

@@ -9,11 +9,10 @@ use super::context::TcpContext;
 use super::cursor::{Place, SpanMemory};
 use super::end::{End, Greeted, add};
 use super::io::Vectors;
-use super::record::{Opener, Sealer};
-use super::seal::{InitiatorHandshake, Keys, SealError};
 use crate::cause::Cause;
 use crate::protocol::initiating::{Input, Output};
 use crate::protocol::{CloseReason, Initiator, InitiatorLimits, Span, Want};
+use crate::seal::{InitiatorHandshake, Keys, Opener, SealError, Sealer};
 use crate::segment::Segment;
 
 /// One connection to a peer, with tasks `T` on it.

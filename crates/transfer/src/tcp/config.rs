@@ -3,8 +3,8 @@ use std::time::Duration;
 
 use slackwater_base::{Backoff, Jitter};
 
-use super::seal::SealConfig;
 use crate::protocol::{InitiatorLimits, ResponderLimits};
+use crate::seal::SealConfig;
 use crate::segment::Segment;
 
 /// How the TCP mover works; section `transfer.tcp` of the configuration.

@@ -15,11 +15,11 @@ use super::config::TcpConfig;
 use super::direct::Direct;
 use super::loop_state::{Command, LoopState};
 use super::scheduler::{Action, LaneId, Scheduler};
-use super::seal::{InitiatorHandshake, SealError};
 use super::task::{Task, end};
 use crate::cause::{Cause, Deadline};
 use crate::home::Home;
 use crate::protocol::{CloseReason, SLICE_BYTES_MAX};
+use crate::seal::{Channel, InitiatorHandshake, SealError};
 use crate::segment::Segment;
 
 pub(crate) struct TcpContext {
@@ -200,7 +200,8 @@ impl TcpContext {
     ) -> Result<Option<InitiatorHandshake>, SealError> {
         match (&self.config.seal, peer.public_key) {
             (Some(seal), Some(key)) => {
-                InitiatorHandshake::begin(&seal.keys, PublicKey::from_bytes(key), hello).map(Some)
+                let key = PublicKey::from_bytes(key);
+                InitiatorHandshake::begin(&seal.keys, key, hello, Channel::TCP).map(Some)
             }
             (None, None) => Ok(None),
             (Some(_), None) | (None, Some(_)) => Err(SealError::Unsealed),

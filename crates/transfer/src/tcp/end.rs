@@ -4,8 +4,8 @@ use slackwater_wire::data::{Frame, Greeting};
 
 use super::cursor::{Place, SpanMemory};
 use super::io::{VECTORS_MAX, Vectors, from_slice};
-use super::record::{Opener, Sealer};
 use crate::protocol::{CloseReason, Piece, Span, Want};
+use crate::seal::{Opener, Sealer};
 
 /// One end of the protocol, with what its shell knows.
 pub(crate) trait End {

@@ -14,9 +14,7 @@ mod end;
 mod io;
 mod loop_state;
 mod options;
-mod record;
 mod scheduler;
-mod seal;
 mod server;
 mod staged;
 mod task;
@@ -45,8 +43,10 @@ use thiserror::Error;
 pub use config::TcpConfig;
 pub use options::{IGNORED, OPTIONS, OptionError, TcpOption};
 pub use scheduler::LaneCounters;
-pub use seal::{SealConfig, SealError, holder_of};
 pub use slackwater_keys::{AllowList, Level};
+
+#[cfg(test)]
+pub(crate) use io::from_slice;
 
 use context::TcpContext;
 use loop_state::{Command, LoopState};

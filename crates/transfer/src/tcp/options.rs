@@ -9,7 +9,7 @@ use slackwater_keys::{AllowList, load_key};
 use thiserror::Error;
 
 use super::config::TcpConfig;
-use super::seal::SealConfig;
+use crate::seal::SealConfig;
 
 /// One option.
 #[derive(Debug)]

@@ -10,14 +10,13 @@ use super::context::{ConnectionCount, TcpContext};
 use super::cursor::{Place, SpanMemory};
 use super::end::{End, Greeted, add};
 use super::io::Vectors;
-use super::record::{Opener, Sealer};
-use super::seal::{Keys, answer, holder_of, refusal};
 use super::staged::AdmittedMemory;
 use super::turn::Turn;
 use crate::memory::{StageError, Staged};
 use crate::protocol::responding::{Input, Output};
 use crate::protocol::{CloseReason, Responder, Span, Want};
 use crate::region::Revocation;
+use crate::seal::{Channel, Keys, Opener, Sealer, answer, holder_of, refusal};
 
 /// One connection of a peer.
 #[derive(Debug)]
@@ -182,7 +181,7 @@ impl End for ServerEnd<'_> {
         };
         // Taken before the look-up: a key that is revoked meanwhile is looked up again.
         let listed = seal.clients.version();
-        match answer(seal, greeting, own) {
+        match answer(seal, greeting, own, &Channel::TCP) {
             Ok((client, answered, Keys { send, receive })) => {
                 (server.holder, server.client) = (Some(holder_of(&client)), Some((client, listed)));
                 let sealer = Sealer::after(send, answered.to_bytes().to_vec());

@@ -8,9 +8,9 @@ use slackwater_wire::data::{DATA_BYTES, Frame};
 
 use super::end::End;
 use super::io::{Vectors, from_slice, into_slice, receive, send, set_receive_low_water};
-use super::record::{Opener, Sealer};
 use crate::cause::Cause;
 use crate::protocol::{CloseReason, FrameReader, Span, Want};
+use crate::seal::{Opener, Sealer};
 
 /// What a connection keeps beside the protocol.
 #[derive(Debug, Default)]

@@ -4,6 +4,7 @@
 mod child;
 mod deaths;
 mod late;
+mod relay;
 #[path = "../conformance/world.rs"]
 #[expect(dead_code, reason = "the conformance suite uses the rest")]
 mod world;

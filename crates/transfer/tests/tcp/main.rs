@@ -11,6 +11,7 @@ mod junk;
 mod lender;
 mod peer;
 mod raw;
+mod same_host;
 mod sealed;
 mod staged;
 mod stale;

@@ -7,31 +7,29 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use slackwater_transfer::host::{HostLimits, HostMover};
 use slackwater_transfer::{
-    AllowList, BatchError, Cause, Engine, EngineConfig, GrantSpec, Home, Level, Mover, Op, Region,
-    Rights, SealConfig, SealError, Segment, Target, Tcp, TcpConfig, holder_of,
+    AllowList, BatchError, Cause, Engine, GrantSpec, Level, Mover, Op, Region, Rights, SealConfig,
+    SealError, Segment, Target, Tcp, TcpConfig, holder_of,
 };
-use slackwater_wire::Incarnation;
 use slackwater_wire::data::{Features, GREETING_BYTES, Greeting, Refusal};
 use slackwater_zmtp::{KeyPair, PublicKey, SecretKey};
 
 use crate::raw::greeting;
 use crate::support::*;
 
-const ALICE: u8 = 1;
-const BOB: u8 = 2;
-const MALLORY: u8 = 3;
+pub(crate) const ALICE: u8 = 1;
+pub(crate) const BOB: u8 = 2;
+pub(crate) const MALLORY: u8 = 3;
 
-fn pair(byte: u8) -> KeyPair {
+pub(crate) fn pair(byte: u8) -> KeyPair {
     KeyPair::of(SecretKey::from_bytes([byte; 32]))
 }
 
-fn public(byte: u8) -> PublicKey {
+pub(crate) fn public(byte: u8) -> PublicKey {
     pair(byte).public()
 }
 
-fn sealed(own: u8, clients: &[u8]) -> TcpConfig {
+pub(crate) fn sealed(own: u8, clients: &[u8]) -> TcpConfig {
     let clients = clients.iter().map(|byte| public(*byte)).collect();
     TcpConfig {
         seal: Some(SealConfig {
@@ -60,59 +58,6 @@ fn whole(
         &request(op, vec![range(near, 0, near.bytes())], to),
         20 * SECOND,
     )
-}
-
-/// An engine that reaches processes of its host by the host mover, and others by TCP.
-fn with_host_mover(name: &str, config: TcpConfig) -> Engine {
-    let home = Home::open().unwrap();
-    let tcp: Arc<dyn Mover> = Arc::new(Tcp::start(&home, config).unwrap());
-    let fallback = Some(Arc::clone(&tcp));
-    let host = Arc::new(HostMover::start(&home, HostLimits::default(), fallback).unwrap());
-    let segment = Segment {
-        name: name.to_owned(),
-        incarnation: home.incarnation(),
-        addresses: Vec::new(),
-        public_key: None,
-        host: Some(host.contact()),
-    };
-    Engine::assemble(home, segment, vec![host, tcp])
-}
-
-/// The host mover knew nothing of keys. A process of the same host that was on no list read the memory of a sealed
-/// engine; and a capability for the holder of a key was refused to that holder, since the host mover took it for the
-/// incarnation that it claims.
-#[test]
-fn processes_of_the_host_need_the_keys_that_others_need() {
-    let bob = Engine::start(EngineConfig {
-        tcp: sealed(BOB, &[ALICE]),
-        ..EngineConfig::new("bob")
-    })
-    .unwrap();
-    let there = region(&bob, 4096);
-    fill(&there, 3);
-    let read = |engine: &Engine, holder| {
-        let here = region(engine, 4096);
-        let spec = GrantSpec {
-            holder,
-            ..GrantSpec::whole(&there, Rights::READ)
-        };
-        let capability = bob.grant(there.id(), &spec).unwrap();
-        let peer = engine.open(bob.segment().clone());
-        let request = request(
-            Op::Read,
-            vec![range(&here, 0, 4096)],
-            target(peer, capability, 0),
-        );
-        let [alone, batch] = both_ways(engine, &request, 20 * SECOND);
-        let arrived = bytes_of(&here, 0, 4096) == bytes_of(&there, 0, 4096);
-        (alone.is_ok(), batch.is_ok(), arrived)
-    };
-    for config in [config(), sealed(MALLORY, &[])] {
-        let mallory = with_host_mover("mallory", config);
-        assert_eq!(read(&mallory, Incarnation(0)), (false, false, false));
-    }
-    let alice = with_host_mover("alice", sealed(ALICE, &[]));
-    assert_eq!(read(&alice, holder_of(&public(ALICE))), (true, true, true));
 }
 
 #[test]

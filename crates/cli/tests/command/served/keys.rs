@@ -1,17 +1,20 @@
 //! Who may do what, where links have keys.
 
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rustix::process::Signal;
-use slackwater_remote::{CallOptions, Client, ConnectOptions, GetOptions, PutOptions};
-use slackwater_wire::Tenant;
+use slackwater_remote::{CallOptions, Client, ConnectOptions, GetOptions, PeerStats, PutOptions};
+use slackwater_wire::{PutMode, Tenant};
 
+use super::admin::Administered;
+use super::pool::Node;
 use super::{Served, feed, until, value};
 use crate::place::{Place, stderr};
 
-/// Makes a key of this name and enters it into the list, with these words behind it.
-pub(crate) fn make_key(place: &Place, name: &str, level: &str) {
+/// Makes a key of this name and enters it into the list, with these words behind it; returns its public half.
+pub(crate) fn make_key(place: &Place, name: &str, level: &str) -> String {
     let made = place.run(&["keys", "new", name]);
     assert!(made.status.success(), "{}", stderr(&made));
     let text = String::from_utf8(made.stdout).unwrap();
@@ -26,6 +29,7 @@ pub(crate) fn make_key(place: &Place, name: &str, level: &str) {
         lines += &format!("{key} {level} {name}\n");
         std::fs::write(&list, lines).unwrap();
     }
+    key
 }
 
 fn keyed(place: &Place) -> Served {
@@ -247,6 +251,75 @@ fn the_list_is_read_again_when_the_server_is_told() {
     served.signal(Signal::HUP);
     until("the link of the removed key has ended", || ask().is_err());
     assert!(!put("carl") && put("anna"));
+}
+
+/// The ways that the values of a client went that puts one of a MiB and reads it.
+fn ways(address: &str, key_file: PathBuf) -> Vec<&'static str> {
+    let client = Client::connect(&ConnectOptions {
+        address: address.parse().unwrap(),
+        key_file: Some(key_file),
+        deadline: Duration::from_secs(20),
+        ..ConnectOptions::default()
+    });
+    let (client, value) = (client.unwrap(), value(5, 1 << 20));
+    let upsert = PutOptions {
+        mode: PutMode::Upsert,
+        ..PutOptions::default()
+    };
+    client.put(b"large", &value, &upsert).unwrap();
+    let mut into = vec![0; value.len()];
+    let got = client.get_into(b"large", &mut into, &GetOptions::default());
+    assert_eq!(got, Ok(Some(value.len())));
+    assert!(into == value);
+    let moved = client.moved();
+    let all = value.len() as u64;
+    let whole = |(_, it): &&(_, PeerStats)| it.bytes_read == all && it.bytes_written == all;
+    moved.iter().filter(whole).map(|(way, _)| *way).collect()
+}
+
+/// Two processes of one machine with keys went by TCP, and sealed what shared memory would have held.
+#[test]
+fn a_key_that_may_map_memory_reads_it_and_others_are_sent_the_bytes() {
+    let place = Place::new();
+    make_key(&place, "server", "");
+    let anna = make_key(&place, "anna", "");
+    let allow = ["keys", "allow", "list", &anna, "--map-memory"];
+    assert!(place.run(&allow).status.success());
+    make_key(&place, "carl", "basic");
+    make_key(&place, "root", "admin");
+    let keys = ["--key-file", "server", "--allow", "list"];
+    let served = Served::start(&place, &[&["--memory", "64MiB"], &keys[..]].concat());
+    let ways = |who| ways(&served.address, place.path(who));
+    assert_eq!([ways("anna"), ways("root")], [["host"], ["host"]]);
+    assert_eq!(ways("carl"), ["tcp"]);
+    let list = std::fs::read_to_string(place.path("list")).unwrap();
+    std::fs::write(place.path("list"), list.replace(" memory=mapped", "")).unwrap();
+    served.signal(Signal::HUP);
+    until("the list is read again", || ways("anna") == ["tcp"]);
+    assert_eq!(ways("root"), ["host"]);
+}
+
+#[test]
+fn nodes_share_their_memory_with_the_keys_of_their_own_list() {
+    let place = Place::new();
+    make_key(&place, "server", "");
+    make_key(&place, "anna", "basic");
+    let list = std::fs::read_to_string(place.path("list")).unwrap();
+    let mapped = list.replace(" basic ", " basic memory=mapped ");
+    std::fs::write(place.path("clients"), mapped).unwrap();
+    make_key(&place, "one", "node");
+    let keys = ["--key-file", "server", "--allow", "list"];
+    let server = Administered::spawn(&place, &[&["master"], &keys[..]].concat());
+    let sizes = [
+        "--memory",
+        "32MiB",
+        "--key-file",
+        "one",
+        "--allow",
+        "clients",
+    ];
+    let _node = Node::start(&place, &server.served.address, &sizes);
+    assert_eq!(ways(&server.served.address, place.path("anna")), ["host"]);
 }
 
 /// The two ends of a cable, each in a network of its own, made without any right of the machine.

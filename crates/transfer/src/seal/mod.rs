@@ -1,8 +1,10 @@
-//! How two ends agree on the keys of a sealed connection, within the greetings.
+//! How two ends agree on the keys of a sealed connection, within the greetings, over whatever carries them.
 //!
 //! The initiator knows the target's static key beforehand and shows its own only to the target: the pattern IK of the
 //! Noise protocol framework (Perrin, revision 34), with HKDF-SHA256 (RFC 5869) once over the whole transcript. The
 //! initiator's proof is its first record, which nobody else could have sealed.
+
+mod record;
 
 use hmac::{Hmac, Mac};
 use sha2::{Digest, Sha256};
@@ -14,7 +16,10 @@ use subtle::ConstantTimeEq;
 use thiserror::Error;
 use zeroize::Zeroizing;
 
-use super::record::{Cipher, RecordKey};
+use record::{Cipher, RecordKey};
+pub(crate) use record::{
+    Opener, PACKET_OVERHEAD, PacketOpener, PacketSealer, RECORD_BYTES_MAX, Sealer,
+};
 
 /// The keys of an engine whose connections are sealed; every one of them is, in both directions.
 #[derive(Clone, Debug)]
@@ -51,6 +56,13 @@ pub(crate) struct Keys {
     pub(crate) receive: RecordKey,
 }
 
+/// What a handshake is bound to besides its greetings: one that was begun for one connection ends on no other.
+#[derive(Clone, Debug)]
+pub(crate) struct Channel {
+    label: &'static [u8],
+    prologue: Vec<u8>,
+}
+
 /// An initiator that waits for the answer to its greeting.
 #[derive(Debug)]
 pub(crate) struct InitiatorHandshake {
@@ -59,9 +71,25 @@ pub(crate) struct InitiatorHandshake {
     target: PublicKey,
     shared: Zeroizing<[u8; 32]>,
     hello: Greeting,
+    channel: Channel,
 }
 
-const LABEL: &[u8] = b"slackwater data plane, sealed, 1";
+impl Channel {
+    /// A connection of which both ends see nothing but its bytes.
+    pub(crate) const TCP: Self = Self {
+        label: b"slackwater data plane, sealed, 1",
+        prologue: Vec::new(),
+    };
+
+    /// A link between two processes of a host that have exchanged `hello`, and that the kernel names so: both ends must
+    /// have seen the same.
+    pub(crate) fn host(hello: &[u8], initiator: &[u8], target: &[u8]) -> Self {
+        Self {
+            label: b"slackwater host link, sealed, 1",
+            prologue: hash(&[hello, initiator, target]).to_vec(),
+        }
+    }
+}
 
 /// The holder that a key stands for on sealed connections: it follows from the key, so that nobody can claim it without
 /// the key.
@@ -79,8 +107,9 @@ impl InitiatorHandshake {
         own: &KeyPair,
         target: PublicKey,
         hello: Greeting,
+        channel: Channel,
     ) -> Result<Self, SealError> {
-        Self::with(own, fresh()?, target, hello)
+        Self::with(own, fresh()?, target, hello, channel)
     }
 
     fn with(
@@ -88,16 +117,18 @@ impl InitiatorHandshake {
         ephemeral: KeyPair,
         target: PublicKey,
         hello: Greeting,
+        channel: Channel,
     ) -> Result<Self, SealError> {
         let shared = ephemeral.agree(&target).ok_or(SealError::Proof)?;
         let mut hello = offer(hello, &ephemeral);
-        hello.proof = masked(own.public().as_bytes(), &shared, &target, &hello);
+        hello.proof = masked(own.public().as_bytes(), &shared, &target, &hello, &channel);
         Ok(Self {
             own: own.clone(),
             ephemeral,
             target,
             shared,
             hello,
+            channel,
         })
     }
 
@@ -126,6 +157,7 @@ impl InitiatorHandshake {
             [&self.target, &self.own.public()],
             &self.hello,
             answer,
+            &self.channel,
         );
         if !bool::from(made.proof.ct_eq(&answer.proof)) {
             return Err(SealError::Proof);
@@ -143,8 +175,9 @@ pub(crate) fn answer(
     seal: &SealConfig,
     hello: &Greeting,
     answer: Greeting,
+    channel: &Channel,
 ) -> Result<(PublicKey, Greeting, Keys), SealError> {
-    answer_with(seal, fresh, hello, answer)
+    answer_with(seal, fresh, hello, answer, channel)
 }
 
 fn answer_with(
@@ -152,6 +185,7 @@ fn answer_with(
     ephemeral: impl FnOnce() -> Result<KeyPair, SealError>,
     hello: &Greeting,
     answer: Greeting,
+    channel: &Channel,
 ) -> Result<(PublicKey, Greeting, Keys), SealError> {
     if !hello.features.has(Features::SEALED) {
         return Err(SealError::Unsealed);
@@ -159,7 +193,8 @@ fn answer_with(
     let (own, theirs) = (&seal.keys, PublicKey::from_bytes(hello.public_key));
     let agree = |pair: &KeyPair, key| pair.agree(key).ok_or(SealError::Refused);
     let shared = agree(own, &theirs)?;
-    let client = PublicKey::from_bytes(masked(&hello.proof, &shared, &own.public(), hello));
+    let client = masked(&hello.proof, &shared, &own.public(), hello, channel);
+    let client = PublicKey::from_bytes(client);
     if !seal.clients.admits(&client) {
         return Err(SealError::Refused);
     }
@@ -172,7 +207,8 @@ fn answer_with(
         agree(own, &client)?,
     ];
     let mut answer = offer(answer, &ephemeral);
-    let made = schedule(&secrets, [&own.public(), &client], hello, &answer);
+    let parties = [&own.public(), &client];
+    let made = schedule(&secrets, parties, hello, &answer, channel);
     answer.proof = *made.proof;
     Ok((
         client,
@@ -195,7 +231,7 @@ pub(crate) fn refusal(answer: Greeting) -> Greeting {
 }
 
 /// A first block of HKDF-Expand: 32 bytes for one purpose.
-pub(super) fn expand(key: &[u8; 32], purpose: &[u8]) -> Zeroizing<[u8; 32]> {
+fn expand(key: &[u8; 32], purpose: &[u8]) -> Zeroizing<[u8; 32]> {
     mac(key, &[purpose, &[1]])
 }
 
@@ -221,8 +257,15 @@ fn offer(greeting: Greeting, ephemeral: &KeyPair) -> Greeting {
 }
 
 /// Masks or unmasks a static key: the mask is used once, with the initiator's key for one connection.
-fn masked(key: &[u8; 32], shared: &[u8; 32], target: &PublicKey, hello: &Greeting) -> [u8; 32] {
-    let salt = hash(&[LABEL, target.as_bytes(), &unproven(hello)]);
+fn masked(
+    key: &[u8; 32],
+    shared: &[u8; 32],
+    target: &PublicKey,
+    hello: &Greeting,
+    channel: &Channel,
+) -> [u8; 32] {
+    let Channel { label, prologue } = channel;
+    let salt = hash(&[label, prologue, target.as_bytes(), &unproven(hello)]);
     let mask = expand(&mac(&salt, &[shared]), b"identity");
     std::array::from_fn(|index| key[index] ^ mask[index])
 }
@@ -240,10 +283,12 @@ fn schedule(
     parties: [&PublicKey; 2],
     hello: &Greeting,
     answer: &Greeting,
+    Channel { label, prologue }: &Channel,
 ) -> Schedule {
     let [target, initiator] = parties.map(PublicKey::as_bytes);
     let transcript = hash(&[
-        LABEL,
+        label,
+        prologue,
         target,
         initiator,
         &hello.to_bytes(),
@@ -324,7 +369,20 @@ mod tests {
     }
 
     fn initiator(own: u8, target: u8) -> InitiatorHandshake {
-        InitiatorHandshake::with(&pair(own), pair(9), pair(target).public(), greeting(1)).unwrap()
+        initiator_on(own, target, Channel::TCP)
+    }
+
+    fn initiator_on(own: u8, target: u8, channel: Channel) -> InitiatorHandshake {
+        let target = pair(target).public();
+        InitiatorHandshake::with(&pair(own), pair(9), target, greeting(1), channel).unwrap()
+    }
+
+    fn answered(
+        seal: &SealConfig,
+        hello: &Greeting,
+        channel: &Channel,
+    ) -> Result<(PublicKey, Greeting, Keys), SealError> {
+        answer_with(seal, || Ok(pair(8)), hello, greeting(2), channel)
     }
 
     fn hex(bytes: &[u8]) -> String {
@@ -335,10 +393,10 @@ mod tests {
     fn both_ends_agree_on_keys_and_the_target_learns_that_of_the_initiator() {
         let asks = initiator(1, 2);
         assert_ne!(asks.hello().proof, *pair(1).public().as_bytes());
-        let (client, answered, target) =
-            answer_with(&seal(2, &[1]), || Ok(pair(8)), asks.hello(), greeting(2)).unwrap();
+        let (client, reply, target) =
+            answered(&seal(2, &[1]), asks.hello(), &Channel::TCP).unwrap();
         assert_eq!(client, pair(1).public());
-        let initiator = asks.finish(&answered).unwrap();
+        let initiator = asks.finish(&reply).unwrap();
         assert_eq!(initiator.send.secret, target.receive.secret);
         assert_eq!(initiator.receive.secret, target.send.secret);
         assert_ne!(initiator.send.secret, initiator.receive.secret);
@@ -371,7 +429,7 @@ mod tests {
         };
         let secrets = [1, 2, 3, 4].map(|byte| Zeroizing::new([byte; 32]));
         let parties = [&pair(2).public(), &pair(1).public()];
-        let made = schedule(&secrets, parties, &said, &said);
+        let made = schedule(&secrets, parties, &said, &said, &Channel::TCP);
         let found =
             [made.initiator.secret, made.target.secret, made.proof].map(|bytes| hex(&*bytes));
         // From an independent calculation with Python's hashlib and hmac.
@@ -385,9 +443,8 @@ mod tests {
 
     #[test]
     fn an_unexpected_or_unknown_key_makes_no_connection() {
-        let refused = |seal: &SealConfig, hello: &Greeting| {
-            answer_with(seal, || Ok(pair(8)), hello, greeting(2)).err()
-        };
+        let refused =
+            |seal: &SealConfig, hello: &Greeting| answered(seal, hello, &Channel::TCP).err();
         // An unknown client, a client that expects another target, and one that seals nothing.
         assert_eq!(
             refused(&seal(2, &[3]), initiator(1, 2).hello()),
@@ -405,20 +462,15 @@ mod tests {
         assert_eq!(ends(greeting(2)), Some(SealError::Unsealed));
         assert_eq!(ends(refusal(greeting(2))), Some(SealError::Refused));
         // A target that has not the key, and a greeting that was changed in any byte on either way.
-        let (_, answered, _) = answer_with(
-            &seal(2, &[1]),
-            || Ok(pair(8)),
-            initiator(1, 2).hello(),
-            greeting(2),
-        )
-        .unwrap();
+        let (_, reply, _) =
+            answered(&seal(2, &[1]), initiator(1, 2).hello(), &Channel::TCP).unwrap();
         let forged = Greeting {
             proof: [7; 32],
-            ..answered
+            ..reply
         };
         assert_eq!(ends(forged), Some(SealError::Proof));
-        for at in 8..answered.to_bytes().len() {
-            let mut bytes = answered.to_bytes();
+        for at in 8..reply.to_bytes().len() {
+            let mut bytes = reply.to_bytes();
             bytes[at] ^= 1;
             let Ok(changed) = Greeting::from_bytes(&bytes) else {
                 continue;
@@ -429,12 +481,44 @@ mod tests {
             let Ok(changed) = Greeting::from_bytes(&bytes) else {
                 continue;
             };
-            if let Ok((_, answered, _)) =
-                answer_with(&seal(2, &[1]), || Ok(pair(8)), &changed, greeting(2))
-            {
-                assert!(ends(answered).is_some(), "byte {at} of the greeting");
+            if let Ok((_, reply, _)) = answered(&seal(2, &[1]), &changed, &Channel::TCP) {
+                assert!(ends(reply).is_some(), "byte {at} of the greeting");
             }
         }
+    }
+
+    /// What was said on one link is of no use on another, nor is what was said over TCP: descriptors of memory go with a
+    /// link to the process at its other end, which need not be able to open its records.
+    #[test]
+    fn a_handshake_of_one_channel_ends_on_no_other() {
+        let host = |hello: &[u8]| Channel::host(hello, b"one", b"two");
+        let channels = [
+            Channel::TCP,
+            host(b"hello"),
+            host(b"other"),
+            Channel::host(b"hello", b"two", b"one"),
+            Channel::host(b"hello", b"one", b"relay"),
+        ];
+        for (at, ours) in channels.iter().enumerate() {
+            for (other, theirs) in channels.iter().enumerate() {
+                let asks = initiator_on(1, 2, ours.clone());
+                // The key of an initiator is not even found under another channel.
+                let reply = answered(&seal(2, &[1]), asks.hello(), theirs);
+                assert_eq!(reply.is_ok(), at == other, "{at} and {other}");
+                if let Ok((_, reply, _)) = reply {
+                    assert!(asks.finish(&reply).is_ok());
+                }
+            }
+        }
+        // Nor does a target's answer count that was made for another.
+        let (ours, theirs) = (host(b"hello"), host(b"other"));
+        let reply = answered(
+            &seal(2, &[1]),
+            initiator_on(1, 2, theirs.clone()).hello(),
+            &theirs,
+        );
+        let ended = initiator_on(1, 2, ours).finish(&reply.unwrap().1);
+        assert_eq!(ended.err(), Some(SealError::Proof));
     }
 
     #[test]

@@ -7,8 +7,7 @@ use std::ops::Range;
 use aws_lc_rs::aead::{AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, Tag, UnboundKey};
 use zeroize::Zeroizing;
 
-use super::io::Vectors;
-use super::seal::{SealError, expand};
+use super::{SealError, expand};
 
 /// How records are sealed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +41,19 @@ pub(crate) struct Opener {
     rest: Range<usize>,
 }
 
+/// Seals what goes out over a socket that keeps packets apart, one record a packet.
+#[derive(Debug)]
+pub(crate) struct PacketSealer {
+    direction: Direction,
+    packet: Vec<u8>,
+}
+
+/// Opens such packets.
+#[derive(Debug)]
+pub(crate) struct PacketOpener {
+    direction: Direction,
+}
+
 /// One direction of a connection, and how far it is.
 struct Direction {
     key: RecordKey,
@@ -54,6 +66,8 @@ struct Direction {
 pub(crate) const RECORD_BYTES_MAX: usize = 64 << 10;
 const LENGTH_BYTES: usize = 4;
 const TAG_BYTES: usize = 16;
+/// By so much a sealed packet is longer than its text.
+pub(crate) const PACKET_OVERHEAD: usize = LENGTH_BYTES + TAG_BYTES;
 /// Bytes of a connection whose peer has proven nothing.
 const PROOF_SPACE: usize = 4 << 10;
 const WIRE_BYTES_MAX: usize = LENGTH_BYTES + RECORD_BYTES_MAX + TAG_BYTES;
@@ -87,7 +101,7 @@ impl Sealer {
     pub(crate) fn first(key: RecordKey) -> Self {
         let mut sealer = Self::after(key, Vec::new());
         // SAFETY: there are no ranges.
-        unsafe { sealer.seal(&Vectors::new()) };
+        unsafe { sealer.seal(&[]) };
         sealer
     }
 
@@ -114,7 +128,7 @@ impl Sealer {
     ///
     /// # Safety
     /// Every range is valid for reads during the call.
-    pub(crate) unsafe fn seal(&mut self, from: &Vectors) -> usize {
+    pub(crate) unsafe fn seal(&mut self, from: &[libc::iovec]) -> usize {
         self.pending.drain(..std::mem::take(&mut self.written));
         let start = self.pending.len();
         self.pending.extend_from_slice(&[0; LENGTH_BYTES]);
@@ -202,6 +216,61 @@ impl Opener {
     }
 }
 
+impl PacketSealer {
+    pub(crate) fn new(key: RecordKey) -> Self {
+        Self {
+            direction: Direction::new(key),
+            packet: Vec::new(),
+        }
+    }
+
+    /// The parts as one packet of at most [`RECORD_BYTES_MAX`]. Its number is taken by [`PacketSealer::sent`]; a packet
+    /// that could not be sent has not left this process, and the next one gets its number.
+    pub(crate) fn seal(&mut self, parts: &[&[u8]]) -> &[u8] {
+        let bytes: usize = parts.iter().map(|part| part.len()).sum();
+        assert!(bytes <= RECORD_BYTES_MAX, "a packet of {bytes} bytes");
+        let length = (bytes as u32).to_le_bytes();
+        self.packet.clear();
+        self.packet.extend_from_slice(&length);
+        parts
+            .iter()
+            .for_each(|part| self.packet.extend_from_slice(part));
+        let nonce = self.direction.nonce();
+        let text = &mut self.packet[LENGTH_BYTES..];
+        let tag = self.direction.seal_as(nonce, length, text);
+        self.packet.extend_from_slice(tag.as_ref());
+        &self.packet
+    }
+
+    /// The last packet has gone out.
+    pub(crate) fn sent(&mut self) {
+        self.direction.count += 1;
+    }
+}
+
+impl PacketOpener {
+    pub(crate) fn new(key: RecordKey) -> Self {
+        Self {
+            direction: Direction::new(key),
+        }
+    }
+
+    /// Opens a packet in place; says where in it the text is.
+    pub(crate) fn open(&mut self, packet: &mut [u8]) -> Result<Range<usize>, SealError> {
+        let bytes = packet.len().checked_sub(PACKET_OVERHEAD);
+        let (length, record) = packet
+            .split_first_chunk_mut::<LENGTH_BYTES>()
+            .ok_or(SealError::Record)?;
+        if bytes != Some(u32::from_le_bytes(*length) as usize)
+            || !self.direction.open(*length, record)
+        {
+            return Err(SealError::Record);
+        }
+        let end = LENGTH_BYTES + record.len() - TAG_BYTES;
+        Ok(LENGTH_BYTES..end)
+    }
+}
+
 impl Direction {
     fn new(key: RecordKey) -> Self {
         let aead = key.cipher();
@@ -214,6 +283,10 @@ impl Direction {
 
     fn seal(&mut self, length: [u8; LENGTH_BYTES], text: &mut [u8]) -> Tag {
         let nonce = self.next_nonce();
+        self.seal_as(nonce, length, text)
+    }
+
+    fn seal_as(&self, nonce: Nonce, length: [u8; LENGTH_BYTES], text: &mut [u8]) -> Tag {
         self.aead
             .seal_in_place_separate_tag(nonce, Aad::from(length), text)
             .expect("a record is far below the 64 GiB that GCM takes")
@@ -227,8 +300,15 @@ impl Direction {
             .is_ok()
     }
 
-    /// The number of the record under the present key.
+    /// The number of the next record, which is then taken.
     fn next_nonce(&mut self) -> Nonce {
+        let nonce = self.nonce();
+        self.count += 1;
+        nonce
+    }
+
+    /// The number of the next record under its key.
+    fn nonce(&mut self) -> Nonce {
         if self.count == RECORDS_PER_KEY {
             self.key.secret = expand(&self.key.secret, b"next");
             self.aead = self.key.cipher();
@@ -236,7 +316,6 @@ impl Direction {
         }
         let mut nonce = [0; 12];
         nonce[..8].copy_from_slice(&self.count.to_le_bytes());
-        self.count += 1;
         Nonce::assume_unique_for_key(nonce)
     }
 }
@@ -264,8 +343,8 @@ impl fmt::Debug for Direction {
 
 #[cfg(test)]
 mod tests {
-    use super::super::io::from_slice;
     use super::*;
+    use crate::tcp::from_slice;
 
     fn ends(cipher: Cipher) -> (Sealer, Opener) {
         let key = || RecordKey {
@@ -278,7 +357,7 @@ mod tests {
     fn record(sealer: &mut Sealer, text: &[u8]) -> Vec<u8> {
         // SAFETY: the slices live through the call.
         let taken = unsafe {
-            sealer.seal(&vec![
+            sealer.seal(&[
                 from_slice(&text[..text.len() / 2]),
                 from_slice(&text[text.len() / 2..]),
             ])
@@ -382,6 +461,77 @@ mod tests {
             arrive(&mut opener, &second);
             assert_eq!(opener.next(), Err(SealError::Record));
         }
+    }
+
+    fn packet_ends() -> (PacketSealer, PacketOpener) {
+        let key = || RecordKey {
+            secret: Zeroizing::new([5; 32]),
+            cipher: Cipher::ChaCha,
+        };
+        (PacketSealer::new(key()), PacketOpener::new(key()))
+    }
+
+    #[test]
+    fn a_packet_is_one_record_and_one_that_was_not_sent_has_no_number() {
+        let (mut sealer, mut opener) = packet_ends();
+        let mut exchange = |parts: &[&[u8]]| {
+            let mut packet = sealer.seal(parts).to_vec();
+            sealer.sent();
+            let text = opener.open(&mut packet)?;
+            Ok::<_, SealError>(packet[text].to_vec())
+        };
+        assert_eq!(exchange(&[b"one", b" packet"]).unwrap(), b"one packet");
+        assert_eq!(exchange(&[]).unwrap(), b"");
+        let long = vec![7; RECORD_BYTES_MAX];
+        assert_eq!(exchange(&[&long]).unwrap(), long);
+        let stream = record(&mut ends(Cipher::ChaCha).0, b"twenty bytes of text");
+        let (mut sealer, mut opener) = packet_ends();
+        assert_eq!(sealer.seal(&[b"twenty bytes of text"]), stream);
+        // The socket was full: another question goes out in its place.
+        let mut other = sealer.seal(&[b"other"]).to_vec();
+        sealer.sent();
+        assert!(opener.open(&mut other).is_ok());
+    }
+
+    #[test]
+    fn a_packet_that_was_changed_cut_repeated_or_left_out_does_not_open() {
+        let (mut sealer, _) = packet_ends();
+        let first = sealer.seal(&[b"first"]).to_vec();
+        sealer.sent();
+        let second = sealer.seal(&[b"second"]).to_vec();
+        let check = |packets: &[&[u8]], opened: usize| {
+            let mut opener = packet_ends().1;
+            let opens = |packet: &&&[u8]| opener.open(&mut packet.to_vec()).is_ok();
+            assert_eq!(packets.iter().take_while(opens).count(), opened);
+        };
+        check(&[&first, &second], 2);
+        check(&[&first, &first], 1);
+        check(&[&second], 0);
+        for bytes in 0..first.len() {
+            check(&[&first[..bytes]], 0);
+        }
+        for bit in 0..first.len() * 8 {
+            let mut changed = first.clone();
+            changed[bit / 8] ^= 1 << (bit % 8);
+            check(&[&changed], 0);
+        }
+        check(&[&[first.as_slice(), &second].concat()], 0);
+    }
+
+    #[test]
+    fn both_ends_of_packets_take_the_next_key_at_the_same_packet() {
+        let (mut sealer, mut opener) = packet_ends();
+        sealer.direction.count = RECORDS_PER_KEY - 1;
+        opener.direction.count = RECORDS_PER_KEY - 1;
+        for text in [b"last".as_slice(), b"first of the next", b"second"] {
+            // The second time is that which goes out.
+            sealer.seal(&[b"not sent"]);
+            let mut packet = sealer.seal(&[text]).to_vec();
+            sealer.sent();
+            let found = opener.open(&mut packet).unwrap();
+            assert_eq!(&packet[found], text);
+        }
+        assert_eq!(sealer.direction.count, 2);
     }
 
     #[test]

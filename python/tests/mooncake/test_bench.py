@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -86,6 +87,26 @@ def test_an_interrupt_ends_it_soon() -> None:
             process.send_signal(signal.SIGINT)
             _, said = process.communicate(timeout=60)
             assert process.returncode == 1 and said.endswith("transfer_engine_bench: stopped\n")
+
+
+def test_threads_that_cannot_be_started_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those before them waited for all to begin, and the program never ended."""
+    start, running = threading.Thread.start, []
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name.endswith("(run)"):
+            if running:
+                raise RuntimeError("can't start new thread")
+            running.append(thread)
+        start(thread)
+
+    with target() as (name, _):
+        given = settings([*SMALL, f"--segment_id={name}"])[0]
+        monkeypatch.setattr(threading.Thread, "start", refused)
+        with pytest.raises(Failed, match="--threads: can't start new thread"):
+            measure(given)
+        running[0].join(60)
+        assert not running[0].is_alive()
 
 
 def test_flags_are_those_of_mooncake() -> None:

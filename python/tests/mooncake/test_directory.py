@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import gc
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -105,6 +106,49 @@ def test_the_name_of_an_engine_that_was_killed_is_free(server: Server) -> None:
     assert list(server.texts) == ["mooncake/rpc_meta/one"]
     engine, _ = engine_of("one", server.url)
     assert json.loads(server.texts["mooncake/rpc_meta/one"])["rpc_port"] == engine.get_rpc_port()
+
+
+@pytest.mark.parametrize("where", ["another machine", "a program that is slow"])
+def test_the_name_of_an_engine_that_may_be_there_is_taken(server: Server, where: str) -> None:
+    """The entry of an engine that was not reached, or did not answer at once, was removed."""
+    with socket.create_server(("127.0.0.1", 0)) as slow:
+        host, port = ("192.0.2.1", 9) if where == "another machine" else slow.getsockname()
+        server.texts["mooncake/rpc_meta/one"] = entry = json.dumps({"ip_or_host_name": host, "rpc_port": port}).encode()
+        assert TransferEngine().initialize("one", server.url, "tcp", "") == -1
+        assert server.texts["mooncake/rpc_meta/one"] == entry
+
+
+def test_an_engine_takes_the_entry_of_one_that_had_its_port(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It found itself there, and was refused for ever where engines are given one port."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    monkeypatch.setenv("MC_MIN_RPC_PORT", str(port))
+    monkeypatch.setenv("MC_MAX_RPC_PORT", str(port))
+    server.texts["mooncake/rpc_meta/one"] = json.dumps({"ip_or_host_name": "127.0.0.1", "rpc_port": port}).encode()
+    engine, _ = engine_of("one", server.url)
+    assert engine.get_rpc_port() == port and list(server.texts) == ["mooncake/rpc_meta/one"]
+
+
+ENDS = """
+import sys, threading
+import slackwater.compat
+slackwater.compat.install(over=True)
+from mooncake.engine import TransferEngine
+engine = TransferEngine()
+assert engine.initialize("one", sys.argv[1], "tcp", "") == 0
+
+def refused(self):
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+
+threading.Thread.start = refused
+"""
+
+
+def test_the_entry_of_an_engine_ends_with_its_program(server: Server) -> None:
+    """Python 3.12 starts no thread any more when it ends the engines that are left: the entry stayed, as did the engine."""
+    done = subprocess.run([sys.executable, "-c", ENDS, server.url], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert server.texts == {}
 
 
 ENTRIES = [b"", b"{}", b"[]", b'"x"', b'{"ip_or_host_name": 5, "rpc_port": 1}', b"[" * 3000,

@@ -26,12 +26,13 @@ class Directory:
         self._host, self._port, self._named = parts.hostname, parts.port or 80, parts.netloc
         self._path = parts.path or "/metadata"
 
-    def enter(self, name: str, host: str, port: int, is_there: Callable[[str, int], bool]) -> None:
-        """Tells where the engine of this name is. `is_there` says whether an engine is at an address."""
+    def enter(self, name: str, host: str, port: int, may_be_there: Callable[[str, int], bool]) -> None:
+        """Tells where the engine of this name is. `may_be_there` says whether an engine may be at an address."""
         entry = json.dumps({"ip_or_host_name": host, "rpc_port": port}).encode()
         status, said = self._ask("PUT", name, entry)
         if status == 400 and (old := self.find(name)) is not None:
-            if is_there(*old):
+            # This one has its port, where that one was killed.
+            if old != (host, port) and may_be_there(*old):
                 raise ValueError(f"{name!r} is the name of another engine, at {old[0]}:{old[1]}")
             self._ask("DELETE", name)
             status, said = self._ask("PUT", name, entry)

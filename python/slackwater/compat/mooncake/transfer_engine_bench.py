@@ -162,7 +162,10 @@ def measure(given: Settings, now: Callable[[], float] = time.monotonic) -> Measu
     def run(thread: int) -> None:
         offsets = [given.block_size * (at * given.threads + thread) for at in range(given.batch_size)]
         mine, theirs = [here + offset for offset in offsets], [there + offset for offset in offsets]
-        begin.wait()
+        try:
+            begin.wait()
+        except threading.BrokenBarrierError:
+            return
         until = last = now()
         until += given.duration
         while last < until and not stopped.is_set():
@@ -176,16 +179,19 @@ def measure(given: Settings, now: Callable[[], float] = time.monotonic) -> Measu
             last = ended
 
     threads = [threading.Thread(target=run, args=(thread,)) for thread in range(given.threads)]
-    for thread in threads:
-        thread.start()
-    begin.wait()
-    began, cpu = now(), time.process_time()
     try:
         for thread in threads:
+            thread.start()
+        begin.wait()
+        began, cpu = now(), time.process_time()
+        for thread in threads:
             thread.join()
+    except RuntimeError as error:
+        raise Failed(f"--threads: {error}") from None
     finally:
         # By Ctrl-C, too.
         stopped.set()
+        begin.abort()
     seconds, cpu = now() - began, time.process_time() - cpu
     if failed.is_set():
         raise Failed(f"a transfer with {peer} failed: is its --buffer_size at least {given.buffer_size}?")

@@ -66,6 +66,10 @@ fn main() {
         Peer::Rows(rows) => assert!(rows.len() == 2 && rows.iter().all(|row| row.ops_per_s > 1.0)),
         Peer::Skipped(reason) => assert!(reason.contains("redis-server"), "{reason}"),
     }
+    match &report.peers["mooncake"] {
+        Peer::Rows(rows) => assert!(rows.len() == 2 && rows.iter().all(|row| row.ops_per_s > 1.0)),
+        Peer::Skipped(reason) => assert!(reason.contains("no mooncake package"), "{reason}"),
+    }
     let json = serde_json::to_value(&report).expect("plain figures");
     for field in [
         "op",

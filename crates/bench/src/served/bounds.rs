@@ -78,6 +78,20 @@ pub(super) fn of(report: &Report) -> Vec<Bound> {
             }
         }
     }
+    if let Some(Peer::Rows(peers)) = report.peers.get("mooncake") {
+        for (concurrency, least) in [(1, 1.5), (16, 10.0), (64, 40.0)] {
+            let peer = peers
+                .iter()
+                .find(|peer| (peer.block, peer.concurrency) == (LARGE, concurrency));
+            if let (Some(peer), Some(ours)) = (peer, row(Path::Tcp, LARGE, concurrency)) {
+                held.push(Bound::at_least(
+                    format!("get_into of 1 MiB over TCP, {concurrency} at once, over those of the incumbent"),
+                    ours.gbps / peer.gbps,
+                    least,
+                ));
+            }
+        }
+    }
     held
 }
 
@@ -123,6 +137,13 @@ mod tests {
             p50_us: 1.0,
             p99_us: 1.0,
         };
+        let theirs = |concurrency, gbps| PeerRow {
+            op: "get_into",
+            block: LARGE,
+            concurrency,
+            gbps,
+            ..get.clone()
+        };
         let mut report = Report {
             rows: vec![
                 row(Path::Tcp, LARGE, 1, 2.0, 121.0),
@@ -141,14 +162,22 @@ mod tests {
                 ..Limits::default()
             },
             bare: vec![bare],
-            peers: BTreeMap::from([("redis", Peer::Rows(vec![get]))]),
+            peers: BTreeMap::from([
+                ("redis", Peer::Rows(vec![get.clone()])),
+                (
+                    "mooncake",
+                    Peer::Rows(vec![theirs(1, 1.0), theirs(16, 0.2)]),
+                ),
+            ]),
             bounds: Vec::new(),
         };
         let holds =
             |report: &Report| -> Vec<bool> { of(report).iter().map(Bound::holds).collect() };
         assert_eq!(
             holds(&report),
-            [false, true, false, true, true, true, false, true]
+            [
+                false, true, false, true, true, true, false, true, true, false
+            ]
         );
         report.rows.clear();
         assert!(of(&report).is_empty(), "nothing is claimed of nothing");

@@ -1,8 +1,9 @@
-//! A served store: server and client are processes of their own, beside a bare transfer, a socket and Redis in the same
-//! run.
+//! A served store: server and client are processes of their own, beside a bare transfer, a socket, Redis and the incumbent in
+//! the same run.
 
 mod bounds;
 mod client;
+mod incumbent;
 mod server;
 
 use std::collections::BTreeMap;
@@ -43,8 +44,10 @@ pub struct Options {
     pub memory: ByteSize,
     /// Where the peer's socket is made.
     pub directory: PathBuf,
-    /// Whether Redis is measured too.
+    /// Whether Redis and the incumbent are measured too.
     pub peers: bool,
+    /// A Python with the incumbent's package: `SLACKWATER_PYTHON`, else `python3`; left out when it has none.
+    pub python: PathBuf,
     /// How to start this program so that it calls [`child`] with the arguments that follow.
     pub child: Vec<OsString>,
     /// The same for [`transfer::child`].
@@ -66,6 +69,9 @@ impl Options {
             memory: ByteSize::gib(1),
             directory,
             peers: true,
+            python: std::env::var_os("SLACKWATER_PYTHON")
+                .unwrap_or_else(|| "python3".into())
+                .into(),
             child: Vec::new(),
             transfer_child: Vec::new(),
         }
@@ -344,6 +350,7 @@ pub fn run(options: &Options) -> Result<Report, ServedError> {
         Err(reason) => Peer::Skipped(reason),
     };
     report.peers.insert("redis", peer);
+    report.peers.insert("mooncake", incumbent::measure(options));
     report.limits = samples.finish();
     report.bounds = bounds::of(&report);
     Ok(report)

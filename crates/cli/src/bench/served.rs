@@ -1,6 +1,6 @@
 //! What `slackwater bench store --served` measures.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
@@ -37,6 +37,10 @@ pub(crate) struct Grid {
     /// Rounds, whose medians count [default: 3]
     #[arg(long, value_name = "N", value_parser = one_or_more)]
     rounds: Option<usize>,
+
+    /// A Python with the incumbent's package [default: $SLACKWATER_PYTHON, else python3]
+    #[arg(long, value_name = "PATH")]
+    python: Option<PathBuf>,
 }
 
 fn op(name: &str) -> Result<served::Op, String> {
@@ -60,6 +64,7 @@ impl Store {
         options.window = grid.window.unwrap_or(options.window);
         options.rounds = grid.rounds.unwrap_or(options.rounds);
         options.peers = !self.no_peers;
+        options.python = grid.python.clone().unwrap_or(options.python);
         options
     }
 }

@@ -77,8 +77,49 @@ fn main() -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(error) if error.is::<answer::Closed>() => ExitCode::from(DONE),
         Err(error) => {
-            eprintln!("slackwater: {error:#}");
+            eprintln!("slackwater: {}", said(&error));
             ExitCode::from(WRONG)
         }
+    }
+}
+
+/// An error and its causes, each once: many an error has its cause in its own words.
+fn said(error: &anyhow::Error) -> String {
+    let mut said = String::new();
+    for cause in error.chain() {
+        let words = cause.to_string();
+        if said.contains(&words) {
+            continue;
+        }
+        if !said.is_empty() {
+            said.push_str(": ");
+        }
+        said.push_str(&words);
+    }
+    said
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::anyhow;
+
+    use super::said;
+
+    /// `the key file: FILE: mode 644 …` was followed by all of that again.
+    #[test]
+    fn a_cause_that_is_in_the_words_of_its_error_is_not_said_again() {
+        let check = |causes: &[&'static str], expected: &str| {
+            let mut rest = causes.iter();
+            let innermost = anyhow!(*rest.next().unwrap());
+            let error = rest.fold(innermost, |error, words| error.context(*words));
+            assert_eq!(said(&error), expected);
+        };
+        check(&["no such file"], "no such file");
+        check(&["no such file", "kv"], "kv: no such file");
+        check(
+            &["mode 644", "the key file: mode 644"],
+            "the key file: mode 644",
+        );
+        check(&["b", "a b", "c"], "c: a b");
     }
 }

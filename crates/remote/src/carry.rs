@@ -4,14 +4,14 @@ use std::cell::RefCell;
 use std::time::Duration;
 
 use slackwater_base::{Checksum, Instant, Map};
-use slackwater_transfer::{Capability, Cause, Engine, Target};
+use slackwater_transfer::{Batch, Capability, Cause, Engine, Target};
 use slackwater_wait::now;
 use slackwater_wire::{Class, ExtentRef, Incarnation};
 
 use crate::Cancel;
 use crate::link::Link;
 
-/// Bytes that are moved before the next look at whether the caller has cancelled.
+/// Bytes that are moved before the next look at whether the caller has cancelled, where that does not end them.
 const PIECE_BYTES: usize = 16 << 20;
 
 /// How long a node may be silent before all others have had their turn. One that has ended is tried again and again until then, and
@@ -190,7 +190,7 @@ impl Carrier<'_> {
             }
         }
         let begun = now();
-        let read = self.engine.read_all(&mut targeted);
+        let read = self.read_together(&mut targeted);
         let mut sent: Vec<Incarnation> = Vec::new();
         let mut all_came = true;
         for ((place, read), (source, ..)) in places.into_iter().zip(read).zip(&targeted) {
@@ -247,7 +247,7 @@ impl Carrier<'_> {
                 targeted.push((target, *from));
             }
         }
-        let written = self.engine.write_all(&targeted, now().until(self.until));
+        let written = self.write_together(&targeted);
         for (place, written) in places.into_iter().zip(written) {
             outcomes[place] = written.map_err(|cause| self.failed(&cause));
         }
@@ -273,7 +273,8 @@ impl Carrier<'_> {
             let bytes = length as u64;
             at += bytes;
             let begun = now();
-            let read = self.engine.read_checked(&source, piece, time);
+            let mut read = self.read_together(&mut [(source, piece, time)]);
+            let read = read.pop().unwrap_or(Err(Cause::Dropped));
             let next = read.map_err(|cause| self.unread(&source, &cause))?;
             self.came(&[node], bytes, begun);
             whole = Some(whole.map_or(next, |whole| whole.followed_by(next, bytes)));
@@ -293,11 +294,30 @@ impl Carrier<'_> {
             let target = self.target(capability, offset + at)?;
             let bytes = piece.len() as u64;
             at += bytes;
-            self.engine
-                .write_now(&target, piece, now().until(self.until))
-                .map_err(|cause| self.failed(&cause))?;
+            let mut written = self.write_together(&[(target, piece)]);
+            let written = written.pop().unwrap_or(Err(Cause::Dropped));
+            written.map_err(|cause| self.failed(&cause))?;
         }
         Ok(())
+    }
+
+    /// Reads that a cancellation ends: a node that sends nothing may be waited for for long.
+    fn read_together(
+        &self,
+        reads: &mut [(Target, &mut [u8], Duration)],
+    ) -> Vec<Result<Checksum, Cause>> {
+        match self.cancel {
+            Some(cancel) => self.engine.read_all_watched(reads, &watch(cancel)),
+            None => self.engine.read_all(reads),
+        }
+    }
+
+    fn write_together(&self, writes: &[(Target, &[u8])]) -> Vec<Result<(), Cause>> {
+        let left = now().until(self.until);
+        match self.cancel {
+            Some(cancel) => self.engine.write_all_watched(writes, left, &watch(cancel)),
+            None => self.engine.write_all(writes, left),
+        }
     }
 
     fn target(&self, capability: Capability, offset: u64) -> Result<Target, NotMoved> {
@@ -319,9 +339,20 @@ impl Carrier<'_> {
 
     fn failed(&self, cause: &Cause) -> NotMoved {
         tracing::debug!(%cause, "bytes did not move");
+        if self.cancel.is_some_and(Cancel::is_cancelled) {
+            return NotMoved::Cancelled;
+        }
         match cause.class() {
             Class::Gone => NotMoved::Stale,
             _ => NotMoved::Failed,
         }
+    }
+}
+
+/// Has a cancellation end a batch.
+fn watch(cancel: &Cancel) -> impl Fn(&Batch, &mut dyn FnMut()) {
+    |batch, wait| {
+        let ended = batch.clone();
+        cancel.during(move || _ = ended.cancel(), wait);
     }
 }

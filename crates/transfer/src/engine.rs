@@ -2,6 +2,8 @@
 
 mod together;
 
+pub use together::Watch;
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::Duration;

@@ -37,7 +37,7 @@ mod tcp;
 
 pub use batch::{Batch, BatchError, BatchId};
 pub use cause::{Cause, Deadline, Outcome, Status};
-pub use engine::{Engine, EngineError};
+pub use engine::{Engine, EngineError, Watch};
 pub use home::{GrantSpec, Home, HomeGuard};
 pub use job::{Buffers, Job, Part, Priority, Remote, Span};
 pub use local::Local;

@@ -8,6 +8,7 @@ use slackwater_wait::{Waiting, now};
 use slackwater_wire::data::Op;
 
 use super::{BATCHES, Engine};
+use crate::batch::Batch;
 use crate::cause::Cause;
 use crate::job::{Buffers, Job, Priority};
 use crate::mover::{Carried, SingleRequest, WhenFull};
@@ -16,6 +17,9 @@ use crate::segment::Segment;
 
 /// A request that goes with others: its place among them, its peer, and what it is.
 type Joint = (usize, Arc<Segment>, SingleRequest);
+
+/// Is given the batch of requests that go over a wire, which another thread may cancel, and what waits for its end.
+pub type Watch<'a> = &'a dyn Fn(&Batch, &mut dyn FnMut());
 
 impl Engine {
     /// Reads into memory that need not be registered, from several places at once, while the caller waits, for each as long as
@@ -33,15 +37,24 @@ impl Engine {
             let buffers = unsafe { Buffers::borrowed(into.as_mut_ptr(), into.len()) };
             (*target, buffers, *timeout)
         });
-        let outcomes = self.together(Op::Read, requests.collect());
-        let summed = outcomes
-            .into_iter()
-            .zip(reads)
-            .map(|(outcome, (_, into, _))| {
-                let taken = outcome?;
-                Ok(taken.unwrap_or_else(|| slackwater_pool::copy::checksum(into)))
-            });
-        summed.collect()
+        let outcomes = self.together(Op::Read, requests.collect(), None);
+        summed_of(outcomes, reads)
+    }
+
+    /// [`Engine::read_all`] that another thread may end: after [`Batch::cancel`] the wait is short, and what had not come
+    /// fails.
+    pub fn read_all_watched(
+        &self,
+        reads: &mut [(Target, &mut [u8], Duration)],
+        watch: Watch<'_>,
+    ) -> Vec<Result<Checksum, Cause>> {
+        let requests = reads.iter_mut().map(|(target, into, timeout)| {
+            // SAFETY: as in `read_all`.
+            let buffers = unsafe { Buffers::borrowed(into.as_mut_ptr(), into.len()) };
+            (*target, buffers, *timeout)
+        });
+        let outcomes = self.together(Op::Read, requests.collect(), Some(watch));
+        summed_of(outcomes, reads)
     }
 
     /// Writes from memory that need not be registered, to several places at once, while the caller waits: an outcome each.
@@ -59,7 +72,26 @@ impl Engine {
             let buffers = unsafe { Buffers::borrowed(from.as_ptr().cast_mut(), from.len()) };
             (*target, buffers, timeout)
         });
-        let outcomes = self.together(Op::Write, requests.collect());
+        let outcomes = self.together(Op::Write, requests.collect(), None);
+        outcomes
+            .into_iter()
+            .map(|outcome| outcome.map(drop))
+            .collect()
+    }
+
+    /// [`Engine::write_all`] that another thread may end, as [`Engine::read_all_watched`].
+    pub fn write_all_watched(
+        &self,
+        writes: &[(Target, &[u8])],
+        timeout: Duration,
+        watch: Watch<'_>,
+    ) -> Vec<Result<(), Cause>> {
+        let requests = writes.iter().map(|(target, from)| {
+            // SAFETY: as in `write_all`.
+            let buffers = unsafe { Buffers::borrowed(from.as_ptr().cast_mut(), from.len()) };
+            (*target, buffers, timeout)
+        });
+        let outcomes = self.together(Op::Write, requests.collect(), Some(watch));
         outcomes
             .into_iter()
             .map(|outcome| outcome.map(drop))
@@ -70,6 +102,7 @@ impl Engine {
         &self,
         op: Op,
         requests: Vec<(Target, Buffers, Duration)>,
+        watch: Option<Watch<'_>>,
     ) -> Vec<Result<Option<Checksum>, Cause>> {
         let begun = now();
         let mut outcomes = Vec::with_capacity(requests.len());
@@ -103,7 +136,7 @@ impl Engine {
                 Carried::Back(single) => joint.push((index, segment, single)),
             }
         }
-        self.join(begun, joint, &mut outcomes);
+        self.join(begun, joint, watch, &mut outcomes);
         outcomes
     }
 
@@ -111,6 +144,7 @@ impl Engine {
         &self,
         begun: Instant,
         joint: Vec<Joint>,
+        watch: Option<Watch<'_>>,
         outcomes: &mut [Result<Option<Checksum>, Cause>],
     ) {
         let Some(last) = joint.iter().map(|(.., single)| single.deadline).max() else {
@@ -140,7 +174,11 @@ impl Engine {
             self.0.dispatch(&segment, jobs, WhenFull::Wait);
         }
         // The memory is the caller's: all requests have ended when this returns, whatever their outcomes.
-        let _ = batch.wait(&Waiting::at(&BATCHES).until(last + last.since(begun)));
+        let end = End(&batch, last + last.since(begun));
+        if let Some(watch) = watch {
+            watch(&batch, &mut || end.wait());
+        }
+        drop(end);
         for (position, index) in places.into_iter().enumerate() {
             outcomes[index] = match batch.outcome(position) {
                 Some(outcome) => outcome.cause.map_or(Ok(None), Err),
@@ -148,4 +186,34 @@ impl Engine {
             };
         }
     }
+}
+
+/// The end of a batch, which has come when this is dropped, whatever its watcher does.
+struct End<'a>(&'a Batch, Instant);
+
+impl End<'_> {
+    fn wait(&self) {
+        let _ = self.0.wait(&Waiting::at(&BATCHES).until(self.1));
+    }
+}
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.wait();
+    }
+}
+
+/// The checksums of what was read: of what a mover has not summed in passing, now.
+fn summed_of(
+    outcomes: Vec<Result<Option<Checksum>, Cause>>,
+    reads: &mut [(Target, &mut [u8], Duration)],
+) -> Vec<Result<Checksum, Cause>> {
+    let summed = outcomes
+        .into_iter()
+        .zip(reads)
+        .map(|(outcome, (_, into, _))| {
+            let taken = outcome?;
+            Ok(taken.unwrap_or_else(|| slackwater_pool::copy::checksum(into)))
+        });
+    summed.collect()
 }

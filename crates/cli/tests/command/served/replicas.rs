@@ -1,7 +1,7 @@
 //! Replicas that a master makes because a value is read much.
 
 use serde_json::Value;
-use slackwater_remote::{CallOptions, Client, GetOptions, PutOptions};
+use slackwater_remote::{CallOptions, Cancel, Client, ClientError, GetOptions, PutOptions};
 use slackwater_wire::ReplicaAt;
 
 use super::admin::Administered;
@@ -114,4 +114,61 @@ fn a_stopped_node_is_not_waited_for_while_another_has_the_value() {
         assert_eq!(outcome, &Ok(Some(value(name, 100_000))), "k{name}");
     }
     kill_process(Pid::from_child(&nodes[0].child), Signal::CONT).unwrap();
+}
+
+/// A call that was cancelled went on waiting for a stopped node, for half of the time that its deadline left.
+#[test]
+fn a_cancelled_call_does_not_wait_for_a_stopped_node() {
+    let place = Place::new();
+    let server = Administered::spawn(&place, &["master"]);
+    let node = Node::start(&place, &server.served.address, &["--memory", "64MiB"]);
+    let client = server.served.connect();
+    put(&client, 1);
+    put(&client, 2);
+    kill_process(Pid::from_child(&node.child), Signal::STOP).unwrap();
+    let get_one = |client: &Client, options: &GetOptions| {
+        let got = client.get(b"k1", options);
+        got.map(|value| value.is_some())
+    };
+    let get_both = |client: &Client, options: &GetOptions| {
+        let mut got = client.get_batch(&[b"k1", b"k2"], options);
+        got.pop().unwrap().map(|value| value.is_some())
+    };
+    let put_one = |client: &Client, options: &GetOptions| {
+        let options = PutOptions {
+            call: options.call.clone(),
+            ..PutOptions::default()
+        };
+        client
+            .put(b"k3", &value(3, 100_000), &options)
+            .map(|_| true)
+    };
+    type Call<'a> = &'a (dyn Fn(&Client, &GetOptions) -> Result<bool, ClientError> + Sync);
+    let calls: [(&str, Call<'_>); 3] = [("get", &get_one), ("batch", &get_both), ("put", &put_one)];
+    for (name, call) in calls {
+        let cancel = Cancel::new();
+        let options = GetOptions {
+            call: CallOptions {
+                deadline: Some(Duration::from_secs(600)),
+                cancel: Some(cancel.clone()),
+                ..CallOptions::default()
+            },
+            ..GetOptions::default()
+        };
+        let reader = server.served.connect();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| call(&reader, &options));
+            // By then it waits for the node alone, and would for minutes.
+            std::thread::sleep(Duration::from_millis(2500));
+            let begun = std::time::Instant::now();
+            cancel.cancel();
+            let ended = waiting.join().unwrap();
+            assert!(
+                matches!(ended, Err(ClientError::Cancelled { .. })),
+                "{name}: {ended:?}"
+            );
+            assert!(begun.elapsed() < Duration::from_secs(60), "{name}");
+        });
+    }
+    kill_process(Pid::from_child(&node.child), Signal::CONT).unwrap();
 }

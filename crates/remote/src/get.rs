@@ -354,7 +354,7 @@ impl Reading<'_, '_> {
             into,
             is_last,
         });
-        self.carrier.link.release(&staged);
+        self.carrier.link.release(&staged, read.is_ok());
         read.map_err(failure)
     }
 }

@@ -195,11 +195,12 @@ impl Link {
     }
 
     /// Gives the memory of a record back; the end of its lease does so too.
-    pub(crate) fn release(&self, staged: &StagedRecord) {
+    pub(crate) fn release(&self, staged: &StagedRecord, fetched: bool) {
         let release = Release {
             client: self.client,
             generation: staged.generation,
             node: staged.node,
+            fetched,
         };
         self.mq
             .send(self.to, "records.release", [encoded(&release)]);

@@ -98,7 +98,7 @@ pub struct StagedRecord {
     pub capability: Capability,
 }
 
-/// The client has read a staged record. Not answered: the end of the lease releases it too.
+/// The client is done with a staged record. Not answered: the end of the lease releases it too.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Release {
     /// The life of the client's process.
@@ -108,6 +108,9 @@ pub struct Release {
     /// The node, as staged.
     #[serde(default)]
     pub node: NodeId,
+    /// Whether its bytes came: the time until now is that of their way.
+    #[serde(default)]
+    pub fetched: bool,
 }
 
 /// An extent that a reply names, and what the receiver may do there.

@@ -120,10 +120,10 @@ impl MasterShell {
         let (this, ticket, from) = (Weak::clone(&self.this), task.ticket, task.from);
         let heard = move |answer: Result<Answer, RequestError>| {
             let Some(shell) = this.upgrade() else { return };
-            if let Some(staged) = &staged {
-                shell.give_back(from, staged.generation);
-            }
             let copied = decoded::<BytesCopied>(answer).and_then(|copied| copied.result);
+            if let Some(staged) = &staged {
+                shell.give_back(from, staged.generation, copied.is_ok());
+            }
             shell.copied(ticket, copied);
         };
         mq.request(link, "bytes.copy", [body], &options(), heard);
@@ -131,11 +131,12 @@ impl MasterShell {
     }
 
     /// The end of its lease would give it back too.
-    fn give_back(&self, node: NodeId, generation: u64) {
+    fn give_back(&self, node: NodeId, generation: u64, fetched: bool) {
         let release = Release {
             client: NODES,
             generation,
             node,
+            fetched,
         };
         if let (Ok((link, mq)), Ok(body)) = (self.way_to(node), body::encode(&release)) {
             mq.send(link, "node.release", [body]);

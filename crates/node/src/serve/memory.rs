@@ -143,7 +143,10 @@ impl ServedMemory {
         let lent = self
             .staging
             .give_back(release.client, release.generation, &mut released);
-        if let Some(since) = lent {
+        // The time that a reader waited for bytes that did not come says nothing of their way.
+        if let Some(since) = lent
+            && release.fetched
+        {
             self.store.fetched(since.until(now()));
         }
         self.transfers.release(&released);

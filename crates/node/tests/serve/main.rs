@@ -16,9 +16,9 @@ use slackwater_base::{ByteSize, Checksum};
 use slackwater_mq::{
     Address, Builder, ConnectOptions, ConnectionId, Options, RequestOptions, Running,
 };
-use slackwater_node::Config;
 use slackwater_node::pool::{MasterOptions, MasterServer, NodeOptions, NodeServer};
 use slackwater_node::serve::{ServeOptions, Server};
+use slackwater_node::{Config, Operated};
 use slackwater_transfer::{
     Capability, Cause, Engine, EngineConfig, PeerId, Refusal, Target, TcpConfig,
 };
@@ -26,8 +26,8 @@ use slackwater_wire::body::{self, Message};
 use slackwater_wire::{
     Answered, Asked, ClientId, DiskEntry, Durability, Epoch, ErrorCode, ExtentRef, Get, Hello,
     Hold, Incarnation, Key, Lookup, Mount, NodeId, OperationId, PutConfig, PutDone, PutEnd,
-    PutEntry, PutStart, PutStarted, ReadRecord, RecordStaged, Remove, Reply, Request, SegmentId,
-    SegmentKind, Tenant, Version, Welcome,
+    PutEntry, PutStart, PutStarted, ReadRecord, RecordStaged, Release, Remove, Reply, Request,
+    SegmentId, SegmentKind, Tenant, Version, Welcome,
 };
 
 const LONG: Duration = Duration::from_secs(20);
@@ -572,4 +572,69 @@ fn a_record_that_is_not_there_is_gone() {
     check((32 << 20) + 1, ErrorCode::ValueTooLong);
     // Many that fail leave no room behind that is not given back.
     (0..20).for_each(|_| check(30 << 20, ErrorCode::ReplicaIsGone));
+}
+
+/// The time that a reader had waited for bytes that never came was counted as that of their way.
+#[test]
+fn only_bytes_that_came_have_a_time_on_their_way() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = Config {
+        memory: ByteSize(MEMORY),
+        ssd: ByteSize::mib(64),
+        dir: Some(folder.path().to_owned()),
+        ..Config::default()
+    };
+    let options = ServeOptions {
+        listen: (Ipv4Addr::LOCALHOST, 0).into(),
+        ..ServeOptions::default()
+    };
+    let server = Server::start(config, &options).unwrap();
+    let peer = Peer::of(&server, 1 << 40);
+    let value = vec![7; 10_000];
+    let durable = PutConfig {
+        durability: Durability::Disk,
+        ..PutConfig::default()
+    };
+    let (reply, rights) = peer.ask(1, put_start("k", value.len() as u64, durable));
+    let Reply::PutStart(started) = reply else {
+        panic!("{reply:?}");
+    };
+    let [PutStarted::Granted { version, extents }] = &started[..] else {
+        panic!("{started:?}");
+    };
+    assert_eq!(peer.write(extents[0], rights[0], &value), Ok(()));
+    let ended = peer.end(2, "k", *version, &value);
+    assert_eq!(ended, Reply::Each(vec![Ok(())]));
+    let done_with = |fetched: bool| {
+        let record = ReadRecord {
+            epoch: peer.epoch,
+            client: peer.client,
+            entry: DiskEntry {
+                tenant: Tenant::DEFAULT,
+                key: named("k"),
+                version: *version,
+            },
+            bytes: value.len() as u64,
+            checksum: Checksum::of(&value),
+        };
+        let staged: RecordStaged = ask(&peer.mq, peer.to, "records.read", &record);
+        let staged = staged.result.unwrap();
+        let release = Release {
+            client: peer.client,
+            generation: staged.generation,
+            node: staged.node,
+            fetched,
+        };
+        let release = body::encode(&release).unwrap();
+        peer.mq.send(peer.to, "records.release", [release]);
+    };
+    let timed = || server.operated().stats().phases.wire.count;
+    done_with(false);
+    done_with(true);
+    let begun = Instant::now();
+    while timed() == 0 {
+        assert!(begun.elapsed() < LONG, "the way of what came is timed");
+        std::thread::yield_now();
+    }
+    assert_eq!(timed(), 1);
 }

@@ -496,6 +496,7 @@ fn releases() -> Vec<Release> {
         client: ClientId(7),
         generation: 9,
         node: NodeId(3),
+        fetched: true,
     }]
 }
 

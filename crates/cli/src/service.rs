@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use anyhow::Result;
 use clap::Args;
@@ -81,18 +81,48 @@ type Reload = Box<dyn Fn() -> Result<()> + Send + Sync>;
 pub(crate) struct Reloader {
     reload: OnceLock<Reload>,
     notify: Arc<Notify>,
-    /// One at a time: the process manager is told of each.
-    running: Mutex<()>,
+    /// Whether SIGHUP came before the start was over. Held while files are read: the process manager is told of each time.
+    wanted: Mutex<bool>,
 }
 
 impl Reloader {
-    /// Reads them, and says how that went. Before the start is over there is nothing to do: what there is to be read is being
-    /// read.
+    fn new(notify: &Arc<Notify>) -> Self {
+        Self {
+            reload: OnceLock::new(),
+            notify: Arc::clone(notify),
+            wanted: Mutex::default(),
+        }
+    }
+
+    /// Reads them, and says how that went. Until the start is over, which is what comes next, this waits: the start has read
+    /// files that may have changed since.
     pub(crate) fn reload(&self) -> Result<()> {
-        let Some(reload) = self.reload.get() else {
-            return Ok(());
-        };
-        let _running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let reload = self.reload.wait();
+        self.run(reload, &self.wanted())
+    }
+
+    /// Reads them, or notes that they are to be read as soon as the start is over. The log says how it went.
+    fn hang_up(&self) {
+        let mut wanted = self.wanted();
+        match self.reload.get() {
+            Some(reload) => drop(self.run(reload, &wanted)),
+            None => *wanted = true,
+        }
+    }
+
+    /// The start is over.
+    fn begin(&self, reload: Reload) {
+        let mut wanted = self.wanted();
+        // It is empty until now.
+        let reload = self.reload.get_or_init(|| reload);
+        self.notify.ready();
+        if std::mem::take(&mut *wanted) {
+            // The log says how it went.
+            drop(self.run(reload, &wanted));
+        }
+    }
+
+    fn run(&self, reload: &Reload, _one_at_a_time: &MutexGuard<'_, bool>) -> Result<()> {
         self.notify.reloading();
         let reloaded = reload();
         match &reloaded {
@@ -101,6 +131,10 @@ impl Reloader {
         }
         self.notify.ready();
         reloaded
+    }
+
+    fn wanted(&self) -> MutexGuard<'_, bool> {
+        self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -113,14 +147,9 @@ impl Service {
             .map_err(anyhow::Error::msg)?;
         logging::init(&config).map_err(anyhow::Error::msg)?;
         let notify = Arc::new(Notify::from_environment());
-        let reloader = Arc::new(Reloader {
-            reload: OnceLock::new(),
-            notify: Arc::clone(&notify),
-            running: Mutex::default(),
-        });
+        let reloader = Arc::new(Reloader::new(&notify));
         let at_hangup = Arc::clone(&reloader);
-        // The log says how it went.
-        let interrupt = Interrupt::install_for_service(move || _ = at_hangup.reload())?;
+        let interrupt = Interrupt::install_for_service(move || at_hangup.hang_up())?;
         let service = Self {
             interrupt,
             notify,
@@ -131,9 +160,7 @@ impl Service {
 
     /// The service does its work, and reads its files again by `reload` from now on.
     pub(crate) fn started(&self, reload: impl Fn() -> Result<()> + Send + Sync + 'static) {
-        // It is empty until now.
-        let _ = self.reloader.reload.set(Box::new(reload));
-        self.notify.ready();
+        self.reloader.begin(Box::new(reload));
     }
 
     /// What has this service read its files again.
@@ -201,5 +228,50 @@ pub(crate) fn code(interrupt: &Interrupt) -> u8 {
         DONE
     } else {
         INTERRUPTED
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    fn reloader() -> (Arc<Reloader>, Arc<AtomicU32>, Reload) {
+        let reloader = Reloader::new(&Arc::new(Notify::from_environment()));
+        let times = Arc::new(AtomicU32::new(0));
+        let counted = Arc::clone(&times);
+        let reload: Reload = Box::new(move || {
+            counted.fetch_add(1, Ordering::SeqCst);
+            Ok(())
+        });
+        (Arc::new(reloader), times, reload)
+    }
+
+    /// SIGHUP during the start was taken for done, though the start had read the files before they changed.
+    #[test]
+    fn files_that_change_during_the_start_are_read_once_after_it() {
+        let (reloader, times, reload) = reloader();
+        reloader.hang_up();
+        reloader.hang_up();
+        assert_eq!(times.load(Ordering::SeqCst), 0);
+        reloader.begin(reload);
+        assert_eq!(times.load(Ordering::SeqCst), 1);
+        reloader.hang_up();
+        assert_eq!(times.load(Ordering::SeqCst), 2);
+    }
+
+    /// An operator who asked before the start was over was told that files were read, and none was.
+    #[test]
+    fn an_operator_is_answered_when_files_were_read() {
+        let (reloader, times, reload) = reloader();
+        let asked = Arc::clone(&reloader);
+        let counted = Arc::clone(&times);
+        let operator = std::thread::spawn(move || {
+            asked.reload().unwrap();
+            counted.load(Ordering::SeqCst)
+        });
+        reloader.begin(reload);
+        assert_eq!(operator.join().unwrap(), 1);
     }
 }

@@ -17,7 +17,7 @@ use axum::http::header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE, RETRY_AFTER};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use serde_json::json;
+use serde_json::{Value, json};
 use slackwater_wire::ErrorCode;
 use tokio::sync::{Notify, watch};
 
@@ -89,6 +89,8 @@ impl Open {
 struct Event {
     number: u64,
     text: Bytes,
+    /// Why there is no sample in it.
+    failure: Option<Failure>,
 }
 
 impl Viewers {
@@ -177,17 +179,17 @@ impl Viewers {
         let begun = Instant::now();
         let mut sampler = std::mem::replace(&mut *kept, Sampler::new(self.begun));
         let taken = call(Arc::clone(&self.source), move |source| {
-            let text = event(&mut sampler, source);
-            (sampler, text)
+            let sample = sampler.take(source);
+            (sampler, sample)
         });
-        let text = match taken.await {
-            Ok((again, text)) => {
+        let sample = match taken.await {
+            Ok((again, sample)) => {
                 *kept = again;
-                text
+                sample
             }
-            Err(failure) => failed(&failure),
+            Err(failure) => Err(failure),
         };
-        self.tell(text, INTERVAL.max(begun.elapsed() * SHARE));
+        self.tell(sample, INTERVAL.max(begun.elapsed() * SHARE));
     }
 
     fn is_fresh(&self) -> bool {
@@ -197,23 +199,23 @@ impl Viewers {
     }
 
     /// The latest sample, as an event, for somebody who asks once: the one that viewers were told, until the next is due.
-    async fn latest(self: &Arc<Self>) -> Bytes {
+    async fn latest(self: &Arc<Self>) -> Event {
         let viewers = Arc::clone(self);
         // Who asked may be gone before it is taken; others are told it all the same.
         let renewed = tokio::spawn(async move { viewers.renew().await });
         // A sample that panicked is told as a failure.
         let _ = renewed.await;
-        self.latest.borrow().text.clone()
+        self.latest.borrow().clone()
     }
 
     /// Tells every viewer, and gives up those who take nothing; the next sample is taken after `pause`.
-    fn tell(&self, text: Bytes, pause: Duration) {
+    fn tell(&self, sample: Result<Value, Failure>, pause: Duration) {
         let number = self.latest.borrow().number + 1;
         let mut open = self.open();
         open.places
             .retain(|_, place| number - place.taken <= UNTAKEN_MAX);
         open.due = Some(tokio::time::Instant::now() + pause);
-        self.latest.send_replace(Event { number, text });
+        self.latest.send_replace(Event::of(number, sample));
     }
 
     /// Waits until there is no viewer.
@@ -253,7 +255,7 @@ impl Viewer {
                 _ = self.ended.wait_for(|ended| *ended) => return None,
                 () = tokio::time::sleep_until(self.until) => return None,
             }
-            let Event { number, text } = self.samples.borrow_and_update().clone();
+            let Event { number, text, .. } = self.samples.borrow_and_update().clone();
             if self.of.token.judge(&self.headers).is_err() {
                 return None;
             }
@@ -287,7 +289,10 @@ async fn sample(
     RawQuery(query): RawQuery,
 ) -> Result<Response, Failure> {
     Arguments::of(query.as_deref(), &[])?;
-    let text = viewers.latest().await;
+    let Event { text, failure, .. } = viewers.latest().await;
+    if let Some(failure) = failure {
+        return Err(failure);
+    }
     let end = text.len() - text.len().min(EVENT_END.len());
     let kind = [
         (CONTENT_TYPE, "application/json"),
@@ -296,6 +301,7 @@ async fn sample(
     if text.starts_with(SAMPLE.as_bytes()) {
         return Ok((kind, text.slice(SAMPLE.len()..end)).into_response());
     }
+    // Who was to take it has panicked.
     Err(Failure::new(
         ErrorCode::InternalError,
         "no sample could be taken; the log says why",
@@ -328,17 +334,26 @@ async fn events(
     Ok((kind, Body::from_stream(samples)).into_response())
 }
 
-fn event(sampler: &mut Sampler, source: &dyn Source) -> Bytes {
-    match sampler.take(source) {
-        Ok(sample) => format!("{SAMPLE}{sample}{EVENT_END}").into(),
-        Err(failure) => failed(&failure),
+impl Event {
+    /// JSON has no line feeds of its own, so that the event is one line of data.
+    fn of(number: u64, sample: Result<Value, Failure>) -> Self {
+        let (text, failure) = match sample {
+            Ok(sample) => (format!("{SAMPLE}{sample}{EVENT_END}"), None),
+            Err(failure) => {
+                let said =
+                    json!({ "error_name": failure.code.name(), "error_message": failure.message });
+                (
+                    format!("event: failure\ndata: {said}{EVENT_END}"),
+                    Some(failure),
+                )
+            }
+        };
+        Self {
+            number,
+            text: text.into(),
+            failure,
+        }
     }
-}
-
-/// JSON has no line feeds of its own, so that the event is one line of data.
-fn failed(failure: &Failure) -> Bytes {
-    let failure = json!({ "error_name": failure.code.name(), "error_message": failure.message });
-    format!("event: failure\ndata: {failure}\n\n").into()
 }
 
 #[cfg(test)]

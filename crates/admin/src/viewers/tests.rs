@@ -1,6 +1,6 @@
 //! Streams under a clock that the tests own.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use serde_json::Value;
 use slackwater_wire::{
@@ -15,6 +15,7 @@ use crate::guard::Token;
 #[derive(Default)]
 struct Counted {
     asked: AtomicU64,
+    broken: AtomicBool,
     quotas: Vec<QuotaState>,
 }
 
@@ -43,6 +44,12 @@ impl Source for Counted {
     }
     fn stats(&self) -> Result<Value, Failure> {
         let asked = self.asked.fetch_add(1, Ordering::Relaxed);
+        if self.broken.load(Ordering::Relaxed) {
+            return Err(Failure::new(
+                ErrorCode::InternalError,
+                "a \"part\" is broken",
+            ));
+        }
         Ok(json!({ "asked": asked + 1 }))
     }
     fn books(&self) -> Result<Value, Failure> {
@@ -204,7 +211,7 @@ async fn who_asks_once_shares_the_samples_of_those_who_look() {
     // Nobody looks: one sample a second is enough for all who ask.
     for number in 1..=3 {
         for _ in 0..10 {
-            assert_eq!(asked(&world.viewers.latest().await), number);
+            assert_eq!(asked(&world.viewers.latest().await.text), number);
         }
         assert_eq!(world.source.asked(), number);
         tokio::time::sleep(INTERVAL).await;
@@ -215,20 +222,41 @@ async fn who_asks_once_shares_the_samples_of_those_who_look() {
         tokio::spawn(async move { viewers.latest().await })
     };
     for answer in (0..10).map(ask).collect::<Vec<_>>() {
-        assert_eq!(asked(&answer.await.unwrap()), 4);
+        assert_eq!(asked(&answer.await.unwrap().text), 4);
     }
     assert_eq!(world.source.asked(), 4);
     // A viewer that comes is told the same, and who asks while it looks is told what it is told.
     let mut viewer = world.join();
     for number in 4..=8 {
         assert_eq!(asked(&viewer.next().await.unwrap()), number);
-        assert_eq!(asked(&world.viewers.latest().await), number);
+        assert_eq!(asked(&world.viewers.latest().await.text), number);
         assert_eq!(world.source.asked(), number);
     }
     // One who asks is no viewer: nothing is sampled when the viewer has gone.
     drop(viewer);
     tokio::time::sleep(Duration::from_secs(3600)).await;
     assert_eq!(world.source.asked(), 8);
+}
+
+/// Who asked once was told that no sample could be taken, and not why.
+#[tokio::test(start_paused = true)]
+async fn a_sample_that_fails_is_told_with_its_reason() {
+    let world = World::new();
+    let mut viewer = world.join();
+    viewer.next().await.unwrap();
+    world.source.broken.store(true, Ordering::Relaxed);
+    let told = viewer.next().await.unwrap();
+    let told = std::str::from_utf8(&told).unwrap();
+    let data = told.strip_prefix("event: failure\ndata: ").unwrap();
+    let data: Value = serde_json::from_str(data.strip_suffix("\n\n").unwrap()).unwrap();
+    assert_eq!(data["error_message"], "a \"part\" is broken");
+    let answer = sample(State(Arc::clone(&world.viewers)), RawQuery(None)).await;
+    let failure = answer.unwrap_err();
+    assert_eq!(failure.message, "a \"part\" is broken");
+    world.source.broken.store(false, Ordering::Relaxed);
+    assert_eq!(asked(&viewer.next().await.unwrap()), 3);
+    let answer = sample(State(Arc::clone(&world.viewers)), RawQuery(None)).await;
+    assert_eq!(answer.unwrap().status(), StatusCode::OK);
 }
 
 #[tokio::test(start_paused = true)]
@@ -291,7 +319,7 @@ async fn a_stream_ends_with_the_server_its_token_and_its_time() {
 async fn a_place_ends_with_its_time_however_rare_samples_are() {
     let world = World::new();
     let _silent: Vec<Viewer> = (0..VIEWERS_MAX).map(|_| world.join()).collect();
-    world.viewers.tell(Bytes::new(), STREAM_TIME * 10);
+    world.viewers.tell(none(), STREAM_TIME * 10);
     tokio::time::sleep(STREAM_TIME - Duration::from_secs(1)).await;
     assert!(world.viewers.join(HeaderMap::new()).is_none());
     tokio::time::sleep(Duration::from_secs(1)).await;

@@ -27,7 +27,7 @@ impl Source {
                 "{}: the token is missing or wrong: --token-file FILE",
                 what()
             ),
-            other => bail!("{}: status {other}: {}", what(), printable(body.trim())),
+            other => bail!("{}: status {other}: {}", what(), reason(body)),
         }
     }
 
@@ -66,6 +66,13 @@ fn left(until: Instant) -> std::io::Result<Duration> {
     }
 }
 
+/// What a refusal says: its message, or all of it.
+fn reason(body: &str) -> String {
+    let refusal: Option<Value> = serde_json::from_str(body).ok();
+    let message = refusal.as_ref().and_then(|it| it["error_message"].as_str());
+    printable(message.unwrap_or(body.trim()))
+}
+
 /// The status and the body of an answer.
 fn parted(answer: &str) -> Result<(u16, &str)> {
     let (head, body) = answer
@@ -83,6 +90,16 @@ mod tests {
     use std::net::TcpListener;
 
     use super::*;
+
+    #[test]
+    fn a_refusal_is_said_in_its_own_words() {
+        let check = |body: &str, said: &str| assert_eq!(reason(body), said, "{body}");
+        let refusal =
+            r#"{"success":false,"error_code":-1,"error_message":"the store is broken: x"}"#;
+        check(refusal, "the store is broken: x");
+        check("no JSON\n", "no JSON");
+        check("{}", "{}");
+    }
 
     /// The time was that of each read, so a server that sent a byte a second was listened to for ever, and no key was.
     #[test]

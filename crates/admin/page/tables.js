@@ -56,7 +56,7 @@ export function nodes(sample) {
   const all = new Map();
   for (const segment of sample.segments) {
     const about = known.get(segment.node);
-    const node = all.get(segment.node) ?? { node: segment.node, presence: segment.presence, address: about?.data_address ?? segment.endpoint, key: about?.public_key ?? null, segments: [] };
+    const node = all.get(segment.node) ?? { node: segment.node, presence: segment.presence, address: about?.data_address ?? segment.endpoint, key: about?.public_key ?? null, fingerprint: about?.fingerprint ?? null, segments: [] };
     node.segments.push(segment);
     all.set(segment.node, node);
   }
@@ -81,9 +81,9 @@ function card({ node: number }) {
     state.className = `pill ${tone}`;
     write(state, words);
     write(address, it.address);
-    // Sixteen signs tell keys apart; the whole key is there to compare it with a list.
-    write(key, it.key === null ? "" : `key ${it.key.slice(0, 16)}…`);
-    key.hidden = it.key === null;
+    // The fingerprint is what `slackwater keys show` prints; the whole key is there to compare it with a list.
+    write(key, it.fingerprint === null ? "" : `key ${it.fingerprint}`);
+    key.hidden = it.fingerprint === null;
     key.title = it.key ?? "";
     button.hidden = it.presence !== "here";
     keep(list, it.segments, (segment) => segment.id, segmentRow);

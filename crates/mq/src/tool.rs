@@ -183,7 +183,8 @@ pub fn keys_allow(
     std::fs::write(&fresh, text)?;
     AllowList::load(&fresh)?;
     std::fs::rename(&fresh, list)?;
-    writeln!(out, "{key} may connect as {}", level.name())?;
+    let (level, print) = (level.name(), key.fingerprint());
+    writeln!(out, "{key} ({print}) may connect as {level}")?;
     Ok(())
 }
 
@@ -345,5 +346,6 @@ fn show(keys: &KeyPair, out: &mut dyn Write) -> io::Result<()> {
     let public = keys.public();
     writeln!(out, "hex      {public}")?;
     writeln!(out, "base32z  {}", public.to_base32z())?;
-    writeln!(out, "z85      {}", public.to_z85())
+    writeln!(out, "z85      {}", public.to_z85())?;
+    writeln!(out, "print    {}", public.fingerprint())
 }

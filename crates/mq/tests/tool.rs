@@ -42,9 +42,10 @@ fn keys_are_made_shown_and_allowed() {
     assert_eq!(
         text,
         format!(
-            "hex      {public}\nbase32z  {}\nz85      {}\n",
+            "hex      {public}\nbase32z  {}\nz85      {}\nprint    {}\n",
             public.to_base32z(),
-            public.to_z85()
+            public.to_z85(),
+            public.fingerprint()
         )
     );
     assert_eq!(tool::keys_show(&key, &mut Vec::new()).unwrap(), public);

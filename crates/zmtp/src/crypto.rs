@@ -1,4 +1,5 @@
-//! The one place that names the crypto crates: X25519, NaCl boxes and secret boxes, constant-time equality.
+//! The one place that names the crypto crates: X25519, NaCl boxes and secret boxes, SHA-256, constant-time
+//! equality.
 //!
 //! A box is XSalsa20-Poly1305 as in NaCl (Bernstein, "Cryptography in NaCl", 2009), put together here from X25519,
 //! HSalsa20, Salsa20 and Poly1305 because the messages of one direction share the first 16 bytes of their nonces: the
@@ -10,6 +11,7 @@ use curve25519_dalek::montgomery::MontgomeryPoint;
 use salsa20::cipher::consts::U10;
 use salsa20::cipher::{KeyIvInit, StreamCipher};
 use salsa20::{Salsa20, hsalsa};
+use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
@@ -19,6 +21,11 @@ pub(crate) type Nonce = [u8; 24];
 /// The public key that belongs to `secret`.
 pub(crate) fn public_of(secret: &[u8; 32]) -> [u8; 32] {
     MontgomeryPoint::mul_base_clamped(*secret).to_bytes()
+}
+
+/// SHA-256 (FIPS 180-4).
+pub(crate) fn sha256(bytes: &[u8]) -> [u8; 32] {
+    Sha256::digest(bytes).into()
 }
 
 /// X25519 (RFC 7748) of both; none for a point of small order, with which it would be the same for every key.

@@ -69,6 +69,18 @@ impl PublicKey {
     pub fn to_base32z(&self) -> String {
         bits_encode(&self.0, 5, BASE32Z)
     }
+
+    /// What people compare: the first 64 bits of the key's SHA-256, as four groups of hexadecimal digits. It tells keys apart
+    /// that were not made to look alike; a right is given to the whole key.
+    #[must_use]
+    pub fn fingerprint(&self) -> String {
+        let digest = crypto::sha256(&self.0);
+        let groups = digest[..8].chunks_exact(2);
+        let groups: Vec<String> = groups
+            .map(|pair| format!("{:02x}{:02x}", pair[0], pair[1]))
+            .collect();
+        groups.join("-")
+    }
 }
 
 impl fmt::Display for PublicKey {
@@ -330,6 +342,15 @@ mod tests {
         assert_eq!(key.to_string(), HEX_TEXT);
         assert_eq!(key.to_z85(), Z85_TEXT);
         assert_eq!(HEX_TEXT.to_uppercase().parse(), Ok(key));
+    }
+
+    #[test]
+    fn a_fingerprint_begins_the_digest_of_the_key() {
+        // `head -c 32 /dev/zero | sha256sum`
+        let none = PublicKey::from_bytes([0; 32]);
+        assert_eq!(none.fingerprint(), "6668-7aad-f862-bd77");
+        let key: PublicKey = HEX_TEXT.parse().unwrap();
+        assert_ne!(key.fingerprint(), none.fingerprint());
     }
 
     proptest! {

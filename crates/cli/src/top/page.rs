@@ -20,6 +20,11 @@ pub(super) fn lines(snapshot: &Snapshot, width: usize, height: usize) -> Vec<Str
         "SEGMENT", "NODE", "LINK", "STATUS", "USED", "SIZE"
     ));
     lines.extend(snapshot.segments.iter().map(segment));
+    if !snapshot.keys.is_empty() {
+        lines.push(String::new());
+        lines.push("KEYS".to_owned());
+        lines.extend(snapshot.keys.iter().map(key));
+    }
     if !snapshot.jobs.is_empty() {
         lines.push(String::new());
         lines.push("JOBS".to_owned());
@@ -93,6 +98,10 @@ fn segment(line: &SegmentLine) -> String {
     )
 }
 
+fn key((node, print): &(u64, String)) -> String {
+    format!("node {node:<11} {print}")
+}
+
 fn job(job: &serde_json::Value) -> String {
     let number = |name: &str| job[name].as_u64().unwrap_or(0);
     format!(
@@ -133,6 +142,8 @@ mod tests {
             segment.contains("[#####               ]  25 %"),
             "{segment}"
         );
+        let key = whole.iter().find(|line| line.starts_with("node 4 "));
+        assert!(key.unwrap().ends_with(" 6668-7aad-f862-bd77"), "{whole:?}");
         assert!(whole.last().unwrap().starts_with("7 "), "{whole:?}");
         for (width, height) in [(10, 3), (0, 0), (80, 24)] {
             let cut = lines(&snapshot, width, height);

@@ -28,6 +28,8 @@ pub(super) struct Snapshot {
     pub(super) offloads: f64,
     pub(super) promotions: f64,
     pub(super) segments: Vec<SegmentLine>,
+    /// Nodes whose links proved keys, and the fingerprints of those.
+    pub(super) keys: Vec<(u64, String)>,
     pub(super) jobs: Vec<Value>,
 }
 
@@ -90,6 +92,7 @@ impl Snapshot {
             offloads: rate("/offloads/completed"),
             promotions: rate("/promotions/completed"),
             segments: segments.into_iter().flatten().map(line).collect(),
+            keys: keys(sample),
             jobs: jobs
                 .into_iter()
                 .filter(|job| job["status"] == "RUNNING")
@@ -122,6 +125,7 @@ impl Snapshot {
             "offloads_per_s": self.offloads,
             "promotions_per_s": self.promotions,
             "segments": segments,
+            "keys": self.keys.iter().map(|(node, print)| json!({ "node": node, "fingerprint": print })).collect::<Vec<_>>(),
             "jobs": self.jobs,
         })
     }
@@ -129,6 +133,17 @@ impl Snapshot {
 
 fn number(value: &Value, path: &str) -> u64 {
     value.pointer(path).and_then(Value::as_u64).unwrap_or(0)
+}
+
+fn keys(sample: &Value) -> Vec<(u64, String)> {
+    let nodes = sample
+        .pointer("/stats/nodes/nodes")
+        .and_then(Value::as_array);
+    let key = |node: &Value| {
+        let print = node["fingerprint"].as_str()?;
+        Some((number(node, "/node"), print.to_owned()))
+    };
+    nodes.into_iter().flatten().filter_map(key).collect()
 }
 
 /// How fast a counter grew. One that is smaller than before began anew.
@@ -170,7 +185,7 @@ pub(super) mod tests {
             "stats": {
                 "objects": 5,
                 "reads": { "memory_hits": hits, "ssd_hits": hits / 2, "misses": misses },
-                "nodes": { "clients": 3 },
+                "nodes": { "clients": 3, "nodes": [{ "node": 4, "fingerprint": "6668-7aad-f862-bd77" }, { "node": 5, "fingerprint": null }] },
             },
             "segments": [segment],
             "jobs": [job("RUNNING"), job("SUCCEEDED")],
@@ -185,6 +200,12 @@ pub(super) mod tests {
         assert_eq!(snapshot.hit_ratios, Some([20.0 / 35.0, 10.0 / 35.0]));
         assert_eq!((snapshot.objects, snapshot.clients), (5, Some(3)));
         assert_eq!((snapshot.segments.len(), snapshot.jobs.len()), (1, 1));
+        assert_eq!(snapshot.keys, [(4, "6668-7aad-f862-bd77".to_owned())]);
+        let told = &snapshot.json()["keys"];
+        assert_eq!(
+            told,
+            &json!([{ "node": 4, "fingerprint": "6668-7aad-f862-bd77" }])
+        );
         // The server was started again.
         let anew = Snapshot::between(&first, &sample(2.0, 4, 0));
         assert_eq!(anew.reads, [2.0, 1.0, 0.0]);

@@ -77,6 +77,8 @@ pub struct NodeStats {
     pub data_address: String,
     /// The public key that its link proved, as `slackwater keys` writes it; `None` where links are not encrypted.
     pub public_key: Option<String>,
+    /// What people compare that key by, as `slackwater keys show` prints it.
+    pub fingerprint: Option<String>,
     /// Its memory.
     pub memory: TierStats,
     /// Its SSD; `None` without one.
@@ -122,21 +124,18 @@ impl PoolMaster {
         (stats, nodes)
     }
 
-    fn public_key(&self, node: NodeId) -> Option<String> {
-        let key = self.0.members.key_of(node)?;
-        Some(key.to_string())
-    }
-
     fn nodes(&self, segments: &[SegmentState]) -> Vec<NodeStats> {
         let mut nodes: Vec<NodeStats> = Vec::new();
         for segment in segments {
             let known = nodes.iter().position(|it| it.node == segment.node.0);
             let at = known.unwrap_or_else(|| {
+                let key = self.0.members.key_of(segment.node);
                 nodes.push(NodeStats {
                     node: segment.node.0,
                     presence: segment.presence.name(),
                     data_address: self.data_address(segment.node),
-                    public_key: self.public_key(segment.node),
+                    public_key: key.map(|key| key.to_string()),
+                    fingerprint: key.map(|key| key.fingerprint()),
                     memory: TierStats::default(),
                     ssd: None,
                 });

@@ -126,6 +126,12 @@ fn a_withdrawn_key_ends_its_links_at_master_and_node() {
     let list = std::fs::read_to_string(place.path("list")).unwrap();
     let line = list.lines().find(|line| line.contains(" node")).unwrap();
     assert_eq!(shown.as_str(), line.split(' ').next());
+    // So is what people compare: the page has what the command prints.
+    let print = served.json("/api/v1/stats")["nodes"]["nodes"][0]["fingerprint"].clone();
+    let told = place.run(&["keys", "show", "node"]);
+    let told = String::from_utf8(told.stdout).unwrap();
+    let last = told.lines().last().unwrap();
+    assert_eq!(last.strip_prefix("print    "), print.as_str(), "{told}");
     let clients = std::fs::read_to_string(place.path("clients")).unwrap();
     std::fs::write(place.path("clients"), "").unwrap();
     kill_process(Pid::from_child(&node.child), Signal::HUP).unwrap();

@@ -1,5 +1,5 @@
 //! Checks of the house that no compiler makes: `cargo xtask layers | tidy | words | homes | deps | figures | links`; packages, from
-//! what cargo and maturin built: `cargo xtask wheel | deb | sbom`; the documents: `cargo xtask book | site`;
+//! what cargo and maturin built: `cargo xtask wheel | deb | static | sbom`; the documents: `cargo xtask book | site`;
 //! and the checklist of a release: `cargo xtask release --dry-run`.
 
 mod book;
@@ -64,12 +64,13 @@ fn run() -> Result<Vec<String>> {
         .concat(),
         Some("wheel") => package::wheel(rest)?,
         Some("deb") => package::deb(rest)?,
+        Some("static") => package::standalone(rest)?,
         Some("sbom") => package::sbom(rest)?,
         Some("release") => release::walk(rest)?,
         Some("book") => book::assemble(&folder(rest, "out", "usage: cargo xtask book --out DIR")?)?,
         Some("site") => book::check_site(&folder(rest, "at", "usage: cargo xtask site --at DIR")?)?,
         _ => bail!(
-            "usage: cargo xtask layers | tidy | words | homes | deps | figures | links | all, or wheel | deb | sbom | book | site | \
+            "usage: cargo xtask layers | tidy | words | homes | deps | figures | links | all, or wheel | deb | static | sbom | book | site | \
              release with their flags"
         ),
     };

@@ -6,6 +6,7 @@ mod debian;
 mod elf;
 mod licences;
 mod sbom;
+mod standalone;
 mod vendored;
 mod wheel;
 
@@ -43,6 +44,14 @@ pub(crate) fn deb(arguments: &[String]) -> Result<Vec<String>> {
     let usage = "usage: cargo xtask deb --binary FILE --out DIR";
     let given = flags(arguments, &["binary", "out"], usage)?;
     let made = debian::make(&given["binary"], &given["out"])?;
+    Ok(vec![made.display().to_string()])
+}
+
+/// `cargo xtask static`: the command as one file that needs nothing of the system.
+pub(crate) fn standalone(arguments: &[String]) -> Result<Vec<String>> {
+    let usage = "usage: cargo xtask static --binary FILE --out DIR";
+    let given = flags(arguments, &["binary", "out"], usage)?;
+    let made = standalone::make(&given["binary"], &given["out"])?;
     Ok(vec![made.display().to_string()])
 }
 

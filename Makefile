@@ -23,7 +23,7 @@ PACKAGING := target/packaging
 PACKAGED_FOR := x86_64-unknown-linux-gnu
 PACKAGED := target/$(PACKAGED_FOR)/release/slackwater
 
-.PHONY: help run test wheel deb docs bench soak test-aarch64 lint test-rust test-loom test-miri test-sim test-python c mutants build clean
+.PHONY: help run test wheel deb static docs bench soak test-aarch64 lint test-rust test-c test-loom test-miri test-sim test-python c mutants build clean
 
 help:
 	@echo "make run             replay generated chat traffic through the tiered store; report in report/"
@@ -31,6 +31,7 @@ help:
 	@echo "make test            every check and test; what cannot run here is named"
 	@echo "make wheel           a wheel with the Python module and the command, for every Linux of x86-64 with glibc 2.28, in dist/"
 	@echo "make deb             a Debian package with the command and its services, in dist/"
+	@echo "make static          the command as one file that needs nothing of the system, in dist/"
 	@echo "make docs            all documents as a site, in target/book/site"
 	@echo "make c               the library for C and C++, shared and static, with its header, in dist/c"
 	@echo "make bench           every benchmark, with ratios against limits and peers"
@@ -48,7 +49,7 @@ bench: build $(STAMP)
 	@for name in copy meta store promotion wait pool mq transfer; do SLACKWATER_PYTHON=$(CURDIR)/$(PYTHON) $(SLACKWATER) bench $$name --report report || exit 1; done
 
 # A release asks which commit passed.
-test: lint test-rust test-loom test-miri test-sim test-python
+test: lint test-rust test-c test-loom test-miri test-sim test-python
 	@rm -f target/.tested; [ -n "$$(git status --porcelain 2>&1)" ] || git rev-parse HEAD > target/.tested
 	@echo "all checks and tests passed"
 
@@ -105,6 +106,15 @@ wheel: $(PACKAGED) $(STAMP)
 deb: $(PACKAGED)
 	cargo xtask deb --binary $(PACKAGED) --out dist
 
+# One file without a C library of the system: for containers without anything, and machines older than glibc 2.28.
+STATIC_FOR := x86_64-unknown-linux-musl
+STATIC_PROFILE ?= release
+static: toolchain $(PACKAGING)/.ready
+	@rustup target list --installed 2>/dev/null | grep -qx $(STATIC_FOR) || rustup target add $(STATIC_FOR) || { \
+	echo "the standard library for $(STATIC_FOR) is needed: rustup target add $(STATIC_FOR)" >&2; exit 1; }
+	PATH="$(CURDIR)/$(PACKAGING)/bin:$$PATH" cargo-zigbuild build --profile $(STATIC_PROFILE) --locked --target $(STATIC_FOR) --package slackwater-cli
+	cargo xtask static --binary target/$(STATIC_FOR)/$(if $(filter dev,$(STATIC_PROFILE)),debug,$(STATIC_PROFILE))/slackwater --out dist
+
 .PHONY: $(PACKAGED)
 $(PACKAGED): toolchain $(PACKAGING)/.ready
 	PATH="$(CURDIR)/$(PACKAGING)/bin:$$PATH" cargo-zigbuild build --release --locked --target $(PACKAGED_FOR).2.28 --package slackwater-cli
@@ -127,15 +137,29 @@ $(MDBOOK):
 	@cargo install mdbook --version $(MDBOOK_VERSION) --locked --no-default-features --features search --root target/tools || { \
 	echo "mdbook $(MDBOOK_VERSION) could be neither fetched nor built: read the documents as they are, from docs/SUMMARY.md on" >&2; exit 1; }
 
+# The library and what belongs to it, as `make c` leaves them.
+C_PROFILE ?= release
+C_OUT ?= dist/c
+C_BUILT = target/$(if $(filter dev,$(C_PROFILE)),debug,$(C_PROFILE))
 c: toolchain
-	cargo build --release --locked --package slackwater-c
-	rm -rf dist/c
-	mkdir -p dist/c/include dist/c/lib/pkgconfig
-	cp crates/c/include/slackwater.h dist/c/include/
-	cp target/release/libslackwater.so dist/c/lib/libslackwater.so.0
-	ln -s libslackwater.so.0 dist/c/lib/libslackwater.so
-	cp target/release/libslackwater.a dist/c/lib/
-	sed "s/VERSION/$$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)/" crates/c/slackwater.pc.in > dist/c/lib/pkgconfig/slackwater.pc
+	cargo build --profile $(C_PROFILE) --locked --package slackwater-c
+	rm -rf $(C_OUT)
+	mkdir -p $(C_OUT)/include $(C_OUT)/lib/pkgconfig
+	cp crates/c/include/slackwater.h $(C_OUT)/include/
+	cp $(C_BUILT)/libslackwater.so $(C_OUT)/lib/libslackwater.so.0
+	ln -s libslackwater.so.0 $(C_OUT)/lib/libslackwater.so
+	cp $(C_BUILT)/libslackwater.a $(C_OUT)/lib/
+	sed "s/VERSION/$$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)/" crates/c/slackwater.pc.in > $(C_OUT)/lib/pkgconfig/slackwater.pc
+
+# What `make c` leaves is enough for a program elsewhere. That the examples work with either library is a test of the crate.
+test-c: toolchain
+	@for tool in cc c++ pkg-config; do command -v $$tool >/dev/null || { echo "skipped: C and C++ as installed ($$tool is not there)"; exit 0; }; done; \
+	$(MAKE) --no-print-directory c C_PROFILE=dev C_OUT=target/c && \
+	flags=$$(PKG_CONFIG_PATH=target/c/lib/pkgconfig pkg-config --cflags --libs slackwater) && \
+	cc -Wall -Wextra -Werror crates/c/examples/transfer.c $$flags -o target/c/transfer && \
+	c++ -Wall -Wextra -Werror crates/c/examples/workers.cc $$flags -o target/c/workers && \
+	c++ -Wall -Wextra -Werror crates/c/examples/messages.cc $$flags -o target/c/messages && \
+	for example in transfer workers messages; do LD_LIBRARY_PATH=target/c/lib target/c/$$example || exit 1; done
 
 test-python: $(STAMP)
 	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/maturin develop --quiet --locked --manifest-path crates/py/Cargo.toml

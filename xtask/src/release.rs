@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::workspace::{Metadata, run};
-use crate::{book, deps, homes, layers, links, package, tidy, words};
+use crate::{book, deps, figures, homes, layers, links, package, tidy, words};
 
 /// The commit whose checks and tests all passed, as `make test` notes it.
 const TESTED: &str = "target/.tested";
@@ -197,6 +197,7 @@ fn house() -> Result<String> {
         words::check,
         homes::check,
         deps::check,
+        figures::check,
         links::check,
     ];
     let mut told = Vec::new();

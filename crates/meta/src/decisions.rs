@@ -13,11 +13,9 @@ use crate::evict::{Explanation, Slot};
 use crate::master::Master;
 use crate::offload::{Cause, OffloadStart};
 
-/// Decisions of each kind that are kept between two looks.
+/// Decisions of each kind that are kept between two looks, and in all.
 pub(crate) const KEPT_A_LOOK: u32 = 16;
-/// Decisions that are kept in all: those of one look of every kind.
-const KEPT_MAX: usize = KEPT_A_LOOK as usize * KINDS;
-const KINDS: usize = 4;
+const KINDS: usize = 5;
 
 /// One decision about one object.
 #[derive(Clone, Debug, PartialEq)]
@@ -116,17 +114,18 @@ pub enum PromotionRefusal {
 pub(crate) enum Kind {
     Eviction,
     Offload,
+    OffloadRefusal,
     Promotion,
     PromotionRefusal,
 }
 
-/// The ring of decisions, and how many more it takes.
+/// The latest decisions, and how many more are kept.
 #[derive(Default)]
 pub(crate) struct Decisions {
     made: u64,
     /// How many of each kind are kept until the next look.
     left: [u32; KINDS],
-    latest: VecDeque<Decision>,
+    latest: [VecDeque<Decision>; KINDS],
     /// Why what is evicted now has to go.
     pub(crate) cause: EvictionCause,
 }
@@ -141,17 +140,20 @@ impl Decisions {
         kept
     }
 
-    fn keep(&mut self, decision: Decision) {
-        if self.latest.len() == KEPT_MAX {
-            self.latest.pop_front();
+    fn keep(&mut self, kind: Kind, decision: Decision) {
+        let latest = &mut self.latest[kind as usize];
+        if latest.len() == KEPT_A_LOOK as usize {
+            latest.pop_front();
         }
-        self.latest.push_back(decision);
+        latest.push_back(decision);
     }
 
     /// The latest, the oldest first. The next ones are kept from now on.
     fn look(&mut self) -> Vec<Decision> {
         self.left = [KEPT_A_LOOK; KINDS];
-        self.latest.iter().cloned().collect()
+        let mut latest: Vec<Decision> = self.latest.iter().flatten().cloned().collect();
+        latest.sort_unstable_by_key(|decision| decision.number);
+        latest
     }
 }
 
@@ -165,12 +167,12 @@ impl Master {
     /// Notes that a replica is offloaded or promoted, before anything is changed by it.
     pub(crate) fn decided(&mut self, now: Instant, id: ReplicaId, kind: Kind, choice: Choice) {
         if self.decisions.count(kind) {
-            self.keep_decision(now, id, choice);
+            self.keep_decision(now, id, kind, choice);
         }
     }
 
     #[cold]
-    fn keep_decision(&mut self, now: Instant, id: ReplicaId, choice: Choice) {
+    fn keep_decision(&mut self, now: Instant, id: ReplicaId, kind: Kind, choice: Choice) {
         let replica = *self.catalog.replica(id);
         let object = replica.object().expect("decisions are about objects");
         let object = self.catalog.object(object);
@@ -186,17 +188,21 @@ impl Master {
             choice,
             rating: segment.policy.explain(now, Slot(replica.slot)),
         };
-        self.decisions.keep(decision);
+        self.decisions.keep(kind, decision);
     }
 
     /// Notes the eviction of a replica.
     pub(crate) fn decided_to_evict(&mut self, now: Instant, id: ReplicaId) {
         if self.decisions.count(Kind::Eviction) {
+            // What is on a node without a link may be there again.
+            let object = self.catalog.replica(id).object();
+            let object = object.expect("decisions are about objects");
+            let mut all = self.catalog.replicas(object);
             let choice = Choice::Evicted {
                 cause: self.decisions.cause,
-                last: !self.is_clean(id),
+                last: all.all(|(other, _)| other == id),
             };
-            self.keep_decision(now, id, choice);
+            self.keep_decision(now, id, Kind::Eviction, choice);
         }
     }
 
@@ -214,7 +220,8 @@ impl Master {
             OffloadStart::TooLong => OffloadRefusal::TooLong,
             OffloadStart::NotWorth => OffloadRefusal::NotWorth,
         };
-        self.decided(now, id, Kind::Offload, Choice::NotOffloaded(refusal));
+        let choice = Choice::NotOffloaded(refusal);
+        self.decided(now, id, Kind::OffloadRefusal, choice);
     }
 
     /// Notes that an object on SSD is not promoted.
@@ -232,7 +239,8 @@ impl Master {
         };
         let source = self.catalog.replicas(id).find_map(on_disk);
         if let Some(source) = source {
-            self.keep_decision(now, source, Choice::NotPromoted(refusal));
+            let choice = Choice::NotPromoted(refusal);
+            self.keep_decision(now, source, Kind::PromotionRefusal, choice);
         }
     }
 }

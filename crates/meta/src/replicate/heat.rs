@@ -1,6 +1,6 @@
 //! How often objects are read from memory: each in a window of its own that its first read begins.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 use slackwater_base::{Instant, Map};
@@ -15,8 +15,8 @@ pub(super) struct Heat {
     of: Map<ObjectId, Reads>,
     /// Objects by the beginning of a window of theirs. What was begun anew or rests since is not what it was here.
     windows: VecDeque<(Instant, ObjectId)>,
-    /// The same by the ends of rests.
-    rests: VecDeque<(Instant, ObjectId)>,
+    /// The same by the ends of rests, which are not equally long.
+    rests: BTreeSet<(Instant, ObjectId)>,
 }
 
 struct Reads {
@@ -37,7 +37,7 @@ impl Heat {
             limit,
             of: Map::default(),
             windows: VecDeque::new(),
-            rests: VecDeque::new(),
+            rests: BTreeSet::new(),
         }
     }
 
@@ -80,7 +80,7 @@ impl Heat {
         if !self.of.contains_key(&id) && self.of.len() >= self.limit && !self.make_room() {
             return;
         }
-        self.rests.push_back((until, id));
+        self.rests.insert((until, id));
         self.of.insert(
             id,
             Reads {
@@ -94,14 +94,13 @@ impl Heat {
     }
 
     fn forget(&mut self, now: Instant) {
-        let over = |at: &mut (Instant, ObjectId), time: Duration| at.0 + time <= now;
+        let window = self.window;
         for _ in 0..FORGOTTEN_EACH {
-            let window = self.window;
-            if let Some((since, id)) = self.windows.pop_front_if(|at| over(at, window)) {
+            if let Some((since, id)) = self.windows.pop_front_if(|at| at.0 + window <= now) {
                 self.end_window(since, id);
             }
-            if let Some((until, id)) = self.rests.pop_front_if(|at| over(at, Duration::ZERO)) {
-                self.end_rest(until, id);
+            if self.rests.first().is_some_and(|(until, _)| *until <= now) {
+                self.end_first_rest();
             }
         }
     }
@@ -114,13 +113,14 @@ impl Heat {
             }
         }
         while self.rests.len() > 2 * self.limit {
-            if let Some((until, id)) = self.rests.pop_front() {
-                self.end_rest(until, id);
-            }
+            self.end_first_rest();
         }
     }
 
-    fn end_rest(&mut self, until: Instant, id: ObjectId) {
+    fn end_first_rest(&mut self) {
+        let Some((until, id)) = self.rests.pop_first() else {
+            return;
+        };
         let rested = |reads: &Reads| reads.rests_until == until && reads.reads == 0;
         if self.of.get(&id).is_some_and(rested) {
             self.of.remove(&id);
@@ -197,6 +197,18 @@ mod tests {
         resting.rest(ObjectId(1), FIRST, at(1000));
         assert_eq!(resting.read(at(1), ObjectId(2), FIRST), None);
         assert_eq!(resting.read(at(1000), ObjectId(2), FIRST), Some(1));
+    }
+
+    /// Rests of 30 s waited for the end of one of 60 s that had begun before. The table was full of what rested no more, and
+    /// nothing else was counted.
+    #[test]
+    fn a_short_rest_ends_before_a_long_one_that_began_earlier() {
+        let mut heat = Heat::new(WINDOW, 2);
+        heat.rest(ObjectId(1), FIRST, at(160));
+        heat.rest(ObjectId(2), FIRST, at(131));
+        assert_eq!(heat.read(at(130), ObjectId(3), FIRST), None);
+        assert_eq!(heat.read(at(131), ObjectId(3), FIRST), Some(1));
+        assert_eq!(heat.read(at(132), ObjectId(1), FIRST), Some(0));
     }
 
     /// One object whose windows begin again and again must not fill the queue.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use slackwater_meta::evict::PolicyKind;
 use slackwater_meta::{
-    Choice, Eviction, EvictionCause, MasterConfig, Offload, OffloadCause, OffloadMode,
+    Choice, Eviction, EvictionCause, Input, MasterConfig, Offload, OffloadCause, OffloadMode,
     OffloadRefusal, OnHit, Promotion, PromotionCause, PromotionRefusal, Tenancy,
 };
 use slackwater_wire::*;
@@ -61,13 +61,13 @@ fn nothing_is_kept_before_somebody_looks_and_a_few_of_each_kind_between_looks() 
     assert_eq!((first.segment, first.tier), (MEMORY, SegmentKind::Memory));
     assert_eq!((first.bytes, first.at), (BLOCK, world.now));
     assert!(first.tenant.is_default());
-    // However often somebody looks, the latest of one kind take no more than the room of all kinds.
+    // However often somebody looks, the latest of one kind take no more than their own room.
     for n in 300..2000 {
         world.put(&format!("k{n}"), BLOCK);
         world.master.decisions();
     }
     let (latest, _) = world.master.decisions();
-    assert_eq!(latest.len(), 4 * KEPT_A_LOOK);
+    assert_eq!(latest.len(), KEPT_A_LOOK);
     assert!(latest.windows(2).all(|two| two[0].number < two[1].number));
 }
 
@@ -268,4 +268,51 @@ fn promotions_name_the_reads_and_the_gate() {
         last,
         Some(("a".to_owned(), refused(PromotionRefusal::Watermark)))
     );
+}
+
+/// An eviction said that a value was gone when its other replica was at a node without a link, and the value was there again a
+/// moment later.
+#[test]
+fn a_value_with_a_replica_at_a_node_that_is_away_is_not_gone() {
+    let mut world = World::memory(config(OffloadMode::Off), 20 * BLOCK);
+    let other = NodeId(2);
+    world.mount(other, SegmentId(20), SegmentKind::Memory, 20 * BLOCK);
+    let two = PutConfig {
+        replicas: 2,
+        ..PutConfig::default()
+    };
+    world.put_with("two", BLOCK, two);
+    world.pass(seconds(60));
+    world.input(Input::NodeAway(other));
+    world.master.decisions();
+    fill(&mut world, 20);
+    let all = told(&mut world);
+    let first = (all[0].0.as_str(), all[0].1);
+    assert_eq!(first, ("two", evicted(EvictionCause::Room, false)));
+    assert_eq!(all[1].1, evicted(EvictionCause::Room, true));
+}
+
+/// Values that went to SSD and those that were refused for it shared their places: where every offload was refused, none that
+/// was made was told of.
+#[test]
+fn refused_offloads_leave_room_for_those_that_are_made() {
+    let config = MasterConfig {
+        offload: Offload {
+            mode: OffloadMode::Eager,
+            queue_limit: 1,
+            ..Offload::default()
+        },
+        ..config(OffloadMode::Eager)
+    };
+    let mut world = World::tiers(config, 64 * BLOCK, 1024 * BLOCK);
+    world.put("busy", BLOCK);
+    world.master.decisions();
+    for name in 0..KEPT_A_LOOK + 4 {
+        world.put(&format!("k{name}"), BLOCK);
+    }
+    offload_all(&mut world);
+    world.put("made", BLOCK);
+    let all = told(&mut world);
+    let made = all.iter().find(|it| matches!(it.1, Choice::Offloaded(_)));
+    assert!(made.is_some(), "{all:?}");
 }

@@ -44,7 +44,7 @@ impl MasterShell {
                 epoch,
                 result: result.map(Box::new),
             };
-            deferred.reply([body::encode(&left).expect("the state of a job is short")]);
+            deferred.reply([body::encode(&left).expect("the state of a job of one node is short")]);
         };
         let ((node, life), later) = match begun {
             Ok(begun) => begun,
@@ -64,7 +64,8 @@ impl MasterShell {
                 if let Some(shell) = this.upgrade() {
                     shell.members.leaves(node, life);
                 }
-                answer(left.map_err(|error| error.code()).and_then(state));
+                let left = left.map_err(|error| error.code()).and_then(state);
+                answer(left.map(|state| of_node(node, state)));
             });
         if let Err(error) = waits {
             tracing::error!(%error, "no thread waits for a node that leaves");
@@ -104,10 +105,78 @@ impl MasterShell {
     }
 }
 
+/// What a node is told of the drain that it leaves with. One of an operator may name so many others that no message of this
+/// kind has room for them.
+fn of_node(node: NodeId, state: JobState) -> JobState {
+    let disks = matches!(state.spec.work, JobWork::Drain { disks: true, .. });
+    let work = JobWork::Drain {
+        places: vec![node.to_string()],
+        targets: Vec::new(),
+        disks,
+    };
+    JobState {
+        spec: JobSpec { work, ..state.spec },
+        ..state
+    }
+}
+
 fn state(reply: Reply) -> Result<JobState, ErrorCode> {
     match reply {
         Reply::Job(state) => Ok(*state),
         Reply::Failed(code) => Err(code),
         _ => Err(ErrorCode::InternalError),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use slackwater_wire::{Epoch, JobId, JobStatus, Key};
+
+    use super::*;
+
+    /// A node left with the drain of an operator that named a thousand nodes. The answer was too long for a message, and the
+    /// master's thread ended by a panic; the node waited for an answer that never came.
+    #[test]
+    fn a_node_is_told_of_a_drain_with_many_long_names() {
+        let key = Key::new(&[0xff; 1024]).unwrap();
+        let state = JobState {
+            job: JobId(7),
+            spec: JobSpec {
+                work: JobWork::Drain {
+                    places: vec!["a".repeat(260); 1024],
+                    targets: vec!["b".repeat(260); 1024],
+                    disks: true,
+                },
+                concurrency: 3,
+                bytes_per_second: Some(9),
+                time: None,
+            },
+            status: JobStatus::Failed,
+            age: Duration::from_secs(1),
+            unchanged: Duration::ZERO,
+            active: 0,
+            done: 5,
+            done_bytes: 6,
+            failed: 8,
+            left_bytes: 7,
+            errors: vec![(key, ErrorCode::NoAvailableHandle); 8],
+        };
+        let told = of_node(NodeId(300), state.clone());
+        let work = JobWork::Drain {
+            places: vec!["300".to_owned()],
+            targets: Vec::new(),
+            disks: true,
+        };
+        let spec = JobSpec {
+            work,
+            ..state.spec.clone()
+        };
+        let result = Ok(Box::new(told.clone()));
+        assert_eq!(told, JobState { spec, ..state });
+        let left = NodeLeft {
+            epoch: Epoch(1),
+            result,
+        };
+        assert!(body::encode(&left).is_ok());
     }
 }

@@ -55,6 +55,8 @@ async fn drain(
         bytes_per_second: asked.bytes_per_second,
         time: None,
     };
+    let check = spec.work.check();
+    check.map_err(|error| Failure::argument(error.to_string()))?;
     let state = call(source, |source| source.start_job(spec)).await??;
     let job = state.job.to_string();
     Ok(Json(

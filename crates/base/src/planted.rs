@@ -56,6 +56,16 @@ pub enum Planted {
     FailedCopyKeepsRoom,
     /// A drain does not wait for puts that are under way.
     DrainForgetsPuts,
+    /// What was lost with a node in the middle of its drain does not count as failed.
+    LossInDrainForgotten,
+    /// A drain does not look again at a segment that was lost and is back.
+    ReturnedNotSwept,
+    /// A drain succeeds although a node of it is gone and may come back.
+    MissingCountsAsDrained,
+    /// A segment that is mounted again after its drain passes for drained, whatever came back with it.
+    ReturnedCountsAsDrained,
+    /// The first drain of a segment decides what becomes of it, not the last.
+    FirstDrainDecides,
     /// Two tenants that use the same key share one object.
     TenantsShareKeys,
     /// The reader takes bytes without comparing their checksum.
@@ -191,6 +201,11 @@ impl Planted {
         Self::JobNotNoted,
         Self::FailedCopyKeepsRoom,
         Self::DrainForgetsPuts,
+        Self::LossInDrainForgotten,
+        Self::ReturnedNotSwept,
+        Self::MissingCountsAsDrained,
+        Self::ReturnedCountsAsDrained,
+        Self::FirstDrainDecides,
     ];
 
     /// Other bugs of the node's shell, which the simulator does not run: its own tests must catch them.

@@ -105,6 +105,7 @@ pub(crate) fn cp(arguments: &Cp) -> Result<u8> {
         key: Key::new(arguments.key.as_bytes())?,
         targets: arguments.to.clone(),
     };
+    work.check()?;
     run(&client, &call, plain(work), arguments.connection.json)
 }
 
@@ -131,6 +132,7 @@ pub(crate) fn drain(arguments: &Drain) -> Result<u8> {
         bytes_per_second: arguments.rate.map(|rate| rate.0),
         time: arguments.within,
     };
+    spec.work.check()?;
     if !arguments.no_wait {
         return run(&client, &call, spec, arguments.connection.json);
     }

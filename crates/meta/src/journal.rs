@@ -51,6 +51,8 @@ pub struct KeptJob {
     pub state: JobState,
     /// The segments that it empties, in the lives of their nodes.
     pub drained: Vec<(SegmentId, Incarnation)>,
+    /// Whether it was cancelled, so that they take new values.
+    pub released: bool,
 }
 
 /// Versions that are dead wherever a node still has them.

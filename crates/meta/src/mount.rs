@@ -46,7 +46,7 @@ impl Master {
         self.show(mount.node);
         let generations = self.numbers.generations_above(mount.generations);
         let mut segment = Segment::new(mount, granule, generations, policy);
-        segment.draining = self.drained_before(mount.segment, mount.incarnation);
+        segment.draining = self.drained_before(mount);
         self.segments.add(segment);
         self.drain_again(mount.segment, mount.incarnation);
         self.capacity_changed();

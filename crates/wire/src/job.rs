@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use slackwater_base::Checksum;
+use thiserror::Error;
 
 use crate::{
     DiskEntry, ErrorCode, ExtentRef, JobId, Key, NodeId, ReplicaAt, Tenant, TicketId,
@@ -65,6 +66,40 @@ pub enum JobWork {
         #[serde(default)]
         disks: bool,
     },
+}
+
+/// A job names more places than it may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error(
+    "{places} places in one list of a job, which names {} at most: begin several jobs",
+    JobWork::PLACES_MAX
+)]
+pub struct TooManyPlaces {
+    /// Places in the list.
+    pub places: usize,
+}
+
+impl JobWork {
+    /// Most places in a list of them.
+    pub const PLACES_MAX: usize = 1024;
+
+    /// Whether no list of places is too long.
+    ///
+    /// # Errors
+    /// The longest list, where it is.
+    pub fn check(&self) -> Result<(), TooManyPlaces> {
+        let places = match self {
+            Self::Copy { targets, .. } => targets.len(),
+            Self::Move { .. } => 0,
+            Self::Drain {
+                places, targets, ..
+            } => places.len().max(targets.len()),
+        };
+        match places <= Self::PLACES_MAX {
+            true => Ok(()),
+            false => Err(TooManyPlaces { places }),
+        }
+    }
 }
 
 /// How far a job is.

@@ -27,7 +27,7 @@ pub use error::{Class, ErrorCode};
 pub use id::{
     ClientId, Epoch, GuardId, Incarnation, JobId, NodeId, OperationId, SegmentId, TicketId, Version,
 };
-pub use job::{CopyTask, JobSpec, JobState, JobStatus, JobWork};
+pub use job::{CopyTask, JobSpec, JobState, JobStatus, JobWork, TooManyPlaces};
 pub use key::{Key, KeyError, Tenant, TenantError};
 pub use name::{NodeName, NodeNameError};
 pub use numbered::{Numbered, NumberedReceiver, NumberedSender, OutOfStep};

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use slackwater_base::{Instant, Planted, planted};
 use slackwater_wire::{
-    Draining, ErrorCode, Incarnation, JobId, JobStatus, JobWork, Key, SegmentId, Version,
+    Draining, ErrorCode, Incarnation, JobId, JobSpec, JobStatus, JobWork, Mount, SegmentId,
+    SegmentKind, Version,
 };
 
 use super::start::Plan;
@@ -23,15 +24,23 @@ impl Master {
             return;
         }
         if let (Some(state), Some(job)) = (self.job_state(now, id), self.jobs.all.get(&id)) {
-            let drained = job.drained.clone();
-            let kept = KeptJob { state, drained };
+            let kept = KeptJob {
+                state,
+                drained: job.drained.clone(),
+                released: job.released,
+            };
             self.notes.note(|| Note::Job(Box::new(kept)));
         }
     }
 
     /// Takes in the jobs of an earlier master. Their times begin anew.
     pub(crate) fn restore_jobs(&mut self, now: Instant, kept: BTreeMap<JobId, KeptJob>) {
-        for (id, KeptJob { state, drained }) in kept {
+        for (id, kept) in kept {
+            let KeptJob {
+                state,
+                drained,
+                released,
+            } = kept;
             self.numbers.start_above(Version(id.0));
             let unplanned = !state.status.is_over();
             if let Some(time) = state.spec.time.filter(|_| unplanned) {
@@ -47,6 +56,7 @@ impl Master {
                 sweep: Sweep::default(),
                 targets: Arc::default(),
                 drained,
+                released,
                 restored: true,
                 unplanned,
                 active: 0,
@@ -64,21 +74,80 @@ impl Master {
 
     /// Whether a segment that is mounted is being drained, or was, before it was lost or under an earlier master. With a new
     /// life of its node that is over.
-    pub(crate) fn drained_before(&self, segment: SegmentId, life: Incarnation) -> Draining {
-        let mut found = Draining::No;
-        let jobs = self.jobs.all.values();
-        for job in jobs.filter(|job| job.drained.contains(&(segment, life))) {
-            match job.status {
-                JobStatus::Running | JobStatus::Failed => return Draining::Running,
-                JobStatus::Succeeded => found = Draining::Done,
-                JobStatus::Cancelled => {}
+    pub(crate) fn drained_before(&mut self, mount: &Mount) -> Draining {
+        let place = (mount.segment, mount.incarnation);
+        let last = self.jobs.last_drain_of(&place);
+        match last.filter(|(_, job)| !job.released) {
+            None => Draining::No,
+            // Records stay where they are when they are drained.
+            Some((_, job)) if job.status == JobStatus::Succeeded => match mount.kind {
+                SegmentKind::Disk => Draining::Done,
+                SegmentKind::Memory if planted(Planted::ReturnedCountsAsDrained) => Draining::Done,
+                SegmentKind::Memory => {
+                    self.jobs.returned.insert(place);
+                    self.unsettled.jobs();
+                    Draining::Running
+                }
+            },
+            Some(_) => Draining::Running,
+        }
+    }
+
+    /// Segments that were drained are mounted again, and their nodes have told what they hold: where that is anything, it is
+    /// drained again.
+    pub(super) fn drain_returned(&mut self, now: Instant) {
+        let returned = std::mem::take(&mut self.jobs.returned);
+        for place in returned {
+            let Some(index) = self.mounted(&place) else {
+                continue;
+            };
+            let segment = self.segments.at(index);
+            if segment.announcing {
+                self.jobs.returned.insert(place);
+                continue;
+            }
+            let last = self.jobs.last_drain_of(&place);
+            let stands = |job: &Job| job.status == JobStatus::Succeeded && !job.released;
+            let Some((_, last)) = last.filter(|(_, job)| stands(job)) else {
+                // Another drain has begun meanwhile.
+                continue;
+            };
+            if segment.used() == 0 {
+                self.segments.at_mut(index).draining = Draining::Done;
+                continue;
+            }
+            let targets = match &last.spec.work {
+                JobWork::Drain { targets, .. } => targets.clone(),
+                JobWork::Copy { .. } | JobWork::Move { .. } => Vec::new(),
+            };
+            let name = segment.name.clone();
+            // Where it went before may be gone.
+            let named = self.plan_for(vec![place.0], &targets);
+            let (plan, targets) = match named {
+                Ok(plan) => (Ok(plan), targets),
+                Err(_) => (self.plan_for(vec![place.0], &[]), Vec::new()),
+            };
+            if let Ok(plan) = plan {
+                let spec = JobSpec {
+                    work: JobWork::Drain {
+                        places: vec![name],
+                        targets,
+                        disks: false,
+                    },
+                    concurrency: 0,
+                    bytes_per_second: None,
+                    time: None,
+                };
+                self.begin_job(now, spec, plan);
             }
         }
-        found
     }
 
     /// A segment is mounted: a drain that it was lost to looks through it from the beginning.
     pub(crate) fn drain_again(&mut self, segment: SegmentId, life: Incarnation) {
+        if planted(Planted::ReturnedNotSwept) {
+            return;
+        }
         let drains = self.jobs.all.values_mut();
         let running = drains.filter(|job| !job.status.is_over() && !job.unplanned);
         for job in running.filter(|job| job.drained.contains(&(segment, life))) {
@@ -102,19 +171,21 @@ impl Master {
                 let known = |id: &SegmentId| plan.drained.contains(id);
                 let drained = job.drained.iter().map(|(segment, _)| *segment);
                 let missing: Vec<SegmentId> = drained.filter(|id| !known(id)).collect();
-                for segment in missing {
-                    // It may come back as full as it was.
-                    if let Ok(name) = Key::new(format!("segment {segment}").as_bytes()) {
-                        job.note(name, ErrorCode::SegmentNotFound);
-                    }
-                }
+                // They may come back as full as they were.
+                let missing = missing.into_iter();
+                missing.for_each(|id| job.note_segment(id, ErrorCode::SegmentNotFound));
                 job.queue = plan.units;
                 job.sweep.segments = plan.drained.into();
                 job.targets = plan.targets;
             }
             Err(code) => {
-                if let JobWork::Copy { key, .. } | JobWork::Move { key, .. } = &job.spec.work {
-                    job.note(key.clone(), code);
+                match job.spec.work.clone() {
+                    JobWork::Copy { key, .. } | JobWork::Move { key, .. } => job.note(key, code),
+                    JobWork::Drain { .. } => {
+                        let drained = job.drained.clone();
+                        let drained = drained.into_iter();
+                        drained.for_each(|(id, _)| job.note_segment(id, code));
+                    }
                 }
                 self.end_job(now, id, JobStatus::Failed);
             }

@@ -3,11 +3,11 @@
 //! A job is cut into units, one object each. A unit that is begun holds a replica as its source, has an extent at its target,
 //! and is carried by the target's node; it ends once. A job knows segments by their ids, so that one may go away under it.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use slackwater_base::Instant;
+use slackwater_base::{Instant, Planted, planted};
 use slackwater_wire::{
     ErrorCode, Incarnation, JobId, JobSpec, JobState, JobStatus, JobWork, Key, Reply, SegmentId,
     SegmentKind, TicketId, Version,
@@ -33,6 +33,8 @@ pub(crate) struct Jobs {
     copies: BTreeMap<TicketId, Copying>,
     /// Replicas on segments that are drained and that cannot go yet: their drain looks at them again when that changes.
     awaited: BTreeMap<ReplicaId, Awaiting>,
+    /// Segments that were mounted again after a drain of them had succeeded: something may have come back with them.
+    returned: BTreeSet<(SegmentId, Incarnation)>,
 }
 
 /// What waits for a change of a replica.
@@ -56,8 +58,10 @@ struct Job {
     sweep: Sweep,
     /// Where a drain may carry what it finds; empty for any memory.
     targets: Arc<[SegmentId]>,
-    /// The segments that a drain empties, in the lives of their nodes, until it is cancelled.
+    /// The segments that a drain empties, in the lives of their nodes.
     drained: Vec<(SegmentId, Incarnation)>,
+    /// It was cancelled: what it drained takes new values again, if no later drain is there.
+    released: bool,
     /// It was begun by an earlier master.
     restored: bool,
     /// It waits for nodes to tell what they hold.
@@ -134,10 +138,13 @@ struct Copying {
     staged: ReplicaId,
 }
 
-/// Jobs that may be under way at a time, and as many that are over are remembered.
+/// Drains that may be under way at a time, and as many that are over are remembered; the same of copies and moves, which
+/// clients begin: those leave the room of drains alone.
 const JOBS_MAX: usize = 1024;
-/// Values that are carried at a time for one job when nothing else is asked for, at most, and for all jobs.
-const CONCURRENCY: (u32, u32, usize) = (4, 64, 256);
+/// Values that are carried at a time for one job when nothing else is asked for, and at most.
+const CONCURRENCY: (u32, u32) = (4, 64);
+/// Values that are carried at a time for all jobs, and so many before copies and moves begin no others.
+const CARRIED_MAX: (usize, usize) = (256, 192);
 /// Jobs that one answer tells of.
 pub(crate) const JOBS_LISTED: usize = 64;
 /// How often a unit is tried.
@@ -155,16 +162,27 @@ const STEP: usize = 256;
 
 impl Job {
     fn concurrency(&self) -> usize {
-        let (usual, most, _) = CONCURRENCY;
+        let (usual, most) = CONCURRENCY;
         match self.spec.concurrency {
             0 => usual as usize,
             asked => asked.min(most) as usize,
         }
     }
 
+    fn is_drain(&self) -> bool {
+        matches!(self.spec.work, JobWork::Drain { .. })
+    }
+
     fn waits(&self, caller: &Caller) -> bool {
         let mut waiters = self.waiters.iter();
         waiters.any(|it| it.client == caller.client && it.operation == caller.operation)
+    }
+
+    /// A segment of a drain could not be emptied.
+    fn note_segment(&mut self, segment: SegmentId, code: ErrorCode) {
+        if let Ok(name) = Key::new(format!("segment {segment}").as_bytes()) {
+            self.note(name, code);
+        }
     }
 
     fn note(&mut self, key: Key, code: ErrorCode) {
@@ -214,23 +232,55 @@ impl Jobs {
         }
     }
 
-    /// Forgets the oldest that are over, beyond as many as are remembered; says which.
-    fn prune(&mut self) -> Vec<JobId> {
-        let over = self.all.iter().filter(|(_, job)| job.status.is_over());
-        let mut over: Vec<JobId> = over.map(|(id, _)| *id).collect();
+    /// Forgets the drains that were over first, or the others, beyond as many as are remembered; says which.
+    fn prune(&mut self, drains: bool) -> Vec<JobId> {
+        let of_kind = |job: &Job| job.status.is_over() && job.is_drain() == drains;
+        let over = self.all.iter().filter(|(_, job)| of_kind(job));
+        let mut over: Vec<(Instant, JobId)> = over.map(|(id, job)| (job.changed, *id)).collect();
+        over.sort_unstable();
         over.truncate(over.len().saturating_sub(JOBS_MAX));
-        over.iter().for_each(|id| drop(self.all.remove(id)));
-        over
+        let forgotten: Vec<JobId> = over.into_iter().map(|(_, id)| id).collect();
+        forgotten.iter().for_each(|id| drop(self.all.remove(id)));
+        forgotten
+    }
+
+    /// Whether another job of a kind may begin.
+    fn has_room(&self, drain: bool) -> bool {
+        let running = self.all.values().filter(|job| !job.status.is_over());
+        running.filter(|job| job.is_drain() == drain).count() < JOBS_MAX
+    }
+
+    /// The latest drain of a segment in a life of its node, which says whether that takes new values.
+    fn last_drain_of(&self, place: &(SegmentId, Incarnation)) -> Option<(JobId, &Job)> {
+        let mut drains = self
+            .all
+            .iter()
+            .filter(|(_, job)| job.drained.contains(place));
+        let found = match planted(Planted::FirstDrainDecides) {
+            true => drains.next(),
+            false => drains.next_back(),
+        };
+        found.map(|(id, job)| (*id, job))
     }
 }
 
 impl Master {
-    /// How far the latest jobs are, so many at most, the oldest first.
+    /// How far the latest jobs are, so many at most, the oldest first. Half of the places are for drains, where there are as many.
     #[must_use]
     pub fn job_states(&self, now: Instant, most: usize) -> Vec<JobState> {
-        let all = &self.jobs.all;
-        let ids = all.keys().skip(all.len().saturating_sub(most));
-        ids.filter_map(|id| self.job_state(now, *id)).collect()
+        let latest = |drains: bool, most: usize| {
+            let all = self.jobs.all.iter().rev();
+            let of_kind = all.filter(move |(_, job)| job.is_drain() == drains);
+            of_kind.map(|(id, _)| *id).take(most).collect::<Vec<_>>()
+        };
+        let tasks = latest(false, most);
+        let drains = latest(true, most - tasks.len().min(most / 2));
+        let mut ids = drains;
+        ids.extend(tasks.into_iter().take(most - ids.len()));
+        ids.sort_unstable();
+        ids.into_iter()
+            .filter_map(|id| self.job_state(now, id))
+            .collect()
     }
 
     fn job_state(&self, now: Instant, id: JobId) -> Option<JobState> {
@@ -242,8 +292,7 @@ impl Master {
         let left = drained.into_iter().filter_map(|id| {
             let segment = self.segments.at(self.segments.find(id)?);
             // A node that started again is drained no more.
-            let place = (id, segment.incarnation);
-            let same = job.drained.is_empty() || job.drained.contains(&place);
+            let same = job.drained.contains(&(id, segment.incarnation));
             (same && segment.kind() == SegmentKind::Memory).then(|| segment.used())
         });
         Some(JobState {
@@ -301,7 +350,8 @@ impl Master {
             self.outbox.reply(caller.client, caller.operation, reply);
         }
         self.note_job(now, id);
-        for forgotten in self.jobs.prune() {
+        let drains = self.jobs.all[&id].is_drain();
+        for forgotten in self.jobs.prune(drains) {
             self.notes.note(|| Note::ForgetJob(forgotten));
         }
     }

@@ -8,7 +8,7 @@ use slackwater_wire::{
     Class, Draining, ErrorCode, JobId, JobStatus, ReplicaState, SegmentId, SegmentKind,
 };
 
-use super::{Awaiting, CONCURRENCY, Job, PAUSE, STEP, TRIES, Unit, Whose};
+use super::{Awaiting, CARRIED_MAX, Job, PAUSE, STEP, TRIES, Unit, Whose};
 use crate::catalog::{ObjectId, ReplicaId, SegmentIndex};
 use crate::master::{Due, Master};
 use crate::offload::{Cause, OffloadStart};
@@ -32,9 +32,12 @@ enum Begun {
 impl Master {
     /// Begins what may be begun, a limited number in each step.
     pub(crate) fn work_on_jobs(&mut self, now: Instant) {
+        self.drain_returned(now);
         let running = self.jobs.all.iter();
         let running = running.filter(|(_, job)| !job.status.is_over());
-        let running: Vec<JobId> = running.map(|(id, _)| *id).collect();
+        let mut running: Vec<JobId> = running.map(|(id, _)| *id).collect();
+        // Drains do not wait for what clients have begun.
+        running.sort_by_key(|id| !self.jobs.all[id].is_drain());
         let mut left = STEP;
         for id in running {
             self.work_on_job(now, id, &mut left);
@@ -53,8 +56,11 @@ impl Master {
             self.plan_again(now, id);
         }
         while *left > 0 && !self.jobs.all[&id].status.is_over() {
-            let (_, _, all) = CONCURRENCY;
             let job = &self.jobs.all[&id];
+            let all = match job.is_drain() {
+                true => CARRIED_MAX.0,
+                false => CARRIED_MAX.1,
+            };
             let busy = job.active + job.offloading >= job.concurrency();
             if busy || self.jobs.copies.len() >= all || job.awaits_node {
                 // The end of a copy or of an offload, or the node, goes on.
@@ -112,7 +118,9 @@ impl Master {
 
     /// There is nothing to be begun now: the job is over, or waits for something.
     fn rest_job(&mut self, now: Instant, id: JobId) {
-        let job = &self.jobs.all[&id];
+        let Some(job) = self.jobs.all.get_mut(&id) else {
+            return;
+        };
         if let Some(at) = job.queue.iter().map(|unit| unit.not_before).min() {
             return self.work_later(at);
         }
@@ -120,22 +128,25 @@ impl Master {
         if job.active > 0 || awaits || !job.sweep.segments.is_empty() {
             return;
         }
-        let status = if job.failed == 0 {
-            JobStatus::Succeeded
-        } else {
-            JobStatus::Failed
-        };
-        if status == JobStatus::Succeeded {
-            let drained = job.drained.iter().filter_map(|place| self.mounted(place));
-            let drained: Vec<SegmentIndex> = drained.collect();
-            for index in drained {
-                let segment = self.segments.at_mut(index);
-                if segment.draining == Draining::Running {
-                    segment.draining = Draining::Done;
-                }
-            }
+        // What was lost with another life of its node was counted then.
+        let all = job.failed == 0 && !planted(Planted::MissingCountsAsDrained);
+        let missing = job.drained.iter().filter(|_| all);
+        let missing = missing.map(|(segment, _)| *segment);
+        let missing: Vec<SegmentId> = missing
+            .filter(|id| self.segments.find(*id).is_none())
+            .collect();
+        // They may come back as full as they were.
+        let missing = missing.into_iter();
+        missing.for_each(|id| job.note_segment(id, ErrorCode::SegmentNotFound));
+        if job.failed > 0 {
+            return self.end_job(now, id, JobStatus::Failed);
         }
-        self.end_job(now, id, status);
+        let drained = job.drained.clone();
+        let drained: Vec<SegmentIndex> = drained.iter().filter_map(|it| self.mounted(it)).collect();
+        for index in drained {
+            self.segments.at_mut(index).draining = Draining::Done;
+        }
+        self.end_job(now, id, JobStatus::Succeeded);
     }
 
     fn work_later(&mut self, at: Instant) {
@@ -423,7 +434,7 @@ impl Master {
         let mut running = running.filter(|job| !job.status.is_over());
         let drains = |job: &&mut Job| job.drained.contains(&place);
         let record = self.catalog.object(object);
-        if record.has_replicas() {
+        if record.has_replicas() || planted(Planted::LossInDrainForgotten) {
             return;
         }
         if let Some(job) = running.find(drains) {

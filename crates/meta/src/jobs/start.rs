@@ -9,7 +9,7 @@ use slackwater_wire::{
     SegmentId, SegmentKind, Tenant,
 };
 
-use super::{JOBS_MAX, Job, Sweep, Unit};
+use super::{Job, Sweep, Unit};
 use crate::budget::Budget;
 use crate::catalog::{ObjectId, SegmentIndex};
 use crate::master::{Due, Master};
@@ -24,15 +24,23 @@ pub(super) struct Plan {
 
 impl Master {
     pub(crate) fn start_job(&mut self, now: Instant, spec: JobSpec) -> Reply {
-        let running = self.jobs.all.values();
-        let running = running.filter(|job| !job.status.is_over()).count();
-        if running >= JOBS_MAX {
+        if spec.work.check().is_err() {
+            return Reply::Failed(ErrorCode::InvalidParams);
+        }
+        let drain = matches!(spec.work, JobWork::Drain { .. });
+        if !self.jobs.has_room(drain) {
             return Reply::Failed(ErrorCode::TaskPendingLimitExceeded);
         }
-        let plan = match self.plan_job(&spec) {
-            Ok(plan) => plan,
-            Err(code) => return Reply::Failed(code),
-        };
+        match self.plan_job(&spec) {
+            Ok(plan) => {
+                let id = self.begin_job(now, spec, plan);
+                self.query_job(now, id)
+            }
+            Err(code) => Reply::Failed(code),
+        }
+    }
+
+    pub(super) fn begin_job(&mut self, now: Instant, spec: JobSpec, plan: Plan) -> JobId {
         // Numbers of versions are never given again, by no later master either.
         let id = JobId(self.numbers.version().0);
         for segment in &plan.drained {
@@ -49,6 +57,7 @@ impl Master {
         };
         let job = Job {
             drained: plan.drained.iter().filter_map(life).collect(),
+            released: false,
             restored: false,
             unplanned: false,
             budget: Budget::new(spec.bytes_per_second),
@@ -74,27 +83,25 @@ impl Master {
         self.jobs.all.insert(id, job);
         self.note_job(now, id);
         self.unsettled.jobs();
-        self.query_job(now, id)
+        id
     }
 
     pub(crate) fn cancel_job(&mut self, now: Instant, id: JobId) -> Reply {
         let Some(job) = self.jobs.all.get_mut(&id) else {
             return Reply::Failed(ErrorCode::JobNotFound);
         };
-        let drained = std::mem::take(&mut job.drained);
-        let over = job.status.is_over();
-        match over {
+        job.released = true;
+        let drained = job.drained.clone();
+        match job.status.is_over() {
             true => self.note_job(now, id),
             false => self.end_job(now, id, JobStatus::Cancelled),
         }
-        // Another drain may be at a segment that this one has emptied before.
-        let busy = self.drained_now();
-        let mounted = drained.iter().filter_map(|place| self.mounted(place));
-        let mounted: Vec<SegmentIndex> = mounted.collect();
-        for index in mounted {
-            let segment = self.segments.at_mut(index);
-            if !busy.contains(&segment.id) {
-                segment.draining = Draining::No;
+        for place in drained {
+            // A later drain may be at a segment that this one has emptied before.
+            let last = self.jobs.last_drain_of(&place);
+            let is_last = last.is_some_and(|(last, _)| last == id);
+            if let Some(index) = self.mounted(&place).filter(|_| is_last) {
+                self.segments.at_mut(index).draining = Draining::No;
                 self.unsettled.room();
             }
         }
@@ -113,7 +120,10 @@ impl Master {
                     return Err(ErrorCode::InvalidParams);
                 }
                 let to = targets.iter().map(|target| self.target(target));
-                let to: Vec<Arc<[SegmentId]>> = to.collect::<Result<_, _>>()?;
+                let mut to: Vec<Arc<[SegmentId]>> = to.collect::<Result<_, _>>()?;
+                // A place may be named twice, also by its number and its name.
+                let mut named = BTreeSet::new();
+                to.retain(|to| named.insert(Arc::clone(to)));
                 let units = to.into_iter().map(|to| self.unit(object, key, None, to));
                 Ok(Plan {
                     units: units.collect(),

@@ -31,6 +31,8 @@ const DEBTS: TableDefinition<'_, Owed<'_>, u64> = TableDefinition::new("debts");
 const JOBS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("jobs");
 /// The segments that jobs empty, and the lives of their nodes.
 const DRAINED: TableDefinition<'_, (u64, u32), u64> = TableDefinition::new("drained");
+/// Jobs that were cancelled, so that these segments take new values.
+const RELEASED: TableDefinition<'_, u64, bool> = TableDefinition::new("released");
 
 /// A node, a tenant, one of the kinds below, and the hash of a key or a pattern.
 type Owed<'a> = (u32, &'a str, u8, &'a [u8]);
@@ -82,6 +84,7 @@ impl JournalFile {
             file.open_table(FORGOT)?;
             file.open_table(JOBS)?;
             file.open_table(DRAINED)?;
+            file.open_table(RELEASED)?;
             file.commit()?;
             let kept = read(&database)?;
             Ok((database, kept))
@@ -105,7 +108,11 @@ impl JournalFile {
                 let mut nodes = file.open_table(NODES)?;
                 let mut quotas = file.open_table(QUOTAS)?;
                 let mut debts = file.open_table(DEBTS)?;
-                let mut jobs = (file.open_table(JOBS)?, file.open_table(DRAINED)?);
+                let mut jobs = JobTables {
+                    states: file.open_table(JOBS)?,
+                    drained: file.open_table(DRAINED)?,
+                    released: file.open_table(RELEASED)?,
+                };
                 for note in notes {
                     match note {
                         Note::Node { node, ssd } => _ = nodes.insert(node.0, ssd)?,
@@ -139,23 +146,31 @@ impl JournalFile {
 }
 
 /// The tables of jobs.
-type JobTables<'a> = (Table<'a, u64, &'static [u8]>, Table<'a, (u64, u32), u64>);
+struct JobTables<'a> {
+    states: Table<'a, u64, &'static [u8]>,
+    drained: Table<'a, (u64, u32), u64>,
+    released: Table<'a, u64, bool>,
+}
 
 fn keep_job(tables: &mut JobTables<'_>, kept: &KeptJob) -> Result<(), redb::Error> {
     let job = kept.state.job;
     forget_job(tables, job)?;
     let state = Reply::Job(Box::new(kept.state.clone()));
     let state = body::encode(&state).expect("the state of a job is short");
-    let (jobs, drained) = tables;
-    jobs.insert(job.0, state.as_slice())?;
+    tables.states.insert(job.0, state.as_slice())?;
     for (segment, life) in &kept.drained {
-        drained.insert((job.0, segment.0), life.0)?;
+        tables.drained.insert((job.0, segment.0), life.0)?;
+    }
+    if kept.released {
+        tables.released.insert(job.0, true)?;
     }
     Ok(())
 }
 
-fn forget_job((jobs, drained): &mut JobTables<'_>, job: JobId) -> Result<(), redb::Error> {
-    jobs.remove(job.0)?;
+fn forget_job(tables: &mut JobTables<'_>, job: JobId) -> Result<(), redb::Error> {
+    tables.states.remove(job.0)?;
+    tables.released.remove(job.0)?;
+    let drained = &mut tables.drained;
     drained.retain_in((job.0, 0)..=(job.0, u32::MAX), |_, _| false)?;
     Ok(())
 }
@@ -226,10 +241,12 @@ fn read(database: &Database) -> Result<Result<Journaled, &'static str>, redb::Er
         let Ok(Reply::Job(state)) = body::decode(state.value()) else {
             return Ok(Err("it has a job that cannot be one"));
         };
-        let drained = Vec::new();
-        let state = *state;
-        let job = JobId(job.value());
-        kept.jobs.insert(job, KeptJob { state, drained });
+        let kept_job = KeptJob {
+            state: *state,
+            drained: Vec::new(),
+            released: false,
+        };
+        kept.jobs.insert(JobId(job.value()), kept_job);
     }
     for row in file.open_table(DRAINED)?.iter()? {
         let (of, life) = row?;
@@ -237,6 +254,12 @@ fn read(database: &Database) -> Result<Result<Journaled, &'static str>, redb::Er
         if let Some(job) = kept.jobs.get_mut(&JobId(job)) {
             let segment = (SegmentId(segment), Incarnation(life.value()));
             job.drained.push(segment);
+        }
+    }
+    for row in file.open_table(RELEASED)?.iter()? {
+        let (job, released) = row?;
+        if let Some(job) = kept.jobs.get_mut(&JobId(job.value())) {
+            job.released = released.value();
         }
     }
     Ok(Ok(kept))
@@ -441,8 +464,11 @@ mod tests {
         };
         let segments = 0..rng.below(3) as u32;
         let drained = segments.map(|it| (SegmentId(it), Incarnation(rng.below(9))));
-        let drained = drained.collect();
-        KeptJob { state, drained }
+        KeptJob {
+            state,
+            drained: drained.collect(),
+            released: rng.below(2) == 0,
+        }
     }
 
     #[test]

@@ -153,6 +153,10 @@ impl Pool {
             return;
         }
         let open = self.open.swap_remove(at);
+        // A client that does not wait for its bytes gets an answer that they are not there.
+        if self.rng.below(8) > 0 {
+            open.all.iter().for_each(|extent| self.land_at(extent));
+        }
         // The nodes look at the bytes before the master decides.
         for extent in &open.all {
             let node = &mut self.nodes[(extent.segment.0 >> 1) as usize];

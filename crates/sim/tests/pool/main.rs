@@ -9,6 +9,7 @@ mod client;
 mod jobs;
 mod links;
 mod node;
+mod verdicts;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -23,6 +24,7 @@ use carries::Carries;
 use client::{Asked, Open};
 use jobs::{Jobs, Judged, READER, WATCHER, number};
 use node::{Down, Link, Node, Up};
+use verdicts::Succeeded;
 
 const GRANULE: u64 = 4096;
 const GRANULES: u64 = 64;
@@ -126,6 +128,7 @@ impl Pool {
         self.master = Master::new(config, self.epoch);
         self.master.start_above(Version(self.epoch << 20));
         self.master.restore(self.now, self.journal.clone());
+        self.doom_ended();
         self.members.clear();
         self.nodes.iter_mut().for_each(|node| node.link = None);
         self.carries.unask_all();
@@ -234,23 +237,25 @@ impl Pool {
         let node = self.rng.below(self.nodes.len() as u64) as usize;
         match self.rng.below(134) {
             0..14 => self.put(key),
-            14..34 => self.write(),
+            14..34 => (0..3).for_each(|_| self.write()),
             34..40 => self.land(node),
             40..52 => self.get(key),
             52..58 => self.remove(key),
             58..86 => (0..8).for_each(|_| self.deliver(node)),
             86..90 => self.connect(node),
             90 | 91 => self.cut(node),
+            92 if self.rng.below(8) == 0 => self.lose_drained(node),
             93..94 => self.restart(),
             94 if self.rng.below(4) == 0 => self.kill(node),
             96..100 => self.begin_job(),
-            100 | 101 => self.cancel_job(),
-            102..118 => self.carry_any(),
+            100..103 => self.cancel_job(),
+            103..118 => self.carry_any(),
             118..130 => self.land(node),
-            95 => {
-                let seconds = [1, 1, 1, 15, 15, 700][self.rng.below(6) as usize];
-                self.pass(Duration::from_secs(seconds));
-            }
+            95 => match self.rng.below(6) {
+                0..3 => self.pass(Duration::from_secs(1)),
+                3..5 => self.pass(Duration::from_secs(15)),
+                _ => self.wait_without(node),
+            },
             _ => {
                 let pause = self.rng.below(50);
                 self.pass(Duration::from_millis(pause));
@@ -260,21 +265,27 @@ impl Pool {
 
     /// The bytes of a write land, whatever has happened since it began.
     fn land(&mut self, node: usize) {
-        let node = &mut self.nodes[node];
-        if let Some((access, extent, stamp)) = node.writes.pop() {
-            let first = (extent.offset / GRANULE) as usize;
-            let count = (extent.bytes / GRANULE) as usize;
-            node.stamps[first..first + count].fill(stamp);
-            node.end_access(access);
+        let writes = self.nodes[node].writes.len();
+        if writes > 0 {
+            self.nodes[node].land(writes - 1);
         }
+    }
+
+    /// The same, of the write to an extent.
+    fn land_at(&mut self, extent: &ExtentRef) {
+        let node = &mut self.nodes[(extent.segment.0 >> 1) as usize];
+        let at = node.writes.iter().position(|(_, to, _)| to == extent);
+        at.into_iter().for_each(|at| node.land(at));
     }
 
     fn pass(&mut self, time: Duration) {
         let end = self.now + time;
         while let Some(at) = self.master.next_deadline().filter(|at| *at <= end) {
             self.now = self.now.max(at);
+            let at_risk = self.at_risk();
             let mut out = Vec::new();
             self.master.on_deadline(self.now, &mut out);
+            self.doom_given_up(at_risk);
             self.outputs(out);
             self.members.retain(|node, _| {
                 let linked = self.nodes[*node as usize].link.is_some();
@@ -282,6 +293,18 @@ impl Pool {
             });
         }
         self.now = end;
+    }
+
+    /// A node is without a link until it is given up; the others go on.
+    fn wait_without(&mut self, node: usize) {
+        if self.rng.below(4) > 0 {
+            self.cut(node);
+        }
+        for _ in 0..70 {
+            self.pass(Duration::from_secs(10));
+            (0..self.nodes.len()).for_each(|at| self.exchange(at));
+            self.carry_all();
+        }
     }
 
     /// Everything that can happen without a new request happens.
@@ -295,23 +318,22 @@ impl Pool {
             while !self.nodes[at].writes.is_empty() {
                 self.land(at);
             }
-            self.nodes[at].speak(self.now);
-            while let Some(message) = self.nodes[at]
-                .link
-                .as_mut()
-                .and_then(|it| it.up.pop_front())
-            {
-                self.arrived_up(at, message);
-            }
-            while let Some(message) = self.nodes[at]
-                .link
-                .as_mut()
-                .and_then(|it| it.down.pop_front())
-            {
-                self.arrived_down(at, message);
-            }
+            self.exchange(at);
         }
         self.carry_all();
+    }
+
+    /// What is on the link of a node arrives.
+    fn exchange(&mut self, at: usize) {
+        self.nodes[at].speak(self.now);
+        let link = |pool: &mut Self| pool.nodes[at].link.as_mut().map(|it| it.up.pop_front());
+        while let Some(Some(message)) = link(self) {
+            self.arrived_up(at, message);
+        }
+        let link = |pool: &mut Self| pool.nodes[at].link.as_mut().map(|it| it.down.pop_front());
+        while let Some(Some(message)) = link(self) {
+            self.arrived_down(at, message);
+        }
     }
 
     fn found(&mut self) -> BTreeMap<u64, u64> {
@@ -319,8 +341,8 @@ impl Pool {
         (0..KEYS).filter_map(|key| version(self, key)).collect()
     }
 
-    /// Runs a seed; how many reads hit.
-    fn run(seed: u64) -> u64 {
+    /// Runs a seed; how many reads hit, and which jobs did what they say.
+    fn run(seed: u64) -> (u64, Succeeded) {
         let mut pool = Self::new(seed);
         for step in 0..STEPS {
             pool.step();
@@ -348,6 +370,7 @@ impl Pool {
             books.segments.iter().all(|it| it.quarantined == 0),
             "{books:?}"
         );
+        pool.drain_in_peace();
         let before = pool.found();
         pool.asked.clear();
         pool.restart();
@@ -362,8 +385,9 @@ impl Pool {
         }
         pool.master.check_books().expect("the books balance");
         assert!(pool.journal.debts.is_empty(), "{:?}", pool.journal);
+        pool.judge_all();
         pool.judge_end();
-        pool.hits
+        (pool.hits, pool.jobs.succeeded)
     }
 }
 
@@ -382,14 +406,27 @@ fn first_failure(seeds: std::ops::Range<u64>, bug: Option<Planted>) -> Option<(u
 #[test]
 fn what_is_acknowledged_holds_over_restarts_of_the_master() {
     let middle = SEEDS.start + (SEEDS.end - SEEDS.start) / 2;
-    let hits: u64 = std::thread::scope(|scope| {
-        let run = |seeds: std::ops::Range<u64>| -> u64 { seeds.map(Pool::run).sum() };
+    let add =
+        |one: (u64, Succeeded), other: (u64, Succeeded)| (one.0 + other.0, one.1.and(other.1));
+    let (hits, jobs) = std::thread::scope(|scope| {
+        let run = move |seeds: std::ops::Range<u64>| {
+            let none = (0, Succeeded::default());
+            seeds.map(Pool::run).fold(none, add)
+        };
         let other = scope.spawn(move || run(SEEDS.start..middle));
-        run(middle..SEEDS.end) + other.join().expect("no seed fails")
+        add(run(middle..SEEDS.end), other.join().expect("no seed fails"))
     });
-    assert!(
-        hits > 2 * (SEEDS.end - SEEDS.start),
-        "{hits} hits: it plays too little"
+    let seeds = SEEDS.end - SEEDS.start;
+    let enough = [
+        hits > 2 * seeds,
+        jobs.copies > seeds / 10,
+        jobs.moves > seeds / 20,
+        jobs.drains > seeds,
+        jobs.again > seeds / 500,
+    ];
+    assert_eq!(
+        enough, [true; 5],
+        "{hits} hits, {jobs:?}: it plays too little"
     );
 }
 

@@ -97,6 +97,15 @@ impl Node {
         }
     }
 
+    /// The bytes of a write are there.
+    pub(super) fn land(&mut self, write: usize) {
+        let (access, extent, stamp) = self.writes.remove(write);
+        let first = (extent.offset / GRANULE) as usize;
+        let count = (extent.bytes / GRANULE) as usize;
+        self.stamps[first..first + count].fill(stamp);
+        self.end_access(access);
+    }
+
     pub(super) fn end_access(&mut self, access: AccessId) -> bool {
         let mut out = Vec::new();
         let live = self.agent.end_access(access, &mut out);

@@ -9,8 +9,8 @@ use slackwater_wire::*;
 use super::*;
 
 /// A master with a journal, and three nodes that live on without it.
-struct Pool {
-    world: World,
+pub(super) struct Pool {
+    pub(super) world: World,
     journal: Journaled,
     /// What nodes were told that they hold.
     told: Vec<Published>,
@@ -20,7 +20,7 @@ struct Pool {
 }
 
 impl Pool {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let lives = [NODE, SECOND, THIRD].map(|node| (node, 1));
         let mut pool = Self {
             world: World::new(config()),
@@ -58,7 +58,7 @@ impl Pool {
         }
     }
 
-    fn announce_all(&mut self, held: &[Published]) {
+    pub(super) fn announce_all(&mut self, held: &[Published]) {
         for (node, life) in self.lives.clone() {
             let segment = segment_of(node);
             let of_it = |it: &&Published| {
@@ -74,7 +74,7 @@ impl Pool {
     }
 
     /// What the master noted is durable.
-    fn keep(&mut self) {
+    pub(super) fn keep(&mut self) {
         let notes = self.world.master.take_notes();
         notes.iter().for_each(|note| self.journal.apply(note));
     }
@@ -102,7 +102,7 @@ impl Pool {
     }
 
     /// The master dies, with what it noted since the last time or without. Its nodes have yet to announce this.
-    fn restart(&mut self) -> Vec<Published> {
+    pub(super) fn restart(&mut self) -> Vec<Published> {
         let held = self.held();
         self.restarts += 1;
         self.begin_master(self.journal.clone());
@@ -110,13 +110,13 @@ impl Pool {
         held
     }
 
-    fn draining(&self) -> Draining {
+    pub(super) fn draining(&self) -> Draining {
         let segments = self.world.master.segments();
         let first = segments.iter().find(|it| it.node == NODE);
         first.expect("mounted").draining
     }
 
-    fn put_all(&mut self, names: std::ops::Range<u32>) {
+    pub(super) fn put_all(&mut self, names: std::ops::Range<u32>) {
         names.for_each(|at| _ = self.world.put_at(&format!("k{at}"), BLOCK, "segment-1"));
     }
 }

@@ -1,7 +1,9 @@
 //! Copies, moves and drains: what they carry, what they leave, and what ends them.
 
+mod again;
 mod kept;
 mod review;
+mod room;
 
 use std::time::Duration;
 

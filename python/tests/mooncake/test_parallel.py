@@ -394,6 +394,16 @@ def test_a_put_beside_a_tensor_of_another_cut_is_refused(torch: Any, player: cal
     assert put(["k", "l"], [tensor] * 2, [cut(0, 2, 1)] * 2) == [-705, 0]
 
 
+def test_a_put_of_a_new_tensor_holds_nothing_in_place(torch: Any, player: calls.Player) -> None:
+    """Its manifest was read again, and therefore stayed when all was removed: for the time of a lease the tensor could not be put
+    in another cut."""
+    store, tensor = player.store, torch.from_numpy(matrix())
+    for size in (2, 3, 6):
+        assert store.put_tensor_with_parallelism("k", tensor, cut(0, size, 1)) == 0
+        assert store.put_tensor_with_parallelism("w", tensor, writer_partition=axis(0, size, 1)) == 0
+        assert store.remove_all() == 4
+
+
 class Racing:
     """A client in which another one writes the manifest just before."""
 

@@ -133,23 +133,9 @@ class ParallelTensors(Tensors):
                 codes[at] = self._no_tensor(method, error)
         if not plan.upsert:
             # Of a tensor that is there, cut in another way, the manifest stays, by which these parts are not found.
-            puts = [one for one in puts if not self._refused(one, codes)]
-        codes = self._put_pieces([piece for one in puts for piece in one.pieces], plan, codes)
-        for one in puts:
-            # Another writer may have been quicker, since the manifests were looked at.
-            if codes[one.owner] == 0:
-                self._refused(one, codes)
-        return codes
-
-    def _refused(self, put: "_Put", codes: list[int]) -> bool:
-        """Whether the manifest that is there is another one than that which is put."""
-        if put.manifest is None:
-            return False
-        there = self._raw.get_buffers([put.manifest.key])[0]
-        if there is None or bytes(memoryview(there)) == put.manifest.head:
-            return False
-        codes[put.owner] = self._other_exists("a tensor is there that is cut in another way")
-        return True
+            self._refuse_others([one.manifest for one in puts if one.manifest is not None], codes)
+            puts = [one for one in puts if not codes[one.owner]]
+        return self._put_pieces([piece for one in puts for piece in one.pieces], plan, codes)
 
     # Reading.
 

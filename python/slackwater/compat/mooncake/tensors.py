@@ -149,13 +149,23 @@ class Tensors:
         return codes
 
     def _check_beside(self, stored: "Sequence[Piece]", existing: "Sequence[Piece]", codes: list[int]) -> None:
-        """Refuses tensors of which some parts were stored and others were there, when those are of another tensor: neither
-        can be read."""
+        """Refuses tensors of which some parts were stored and others were there, or the manifest, when those are of another
+        tensor: neither can be read."""
         owners = {piece.owner for piece in stored if piece.is_part()}
         beside = [piece for piece in existing if piece.is_part() and piece.owner in owners]
-        for piece, value in zip(beside, self._raw.get_buffers([piece.key for piece in beside]), strict=True):
-            if value is not None and bytes(memoryview(value)[:HEADER_BYTES]) != piece.head and not codes[piece.owner]:
+        for piece in beside:
+            # One at a time: together they may be longer than memory.
+            value = None if codes[piece.owner] else self._raw.get_buffers([piece.key])[0]
+            if value is not None and bytes(memoryview(value)[:HEADER_BYTES]) != piece.head:
                 codes[piece.owner] = self._other_exists(f"{piece.key} is there, of another tensor")
+        self._refuse_others([piece for piece in existing if not piece.is_part()], codes)
+
+    def _refuse_others(self, manifests: "Sequence[Piece]", codes: list[int]) -> None:
+        """Refuses tensors of which the manifest that is there is another one than theirs."""
+        found = self._raw.get_buffers([piece.key for piece in manifests])
+        for piece, there in zip(manifests, found, strict=True):
+            if there is not None and bytes(memoryview(there)) != piece.head and not codes[piece.owner]:
+                codes[piece.owner] = self._other_exists("a tensor is there that is cut in another way")
 
     def _put_tensors(
         self, method: str, keys: Sequence[str], tensors: Sequence[Any], plan: Any, split: tuple[int, int] = (1, 0)

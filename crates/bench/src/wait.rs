@@ -7,6 +7,7 @@
 mod engine;
 mod report;
 
+use std::ffi::OsString;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -19,9 +20,11 @@ use thiserror::Error;
 
 use crate::machine::Machine;
 use crate::process;
+use crate::served::ServedError;
+use crate::served::waits::{self, Waits};
 use crate::usage::{Mark, median};
 use engine::Engine;
-use slackwater_report::Bound;
+use slackwater_report::{Bound, Compared};
 
 /// The strategies and loads of a run.
 #[derive(Clone, Debug)]
@@ -42,6 +45,9 @@ pub struct Options {
     pub rounds: usize,
     /// How long 64 parked waiters and an idle pool are watched; zero leaves it out.
     pub idle: Duration,
+    /// Reads of 1 MiB from a served store by the same strategies: how to start this program so that it calls
+    /// [`served::child`](crate::served::child); nothing leaves them out.
+    pub store_child: Vec<OsString>,
 }
 
 impl Default for Options {
@@ -64,6 +70,7 @@ impl Default for Options {
             run: Duration::from_millis(100),
             rounds: 21,
             idle: Duration::from_secs(10),
+            store_child: Vec::new(),
         }
     }
 }
@@ -83,6 +90,8 @@ pub struct Row {
     pub avg_us: f64,
     /// The same of the slowest hundredth.
     pub p99_us: f64,
+    /// How often all waiters together looked for what they wait for in 100 ms, where that is counted.
+    pub looks_per_100ms: Option<f64>,
 }
 
 /// Adaptive beside the others at one concurrency.
@@ -128,8 +137,12 @@ pub struct Report {
     pub machine: Machine,
     /// Threads that copied.
     pub movers: usize,
+    /// Callers that look all the time, callers that look now and then, and ours.
+    pub compared: Vec<Compared>,
     /// One row for each strategy and concurrency.
     pub rows: Vec<Row>,
+    /// The same for clients of a served store that read 1 MiB each; cores are those of the client's process.
+    pub store_rows: Vec<Row>,
     /// Adaptive beside the others.
     pub ratios: Vec<Ratios>,
     /// The idle process, if it was watched.
@@ -150,6 +163,9 @@ pub enum BenchError {
     /// The idle pool did not start.
     #[error(transparent)]
     Pool(#[from] slackwater_pool::PoolError),
+    /// The store or a client of it gave no figures.
+    #[error(transparent)]
+    Store(#[from] ServedError),
 }
 
 /// Runs the benchmark.
@@ -196,15 +212,44 @@ pub fn run(options: &Options) -> Result<Report, BenchError> {
         Some(watch_idle(options.idle)?)
     };
     let bounds = report::bounds(&ratios, idle);
+    let store_rows = store_rows(options)?;
+    let mut compared = report::compared("", &rows);
+    compared.extend(report::compared("reads of a served store, ", &store_rows));
     Ok(Report {
         bench: "wait",
         machine: Machine::detect(),
         movers: options.movers,
+        compared,
         rows,
+        store_rows,
         ratios,
         idle,
         bounds,
     })
+}
+
+/// The strategies over a served store, where a process for it can be started.
+fn store_rows(options: &Options) -> Result<Vec<Row>, BenchError> {
+    if options.store_child.is_empty() {
+        return Ok(Vec::new());
+    }
+    let rows = waits::measure(Waits {
+        child: &options.store_child,
+        strategies: &options.strategies,
+        concurrency: &options.concurrency,
+        window: options.run,
+        rounds: options.rounds,
+    })?;
+    let row = |row: waits::Waited| Row {
+        concurrency: row.concurrency,
+        strategy: row.strategy,
+        cores: row.client_cores,
+        gbps: row.gbps,
+        avg_us: row.mean_us,
+        p99_us: row.p99_us,
+        looks_per_100ms: None,
+    };
+    Ok(rows.into_iter().map(row).collect())
 }
 
 /// One strategy, once.
@@ -214,6 +259,7 @@ struct Run {
     gbps: f64,
     avg_us: f64,
     p99_us: f64,
+    looks_per_100ms: f64,
 }
 
 fn run_once(options: &Options, choice: Choice, source: &[u8], buffers: &mut [Vec<u8>]) -> Run {
@@ -230,7 +276,7 @@ fn run_once(options: &Options, choice: Choice, source: &[u8], buffers: &mut [Vec
         }
         latencies
     };
-    let (spent, served, latencies) = std::thread::scope(|threads| {
+    let (spent, served, looks, latencies) = std::thread::scope(|threads| {
         (0..options.movers).for_each(|_| drop(threads.spawn(|| engine.move_until_closed())));
         let waiters: Vec<_> = buffers
             .iter_mut()
@@ -242,9 +288,10 @@ fn run_once(options: &Options, choice: Choice, source: &[u8], buffers: &mut [Vec
             .collect();
         // The first part is warm-up for caches and for what is learned; its latencies stay in, its time and CPU do not.
         std::thread::sleep(options.run / 4);
-        let (mark, served) = (Mark::now(), engine.served());
+        let (mark, served, looks) = (Mark::now(), engine.served(), engine.looks());
         std::thread::sleep(options.run);
         let (spent, served) = (mark.spent(), engine.served() - served);
+        let looks = engine.looks() - looks;
         stop.store(true, Ordering::Relaxed);
         let waiters: Vec<_> = waiters.into_iter().map(|waiter| waiter.join()).collect();
         engine.close();
@@ -253,13 +300,14 @@ fn run_once(options: &Options, choice: Choice, source: &[u8], buffers: &mut [Vec
             let own = waiter.expect("a waiter only waits and counts");
             latencies.add(own).expect("all have the same bounds");
         }
-        (spent, served, latencies)
+        (spent, served, looks, latencies)
     });
     Run {
         cores: spent.cores(),
         gbps: (served * options.object_bytes as u64) as f64 / spent.wall.as_nanos() as f64,
         avg_us: latencies.mean() / 1e3,
         p99_us: latencies.value_at_quantile(0.99) as f64 / 1e3,
+        looks_per_100ms: looks as f64 / (10.0 * spent.wall.as_secs_f64()),
     }
 }
 
@@ -277,6 +325,7 @@ fn row(concurrency: usize, strategy: &str, runs: &[Run]) -> Row {
         gbps: middle(|run| run.gbps),
         avg_us: middle(|run| run.avg_us),
         p99_us: middle(|run| run.p99_us),
+        looks_per_100ms: Some(middle(|run| run.looks_per_100ms)),
     }
 }
 
@@ -349,7 +398,7 @@ mod tests {
     fn a_short_run_fills_every_row() {
         let options = Options {
             concurrency: vec![1, 3],
-            strategies: vec!["park".to_owned(), "adaptive".to_owned()],
+            strategies: vec!["spin".to_owned(), "park".to_owned(), "adaptive".to_owned()],
             object_bytes: 64 << 10,
             source_bytes: 1 << 20,
             run: Duration::from_millis(100),
@@ -358,7 +407,16 @@ mod tests {
             ..Options::default()
         };
         let report = run(&options).unwrap();
-        assert_eq!(report.rows.len(), 4);
+        assert_eq!(report.rows.len(), 6);
+        let looks = |strategy: &str| {
+            let mut rows = report.rows.iter();
+            let row = rows.find(|row| row.strategy == strategy && row.concurrency == 3);
+            row.and_then(|row| row.looks_per_100ms).unwrap()
+        };
+        assert!(
+            looks("spin") > 10.0 * looks("park") && looks("park") > 0.0,
+            "{report:?}"
+        );
         assert!(
             report
                 .rows
@@ -369,8 +427,8 @@ mod tests {
         assert_eq!(report.ratios.len(), 2);
         assert_eq!(
             report.bounds.len(),
-            4,
-            "three of the crowd, one of the idle process: {:?}",
+            6,
+            "two of a lone waiter, three of the crowd, one of the idle process: {:?}",
             report.bounds
         );
         let json = serde_json::to_value(&report).unwrap();
@@ -381,6 +439,7 @@ mod tests {
             "gbps",
             "avg_us",
             "p99_us",
+            "looks_per_100ms",
         ] {
             assert!(!json["rows"][0][field].is_null(), "{field}");
         }

@@ -1,10 +1,11 @@
 //! The benchmark of a served store end to end, small: every row is there and its figures make sense.
 
+use std::ffi::OsString;
 use std::time::Duration;
 
 use slackwater_base::ByteSize;
 use slackwater_bench::served::{self, Op, Options, Path, Peer};
-use slackwater_bench::transfer;
+use slackwater_bench::{transfer, wait};
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -87,4 +88,43 @@ fn main() {
         assert!(json["rows"][0].get(field).is_some(), "{field}: {json}");
     }
     assert_eq!(json["rows"][0]["path"], "tcp");
+    strategies_over_a_store(child("served"));
+}
+
+/// Clients of a served store wait by each strategy of `bench wait`, and stand in its report beside copies.
+fn strategies_over_a_store(store_child: Vec<OsString>) {
+    let strategies = ["spin", "sleep:10us", "adaptive"].map(str::to_owned);
+    let report = wait::run(&wait::Options {
+        concurrency: vec![1, 2],
+        strategies: strategies.to_vec(),
+        source_bytes: 2 << 20,
+        run: Duration::from_millis(30),
+        rounds: 1,
+        idle: Duration::ZERO,
+        store_child,
+        ..wait::Options::default()
+    })
+    .expect("loopback");
+    assert_eq!(report.store_rows.len(), 6);
+    for row in &report.store_rows {
+        assert!(
+            row.gbps > 0.0 && row.cores > 0.0 && row.avg_us > 0.0 && row.p99_us > 0.0,
+            "{row:?}"
+        );
+    }
+    let json = serde_json::to_value(&report).expect("plain figures");
+    let compared = json["compared"].as_array().expect("a list");
+    let whats: Vec<&str> = compared
+        .iter()
+        .filter_map(|row| row["what"].as_str())
+        .collect();
+    // Looks are counted in this process alone.
+    assert_eq!(whats.len(), 2 * 4 + 2 * 3, "{whats:?}");
+    assert!(whats.contains(&"reads of a served store, 2 waiters: GB/s"));
+    for row in compared {
+        assert!(
+            row["before"].is_number() && row["their_fix"].is_number(),
+            "{row}"
+        );
+    }
 }

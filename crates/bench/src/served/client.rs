@@ -76,7 +76,8 @@ pub(super) fn run(address: &str, path: Path) -> Result<(), ServedError> {
                 let (values, seconds, mut micros) = run.on(of)?;
                 let p50 = quantile(&mut micros, 0.5);
                 let p99 = quantile(&mut micros, 0.99);
-                say(&format!("ran {values} {seconds} {p50} {p99}"))?;
+                let mean = micros.iter().sum::<f64>() / micros.len().max(1) as f64;
+                say(&format!("ran {values} {seconds} {p50} {p99} {mean}"))?;
             }
             _ => return Err(wrong(&line)),
         }

@@ -5,6 +5,7 @@ mod bounds;
 mod client;
 mod incumbent;
 mod server;
+pub(crate) mod waits;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -195,6 +196,9 @@ pub enum ServedError {
     /// A call failed, or brought other bytes than were put.
     #[error("{0}")]
     Call(String),
+    /// A strategy of waiting that is none.
+    #[error(transparent)]
+    Strategy(#[from] slackwater_wait::ChoiceError),
     /// A child was started with arguments it does not know.
     #[error("unknown child arguments {0:?}")]
     Arguments(Vec<String>),
@@ -365,8 +369,10 @@ pub fn child(arguments: &[String]) -> Result<(), ServedError> {
     let unknown = || ServedError::Arguments(arguments.to_vec());
     match words[..] {
         ["server", memory] => server::run(memory.parse().map_err(|_| unknown())?),
-        ["client", address, path] => {
+        ["client", address, path, wait] => {
             let path = Path::parse(path).ok_or_else(unknown)?;
+            let choice: slackwater_wait::Choice = wait.parse()?;
+            slackwater_wait::install(choice.strategy(), None);
             client::run(address, path)
         }
         _ => Err(unknown()),
@@ -381,13 +387,30 @@ struct Ends {
 
 impl Ends {
     fn start(options: &Options, path: Path) -> Result<Self, ServedError> {
+        let (server, address) = Self::serve(options)?;
+        let client = Self::ask(options, &address, path, "adaptive")?;
+        Ok(Self { server, client })
+    }
+
+    /// A server and its address.
+    fn serve(options: &Options) -> Result<(Process, String), ServedError> {
         let (patience, memory) = (options.patience(), options.memory.0.to_string());
         let mut server = Process::start(&options.child, &["server", &memory], patience)?;
         let address = server.hear("serving")?;
-        let words = ["client", &address, path.name()];
-        let mut client = Process::start(&options.child, &words, patience)?;
+        Ok((server, address))
+    }
+
+    /// A client that waits by a strategy.
+    fn ask(
+        options: &Options,
+        address: &str,
+        path: Path,
+        wait: &str,
+    ) -> Result<Process, ServedError> {
+        let words = ["client", address, path.name(), wait];
+        let mut client = Process::start(&options.child, &words, options.patience())?;
         client.hear("ready")?;
-        Ok(Self { server, client })
+        Ok(client)
     }
 
     fn fill(&mut self, block: usize) -> Result<(), ProcessError> {
@@ -408,11 +431,12 @@ impl Ends {
         self.client.hear("begun")?;
         let (client, server) = (self.client.cpu_seconds(), self.server.cpu_seconds());
         self.client.say("go")?;
-        let [values, seconds, p50_us, p99_us] = self.client.numbers("ran")?;
+        let [values, seconds, p50_us, p99_us, mean_us] = self.client.numbers("ran")?;
         Ok(Sample {
             ops_per_s: values / seconds,
             p50_us,
             p99_us,
+            mean_us,
             client_cores: (self.client.cpu_seconds() - client) / seconds,
             node_cores: (self.server.cpu_seconds() - server) / seconds,
         })
@@ -425,6 +449,7 @@ struct Sample {
     ops_per_s: f64,
     p50_us: f64,
     p99_us: f64,
+    mean_us: f64,
     client_cores: f64,
     node_cores: f64,
 }

@@ -280,6 +280,7 @@ pub(super) fn measure_waits(options: &Options, report: &mut Report) -> Result<()
                 gbps: middle(|round| round.gbps),
                 avg_us: middle(|round| round.mean_us),
                 p99_us: middle(|round| round.p99_us),
+                looks_per_100ms: None,
             });
         }
         report

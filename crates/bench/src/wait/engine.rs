@@ -55,6 +55,12 @@ impl<'a> Engine<'a> {
         self.served.load(Ordering::Relaxed)
     }
 
+    /// How often waiters looked for the end of their copies so far: while they spun, and after each time asleep.
+    pub(super) fn looks(&self) -> u64 {
+        let counts = self.waits.counts();
+        counts.looks + counts.parks
+    }
+
     /// Fills `buffer` with an object and returns when it is there.
     pub(super) fn get(&self, object: usize, buffer: &mut [u8]) {
         let waiting = Waiting::at(&self.waits).by(&*self.strategy);

@@ -1,9 +1,17 @@
 //! What `bench wait` found, as text, page and verdicts.
 
 use super::{Idle, Ratios, Report, Row};
-use slackwater_report::{Bars, Bound, Page, Table, figure};
+use slackwater_report::{Bars, Better, Bound, Compared, Page, Table, figure};
 
-const HEADING: [&str; 6] = ["strategy", "waiters", "cores", "GB/s", "mean µs", "p99 µs"];
+const HEADING: [&str; 7] = [
+    "strategy",
+    "waiters",
+    "cores",
+    "GB/s",
+    "mean µs",
+    "p99 µs",
+    "looks/100 ms",
+];
 
 impl Report {
     /// The rows and the bounds as tables of text.
@@ -12,7 +20,8 @@ impl Report {
         let idle = self
             .idle
             .map_or_else(String::new, |idle| idle.line() + "\n");
-        self.table().text() + &idle + "\n" + &Bound::table(&self.bounds).text()
+        let tables = self.tables().map(|table| table.text() + "\n");
+        tables.concat() + &idle + "\n" + &Bound::table(&self.bounds).text()
     }
 
     /// The report as a page with charts.
@@ -43,7 +52,11 @@ impl Report {
             title: "Waiting: 1 MiB transfers by strategy".to_owned(),
             lead: self.machine.line(),
             bars,
-            tables: vec![self.table(), Bound::table(&self.bounds)],
+            tables: self
+                .tables()
+                .into_iter()
+                .chain([Bound::table(&self.bounds)])
+                .collect(),
             notes: std::iter::once(method)
                 .chain(self.idle.map(Idle::line))
                 .collect(),
@@ -86,16 +99,50 @@ impl Report {
         }
     }
 
-    fn table(&self) -> Table {
+    fn tables(&self) -> [Table; 3] {
+        [
+            Compared::table(&self.compared),
+            Self::table("Copies", &self.rows),
+            Self::table("Reads of 1 MiB from a served store", &self.store_rows),
+        ]
+    }
+
+    fn table(title: &str, rows: &[Row]) -> Table {
         let cells = |row: &Row| {
             let figures = [row.cores, row.gbps, row.avg_us, row.p99_us].map(figure);
             [row.strategy.clone(), row.concurrency.to_string()]
                 .into_iter()
                 .chain(figures)
+                .chain([row.looks_per_100ms.map_or_else(|| "-".to_owned(), figure)])
                 .collect()
         };
-        Table::new("Figures", &HEADING, self.rows.iter().map(cells))
+        Table::new(title, &HEADING, rows.iter().map(cells))
     }
+}
+
+/// Callers that look all the time, callers that sleep between looks, and ours, by each number of them.
+pub(super) fn compared(of: &str, rows: &[Row]) -> Vec<Compared> {
+    let mut compared = Vec::new();
+    for ours in rows.iter().filter(|row| row.strategy == "adaptive") {
+        let same = |strategy| {
+            let mut rows = rows.iter();
+            rows.find(|row| row.strategy == strategy && row.concurrency == ours.concurrency)
+        };
+        let (before, fix) = (same("spin"), same("sleep:10us"));
+        let mut row = |what: &str, better, pick: fn(&Row) -> Option<f64>| {
+            let what = format!("{of}{} waiters: {what}", ours.concurrency);
+            compared.extend(pick(ours).map(|value| {
+                Compared::new(what, better, value)
+                    .before(before.and_then(pick))
+                    .their_fix(fix.and_then(pick))
+            }));
+        };
+        row("looks in 100 ms", Better::Less, |row| row.looks_per_100ms);
+        row("cores", Better::Less, |row| Some(row.cores));
+        row("GB/s", Better::More, |row| Some(row.gbps));
+        row("mean µs", Better::Less, |row| Some(row.avg_us));
+    }
+    compared
 }
 
 /// What the figures should be.

@@ -261,6 +261,10 @@ pub(crate) struct Wait {
     #[arg(long, default_value = "10s", value_name = "TIME", value_parser = parse_duration)]
     idle: Duration,
 
+    /// Leave out the clients of a served store
+    #[arg(long)]
+    pub(super) copies_only: bool,
+
     #[command(flatten)]
     pub(super) instructions: Instructions,
 

@@ -68,7 +68,11 @@ pub(crate) fn run(scenario: &Bench) -> Result<u8> {
         }
         Bench::Wait(arguments) => {
             arguments.instructions.install()?;
-            let report = wait::run(&arguments.options())?;
+            let mut options = arguments.options();
+            if !arguments.copies_only {
+                options.store_child = ourselves("served-child")?;
+            }
+            let report = wait::run(&options)?;
             let (text, html) = (report.to_text(), Some(report.to_html()));
             Shown {
                 text,

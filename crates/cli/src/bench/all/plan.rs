@@ -36,6 +36,7 @@ pub(super) const PARTS: &[Part] = &[
             "3",
             "--idle",
             "0s",
+            "--copies-only",
         ],
         published: "Mooncake's client looked for completions 4,114,116 times in 100 ms; with a back-off that doubles up to 1 ms it \
                     looks 9 times (its change of the polling loop; one reader, a busy store).",
@@ -57,7 +58,17 @@ pub(super) const PARTS: &[Part] = &[
         title: "Thousands of links",
         words: &["mq"],
         quick: &[
-            "mq", "--links", "20", "--rates", "200", "--window", "200ms", "--rounds", "1",
+            "mq",
+            "--links",
+            "20",
+            "--rates",
+            "200",
+            "--heartbeats",
+            "off",
+            "--window",
+            "200ms",
+            "--rounds",
+            "1",
         ],
         published: "OxenMQ's poll build takes a whole core with 2,000 links and a message each millisecond; its epoll build did so from \
                     2,000 links on, and 24 % with 200.",

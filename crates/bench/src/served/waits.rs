@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{Ends, Op, Options, Path, Sample, ServedError};
 use crate::usage::median;
 
-/// Length of a value that is read.
+/// Bytes of a value that is read.
 const BLOCK: usize = 1 << 20;
 
 /// What is measured.

@@ -9,7 +9,7 @@ use crate::usage::median;
 /// Bytes of a value that is read.
 const BLOCK: usize = 1 << 20;
 
-/// What is measured.
+/// Strategies, loads and lengths of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waits<'a> {
     /// How to start this program so that it calls [`child`](super::child).

@@ -164,8 +164,8 @@ pub enum BenchError {
     #[error(transparent)]
     Pool(#[from] slackwater_pool::PoolError),
     /// The store or a client of it gave no figures.
-    #[error(transparent)]
-    Store(#[from] ServedError),
+    #[error("a served store: {0}")]
+    Store(Box<ServedError>),
 }
 
 /// Runs the benchmark.
@@ -239,7 +239,8 @@ fn store_rows(options: &Options) -> Result<Vec<Row>, BenchError> {
         concurrency: &options.concurrency,
         window: options.run,
         rounds: options.rounds,
-    })?;
+    });
+    let rows = rows.map_err(|error| BenchError::Store(Box::new(error)))?;
     let row = |row: waits::Waited| Row {
         concurrency: row.concurrency,
         strategy: row.strategy,

@@ -26,6 +26,7 @@ fn small() -> Options {
         window: Duration::from_millis(40),
         rounds: 1,
         memory_bytes: 4 << 20,
+        loops: vec![1, 3],
         python: Some("no-such-python".into()),
         child: vec![this.into(), "child".into()],
         ..Options::default()
@@ -45,6 +46,15 @@ fn rows_limits_and_waits_are_filled() {
         );
         assert!(
             row.gbps_over_limit.is_some_and(|ratio| ratio > 0.0),
+            "{row:?}"
+        );
+    }
+    let loops: Vec<_> = report.loops.iter().map(|row| (row.loops, row.op)).collect();
+    let [read, write] = [Direction::Read, Direction::Write];
+    assert_eq!(loops, [(1, read), (3, read), (1, write), (3, write)]);
+    for row in &report.loops {
+        assert!(
+            row.gbps > 1e-3 && row.p50_us <= row.p99_us && row.gbps_over_one.is_some(),
             "{row:?}"
         );
     }

@@ -34,6 +34,15 @@ pub(super) struct Contact {
     key: Option<u64>,
 }
 
+/// What an end is made of, as words of a child: what carries the bytes, where the memory is, how much of it, and the event loops, or
+/// `any` for what a user has.
+pub(super) struct Words<'a>(
+    pub(super) &'a str,
+    pub(super) &'a str,
+    pub(super) &'a str,
+    pub(super) &'a str,
+);
+
 /// One kind of load.
 #[derive(Clone, Copy)]
 struct Load {
@@ -59,14 +68,20 @@ const NO_GPU: &str = "cuda: this program was built without the feature `gpu`";
 static SITE: Site = Site::new("bench transfer");
 
 impl End {
-    fn new(carrier: &str, place: &str, bytes: usize) -> Result<Self, BenchError> {
+    fn new(&Words(carrier, place, bytes, loops): &Words<'_>) -> Result<Self, BenchError> {
         descriptor_limit();
+        let bytes = number(bytes)?;
+        let loops = (loops != "any").then(|| number(loops)).transpose()?;
         let arguments = |_| BenchError::Arguments(vec![carrier.to_owned(), place.to_owned()]);
         let (carrier, place): (Carrier, Place) = (
             carrier.parse().map_err(arguments)?,
             place.parse().map_err(arguments)?,
         );
-        let engine = engine(carrier, |config| config)?;
+        let engine = engine(carrier, |config| TcpConfig {
+            io_threads: loops.unwrap_or(config.io_threads),
+            lanes_per_peer: config.lanes_per_peer.max(loops.unwrap_or(0)),
+            ..config
+        })?;
         let memory = memory(carrier, place, bytes)?;
         let region = engine.register(RegionSpec {
             memory,
@@ -209,8 +224,8 @@ fn touch(region: &Arc<Region>, seed: usize) -> Result<(), BenchError> {
 }
 
 /// The target: memory that other processes may reach. It prints its state when asked.
-pub(super) fn serve(carrier: &str, place: &str, bytes: &str) -> Result<(), BenchError> {
-    let end = End::new(carrier, place, number(bytes)?)?;
+pub(super) fn serve(words: &Words<'_>) -> Result<(), BenchError> {
+    let end = End::new(words)?;
     let contact = Contact::of(&end.engine, &end.region)?;
     tell(&format!(
         "serving {}",
@@ -228,21 +243,16 @@ pub(super) fn serve(carrier: &str, place: &str, bytes: &str) -> Result<(), Bench
 }
 
 /// The initiator: opens a target, then moves blocks as it is told.
-pub(super) fn initiate(
-    carrier: &str,
-    place: &str,
-    bytes: &str,
-    wait: &str,
-) -> Result<(), BenchError> {
+pub(super) fn initiate(words: &Words<'_>, wait: &str) -> Result<(), BenchError> {
     let choice: Choice = wait.parse()?;
     slackwater_wait::install(choice.strategy(), None);
-    let end = Arc::new(End::new(carrier, place, number(bytes)?)?);
+    let end = Arc::new(End::new(words)?);
     let mut open: Option<Target> = None;
     tell("ready")?;
     let mut orders = orders();
     while let Some(order) = orders.next() {
-        let words: Vec<&str> = order.iter().map(String::as_str).collect();
-        match (&words[..], open) {
+        let said: Vec<&str> = order.iter().map(String::as_str).collect();
+        match (&said[..], open) {
             (["open", contact], previous) => {
                 if let Some(previous) = previous {
                     end.engine.forget(previous.peer);
@@ -250,7 +260,7 @@ pub(super) fn initiate(
                 let contact: Contact = serde_json::from_str(contact)
                     .map_err(|error| BenchError::Transfer(error.to_string()))?;
                 let target = contact.open(&end.engine)?;
-                check(&end, target, place == Place::Cpu.name())?;
+                check(&end, target, words.1 == Place::Cpu.name())?;
                 open = Some(target);
                 tell("opened")?;
             }

@@ -45,8 +45,18 @@ impl Pair {
         carrier: Carrier,
         wait: &str,
     ) -> Result<Self, BenchError> {
-        let target = start_target(options, carrier)?;
-        let initiator = start_initiator(options, carrier, wait)?;
+        Self::with_loops(options, carrier, wait, None)
+    }
+
+    /// With so many event loops at both ends instead of what a user has.
+    pub(super) fn with_loops(
+        options: &Options,
+        carrier: Carrier,
+        wait: &str,
+        loops: Option<usize>,
+    ) -> Result<Self, BenchError> {
+        let target = start_target(options, carrier, loops)?;
+        let initiator = start_initiator(options, carrier, wait, loops)?;
         let mut pair = Self { target, initiator };
         pair.open()?;
         Ok(pair)
@@ -97,9 +107,18 @@ impl Pair {
     }
 }
 
-pub(super) fn start_target(options: &Options, carrier: Carrier) -> Result<Process, BenchError> {
+/// The number of event loops as a child reads it.
+fn word(loops: Option<usize>) -> String {
+    loops.map_or_else(|| "any".to_owned(), |loops| loops.to_string())
+}
+
+pub(super) fn start_target(
+    options: &Options,
+    carrier: Carrier,
+    loops: Option<usize>,
+) -> Result<Process, BenchError> {
     let (place, bytes) = (options.place(carrier), options.memory_bytes.to_string());
-    let words = ["target", carrier.name(), place.name(), &bytes];
+    let words = ["target", carrier.name(), place.name(), &bytes, &word(loops)];
     Ok(Process::start(&options.child, &words, options.patience())?)
 }
 
@@ -107,9 +126,18 @@ pub(super) fn start_initiator(
     options: &Options,
     carrier: Carrier,
     wait: &str,
+    loops: Option<usize>,
 ) -> Result<Process, BenchError> {
     let (place, bytes) = (options.place(carrier), options.memory_bytes.to_string());
-    let words = ["initiator", carrier.name(), place.name(), &bytes, wait];
+    let loops = word(loops);
+    let words = [
+        "initiator",
+        carrier.name(),
+        place.name(),
+        &bytes,
+        &loops,
+        wait,
+    ];
     let mut initiator = Process::start(&options.child, &words, options.patience())?;
     initiator.hear("ready")?;
     Ok(initiator)

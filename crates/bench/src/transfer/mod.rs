@@ -10,6 +10,7 @@ pub(crate) mod grid;
 mod incumbent;
 mod latency;
 pub(crate) mod limits;
+mod loops;
 mod raw;
 mod report;
 mod trials;
@@ -25,6 +26,7 @@ use slackwater_transfer::EngineError;
 use slackwater_wait::ChoiceError;
 use thiserror::Error;
 
+pub use self::loops::LoopsRow;
 pub use self::report::{Latency, Limits, PeerRow, Peers, Report, Row};
 pub use self::trials::{DeadPeer, Idle, Torture};
 use crate::process::ProcessError;
@@ -87,6 +89,8 @@ pub struct Options {
     pub rounds: usize,
     /// Memory of each end, in bytes: many times the last-level cache.
     pub memory_bytes: usize,
+    /// Event loops of engines that are compared over TCP, a row each; none leaves them out.
+    pub loops: Vec<usize>,
     /// Wait strategies over the first carrier, each with every concurrency and 1 MiB reads; none leaves them out.
     pub waits: Vec<String>,
     /// Watch an engine with a thousand open connections, and send transfers to a peer that is down.
@@ -112,6 +116,7 @@ impl Default for Options {
             window: Duration::from_millis(250),
             rounds: 3,
             memory_bytes: 256 << 20,
+            loops: vec![1, 2, 4, 8, 16],
             waits: Vec::new(),
             trials: false,
             torture: 0,
@@ -185,6 +190,9 @@ impl BenchError {
 /// [`BenchError`]; a peer or a limit that this machine does not offer is a note, not an error.
 pub fn run(options: &Options) -> Result<Report, BenchError> {
     let none = |list: &[usize]| list.is_empty() || list.contains(&0);
+    if options.loops.contains(&0) {
+        return Err(BenchError::Options("an engine has one loop or more".into()));
+    }
     if none(&options.blocks) || none(&options.concurrency) || none(&options.batches) {
         return Err(BenchError::Options(
             "blocks, threads and batches are each one or more".into(),
@@ -213,6 +221,7 @@ pub fn run(options: &Options) -> Result<Report, BenchError> {
         grid::measure(options, &mut limits, &mut report)?;
         limits.finish(&mut report);
         incumbent::measure(options, &mut report)?;
+        loops::measure(options, &mut report)?;
     }
     grid::measure_waits(options, &mut report)?;
     trials::measure(options, &mut report)?;
@@ -225,6 +234,7 @@ pub fn run(options: &Options) -> Result<Report, BenchError> {
             .notes
             .push("memory of the software device: these figures say nothing of a GPU".into());
     }
+    report.compare();
     report.judge();
     Ok(report)
 }
@@ -251,8 +261,12 @@ pub fn child(arguments: &[String]) -> Result<(), BenchError> {
     match words[..] {
         ["limit-server", bytes] => raw::serve(bytes),
         ["limit-client", bytes, address, pid, start] => raw::drive(bytes, address, pid, start),
-        ["target", carrier, place, bytes] => ends::serve(carrier, place, bytes),
-        ["initiator", carrier, place, bytes, wait] => ends::initiate(carrier, place, bytes, wait),
+        ["target", carrier, place, bytes, loops] => {
+            ends::serve(&ends::Words(carrier, place, bytes, loops))
+        }
+        ["initiator", carrier, place, bytes, loops, wait] => {
+            ends::initiate(&ends::Words(carrier, place, bytes, loops), wait)
+        }
         ["crowd", count] => crowd::serve(count),
         ["holder"] => crowd::hold(),
         ["despair", address, count, timeout_ms] => crowd::despair(address, count, timeout_ms),

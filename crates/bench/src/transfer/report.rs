@@ -2,10 +2,12 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
-use super::{Carrier, DeadPeer, Direction, Idle, Place, Torture};
+use super::{Carrier, DeadPeer, Direction, Idle, LoopsRow, Place, Torture};
 use crate::machine::Machine;
 use crate::wait;
-use slackwater_report::{Axis, Bound, Chart, Line, Mark, Page, Table, Tile, Tone, Unit, figure};
+use slackwater_report::{
+    Axis, Better, Bound, Chart, Compared, Line, Mark, Page, Table, Tile, Tone, Unit, figure,
+};
 
 /// What the benchmark found.
 #[derive(Clone, Debug, Serialize)]
@@ -14,6 +16,8 @@ pub struct Report {
     pub bench: &'static str,
     /// The machine of the run.
     pub machine: Machine,
+    /// The incumbent's engine and ours, where its package is there.
+    pub compared: Vec<Compared>,
     /// One row for each mover, direction, block, concurrency and batch.
     pub rows: Vec<Row>,
     /// What the machine does without an engine.
@@ -24,6 +28,8 @@ pub struct Report {
     pub peers: Peers,
     /// What the project promises, as far as this run can tell.
     pub bounds: Vec<Bound>,
+    /// Engines with more and more event loops.
+    pub loops: Vec<LoopsRow>,
     /// The strategies of waiting, over transfers.
     pub waits: Vec<wait::Row>,
     /// Adaptive beside the others.
@@ -158,11 +164,13 @@ impl Report {
         Self {
             bench: "transfer",
             machine: Machine::detect(),
+            compared: Vec::new(),
             rows: Vec::new(),
             limits: Limits::default(),
             latency: Vec::new(),
             peers: Peers::default(),
             bounds: Vec::new(),
+            loops: Vec::new(),
             waits: Vec::new(),
             wait_ratios: Vec::new(),
             idle: None,
@@ -170,6 +178,17 @@ impl Report {
             torture: Vec::new(),
             notes: Vec::new(),
         }
+    }
+
+    /// Sets ours beside the incumbent's engine.
+    pub(super) fn compare(&mut self) {
+        let peers = self.peers.mooncake_transfer_engine.iter().flatten();
+        let row = |row: &PeerRow| {
+            let (op, threads, batch) = (row.op.name(), row.threads, row.batch);
+            let what = format!("tcp {op} of 1 MiB, {threads} threads x {batch} blocks: GB/s");
+            Compared::new(what, Better::More, row.ours_gbps).before(Some(row.gbps))
+        };
+        self.compared = peers.map(row).collect();
     }
 
     /// The report as JSON.
@@ -295,6 +314,7 @@ impl Report {
         }
         tables.extend(Latency::table(&self.latency));
         tables.extend(self.peers_table());
+        tables.extend(LoopsRow::table(&self.loops));
         tables.extend(self.waits_table());
         tables.extend(self.idle.as_ref().map(Idle::table));
         tables.extend(DeadPeer::table(&self.dead_peers));

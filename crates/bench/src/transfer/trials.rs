@@ -206,10 +206,10 @@ fn ports_in_time_wait() -> u64 {
 fn kill_targets(options: &Options, carrier: Carrier) -> Result<Torture, BenchError> {
     let mut torture = Torture::new(carrier, "target");
     let mut rng = Rng::new(1);
-    let mut initiator = start_initiator(options, carrier, "adaptive")?;
+    let mut initiator = start_initiator(options, carrier, "adaptive", None)?;
     for kill in 0..options.torture {
         let mut pair = Pair {
-            target: start_target(options, carrier)?,
+            target: start_target(options, carrier, None)?,
             initiator,
         };
         pair.open()?;
@@ -236,10 +236,10 @@ fn kill_targets(options: &Options, carrier: Carrier) -> Result<Torture, BenchErr
 fn kill_initiators(options: &Options, carrier: Carrier) -> Result<Torture, BenchError> {
     let mut torture = Torture::new(carrier, "initiator");
     let mut rng = Rng::new(2);
-    let mut target = start_target(options, carrier)?;
+    let mut target = start_target(options, carrier, None)?;
     let contact = target.hear("serving")?;
     for kill in 0..options.torture {
-        let mut initiator = start_initiator(options, carrier, "adaptive")?;
+        let mut initiator = start_initiator(options, carrier, "adaptive", None)?;
         initiator.say(&format!("open {contact}"))?;
         initiator.hear("opened")?;
         initiator.say(&format!("flood {}", direction(kill).name()))?;

@@ -367,6 +367,10 @@ pub(crate) struct Transfer {
     #[arg(long, default_value = "3", value_name = "N", value_parser = one_or_more)]
     rounds: usize,
 
+    /// Event loops of engines to compare over TCP, a row each [default: 1,2,4,8,16]
+    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = one_or_more)]
+    loops: Vec<usize>,
+
     /// A taste in a few seconds: 1 MiB and 4 KiB, 1 and 16 threads, batches of 1 and 16, one short round, no peer
     #[arg(long)]
     quick: bool,
@@ -531,7 +535,9 @@ impl Transfer {
             options.window = options.window.min(Duration::from_millis(100));
             options.rounds = 1;
             options.memory_bytes = 64 << 20;
+            options.loops = Vec::new();
         }
+        given(&mut options.loops, &self.loops);
         given(&mut options.carriers, &self.mover);
         given(&mut options.directions, &self.op);
         given(

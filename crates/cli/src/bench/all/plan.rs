@@ -20,12 +20,13 @@ pub(super) struct Part {
 
 const NOTHING: &str = "There is no published table of this.";
 
-/// All parts: first those that a table of another system belongs to.
+/// All parts: first those that a table of another system belongs to. A run takes turns once where a benchmark alone takes several: the
+/// median is that of the runs.
 pub(super) const PARTS: &[Part] = &[
     Part {
         name: "wait",
         title: "Waiting for completions",
-        words: &["wait"],
+        words: &["wait", "--rounds", "7"],
         quick: &[
             "wait",
             "--concurrency",
@@ -56,7 +57,7 @@ pub(super) const PARTS: &[Part] = &[
     Part {
         name: "mq",
         title: "Thousands of links",
-        words: &["mq"],
+        words: &["mq", "--rates", "1000", "--window", "1s", "--rounds", "1"],
         quick: &[
             "mq",
             "--links",
@@ -78,7 +79,7 @@ pub(super) const PARTS: &[Part] = &[
     Part {
         name: "pool",
         title: "Bursts of short tasks",
-        words: &["pool"],
+        words: &["pool", "--rounds", "1"],
         quick: &[
             "pool",
             "--threads",
@@ -98,7 +99,7 @@ pub(super) const PARTS: &[Part] = &[
     Part {
         name: "transfer",
         title: "Transfers",
-        words: &["transfer"],
+        words: &["transfer", "--rounds", "1"],
         quick: &["transfer", "--quick"],
         published: "Mooncake's TCP transport with several event loops went from 6.7 to 46 GB/s between two processes of one host (DRAM), and \
                     from 3.2 to 10.8 GB/s between hosts.",
@@ -108,7 +109,7 @@ pub(super) const PARTS: &[Part] = &[
     Part {
         name: "store-served",
         title: "A store in another process",
-        words: &["store", "--served"],
+        words: &["store", "--served", "--rounds", "1"],
         quick: &[
             "store",
             "--served",
@@ -129,7 +130,7 @@ pub(super) const PARTS: &[Part] = &[
     Part {
         name: "store",
         title: "A store in the process",
-        words: &["store"],
+        words: &["store", "--passes", "3"],
         quick: &[
             "store",
             "--value-bytes",
@@ -167,7 +168,7 @@ pub(super) const PARTS: &[Part] = &[
     Part {
         name: "master",
         title: "The master of a pool",
-        words: &["master"],
+        words: &["master", "--rounds", "1"],
         quick: &[
             "master",
             "--objects",
@@ -192,7 +193,7 @@ pub(super) const PARTS: &[Part] = &[
     Part {
         name: "restart",
         title: "Restart of the master",
-        words: &["restart"],
+        words: &["restart", "--rounds", "1"],
         quick: &[
             "restart",
             "--objects",

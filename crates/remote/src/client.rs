@@ -1,5 +1,6 @@
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use slackwater_base::{Instant, Map, Rng};
 use slackwater_client::{Answer, CallFlow, FlowOptions, Operations};
@@ -273,6 +274,12 @@ impl Client {
             Reply::Failed(ErrorCode::ObjectNotFound) => Ok(None),
             reply => Err(refusal(&reply)),
         }
+    }
+
+    /// How often reads asked nodes for what is on SSD only, those of one batch together.
+    #[must_use]
+    pub fn record_reads(&self) -> u64 {
+        self.0.link.record_reads.load(Ordering::Relaxed)
     }
 
     /// Sets or changes the byte quota of the tenant in `options`, which needs the right of an operator.

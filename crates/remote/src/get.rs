@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use slackwater_base::{Checksum, Instant};
@@ -233,6 +234,10 @@ impl Reading<'_, '_> {
         }
         for (place, read) in places.into_iter().zip(self.carrier.read_all(reads)) {
             outcomes[place] = read.map_err(failure);
+        }
+        if !records.is_empty() {
+            let reads = &self.carrier.link.record_reads;
+            reads.fetch_add(1, Ordering::Relaxed);
         }
         for place in records {
             outcomes[place] = self.fetch_record(&wanted[place]);

@@ -30,6 +30,8 @@ pub(crate) struct Link {
     /// How fast they send.
     paces: Arc<Mutex<Paces>>,
     value_bytes_max: AtomicU64,
+    /// How often records were asked for, those of one batch together.
+    pub(crate) record_reads: AtomicU64,
     /// The last that was heard of the server, for errors.
     last: Mutex<String>,
 }
@@ -62,6 +64,7 @@ impl Link {
             nodes: Mutex::default(),
             paces: Arc::default(),
             value_bytes_max: AtomicU64::new(u64::MAX),
+            record_reads: AtomicU64::new(0),
             last: Mutex::new("no answer came".to_owned()),
         }
     }

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from slackwater.compat.mooncake import transfer_engine_bench
 from slackwater.compat.mooncake.master import FlagError
 from slackwater.compat.mooncake.transfer_engine_bench import UNITS, Failed, Measured, Settings, Times, measure, settings
 from test_directory import Server, server
@@ -147,3 +148,32 @@ def test_memory_that_is_not_there_is_said() -> None:
     assert isinstance(given, Settings)
     with pytest.raises(Failed, match="there are no 4611686018427387904 bytes"):
         measure(given)
+
+
+def test_threads_move_blocks_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: set[tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = set()
+
+    class Engine:
+        """Notes what is moved."""
+
+        def initialize(self, *_given: str) -> int:
+            return 0
+
+        def allocate_managed_buffer(self, length: int) -> int:
+            return 1000
+
+        def get_first_buffer_address(self, peer: str) -> int:
+            return 5000
+
+        def batch_transfer_sync_write(self, peer: str, mine: list[int], theirs: list[int], lengths: list[int]) -> int:
+            moved.add((peer, tuple(mine), tuple(theirs), tuple(lengths)))
+            return 0
+
+    monkeypatch.setattr(transfer_engine_bench, "TransferEngine", Engine)
+    words = ["--segment_id=x", "--operation=write", "--threads=2", "--batch_size=3", "--block_size=10", "--duration=1"]
+    measured = measure(settings(words)[0])
+    assert moved == {
+        ("x", (1000, 1020, 1040), (5000, 5020, 5040), (10, 10, 10)),
+        ("x", (1010, 1030, 1050), (5010, 5030, 5050), (10, 10, 10)),
+    }
+    assert measured.bytes == measured.batches * 30 and sum(measured.times.counts.values()) == measured.batches

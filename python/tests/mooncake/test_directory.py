@@ -62,8 +62,10 @@ def test_engines_find_each_other_by_name(server: Server) -> None:
     assert here.get_first_buffer_address(peer) == at and here.send_probe(peer) == 0 == there.send_probe("here")
     batch = here.batch_transfer_async_read(peer, [ctypes.addressof(mine) + 10], [at], [5])
     assert batch > 0 and here.get_batch_transfer_status([batch]) == 0 and mine.raw[10:15] == b"hello"
+    odd, _ = engine_of("a b&c?d=e/é", server.url)
+    assert here.send_probe("a b&c?d=e/é") == 0 == odd.send_probe("here")
     # Names are those of the server, and no addresses.
-    for nobody in ("nobody", f"127.0.0.1:{there.get_rpc_port()}", "", "a&key=mooncake/rpc_meta/here"):
+    for nobody in ("nobody", f"127.0.0.1:{there.get_rpc_port()}", "", "localhost:12345&x=1"):
         assert here.transfer_sync_write(nobody, ctypes.addressof(mine), at, 5) == -1, nobody
         assert here.get_first_buffer_address(nobody) == 0 and here.send_probe(nobody) == -102
 

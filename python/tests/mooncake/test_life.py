@@ -259,6 +259,35 @@ def test_memory_is_lent_for_a_time(started: Starter, monkeypatch: pytest.MonkeyP
         store.close()
 
 
+def test_reads_of_an_ssd_are_counted(started: Starter, tmp_path: Path) -> None:
+    value = os.urandom(4 << 20)
+    with started("serve", f"--dir={tmp_path}", "--ssd=256MiB", "--promotion-enabled=false") as (address, _):
+        store = MooncakeDistributedStore()
+        assert store.get_offload_rpc_read_count() == 0
+        assert setup(store, address, local_buffer_size=16 << 20) == 0 == store.get_offload_rpc_read_count()
+        keys = [f"k{number}" for number in range(30)]
+        for key in keys:
+            assert store.put(key, value) == 0
+        assert store.get(keys[-1]) == value and store.get_offload_rpc_read_count() == 0
+        assert store.get_batch(keys[:2]) == [value] * 2 and store.get_offload_rpc_read_count() == 1
+        assert store.get(keys[0]) == value and store.get_offload_rpc_read_count() == 2
+        assert store.close() == 0 == store.get_offload_rpc_read_count()
+
+
+def test_an_ssd_is_not_taken_back_alone(started: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES", str(64 << 20))
+    with started("master") as (address, _):
+        store = MooncakeDistributedStore()
+        assert store.unmount_local_disk_segment() == -1
+        assert setup(store, address) == 0 == store.unmount_local_disk_segment(5) == store.close()
+        lent = {"global_segment_size": 16 << 20, "enable_ssd_offload": True, "ssd_offload_path": str(tmp_path)}
+        assert setup(store, address, **lent) == 0 and store.unmount_local_disk_segment() == -1012
+        for wrong in (-1, "1", 1.0, True):
+            with pytest.raises(TypeError):
+                store.unmount_local_disk_segment(wrong)
+        assert store.close() == 0
+
+
 def test_the_end_of_an_object_is_the_end_of_its_client(master: str) -> None:
     before = len(os.listdir("/proc/self/task"))
     for _ in range(20):

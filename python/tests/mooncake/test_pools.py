@@ -232,6 +232,7 @@ def test_pages_of_the_host() -> None:
     address = allocator.alloc(5000)
     assert address and allocator.free(address + 1) == -1
     assert allocator.free(address) == 0 and allocator.free(address) == -1
+    gc.collect()
     assert allocator.alloc(0) == 0 == allocator.alloc(-1) == allocator.alloc(1 << 62) == allocator.alloc(1 << 80)
 
 
@@ -253,14 +254,22 @@ def test_a_tensor_keeps_the_memory_that_it_is_over(torch: Any, player: calls.Pla
         pool.acquire(400, block=False)
     held = [part]
     del part
-    threading.Timer(0.05, held.clear).start()
-    with pool.acquire(400, timeout=20) as lease:
+    waiting = threading.Thread(target=lambda: held.append(pool.acquire(400)), daemon=True)
+    waiting.start()
+    waiting.join(0.1)
+    assert waiting.is_alive()
+    # The end of the last tensor is told to those who wait.
+    held.pop(0)
+    waiting.join(60)
+    assert not waiting.is_alive()
+    with held.pop() as lease:
         lease.buffer[:] = bytes(400)
         tensor = store.get_tensor_into("k", lease.ptr, 400)
     first = tensor.data_ptr() - HEADER_BYTES
     pool.close()
     assert store.register_buffer(first, 1) == 0 == store.unregister_buffer(first)
     del pool, lease
+    gc.collect()
     assert tensor.numpy().tolist() == wanted
     allocator = MooncakeHostMemAllocator()
     address = allocator.alloc(4096)

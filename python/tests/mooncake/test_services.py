@@ -198,6 +198,7 @@ def j(**fields: Any) -> bytes:
 
 
 FINE, GONE = j(status="success"), j(error="Key not found")
+GRACE = j(error="Invalid grace_period_seconds, must be a non-negative integer no greater than 3600")
 NO_SIZE = j(error="Invalid size, must be a positive integer")
 
 STORE: list[Row] = [
@@ -233,6 +234,8 @@ STORE: list[Row] = [
     ("POST", "/api/unmount", j(segment_ids=["1-2"]), 500, j(error="Unmount and free failed", code=-1)),
     ("GET", "/", b"", 404, b"404: Not Found"),
     ("GET", "/other/get/a", b"", 404, b"404: Not Found"),
+    ("POST", "/api/unmount_local_disk", j(grace_period_seconds=5), 200, j(status="success")),
+    ("POST", "/api/unmount_local_disk", j(grace_period_seconds=-1), 400, GRACE),
     ("POST", "/api/mount_shm", j(name="a"), 501, j(error="mount_shm is not supported: the memory of nodes is their own")),
 ]  # fmt: skip
 

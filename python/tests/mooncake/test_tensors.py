@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import calls
@@ -344,3 +345,31 @@ def test_calls_about_tensors_before_setup_are_refused(torch: Any, tmp_path: Path
         assert result == ([expected] if one else expected), name
         called.add(name)
     assert len(called) == 40
+
+
+class OfGpu:
+    """A tensor that says that it is in a GPU."""
+
+    def __init__(self, array: Any, kind: str = "torch.float32") -> None:
+        self.array, self.shape, self.dtype = array, array.shape, kind
+        self.device = SimpleNamespace(type="cuda")
+
+    def copy_(self, source: Any) -> None:
+        self.array[...] = source.numpy()
+
+
+def test_tensors_of_a_gpu_are_read_into(torch: Any, player: calls.Player) -> None:
+    store, zeros = player.store, numpy.zeros((4, 6), "float32")
+    assert store.put_tensor("k", torch.from_numpy(matrix())) == 0 == store.put("junk", b"junk")
+    assert store.put_tensor("scalar", torch.from_numpy(numpy.array(5, "float32"))) == 0
+    into, scalar = OfGpu(zeros.copy()), OfGpu(numpy.zeros((), "float32"))
+    assert store.get_tensor_into_cuda("k", into) == 0 and (into.array == matrix()).all()
+    assert store.get_tensor_into_cuda("scalar", scalar) == 0 and scalar.array == 5
+    on_host, untouched = torch.from_numpy(zeros), [OfGpu(zeros.copy()) for _ in range(2)]
+    given = [into, on_host, OfGpu(numpy.zeros((6, 4), "float32")), OfGpu(zeros, "torch.float64"), *untouched, 5]
+    found = ["k", "k", "k", "k", "none", "junk", "k"]
+    assert store.batch_get_tensor_into_cuda(found, given) == [0, -600, -600, -600, -704, -600, -600]
+    assert not on_host.numpy().any() and not any(one.array.any() for one in untouched)
+    assert store.batch_get_tensor_into_cuda(["k", "k"], [into]) == [-600, -600]
+    closed = MooncakeDistributedStore()
+    assert closed.batch_get_tensor_into_cuda(["k", "k"], [into, on_host]) == [-600, -600]

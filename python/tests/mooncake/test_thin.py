@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import gc
 import json
 import os
 import signal
@@ -575,5 +576,6 @@ def test_a_tensor_keeps_the_memory_of_a_thin_client(torch: Any, pool: tuple[str,
     assert store.alloc_from_mem_pool(4096) == other and ctypes.string_at(other, 4096) == bytes(4096)
     assert store.close() == 0
     del store
+    gc.collect()
     assert tensor.numpy().tolist() == wanted
     del tensor

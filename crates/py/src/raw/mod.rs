@@ -158,6 +158,12 @@ impl RawClient {
         })
     }
 
+    /// How often reads asked for what is on SSD only; 0 before the client is open and after its end.
+    fn record_reads(&self) -> u64 {
+        let session = self.open_session();
+        session.map_or(0, |session| session.client.record_reads())
+    }
+
     fn register(&self, py: Python<'_>, start: Number, bytes: Number) -> i64 {
         self.call(py, "register_buffer", |session| {
             let added = session.registered.add(Range::new(start, bytes));

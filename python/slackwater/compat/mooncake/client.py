@@ -105,6 +105,10 @@ class MooncakeDistributedStore(ParallelTensors, Segments, Tasks, Thin):
             return state if state == NOT_SUPPORTED else 1
         return 2 if self._is_alone() or self._raw.ping() < 0 else 0
 
+    def get_offload_rpc_read_count(self) -> int:
+        """How often reads of this client asked for what is on SSD only, those of one batch together; 0 before `setup`."""
+        return self._raw.record_reads()
+
     def get_hostname(self) -> str:
         """The name of this client, `host:port`; empty before `setup`."""
         return self._hostname

@@ -40,8 +40,9 @@ class MooncakeStoreService:
             ("unmount",): ("POST", self._unmount),
             **{
                 (name,): ("POST", self._missing)
-                for name in ("mount_shm", "unmount_shm", "unmount_local_disk", "reconfigure")
+                for name in ("mount_shm", "unmount_shm", "reconfigure")
             },
+            ("unmount_local_disk",): ("POST", self._unmount_local_disk),
         }
 
     def answer(self, asked: Asked) -> Answer:
@@ -107,11 +108,11 @@ class MooncakeStoreService:
         ids, grace = given.get("segment_ids"), given.get("grace_period_seconds", 0)
         if not isinstance(ids, list) or not ids or not all(isinstance(one, str) for one in ids):
             raise _BadInput("Missing segment_ids")
-        if type(grace) is not int or not 0 <= grace <= _GRACE_SECONDS_MAX:
-            raise _BadInput(
-                f"Invalid grace_period_seconds, must be a non-negative integer no greater than {_GRACE_SECONDS_MAX}"
-            )
-        return _done(self._store.unmount_and_free_segment(ids, grace), "Unmount and free failed")
+        return _done(self._store.unmount_and_free_segment(ids, _grace(grace)), "Unmount and free failed")
+
+    def _unmount_local_disk(self, asked: Asked) -> Answer:
+        grace = _grace(_fields(asked).get("grace_period_seconds", 0))
+        return _done(self._store.unmount_local_disk_segment(grace), "Unmount local disk failed")
 
     def _missing(self, asked: Asked) -> Answer:
         return Answer.json(501, error=f"{asked.path[1]} is not supported: the memory of nodes is their own")
@@ -124,6 +125,14 @@ def _fields(asked: Asked) -> dict[str, Any]:
         raise _BadInput(f"the body is not JSON: {error}") from None
     if not isinstance(given, dict):
         raise _BadInput("the body must be an object of names and values")
+    return given
+
+
+def _grace(given: Any) -> int:
+    if type(given) is not int or not 0 <= given <= _GRACE_SECONDS_MAX:
+        raise _BadInput(
+            f"Invalid grace_period_seconds, must be a non-negative integer no greater than {_GRACE_SECONDS_MAX}"
+        )
     return given
 
 

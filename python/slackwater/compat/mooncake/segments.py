@@ -75,3 +75,16 @@ class Segments:
         for node in nodes:
             self._raw.take_back(node, grace_period_seconds)
         return 0
+
+    def unmount_local_disk_segment(self, grace_period_seconds: int = 0) -> int:
+        """0 where this client lends no SSD, with a warning; -1 before `setup`. An SSD goes with the memory above it: -1012."""
+        if isinstance(grace_period_seconds, bool) or not isinstance(grace_period_seconds, int) or grace_period_seconds < 0:
+            raise TypeError(f"grace_period_seconds: expected a number of seconds, found {grace_period_seconds!r}")
+        setup = self._setup
+        if self._raw.state() or setup is None:
+            return INTERNAL_ERROR
+        if not setup.enable_ssd_offload or not setup.global_segment_size:
+            log.warning("unmount_local_disk_segment: this client lends no SSD")
+            return 0
+        log.error("unmount_local_disk_segment: the SSD goes with its memory: close the client, or `slackwater drain` its node")
+        return NOT_SUPPORTED

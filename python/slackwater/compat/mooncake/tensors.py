@@ -75,6 +75,20 @@ def tensor_of(layout: Layout, memory: Any, offset: int) -> Any:
     return flat.view(kind).reshape(shape)
 
 
+def _device_of(tensor: Any) -> str:
+    return str(getattr(getattr(tensor, "device", None), "type", "nothing"))
+
+
+def _copied_into(tensor: Any, held: Any) -> int:
+    """Copies the elements of a value to a tensor of a GPU: 0."""
+    layout = Layout.parse(bytes(memoryview(held)[:HEADER_BYTES]), len(held))
+    wanted = Layout.of(str(tensor.dtype), tuple(tensor.shape))
+    if (layout.number, layout.shape) != (wanted.number, wanted.shape):
+        raise FormatError(f"{layout.name} of {layout.shape} for a tensor of {wanted.name} and {wanted.shape}")
+    tensor.copy_(tensor_of(layout, held, HEADER_BYTES).reshape(layout.shape))
+    return 0
+
+
 def serialized(tensor: Any) -> tuple[bytes, int, int, Any]:
     """Header, address and bytes of the elements of a tensor, and what keeps them there."""
     try:
@@ -291,6 +305,26 @@ class Tensors:
             memory = None if layout is None else memory_at(pointer, read)
             tensors.append(None if layout is None else tensor_of(layout, memory, HEADER_BYTES))
         return tensors
+
+    def get_tensor_into_cuda(self, key: str, tensor: Any) -> int:
+        """Reads elements into a tensor of a GPU, of the same kind and extents: 0 or a code."""
+        return self.batch_get_tensor_into_cuda([key], [tensor])[0]
+
+    def batch_get_tensor_into_cuda(self, keys: Sequence[str], tensors_list: Sequence[Any]) -> list[int]:
+        """Reads elements into tensors of a GPU: 0 or a code for each; -600 for a tensor that is in no GPU."""
+        if len(tensors_list) != len(keys):
+            return [_INVALID_PARAMS] * len(keys)
+        codes = [self._raw.state()] * len(keys)
+        places = [at for at, tensor in enumerate(tensors_list) if _device_of(tensor) == "cuda"]
+        for at in set(range(len(keys))) - set(places):
+            error = FormatError(f"a tensor in {_device_of(tensors_list[at])}, where one in a GPU is needed")
+            codes[at] = codes[at] or self._no_tensor("get_tensor_into_cuda", error)
+        for at, read in zip(places, self._raw.read_buffers([keys[at] for at in places]), strict=True):
+            try:
+                codes[at] = read if isinstance(read, int) else _copied_into(tensors_list[at], read)
+            except FormatError as error:
+                codes[at] = self._no_tensor("get_tensor_into_cuda", error)
+        return codes
 
     # Tensors that are cut into a part for each rank.
 

@@ -154,6 +154,18 @@ pub(crate) fn status_of(state: &SegmentState) -> (u8, &'static str) {
     }
 }
 
+/// The status of segments of one name: who waits until it is drained waits for all of them, and for those of which nothing is
+/// known.
+fn status_of_all(states: &[SegmentState]) -> Option<(u8, &'static str)> {
+    states.iter().map(status_of).min()
+}
+
+/// Bytes that segments use, and that they have.
+fn bytes_of(states: &[SegmentState]) -> [u64; 2] {
+    let sum = |of: fn(&SegmentState) -> u64| states.iter().map(of).sum();
+    [sum(|it| it.used_bytes), sum(|it| it.bytes)]
+}
+
 fn percent(part: u64, whole: u64) -> f64 {
     if whole == 0 {
         0.0
@@ -162,18 +174,17 @@ fn percent(part: u64, whole: u64) -> f64 {
     }
 }
 
-/// The segment of a name.
+/// The segments of a name: nodes may share one.
 async fn named(
     source: Arc<dyn Source>,
     query: Option<&str>,
-) -> Result<(String, Option<Segment>), Failure> {
+) -> Result<(String, Vec<SegmentState>), Failure> {
     let arguments = Arguments::of(query, &["segment"])?;
     arguments.needed("segment")?;
     let name = arguments.text("segment")?.unwrap_or_default().to_owned();
     let segments = call(source, |source| source.segments()).await??;
-    let found = segments
-        .into_iter()
-        .find(|segment| segment.state.name == name);
+    let states = segments.into_iter().map(|segment| segment.state);
+    let found = states.filter(|state| state.name == name).collect();
     Ok((name, found))
 }
 
@@ -182,11 +193,11 @@ async fn query_segment(
     RawQuery(query): RawQuery,
 ) -> Result<Response, Failure> {
     let (name, found) = named(source, query.as_deref()).await?;
-    let Some(Segment { state, .. }) = found else {
+    if found.is_empty() {
         let text = format!("no segment is named {name}\n");
         return Ok((StatusCode::INTERNAL_SERVER_ERROR, plain(text, TEXT)).into_response());
-    };
-    let (used, capacity) = (state.used_bytes, state.bytes);
+    }
+    let [used, capacity] = bytes_of(&found);
     Ok(plain(
         format!("{name}\nUsed(bytes): {used}\nCapacity(bytes) : {capacity}\n"),
         TEXT,
@@ -195,7 +206,7 @@ async fn query_segment(
 
 async fn segment_status(State(source): Shared, RawQuery(query): RawQuery) -> Result<Json, Failure> {
     let (name, found) = named(source, query.as_deref()).await?;
-    let (number, status) = status_of(&found.ok_or(ErrorCode::SegmentNotFound)?.state);
+    let (number, status) = status_of_all(&found).ok_or(ErrorCode::SegmentNotFound)?;
     Ok(Json(
         json!({ "success": true, "segment": name, "status": number, "status_name": status }),
     ))
@@ -303,4 +314,45 @@ async fn kv_events() -> Json {
         "dropped_events": 0,
         "skipped_unparsed_keys": 0,
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use slackwater_wire::{NodeId, SegmentId, SegmentKind};
+
+    use super::*;
+
+    /// Of segments that share a name only the first was looked at: a tool removed nodes of which the second was still full.
+    #[test]
+    fn a_shared_name_is_as_far_as_the_last_of_its_segments() {
+        let check = |segments: &[(Presence, Draining)], expected: Option<&str>| {
+            let states: Vec<SegmentState> = segments
+                .iter()
+                .map(|(presence, draining)| SegmentState {
+                    segment: SegmentId(600),
+                    node: NodeId(300),
+                    presence: *presence,
+                    draining: *draining,
+                    name: "twins".to_owned(),
+                    kind: SegmentKind::Memory,
+                    bytes: 100,
+                    used_bytes: 7,
+                })
+                .collect();
+            let status = status_of_all(&states).map(|(_, status)| status);
+            assert_eq!(status, expected, "{segments:?}");
+            let count = states.len() as u64;
+            assert_eq!(bytes_of(&states), [7 * count, 100 * count]);
+        };
+        let ok = (Presence::Here, Draining::No);
+        let draining = (Presence::Here, Draining::Running);
+        let drained = (Presence::Here, Draining::Done);
+        let away = (Presence::Away, Draining::Done);
+        check(&[], None);
+        check(&[drained], Some("DRAINED"));
+        check(&[drained, drained], Some("DRAINED"));
+        check(&[drained, draining], Some("DRAINING"));
+        check(&[draining, ok, drained], Some("OK"));
+        check(&[drained, away], Some("UNDEFINED"));
+    }
 }

@@ -5,10 +5,10 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
-use crate::SegmentKind;
+use crate::{NodeId, SegmentKind};
 
-/// The name of a node: 1 to [`NodeName::BYTES_MAX`] visible ASCII characters without `,`, `"`, `'` and `\`, and no number,
-/// which would be taken for that of a node. It belongs to nobody: where nodes share one, it means any of them.
+/// The name of a node: 1 to [`NodeName::BYTES_MAX`] visible ASCII characters without `,`, `"`, `'` and `\`, no number, which
+/// would be taken for that of a node, and none that the segments of other nodes may have. It belongs to nobody: where nodes share one, it means any of them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NodeName(Box<str>);
 
@@ -37,10 +37,18 @@ pub enum NodeNameError {
     /// What names the node of that number.
     #[error("`{0}` names the node of that number: give the name another character")]
     Number(String),
+    /// What the segments of nodes without a name, or SSDs, are called.
+    #[error(
+        "`{0}` would be taken for a segment of another node: a node name is not memory-NUMBER or ssd-NUMBER, and does not end in \
+         /ssd"
+    )]
+    OfSegment(String),
 }
 
 /// What follows the name of a node in the name of its SSD.
 const SSD: &str = "/ssd";
+/// What the number of a node follows in the names of its memory and its SSD, if it has no name.
+const UNNAMED: (&str, &str) = ("memory-", "ssd-");
 
 impl NodeName {
     /// Longest name of a node, in bytes: a host, as name servers take it, and a port.
@@ -61,11 +69,24 @@ impl NodeName {
         }
     }
 
-    /// Whether a segment may have this name.
+    /// The name of a segment of a node that has none.
+    #[must_use]
+    pub fn of_unnamed(node: NodeId, kind: SegmentKind) -> String {
+        let (memory, disk) = UNNAMED;
+        match kind {
+            SegmentKind::Memory => format!("{memory}{node}"),
+            SegmentKind::Disk => format!("{disk}{node}"),
+        }
+    }
+
+    /// Whether a segment of a node may have this name.
     ///
     /// # Errors
-    /// When no node could have given it.
-    pub fn check_segment(name: &str, kind: SegmentKind) -> Result<(), NodeNameError> {
+    /// When the node could not have given it.
+    pub fn check_segment(name: &str, node: NodeId, kind: SegmentKind) -> Result<(), NodeNameError> {
+        if name == Self::of_unnamed(node, kind) {
+            return Ok(());
+        }
         let own = match kind {
             SegmentKind::Memory => name,
             SegmentKind::Disk => name.strip_suffix(SSD).unwrap_or(name),
@@ -95,6 +116,13 @@ impl FromStr for NodeName {
         if text.parse::<u32>().is_ok() {
             return Err(NodeNameError::Number(text.to_owned()));
         }
+        let (memory, disk) = UNNAMED;
+        let number = text
+            .strip_prefix(memory)
+            .or_else(|| text.strip_prefix(disk));
+        if text.ends_with(SSD) || number.is_some_and(|it| it.parse::<u32>().is_ok()) {
+            return Err(NodeNameError::OfSegment(text.to_owned()));
+        }
         Ok(Self(text.into()))
     }
 }
@@ -116,7 +144,10 @@ mod tests {
             "a",
             "host-1.example:12300",
             "[fe80::1%eth0]:7",
-            "memory-300",
+            "memory-",
+            "memory-300b",
+            "ssd-4294967296",
+            "a/ssd/b",
             "4294967296",
             "-1",
             &long,
@@ -135,6 +166,12 @@ mod tests {
         check(&over, "261 bytes is over the limit of 260");
         check("300", "`300` names the node of that number");
         check("+7", "`+7` names the node of that number");
+        for name in ["memory-300", "ssd-0", "a/ssd", "/ssd"] {
+            check(
+                name,
+                &format!("`{name}` would be taken for a segment of another node"),
+            );
+        }
         for (name, character) in [
             ("a b", ' '),
             ("a,b", ','),
@@ -153,18 +190,26 @@ mod tests {
         let name: NodeName = "a".repeat(260).parse().unwrap();
         for kind in [SegmentKind::Memory, SegmentKind::Disk] {
             assert_eq!(
-                NodeName::check_segment(&name.of_segment(kind), kind),
+                NodeName::check_segment(&name.of_segment(kind), NodeId(300), kind),
                 Ok(())
             );
-            assert!(NodeName::check_segment("7", kind).is_err());
+            assert!(NodeName::check_segment("7", NodeId(300), kind).is_err());
+            // A node that called its memory as that of another got its values, and was drained in its place.
+            let unnamed = NodeName::of_unnamed(NodeId(300), kind);
+            assert!(NodeName::check_segment(&unnamed, NodeId(300), kind).is_ok());
+            assert!(NodeName::check_segment(&unnamed, NodeId(301), kind).is_err());
         }
         assert_ne!(
             name.of_segment(SegmentKind::Memory),
             name.of_segment(SegmentKind::Disk)
         );
         assert!(
-            NodeName::check_segment(&name.of_segment(SegmentKind::Disk), SegmentKind::Memory)
-                .is_err()
+            NodeName::check_segment(
+                &name.of_segment(SegmentKind::Disk),
+                NodeId(300),
+                SegmentKind::Memory
+            )
+            .is_err()
         );
     }
 }

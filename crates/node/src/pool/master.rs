@@ -475,7 +475,7 @@ fn may_lend(permissions: &Permissions, hello: &NodeHello) -> Result<(), ErrorCod
             SegmentKind::Memory => own.memory,
             SegmentKind::Disk => own.disk,
         };
-        let named = NodeName::check_segment(&mount.name, mount.kind).is_ok();
+        let named = NodeName::check_segment(&mount.name, hello.node, mount.kind).is_ok();
         named && mount.node == hello.node && mount.segment == segment
     };
     let numbered = (NODES_FROM..1 << 31).contains(&hello.node.0);
@@ -557,12 +557,25 @@ mod tests {
         check(&own, &hello(300, &[(301, 600, Memory)]), wrong);
         check(&Permissions::FULL, &hello(1, &[(1, 2, Memory)]), wrong);
         // A name that jobs would take for the number of another node, and one that would be two lines of a list.
-        for name in ["301", "", "a\nb", "a/ssd,b", &"a".repeat(261)] {
+        let long = "a".repeat(261);
+        for name in [
+            "301",
+            "",
+            "a\nb",
+            "a/ssd,b",
+            "memory-301",
+            "ssd-300",
+            "a/ssd",
+            &long,
+        ] {
             let mut named = hello(300, &both);
             named.segments[0].name = name.to_owned();
             check(&own, &named, wrong);
         }
         let mut named = hello(300, &both);
+        named.segments[0].name = "memory-300".to_owned();
+        named.segments[1].name = "ssd-300".to_owned();
+        check(&own, &named, Ok(()));
         named.segments[0].name = "10.0.0.1:12345".to_owned();
         named.segments[1].name = "10.0.0.1:12345/ssd".to_owned();
         check(&own, &named, Ok(()));

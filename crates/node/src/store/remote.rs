@@ -305,7 +305,7 @@ impl Store {
             mount.name = match name {
                 Some(name) => name.of_segment(mount.kind),
                 // The segments of every node would have the same two names.
-                None => format!("{}-{}", mount.name, mount.node),
+                None => NodeName::of_unnamed(mount.node, mount.kind),
             };
         }
         mounts

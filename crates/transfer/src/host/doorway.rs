@@ -5,7 +5,6 @@
 //! descriptor and two hundred bytes, and it is given none.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -34,7 +33,6 @@ pub(super) struct Doorway {
     boot: [u8; 16],
     own: Incarnation,
     seal: Option<SealConfig>,
-    name: ProcessName,
     patience: Duration,
     callers: BTreeMap<u64, Caller>,
     attempts: TokenBucket,
@@ -90,17 +88,16 @@ impl Doorway {
         seal: Option<SealConfig>,
         patience: Duration,
         now: Instant,
-    ) -> io::Result<Self> {
-        Ok(Self {
+    ) -> Self {
+        Self {
             boot,
             own,
             seal,
-            name: ProcessName::own()?,
             patience,
             callers: BTreeMap::new(),
             attempts: TokenBucket::full(ATTEMPTS_PER_SECOND, now),
             handshakes: TokenBucket::full(HANDSHAKES_PER_SECOND, now),
-        })
+        }
     }
 
     /// Accepts the waiting connections, and says when to try again if some were left.
@@ -233,8 +230,9 @@ impl Doorway {
         if !self.handshakes.take(now) {
             return Err(GOODBYE_FULL);
         }
-        let from = ProcessName::of_peer(packets).map_err(|_| GOODBYE_KEY)?;
-        let channel = channel(&hello, from, self.name);
+        let names = ProcessName::of_peer(packets).and_then(|from| Ok((from, ProcessName::own()?)));
+        let (from, here) = names.map_err(|_| GOODBYE_KEY)?;
+        let channel = channel(&hello, from, here);
         let own = greeting(self.own, Incarnation(hello.incarnation.get()));
         let (key, answered, keys) =
             answer(seal, &offered, own, &channel).map_err(|_| GOODBYE_KEY)?;

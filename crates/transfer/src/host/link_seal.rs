@@ -70,3 +70,48 @@ pub(super) fn greeting(own: Incarnation, expects: Incarnation) -> Greeting {
         proof: [0; 32],
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use slackwater_keys::AllowList;
+    use slackwater_zmtp::{KeyPair, SecretKey};
+
+    use super::super::packets::{Listener, Received};
+    use super::*;
+    use crate::seal::{Channel, InitiatorHandshake, SealConfig, answer};
+
+    fn ends() -> (LinkSeal, LinkSeal) {
+        let [own, other] = [1, 2].map(|byte| KeyPair::of(SecretKey::from_bytes([byte; 32])));
+        let said = greeting(Incarnation(1), Incarnation(2));
+        let asks = InitiatorHandshake::begin(&own, other.public(), said, Channel::TCP).unwrap();
+        let seal = SealConfig {
+            keys: other,
+            clients: AllowList::from([own.public()]),
+        };
+        let (_, answered, target) = answer(&seal, asks.hello(), said, &Channel::TCP).unwrap();
+        let initiator = asks.finish(&answered).unwrap();
+        (LinkSeal::new(initiator), LinkSeal::new(target))
+    }
+
+    /// A packet that could not be sent had taken the number of its record: nothing that was sent later opened any more.
+    #[test]
+    fn a_packet_that_finds_the_socket_full_takes_no_number() {
+        let name = format!("slackwater-seal-{}", std::process::id());
+        let listener = Listener::bind(&name).unwrap();
+        let near = Packets::connect(&name).unwrap();
+        let far = listener.accept().unwrap().expect("it has connected");
+        let (mut ours, mut theirs) = ends();
+        let long = [7; 32 << 10];
+        let mut say = |text: &[u8]| send(&near, Some(&mut ours), &[text], &[]);
+        let sent = (0..).take_while(|_| say(&long).is_ok()).count();
+        assert!(say(&long).is_err(), "the socket is full");
+        let mut buffer = vec![0; 64 << 10];
+        let mut hear = || match far.receive(&mut buffer) {
+            Ok(Received::Packet(len, _)) => open(Some(&mut theirs), &mut buffer, len),
+            other => panic!("a packet waits: {other:?}"),
+        };
+        (0..sent).for_each(|_| assert_eq!(hear(), Ok(long.len())));
+        say(b"next").unwrap();
+        assert_eq!(hear(), Ok(4));
+    }
+}

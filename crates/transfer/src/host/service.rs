@@ -114,7 +114,7 @@ impl Service {
         )?;
         epoll::add(&poll, &stop, EventData::new_u64(STOP), EventFlags::IN)?;
         let life = home.incarnation();
-        let mut doorway = Doorway::new(boot, life, seal.clone(), limits.greeting, now())?;
+        let mut doorway = Doorway::new(boot, life, seal.clone(), limits.greeting, now());
         let shared = Arc::new(ServiceState {
             boot,
             home,

@@ -1,5 +1,6 @@
 //! One end against the other, or against a test that plays the other end.
 
+mod junk;
 mod keys;
 mod rights;
 mod slow_owners;

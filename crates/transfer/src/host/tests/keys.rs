@@ -13,8 +13,8 @@ use super::super::message::{Goodbye, PACKET_BYTES};
 use super::*;
 use crate::seal::{InitiatorHandshake, SealConfig, SealError, answer, holder_of};
 
-const ALICE: u8 = 1;
-const BOB: u8 = 2;
+pub(super) const ALICE: u8 = 1;
+pub(super) const BOB: u8 = 2;
 const MALLORY: u8 = 3;
 
 fn pair(byte: u8) -> KeyPair {
@@ -25,7 +25,7 @@ fn public(byte: u8) -> PublicKey {
     pair(byte).public()
 }
 
-fn list(levels: &[(u8, Level)]) -> AllowList {
+pub(super) fn list(levels: &[(u8, Level)]) -> AllowList {
     AllowList::of(levels.iter().map(|(key, level)| (public(*key), *level)))
 }
 
@@ -42,13 +42,17 @@ fn keyed_by(own: u8, clients: &AllowList, limits: ServiceLimits) -> Owner {
     }
 }
 
-fn keyed(own: u8, clients: &AllowList) -> Owner {
+pub(super) fn keyed(own: u8, clients: &AllowList) -> Owner {
     keyed_by(own, clients, ServiceLimits::default())
 }
 
 impl Owner {
     /// A link from `from`, which takes this one for the owner of a key.
-    fn sealed_link(&self, from: &Owner, key: Option<u8>) -> Result<Arc<Link>, LinkError> {
+    pub(super) fn sealed_link(
+        &self,
+        from: &Owner,
+        key: Option<u8>,
+    ) -> Result<Arc<Link>, LinkError> {
         let (name, target) = (self.service.name(), self.life.incarnation());
         open_to(&from.service, name, target, key.map(public))
     }
@@ -61,7 +65,7 @@ impl Owner {
         self.life.grant(region, &spec)
     }
 
-    fn hello(&self, sealed: u32) -> Hello {
+    pub(super) fn hello(&self, sealed: u32) -> Hello {
         Hello {
             magic: U64::new(MAGIC),
             version: U32::new(VERSION),
@@ -74,13 +78,13 @@ impl Owner {
 }
 
 /// A process that speaks for itself, packet by packet.
-struct Caller {
-    packets: Packets,
+pub(super) struct Caller {
+    pub(super) packets: Packets,
     buffer: Vec<u8>,
 }
 
 impl Caller {
-    fn of(owner: &Owner) -> Self {
+    pub(super) fn of(owner: &Owner) -> Self {
         Self {
             packets: Packets::connect(owner.service.name()).unwrap(),
             buffer: vec![0; PACKET_BYTES],
@@ -88,7 +92,7 @@ impl Caller {
     }
 
     /// The text of the next packet, with how many descriptors came along; none when the link has ended.
-    fn hear(&mut self) -> Option<(Vec<u8>, usize)> {
+    pub(super) fn hear(&mut self) -> Option<(Vec<u8>, usize)> {
         match self
             .packets
             .receive_until(&mut self.buffer, now() + PATIENCE)
@@ -99,13 +103,13 @@ impl Caller {
         }
     }
 
-    fn say(&mut self, parts: &[&[u8]]) -> Option<(Vec<u8>, usize)> {
+    pub(super) fn say(&mut self, parts: &[&[u8]]) -> Option<(Vec<u8>, usize)> {
         self.packets.send(parts, &[]).unwrap();
         self.hear()
     }
 
     /// Begins the handshake with the key of `own`, for the owner of BOB's.
-    fn begin(&self, own: u8, hello: &Hello) -> InitiatorHandshake {
+    pub(super) fn begin(&self, own: u8, hello: &Hello) -> InitiatorHandshake {
         let (here, there) = (ProcessName::own(), ProcessName::of_peer(&self.packets));
         let bound = channel(hello, here.unwrap(), there.unwrap());
         let target = Incarnation(hello.target.get());

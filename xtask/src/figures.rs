@@ -141,6 +141,7 @@ mod tests {
 | figure | ours |
 |---|---|
 | 200 links: CPU | 7 |
+| messages | 12345 |
 ";
 
     #[test]

@@ -1,17 +1,14 @@
 //! The incumbent's store by its own Python API, where its package is installed: a master, a node and a client, each a process.
 
 use std::net::TcpListener;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use super::{Options, Peer, PeerRow, values_of};
+use crate::peer::incumbent_program;
 use crate::process::{Process, ProcessError};
-use crate::usage::median;
 
-/// Where a Python keeps the program that its package wraps.
-const FIND: &str = "import importlib.util as u, os; s = u.find_spec('mooncake'); \
-                    print(os.path.join(s.submodule_search_locations[0], 'mooncake_master') if s else '')";
 const SCRIPT: &str = include_str!("incumbent.py");
 
 /// How long a part may take to start, and to fill what is read.
@@ -44,7 +41,7 @@ pub(super) fn measure(options: &Options) -> Peer {
 }
 
 fn rows(options: &Options) -> Result<Vec<PeerRow>, String> {
-    let master = find(&options.python)?;
+    let master = incumbent_program(&options.python, "mooncake_master")?;
     let failed = |error: ProcessError| format!("{}: {error}", master.display());
     let mut incumbent = Incumbent::start(options, &master).map_err(failed)?;
     let mut rows = Vec::new();
@@ -52,22 +49,6 @@ fn rows(options: &Options) -> Result<Vec<PeerRow>, String> {
         rows.extend(incumbent.gets(options, block).map_err(failed)?);
     }
     Ok(rows)
-}
-
-fn find(python: &Path) -> Result<PathBuf, String> {
-    let output = Command::new(python)
-        .args(["-c", FIND])
-        .stderr(Stdio::null())
-        .output();
-    let output = output.map_err(|error| format!("{}: {error}", python.display()))?;
-    let path = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
-    let missing = || {
-        format!(
-            "{} has no mooncake package with mooncake_master",
-            python.display()
-        )
-    };
-    path.is_file().then_some(path).ok_or_else(missing)
 }
 
 impl Incumbent {
@@ -112,17 +93,7 @@ impl Incumbent {
                 let [values, seconds, p50_us, p99_us] = self.client.numbers("ran")?;
                 taken.push([values / seconds, p50_us, p99_us]);
             }
-            let middle =
-                |at: usize| median(&mut taken.iter().map(|one| one[at]).collect::<Vec<_>>());
-            rows.push(PeerRow {
-                op: "get_into",
-                block,
-                concurrency,
-                gbps: middle(0) * block as f64 / 1e9,
-                ops_per_s: middle(0),
-                p50_us: middle(1),
-                p99_us: middle(2),
-            });
+            rows.push(PeerRow::of("get_into", block, concurrency, &taken));
         }
         Ok(rows)
     }

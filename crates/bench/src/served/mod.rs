@@ -561,6 +561,22 @@ impl LimitSamples {
     }
 }
 
+impl PeerRow {
+    /// The middle of rounds: values a second, and the microseconds that half and 99 of 100 took at most.
+    fn of(op: &'static str, block: usize, concurrency: usize, taken: &[[f64; 3]]) -> Self {
+        let middle = |at: usize| middle(taken, |taken| taken[at]);
+        Self {
+            op,
+            block,
+            concurrency,
+            gbps: middle(0) * block as f64 / 1e9,
+            ops_per_s: middle(0),
+            p50_us: middle(1),
+            p99_us: middle(2),
+        }
+    }
+}
+
 /// GETs of a peer with values of this length.
 fn of_redis(
     options: &Options,
@@ -583,16 +599,7 @@ fn of_redis(
         let taken = (0..options.rounds)
             .map(|_| redis.gets(load))
             .collect::<Result<Vec<_>, _>>()?;
-        let middle = |at: usize| middle(&taken, |taken| taken[at]);
-        rows.push(PeerRow {
-            op: "GET",
-            block,
-            concurrency,
-            gbps: middle(0) * block as f64 / 1e9,
-            ops_per_s: middle(0),
-            p50_us: middle(1),
-            p99_us: middle(2),
-        });
+        rows.push(PeerRow::of("GET", block, concurrency, &taken));
     }
     Ok(rows)
 }

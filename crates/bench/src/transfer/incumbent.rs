@@ -1,18 +1,15 @@
 //! The incumbent's own benchmark program, where its package is installed.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::grid::{Cell, Pair};
 use super::raw::MESSAGE;
 use super::{BenchError, Carrier, Options, PeerRow, Peers, Report};
+use crate::peer::incumbent_program;
 use crate::process::{Process, ProcessError};
 use crate::usage::median;
-
-/// Where a Python keeps the program that its package wraps.
-const FIND: &str = "import importlib.util as u, os; s = u.find_spec('mooncake'); \
-                    print(os.path.join(s.submodule_search_locations[0], 'transfer_engine_bench') if s else '')";
 
 /// It counts in whole seconds.
 const SECONDS: u32 = 1;
@@ -40,7 +37,7 @@ pub(super) fn measure(options: &Options, report: &mut Report) -> Result<(), Benc
     if !options.carriers.contains(&Carrier::Tcp) || !options.blocks.contains(&MESSAGE) {
         return Ok(());
     }
-    let program = match find(python) {
+    let program = match incumbent_program(python, "transfer_engine_bench") {
         Ok(program) => program,
         Err(why) => {
             report.notes.push(format!("no peer: {why}"));
@@ -93,22 +90,6 @@ pub(super) fn measure(options: &Options, report: &mut Report) -> Result<(), Benc
         mooncake_transfer_engine: Some(rows),
     };
     Ok(())
-}
-
-fn find(python: &Path) -> Result<PathBuf, String> {
-    let output = Command::new(python)
-        .args(["-c", FIND])
-        .stderr(Stdio::null())
-        .output();
-    let output = output.map_err(|error| format!("{}: {error}", python.display()))?;
-    let path = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
-    let missing = || {
-        format!(
-            "{} has no mooncake package with transfer_engine_bench",
-            python.display()
-        )
-    };
-    path.is_file().then_some(path).ok_or_else(missing)
 }
 
 fn run(program: &Path, cell: Cell) -> Result<Ran, ProcessError> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use slackwater_base::{Instant, Rng};
 use slackwater_remote::{Client, ConnectOptions, GetOptions, PutOptions, RemoveOptions};
 use slackwater_wait::now;
-use slackwater_wire::PutMode;
+use slackwater_wire::{Pin, PutMode};
 
 use super::{Op, Path, ServedError, values_of};
 use crate::usage::quantile;
@@ -107,10 +107,15 @@ fn fill(client: &Client, before: Option<usize>, block: usize) -> Result<(), Serv
             removed.into_iter().try_for_each(|it| it.map_err(failed))?;
         }
     }
+    // The calls that put may fill the store many times over, and a value that went for them cannot be read.
+    let stays = PutOptions {
+        pin: Pin::Hard,
+        ..PutOptions::default()
+    };
     let mut value = vec![7; block];
     for number in 0..values_of(block) {
         value[..8].copy_from_slice(&(number as u64).to_le_bytes());
-        let put = client.put(&key(block, number), &value, &PutOptions::default());
+        let put = client.put(&key(block, number), &value, &stays);
         put.map_err(failed)?;
     }
     Ok(())

@@ -56,6 +56,8 @@ pub enum Planted {
     FailedCopyKeepsRoom,
     /// A drain does not wait for puts that are under way.
     DrainForgetsPuts,
+    /// A drain takes for kept on SSD what is only queued for it.
+    QueuedCountsAsKept,
     /// What was lost with a node in the middle of its drain does not count as failed.
     LossInDrainForgotten,
     /// A drain does not look again at a segment that was lost and is back.
@@ -179,6 +181,7 @@ impl Planted {
         Self::GiveUpForgetsCopies,
         Self::TombstoneBeforeSync,
         Self::MemoryGoesBeforeRecord,
+        Self::QueuedCountsAsKept,
     ];
 
     /// Bugs of nodes that outlive their master, which the simulator's pool must catch.

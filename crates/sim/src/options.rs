@@ -27,11 +27,13 @@ pub enum Profile {
     Churn,
     /// As `Churn`, on a disk whose reads fail and whose bits rot while the log is in use.
     ChurnRot,
+    /// Copies, moves and drains.
+    Jobs,
 }
 
 impl Profile {
     /// Every profile.
-    pub const ALL: [Self; 3] = [Self::Ordinary, Self::Churn, Self::ChurnRot];
+    pub const ALL: [Self; 4] = [Self::Ordinary, Self::Churn, Self::ChurnRot, Self::Jobs];
 
     /// The name of the profile on the command line.
     #[must_use]
@@ -40,6 +42,7 @@ impl Profile {
             Self::Ordinary => "ordinary",
             Self::Churn => "churn",
             Self::ChurnRot => "churn-rot",
+            Self::Jobs => "jobs",
         }
     }
 
@@ -50,6 +53,7 @@ impl Profile {
             Self::Ordinary => Options::of(seed),
             Self::Churn => Options::churn(seed),
             Self::ChurnRot => Options::churn_rot(seed),
+            Self::Jobs => Options::jobs(seed),
         }
     }
 }
@@ -116,6 +120,8 @@ pub struct Options {
     pub fault_kinds: FaultKinds,
     /// Number of planned faults.
     pub faults: u32,
+    /// How often the operator begins a job, or cancels one.
+    pub jobs: u32,
 }
 
 /// The size and number of a memory segment that a node is going to lend.
@@ -235,6 +241,7 @@ impl Options {
             load,
             fault_kinds,
             faults: 1 + rng.below(14) as u32,
+            jobs: 0,
         }
     }
 
@@ -282,6 +289,18 @@ impl Options {
         options.load.bytes_max = pick(rng, &[2_000, 6_000]);
         options.fault_kinds.decay = true;
         options.faults = 8 + rng.below(16) as u32;
+        options
+    }
+
+    /// The options of a seed for [`Profile::Jobs`]: several nodes, and an operator who carries values between them.
+    #[must_use]
+    pub fn jobs(seed: Seed) -> Self {
+        let mut options = Self::of(seed);
+        let rng = &mut seed.stream("jobs", 0);
+        options.embedded = false;
+        options.nodes = 2 + rng.below(3) as u32;
+        options.faults = rng.below(8) as u32;
+        options.jobs = 4 + rng.below(16) as u32;
         options
     }
 

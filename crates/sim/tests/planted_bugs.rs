@@ -13,6 +13,8 @@ const SEEDS: u64 = 2000;
 const CHURNED: u64 = 300;
 /// Seeds tried of that profile on a disk that decays.
 const ROTTEN: u64 = 300;
+/// Seeds tried of the profile in which an operator carries values between nodes.
+const CARRIED: Range<u64> = 820_000..820_300;
 /// The profile and the seeds in which a bug is searched. Ordinary runs rarely kill a node between write and
 /// sync and again right after, and their logs have too few files for a tombstone to be deleted before the record that
 /// it keeps dead.
@@ -22,6 +24,7 @@ fn hunt(bug: Planted) -> (Profile, Range<u64>) {
         | Planted::RecoveryWithoutSync
         | Planted::RecoveryTrustsCache => (Profile::Churn, 0..CHURNED),
         Planted::CopyWithoutChecksum => (Profile::ChurnRot, 0..ROTTEN),
+        Planted::QueuedCountsAsKept => (Profile::Jobs, CARRIED),
         _ => (Profile::Ordinary, 0..SEEDS),
     }
 }

@@ -12,28 +12,38 @@ const SEEDS: u64 = 2000;
 const CHURNED: u64 = 300;
 /// Seeds of the same on a disk that decays.
 const ROTTEN: u64 = 300;
+/// Seeds of the profile in which an operator carries values between nodes.
+const CARRIED: std::ops::Range<u64> = 820_000..820_300;
 const JOBS: usize = 2;
 /// Most runs for shrinking a failure.
 const TRIES: u32 = 300;
 
 #[test]
 fn every_invariant_holds_for_every_seed() {
-    hold(Profile::Ordinary, SEEDS);
+    hold(Profile::Ordinary, 0..SEEDS);
 }
 
 #[test]
 fn every_invariant_holds_while_logs_churn_and_nodes_end_twice() {
-    hold(Profile::Churn, CHURNED);
+    hold(Profile::Churn, 0..CHURNED);
 }
 
 #[test]
 fn every_invariant_holds_while_logs_churn_on_a_disk_that_decays() {
-    hold(Profile::ChurnRot, ROTTEN);
+    hold(Profile::ChurnRot, 0..ROTTEN);
 }
 
-fn hold(profile: Profile, seeds: u64) {
+#[test]
+fn every_invariant_holds_while_jobs_carry_values() {
+    hold(Profile::Jobs, CARRIED);
+    let carried = |seed| run_seed(Profile::Jobs, seed, None).stats.carried;
+    let carried: u64 = CARRIED.take(50).map(carried).sum();
+    assert!(carried > 200, "{carried} values were carried");
+}
+
+fn hold(profile: Profile, seeds: std::ops::Range<u64>) {
     let (failed, failures) = mpsc::channel();
-    run_seeds(profile, 0..seeds, JOBS, None, |seed, _, violation| {
+    run_seeds(profile, seeds, JOBS, None, |seed, _, violation| {
         failed
             .send((seed, violation.clone()))
             .expect("the receiver outlives the runs");

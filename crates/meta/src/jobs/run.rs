@@ -368,6 +368,7 @@ impl Master {
             return Begun::Failed(ErrorCode::NoAvailableHandle);
         }
         match self.offload(now, leaving, Cause::Promise) {
+            OffloadStart::Queued(_) if planted(Planted::QueuedCountsAsKept) => Begun::Done,
             OffloadStart::Queued(_) => {
                 let bytes = self.catalog.object(unit.object).bytes;
                 self.await_replica(id, leaving, unit.tries + 1, true);

@@ -8,7 +8,10 @@ use slackwater_base::Checksum;
 use slackwater_client::{ReadFailure, WriteFailure};
 use slackwater_tier::io::DiskDone;
 use slackwater_wire::body::{self, Message};
-use slackwater_wire::{DiskEntry, ExtentRef, NodeId, OperationId, Order, Reply, Report, Request};
+use slackwater_wire::{
+    CopyTask, DiskEntry, ErrorCode, ExtentRef, NodeId, OperationId, Order, Reply, Report, Request,
+    TicketId,
+};
 
 use crate::check::{Checked, Invariant, Violation};
 use crate::disk::{Caller, Ended};
@@ -68,6 +71,20 @@ pub(crate) enum Event {
     },
     /// A reader does the second half of copying a record to the extent of its promotion.
     Fill { node: u32, life: u64, reader: u64 },
+    /// A node checks whether the bytes have come that it brings.
+    BringLate {
+        node: u32,
+        life: u64,
+        transfer: TransferId,
+    },
+    /// A node writes the second half of what it brings.
+    Brought {
+        node: u32,
+        life: u64,
+        transfer: TransferId,
+    },
+    /// The operator begins a job, or cancels one.
+    Operator,
     /// A node checks whether pieces of a write still arrive.
     Idle {
         node: u32,
@@ -109,12 +126,15 @@ impl Event {
     pub(crate) fn process(&self) -> Option<Process> {
         match self {
             Self::Control { to, .. } | Self::Data { to, .. } => Some(*to),
+            Self::Operator => Some(Process::Master),
             Self::SessionEnd { at, .. } => Some(*at),
             Self::Wake { process, .. } => Some(*process),
             Self::AgentDisk { node, .. }
             | Self::ReaderDisk { node, .. }
             | Self::Copy { node, .. }
             | Self::Fill { node, .. }
+            | Self::BringLate { node, .. }
+            | Self::Brought { node, .. }
             | Self::Idle { node, .. } => Some(Process::Node(*node)),
             Self::Resend { client, .. }
             | Self::Cancelled { client, .. }
@@ -149,6 +169,13 @@ pub(crate) enum Control {
     Order(Order),
     /// A report of a node.
     Report(Report),
+    /// The master asks a node to bring a value.
+    Copy(Box<CopyTask>),
+    /// How that went.
+    Copied {
+        ticket: TicketId,
+        result: Result<(), ErrorCode>,
+    },
 }
 
 impl Control {
@@ -178,6 +205,8 @@ impl Control {
             },
             Self::Order(order) => Self::Order(carried(order)?),
             Self::Report(report) => Self::Report(carried(report)?),
+            // The shell makes other messages of them.
+            Self::Copy(_) | Self::Copied { .. } => self.clone(),
         })
     }
 
@@ -186,7 +215,8 @@ impl Control {
         match self {
             Self::Register(_) => 32,
             Self::Request { .. } | Self::Reply { .. } => 256,
-            Self::Order(_) | Self::Report(_) => 512,
+            Self::Order(_) | Self::Report(_) | Self::Copy(_) => 512,
+            Self::Copied { .. } => 64,
         }
     }
 }

@@ -14,6 +14,7 @@ use crate::net::Process;
 use crate::options::Options;
 
 use super::event::{Control, Event, SessionId};
+use super::operator::OPERATOR;
 use super::{Timer, World};
 
 /// The master's process.
@@ -90,6 +91,7 @@ impl World {
         }
         host.core = Some(core);
         self.void_answers(|_, _| true);
+        self.operator.forget();
         for request in self.options.quotas() {
             self.master_step(Input::Request {
                 client: ClientId(0),
@@ -157,7 +159,14 @@ impl World {
                 }
                 self.master_step(Input::Report { node, report })
             }
-            Control::Reply { .. } | Control::Order(_) => Ok(()),
+            Control::Copied { ticket, result } => {
+                let of_node = self.master.nodes.values().any(|of| *of == session);
+                match of_node {
+                    true => self.master_step(Input::Copied { ticket, result }),
+                    false => Ok(()),
+                }
+            }
+            Control::Reply { .. } | Control::Order(_) | Control::Copy(_) => Ok(()),
         }
     }
 
@@ -247,6 +256,11 @@ impl World {
             self.judge_output(&output)?;
             match output {
                 Output::Reply {
+                    client: OPERATOR,
+                    reply,
+                    ..
+                } => self.operator_answered(&reply)?,
+                Output::Reply {
                     client,
                     operation,
                     reply,
@@ -261,8 +275,12 @@ impl World {
                         self.say(session, Process::Master, Control::Order(order));
                     }
                 }
-                // No client of this world starts jobs.
-                Output::Copy { .. } => {}
+                Output::Copy { node, task } => {
+                    if let Some(session) = self.master.nodes.get(&node).copied() {
+                        let body = Control::Copy(Box::new(task));
+                        self.say(session, Process::Master, body);
+                    }
+                }
             }
             self.note_sent(Process::Master)?;
         }

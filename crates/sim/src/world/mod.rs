@@ -1,11 +1,13 @@
 //! The cluster: its processes, the events between them, and the checks of every step.
 
+mod bring;
 mod client;
 mod event;
 mod faults;
 mod judge;
 mod master;
 mod node;
+mod operator;
 mod outcome;
 mod phases;
 mod serve;
@@ -31,6 +33,7 @@ use faults::PendingEnd;
 use judge::Asked;
 use master::MasterHost;
 use node::Node;
+use operator::Operator;
 use session::Sessions;
 
 pub use phases::Stats;
@@ -48,6 +51,7 @@ pub struct World {
     pub(crate) master: MasterHost,
     pub(crate) nodes: Vec<Node>,
     pub(crate) clients: Vec<Client>,
+    pub(crate) operator: Operator,
     /// When the pauses of processes end.
     pub(crate) paused: BTreeMap<Process, Instant>,
     /// When the last pause of each process ended or will end.
@@ -95,6 +99,7 @@ impl World {
                 .map(|node| Node::new(seed, &options, node))
                 .collect(),
             clients: Vec::new(),
+            operator: Operator::new(seed),
             paused: BTreeMap::new(),
             last_pause: BTreeMap::new(),
             ending: BTreeMap::new(),
@@ -195,6 +200,17 @@ impl World {
                 transfer,
             } => self.on_copy(node, life, transfer),
             Event::Fill { node, life, reader } => self.on_fill(node, life, reader),
+            Event::BringLate {
+                node,
+                life,
+                transfer,
+            } => self.on_bring_late(node, life, transfer),
+            Event::Brought {
+                node,
+                life,
+                transfer,
+            } => self.on_brought(node, life, transfer),
+            Event::Operator => self.on_operator(),
             Event::Idle {
                 node,
                 life,
@@ -239,6 +255,7 @@ impl World {
         match (to, body) {
             (Process::Master, body) => self.master_receives(session, body),
             (Process::Node(node), Control::Order(order)) => self.node_ordered(node, order),
+            (Process::Node(node), Control::Copy(task)) => self.node_copies(node, *task),
             (Process::Node(_), Control::Reply { operation, reply }) => {
                 self.node_answered(session, operation, &reply)
             }

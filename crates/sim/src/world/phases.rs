@@ -42,6 +42,8 @@ pub struct Stats {
     pub master: Option<slackwater_meta::Metrics>,
     /// Counters of all disks together.
     pub disk: DiskStats,
+    /// Values that jobs which succeeded have carried.
+    pub carried: u64,
 }
 
 impl World {
@@ -53,6 +55,7 @@ impl World {
             self.engine
                 .push(Instant::ZERO + WARM_UP + planned.at, Event::Fault(index));
         }
+        self.plan_jobs();
         // Every operation of a client may take as long as it is allowed to.
         let each = self.options.deadline + self.options.load.think;
         let load = LOAD_MAX.max(each * self.options.load.operations);
@@ -62,6 +65,7 @@ impl World {
         })?;
         self.wait_out_pauses()?;
         self.heal()?;
+        self.end_jobs()?;
         let bound = self.options.liveness_bound();
         for client in 0..self.options.clients {
             self.begin_probe(client)?;
@@ -76,7 +80,12 @@ impl World {
         self.read_everything()
     }
 
-    fn must(&mut self, within: Duration, what: &str, done: fn(&World) -> bool) -> Checked {
+    pub(super) fn must(
+        &mut self,
+        within: Duration,
+        what: &str,
+        done: fn(&World) -> bool,
+    ) -> Checked {
         if self.step_until(self.engine.now() + within, done)? {
             return Ok(());
         }
@@ -230,8 +239,15 @@ impl World {
                 )
             })
             .collect();
+        let now = self.local(Process::Master);
+        let jobs = self
+            .master
+            .core
+            .iter()
+            .flat_map(|core| core.job_states(now, 64));
+        let jobs: Vec<_> = jobs.filter(|job| !job.status.is_over()).collect();
         format!(
-            "clients (idle, alive) {clients:?}, nodes (open, disk, serving, log) {nodes:?}, attached {}, books {:?}",
+            "jobs {jobs:?}, clients (idle, alive) {clients:?}, nodes (open, disk, serving, log) {nodes:?}, attached {}, books {:?}",
             self.master.attached(),
             self.books()
         )
@@ -253,7 +269,16 @@ impl World {
             let Some(Reply::Describe(found)) = self.ask_master(request)? else {
                 continue;
             };
+            let mut places = BTreeSet::new();
             for (at, state, refs) in &found.replicas {
+                let place = match at {
+                    ReplicaAt::Memory(extent) => extent.segment,
+                    ReplicaAt::Disk { segment, .. } => *segment,
+                };
+                if !places.insert(place) {
+                    let what = format!("{key} of {tenant} is twice in segment {place}");
+                    return Err(Violation::new(Invariant::BooksBalance, what));
+                }
                 if *state != ReplicaState::Complete || *refs != 0 {
                     let what =
                         format!("at rest {key} of {tenant} has {at:?} {state:?} held {refs} times");
@@ -420,6 +445,7 @@ impl World {
             master_lives: self.master.life,
             master: self.master.core.as_ref().map(|core| core.metrics().clone()),
             disk,
+            carried: self.operator.carried,
         }
     }
 }

@@ -15,6 +15,7 @@ use crate::disk::{Caller, Ended};
 use crate::net::Process;
 
 use super::World;
+use super::bring::Brings;
 use super::event::{Data, Event, TransferId};
 
 /// Transfers under way in one life of a node.
@@ -25,6 +26,7 @@ pub(crate) struct Serving {
     readers: BTreeMap<u64, Reader>,
     /// Reads of records whose bytes are being copied to the extent of a promotion.
     fills: BTreeMap<u64, Fill>,
+    pub(super) brings: Brings,
     /// Not reset between lives, so that a late completion of the disk is never given to another reader.
     next_reader: u64,
 }
@@ -67,7 +69,11 @@ struct Fill {
 
 impl Serving {
     pub(crate) fn count(&self) -> usize {
-        self.writes.len() + self.copies.len() + self.readers.len() + self.fills.len()
+        self.writes.len()
+            + self.copies.len()
+            + self.readers.len()
+            + self.fills.len()
+            + self.brings.len()
     }
 
     pub(super) fn stop(&mut self) {
@@ -100,7 +106,8 @@ impl World {
             Data::ReadRecord { transfer, entry } => {
                 self.read_record(index, (from, transfer), &entry)
             }
-            Data::Written { .. } | Data::Bytes { .. } => Ok(()),
+            Data::Bytes { transfer, result } => self.bytes_came(index, transfer, result),
+            Data::Written { .. } => Ok(()),
         }
     }
 
@@ -286,7 +293,7 @@ impl World {
         Ok(())
     }
 
-    fn end_access(&mut self, index: u32, access: AccessId) -> Checked<bool> {
+    pub(super) fn end_access(&mut self, index: u32, access: AccessId) -> Checked<bool> {
         let mut out = Vec::new();
         let Some(agent) = &mut self.nodes[index as usize].agent else {
             return Ok(false);

@@ -386,3 +386,30 @@ fn a_lone_request_that_is_turned_away_goes_by_the_lanes() {
     scene.alice.close();
     peer.join().unwrap();
 }
+
+/// A caller that asked for several at once, and had one, paid for two turns of an event loop.
+#[test]
+fn one_of_several_that_is_alone_goes_by_the_thread_that_waits() {
+    let (alice, tcp) = engine_and_mover("alice", config());
+    let bob = engine("bob", config());
+    let there = region(&bob, 2 << 20);
+    let peer = alice.open(bob.segment().clone());
+    let target = target(peer, grant(&bob, &there), 0);
+    let (bytes, mut one, mut two) = (pattern(1, 4096), vec![0; 4096], vec![0; 4096]);
+    let written = alice.write_all(&[(target, &bytes)], 20 * SECOND);
+    assert_eq!(written, [Ok(())]);
+    let read = |reads: &mut [(Target, &mut [u8], Duration)]| {
+        let all = alice.read_all(reads);
+        assert!(all.iter().all(Result::is_ok), "{all:?}");
+        counted(&tcp, "lanes_created")
+    };
+    assert_eq!(read(&mut [(target, &mut one, 20 * SECOND)]), 0);
+    assert_eq!(one, bytes);
+    one.fill(0);
+    let both = &mut [
+        (target, &mut one[..], 20 * SECOND),
+        (target, &mut two[..], 20 * SECOND),
+    ];
+    assert!(read(both) > 0);
+    assert_eq!((&one, &two), (&bytes, &bytes));
+}

@@ -62,19 +62,25 @@ fn agree(before: &str, name: &str, figures: &str) -> Result<(), String> {
     let [section, row, column] = path[..] else {
         return Err(format!("`{}` is not SECTION > ROW > COLUMN", name.trim()));
     };
-    let found = find(figures, section, row, column)
-        .ok_or_else(|| format!("{FIGURES} has no `{}`", name.trim()))?;
+    let name = name.trim();
+    let found = match cells(figures, section, row, column)[..] {
+        [one] => one,
+        [] => return Err(format!("{FIGURES} has no `{name}`")),
+        ref several => {
+            let count = several.len();
+            return Err(format!("{FIGURES} has {count} cells that are `{name}`"));
+        }
+    };
     let median = found.split_whitespace().next().unwrap_or_default();
     let Some((measured, _)) = number(median) else {
-        return Err(format!("`{}` is `{found}`, no number", name.trim()));
+        return Err(format!("`{name}` is `{found}`, no number"));
     };
     // The README may round, but not differ.
     let step = 10_f64.powi(-digits);
     match (written - measured).abs() <= step * 0.5 + measured.abs() * 1e-9 {
         true => Ok(()),
         false => Err(format!(
-            "{text}, but {FIGURES} says {measured} for `{}`",
-            name.trim()
+            "{text}, but {FIGURES} says {measured} for `{name}`"
         )),
     }
 }
@@ -88,9 +94,9 @@ fn number(text: &str) -> Option<(f64, i32)> {
     Some((text.parse().ok()?, digits as i32))
 }
 
-/// A cell of a table of a section.
-fn find<'a>(figures: &'a str, section: &str, row: &str, column: &str) -> Option<&'a str> {
-    let mut inside = false;
+/// The cells of the tables of a section that a mark may mean: one, unless several rows begin alike.
+fn cells<'a>(figures: &'a str, section: &str, row: &str, column: &str) -> Vec<&'a str> {
+    let (mut inside, mut found) = (false, Vec::new());
     let mut at = None;
     for line in figures.lines() {
         if let Some(title) = line.strip_prefix("## ") {
@@ -111,11 +117,11 @@ fn find<'a>(figures: &'a str, section: &str, row: &str, column: &str) -> Option<
         match at {
             // The first line of a table is its head.
             None => at = Some(cells.iter().position(|cell| *cell == column)),
-            Some(Some(at)) if cells[0] == row => return cells.get(at).copied(),
+            Some(Some(at)) if cells[0] == row => found.extend(cells.get(at).copied()),
             Some(_) => {}
         }
     }
-    None
+    found
 }
 
 #[cfg(test)]
@@ -142,6 +148,11 @@ mod tests {
 |---|---|
 | 200 links: CPU | 7 |
 | messages | 12345 |
+
+| strategy | waiters | µs |
+|---|---|---|
+| park | 1 | 5 |
+| park | 4 | 9 |
 ";
 
     #[test]
@@ -195,6 +206,12 @@ mod tests {
             Some("does not end"),
         );
         check("7<!-- figures: Pools > 200 links: CPU > ours -->", None);
+        check("12,345<!-- figures: Pools > messages > ours -->", None);
+        // The first of them was taken, whichever was meant.
+        check(
+            "5<!-- figures: Pools > park > µs -->",
+            Some("has 2 cells that are `Pools > park > µs`"),
+        );
         check(
             "101<!-- figures: Links > 2,000 links: CPU > before -->",
             None,

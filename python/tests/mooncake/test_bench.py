@@ -177,3 +177,28 @@ def test_threads_move_blocks_of_their_own(monkeypatch: pytest.MonkeyPatch) -> No
         ("x", (1010, 1030, 1050), (5010, 5030, 5050), (10, 10, 10)),
     }
     assert measured.bytes == measured.batches * 30 and sum(measured.times.counts.values()) == measured.batches
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_ends_by_an_error_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others went on, and the run ended as if that one had moved its share."""
+
+    class Engine:
+        """Breaks."""
+
+        def initialize(self, *_given: str) -> int:
+            return 0
+
+        def allocate_managed_buffer(self, length: int) -> int:
+            return 1000
+
+        def get_first_buffer_address(self, peer: str) -> int:
+            return 5000
+
+        def batch_transfer_sync_read(self, peer: str, mine: list[int], theirs: list[int], lengths: list[int]) -> int:
+            raise MemoryError
+
+    monkeypatch.setattr(transfer_engine_bench, "TransferEngine", Engine)
+    words = ["--segment_id=x", "--operation=read", "--threads=2", "--batch_size=1", "--block_size=10", "--duration=1"]
+    with pytest.raises(Failed, match="a transfer with x failed"):
+        measure(settings(words)[0])

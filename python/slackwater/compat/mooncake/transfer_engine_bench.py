@@ -169,7 +169,14 @@ def measure(given: Settings, now: Callable[[], float] = time.monotonic) -> Measu
         until = last = now()
         until += given.duration
         while last < until and not stopped.is_set():
-            if move(peer, mine, theirs, lengths):
+            try:
+                code = move(peer, mine, theirs, lengths)
+            except Exception:
+                # A thread ends alone; the run must not end as if it had moved its share.
+                failed.set()
+                stopped.set()
+                raise
+            if code:
                 failed.set()
                 stopped.set()
                 return

@@ -150,21 +150,23 @@ def test_memory_that_is_not_there_is_said() -> None:
         measure(given)
 
 
+class _Engine:
+    """Stands in for an engine, with memory at 1000 and that of its peer at 5000. What is moved is up to the test."""
+
+    def initialize(self, *_given: str) -> int:
+        return 0
+
+    def allocate_managed_buffer(self, length: int) -> int:
+        return 1000
+
+    def get_first_buffer_address(self, peer: str) -> int:
+        return 5000
+
+
 def test_threads_move_blocks_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     moved: set[tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = set()
 
-    class Engine:
-        """Notes what is moved."""
-
-        def initialize(self, *_given: str) -> int:
-            return 0
-
-        def allocate_managed_buffer(self, length: int) -> int:
-            return 1000
-
-        def get_first_buffer_address(self, peer: str) -> int:
-            return 5000
-
+    class Engine(_Engine):
         def batch_transfer_sync_write(self, peer: str, mine: list[int], theirs: list[int], lengths: list[int]) -> int:
             moved.add((peer, tuple(mine), tuple(theirs), tuple(lengths)))
             return 0
@@ -183,18 +185,7 @@ def test_threads_move_blocks_of_their_own(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_thread_that_ends_by_an_error_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others went on, and the run ended as if that one had moved its share."""
 
-    class Engine:
-        """Breaks."""
-
-        def initialize(self, *_given: str) -> int:
-            return 0
-
-        def allocate_managed_buffer(self, length: int) -> int:
-            return 1000
-
-        def get_first_buffer_address(self, peer: str) -> int:
-            return 5000
-
+    class Engine(_Engine):
         def batch_transfer_sync_read(self, peer: str, mine: list[int], theirs: list[int], lengths: list[int]) -> int:
             raise MemoryError
 

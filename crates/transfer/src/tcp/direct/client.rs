@@ -252,15 +252,14 @@ impl BorrowedConnection {
 
 /// The timeout to set for calls that may block up to `limit`; none where the one in force (zero: none is yet) serves.
 ///
-/// A shorter one serves as well: deadlines are looked at after each call. So a new one is well below its limit, and lasts while
-/// a deadline comes nearer with each request.
+/// A shorter one serves as well: deadlines are looked at after each call. So a new one is the power of two below its limit, and
+/// lasts while a deadline comes nearer with each request.
 fn next_timeout(in_force: Duration, limit: Duration) -> Option<Duration> {
     let limit = limit.max(Duration::from_millis(1));
-    if !in_force.is_zero() && (in_force..=in_force * 8).contains(&limit) {
+    if (in_force..=in_force * 8).contains(&limit) {
         return None;
     }
-    let half = (limit.as_millis() / 2).max(1);
-    Some(Duration::from_millis(1 << half.ilog2()))
+    Some(Duration::from_millis(1 << limit.as_millis().ilog2()))
 }
 
 fn set_options(stream: &TcpStream, buffer_bytes: usize) -> io::Result<()> {

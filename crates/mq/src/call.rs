@@ -21,8 +21,8 @@ pub struct Call<'a> {
     pub(crate) is_request: bool,
 }
 
-/// The permission to answer one request later, from any thread. When it is dropped without an answer, a peer that knows
-/// the extension texts is told that the request failed.
+/// The permission to answer one request later, from any thread. When it is dropped without an answer, the peer is told that
+/// the request failed.
 pub struct Deferred {
     context: Arc<Context>,
     origin: Arc<Origin>,
@@ -91,7 +91,7 @@ impl Call<'_> {
         Ok(())
     }
 
-    /// Answers the request with a refusal; a peer that does not know an extension text gets nothing.
+    /// Answers the request with a refusal; a peer that does not know the text of an extension is told `NOT_A_SERVICE_NODE` instead.
     ///
     /// # Errors
     /// [`NotARequest`] for a plain command.
@@ -153,7 +153,7 @@ impl Deferred {
         }
     }
 
-    /// Answers with a refusal; a peer that does not know an extension text gets nothing.
+    /// Answers with a refusal; a peer that does not know the text of an extension is told `NOT_A_SERVICE_NODE` instead.
     pub fn refuse(mut self, refusal: Refusal) {
         if let Some(tag) = self.tag.take() {
             send_refusal(&self.context, &self.origin, refusal, Some(&tag));
@@ -169,7 +169,7 @@ impl Drop for Deferred {
     }
 }
 
-/// Tells the peer why its command was not carried out, if it knows the text; counts the refusal in any case.
+/// Tells the peer why its command was not carried out, in words that it knows; counts the refusal in any case.
 pub(crate) fn send_refusal(
     context: &Context,
     origin: &Origin,
@@ -177,17 +177,7 @@ pub(crate) fn send_refusal(
     tag: Option<&[u8]>,
 ) {
     context.metrics.count("refusal", refusal.text());
-    if let Some(message) = refusal_for(origin, refusal, b"", tag) {
+    if let Some(message) = frames::refuse(refusal, origin.extensions, b"", tag) {
         context.send_plainly(origin.link, message);
     }
-}
-
-/// The message that tells a refusal to this peer; none when it would take the word for a command.
-pub(crate) fn refusal_for(
-    origin: &Origin,
-    refusal: Refusal,
-    command: &[u8],
-    tag: Option<&[u8]>,
-) -> Option<Message> {
-    (!refusal.is_extension() || origin.extensions).then(|| frames::refuse(refusal, command, tag))
 }

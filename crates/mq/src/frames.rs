@@ -36,6 +36,10 @@ pub enum Refusal {
 }
 
 impl Refusal {
+    /// What a requester without [`PROPERTY`] is told in place of an extension, so that its own code ends the request as failed:
+    /// of the words that it knows, the only one for a state of this side that may pass.
+    const STAND_IN: Refusal = Refusal::NotAServiceNode;
+
     const ALL: [Refusal; 8] = [
         Refusal::UnknownCommand,
         Refusal::Forbidden,
@@ -63,7 +67,7 @@ impl Refusal {
     }
 
     /// Whether only peers with [`PROPERTY`] know the word; others would take it for a command.
-    pub(crate) const fn is_extension(self) -> bool {
+    const fn is_extension(self) -> bool {
         matches!(self, Refusal::Busy | Refusal::Failed | Refusal::Moved)
     }
 
@@ -111,11 +115,21 @@ pub(crate) fn read(message: &Message) -> Inbound<'_> {
     }
 }
 
-/// The answer to a command that was not carried out: with a tag in the form that ends the request of that tag.
-pub(crate) fn refuse(refusal: Refusal, command: &[u8], tag: Option<&[u8]>) -> Message {
+/// The answer to a command that was not carried out: with a tag in the form that ends the request of that tag. None for a
+/// plain command whose peer does not know the word (`extensions` says whether it announced [`PROPERTY`]).
+pub(crate) fn refuse(
+    refusal: Refusal,
+    extensions: bool,
+    command: &[u8],
+    tag: Option<&[u8]>,
+) -> Option<Message> {
+    let is_known = extensions || !refusal.is_extension();
     match tag {
-        Some(tag) => Message::of([refusal.text().as_bytes(), REPLY, tag]),
-        None => Message::of([refusal.text().as_bytes(), command]),
+        Some(tag) => {
+            let word = if is_known { refusal } else { Refusal::STAND_IN };
+            Some(Message::of([word.text().as_bytes(), REPLY, tag]))
+        }
+        None => is_known.then(|| Message::of([refusal.text().as_bytes(), command])),
     }
 }
 
@@ -172,13 +186,44 @@ mod tests {
     #[test]
     fn every_refusal_reads_back_in_both_forms() {
         for refusal in Refusal::ALL {
-            assert_eq!(
-                read(&refuse(refusal, b"c.x", Some(b"t"))),
-                Inbound::RequestRefused(refusal, b"t")
+            let check = |tag, want| {
+                let message = refuse(refusal, true, b"c.x", tag).unwrap();
+                assert_eq!(read(&message), want);
+            };
+            check(
+                Some(b"t".as_slice()),
+                Inbound::RequestRefused(refusal, b"t"),
             );
+            check(None, Inbound::CommandRefused(refusal));
+        }
+    }
+
+    /// A requester that is not ours heard nothing of a full queue and waited for its timeout.
+    #[test]
+    fn a_peer_with_upstream_s_words_only_hears_no_other() {
+        const UPSTREAM: [&str; 5] = [
+            "UNKNOWNCOMMAND",
+            "FORBIDDEN",
+            "NOT_A_SERVICE_NODE",
+            "FORBIDDEN_SN",
+            "NO_REPLY_TAG",
+        ];
+        for refusal in Refusal::ALL {
+            let is_theirs = UPSTREAM.contains(&refusal.text());
+            let word = if is_theirs {
+                refusal.text()
+            } else {
+                "NOT_A_SERVICE_NODE"
+            };
             assert_eq!(
-                read(&refuse(refusal, b"c.x", None)),
-                Inbound::CommandRefused(refusal)
+                refuse(refusal, false, b"c.x", Some(b"t")),
+                Some(Message::of([word, "REPLY", "t"]))
+            );
+            let plain = refuse(refusal, false, b"c.x", None);
+            assert_eq!(
+                plain,
+                is_theirs.then(|| Message::of([word, "c.x"])),
+                "nothing waits"
             );
         }
     }

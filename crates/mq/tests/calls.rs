@@ -2,8 +2,8 @@
 
 mod common;
 
+use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::*;
@@ -110,40 +110,7 @@ fn refusals_come_at_once_and_say_why() {
 
 #[test]
 fn a_full_queue_answers_busy() {
-    let mut builder = Builder::new(Options {
-        workers: Workers {
-            general: 1,
-            batch: 1,
-            replies: 1,
-            admissions: 3,
-            lookups: 1,
-        },
-        ..options(1)
-    });
-    let queueing = Queueing {
-        queue: Some(1),
-        ..Queueing::default()
-    };
-    builder
-        .category(
-            "slow",
-            Category {
-                queueing,
-                ..Category::default()
-            },
-        )
-        .unwrap();
-    let (began, begun) = channel();
-    let (release, held) = channel::<()>();
-    let held = Mutex::new(held);
-    builder
-        .request_command("slow.work", move |call| {
-            began.send(()).unwrap();
-            let _ = held.lock().unwrap().recv();
-            call.reply(["done"]).unwrap();
-        })
-        .unwrap();
-    let server = builder.start().unwrap();
+    let (server, begun, release) = slow_server();
     let client = client(2);
     let to = connect(&client, &listen(&server, &everybody(false)));
     let (told, outcomes) = channel();

@@ -46,7 +46,7 @@ ask(b'no.such', b'a')
 ask(b'nodot')
 ask(b'admin.echo', tag)
 ask(b'test.echo')
-s.send_multipart([b'test.panic', tag])
+ask(b'test.panic', tag)
 s.send_multipart([b'FORBIDDEN', b'REPLY', tag])
 s.send_multipart([b'UNKNOWNCOMMAND'])
 s.send_multipart([b'BYE'])
@@ -72,7 +72,9 @@ ask(b'test.echo', tag, b'x' * 500000)
         check("[b'UNKNOWNCOMMAND', b'nodot']");
         check("[b'FORBIDDEN', b'REPLY', b'ttttttttttttttt']");
         check("[b'NO_REPLY_TAG', b'test.echo']");
-        // A peer without our property is not told FAILED, and errors are not answered with errors.
+        // FAILED is a word that only peers of our own know.
+        check("[b'NOT_A_SERVICE_NODE', b'REPLY', b'ttttttttttttttt']");
+        // Errors are not answered with errors.
         assert!(
             python
                 .line()
@@ -81,6 +83,43 @@ ask(b'test.echo', tag, b'x' * 500000)
         until(&server, "the failed handler is counted", |server| {
             server.metrics().handlers_failed.get() == 1
         });
+    }
+}
+
+/// A requester that is not ours heard nothing of a full queue and waited for its timeout of 15 s. Of the words that OxenMQ's
+/// own code takes as the failure of a request, one comes at once, while the worker is still held.
+#[test]
+fn their_request_to_a_full_queue_fails_at_once() {
+    let script = r#"
+s = sock(zmq.DEALER)
+s.connect('tcp://127.0.0.1:' + sys.argv[1])
+tags = [bytes([n]) * 15 for n in b'123']
+for tag in tags:
+    s.send_multipart([b'slow.work', tag, b'x'])
+    sys.stdin.readline()
+s.send_multipart([b'slow.work', b'4' * 15])
+for _ in range(4): say(s.recv_multipart())
+"#;
+    let (server, begun, release) = slow_server();
+    let address = listen(&server, &everybody(false));
+    let Some(mut python) = start(script, &[&port(&address)]) else {
+        return;
+    };
+    next(&begun, "the first is at work");
+    python.go_on();
+    until(&server, "the second waits", |server| {
+        server.waiting_commands() == [1]
+    });
+    python.go_on();
+    python.go_on();
+    let refused = |tag: &str| format!("[b'NOT_A_SERVICE_NODE', b'REPLY', b'{}']", tag.repeat(15));
+    assert_eq!(python.line(), refused("3"));
+    assert_eq!(python.line(), refused("4"));
+    assert_eq!(server.metrics().caused("refusal", "BUSY"), 2);
+    drop(release);
+    for tag in ["1", "2"] {
+        let done = format!("[b'REPLY', b'{}', b'done']", tag.repeat(15));
+        assert_eq!(python.line(), done);
     }
 }
 

@@ -8,7 +8,6 @@ use super::outbound::Tag;
 use super::peer::{Kind, Peer, Probe, Role};
 use super::peers::At;
 use super::{LoopCommand, Shard};
-use crate::call::refusal_for;
 use crate::context::Context;
 use crate::deliver::Sending;
 use crate::frames::{self, HELLO, Inbound, TAG_BYTES, TAG_BYTES_MAX};
@@ -241,7 +240,7 @@ impl Shard {
             Some(false) => None,
             None => second.filter(|part| part.len() == TAG_BYTES),
         };
-        if let Some(answer) = refusal_for(&peer.origin, refusal, name, tag) {
+        if let Some(answer) = frames::refuse(refusal, peer.origin.extensions, name, tag) {
             self.deliver(net, at, Sending::plain(answer));
         }
     }

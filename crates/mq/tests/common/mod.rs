@@ -2,7 +2,8 @@
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::net::Ipv4Addr;
-use std::sync::mpsc::Receiver;
+use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use slackwater_base::Backoff;
@@ -81,6 +82,37 @@ pub(crate) fn server_builder(options: Options) -> Builder {
         .request_command("test.silent", |_| {})
         .expect("a name");
     builder
+}
+
+/// A server with one worker and a queue of one command: `slow.work` reports its begin and holds the worker until it is released.
+pub(crate) fn slow_server() -> (Running, Receiver<()>, Sender<()>) {
+    let mut builder = Builder::new(Options {
+        workers: Workers {
+            general: 1,
+            ..options(1).workers
+        },
+        ..options(1)
+    });
+    let queueing = Queueing {
+        queue: Some(1),
+        ..Queueing::default()
+    };
+    let slow = Category {
+        queueing,
+        ..Category::default()
+    };
+    builder.category("slow", slow).expect("a name");
+    let ((began, begun), (release, held)) = (channel(), channel());
+    let held = Mutex::new(held);
+    builder
+        .request_command("slow.work", move |call| {
+            began.send(()).expect("the test listens");
+            // Released, or the test has ended.
+            let _ = held.lock().expect("no test panics with it").recv();
+            call.reply(["done"]).expect("a request");
+        })
+        .expect("a name");
+    (builder.start().expect("a message layer"), begun, release)
 }
 
 /// Listens at any port and returns the address.

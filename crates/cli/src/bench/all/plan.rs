@@ -99,12 +99,13 @@ pub(super) const PARTS: &[Part] = &[
     Part {
         name: "transfer",
         title: "Transfers",
-        words: &["transfer", "--rounds", "1"],
+        // Batches of 128 blocks take four times as long as all other rows; those beside the incumbent's bench stay.
+        words: &["transfer", "--rounds", "1", "--batch", "1,16"],
         quick: &["transfer", "--quick"],
         published: "Mooncake's TCP transport with several event loops went from 6.7 to 46 GB/s between two processes of one host (DRAM), and \
                     from 3.2 to 10.8 GB/s between hosts.",
         writes: false,
-        seconds: 400.0,
+        seconds: 100.0,
     },
     Part {
         name: "store-served",

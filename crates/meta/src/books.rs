@@ -287,6 +287,10 @@ impl Master {
         ensure(self.jobs.balance(), || {
             "jobs count other copies than there are".to_owned()
         })?;
+        for id in self.wishes.objects() {
+            let known = self.catalog.is_object(id) && self.catalog.object(id).has_replicas();
+            ensure(known, || format!("a wish for {id:?}, which has no value"))?;
+        }
         for (id, replica) in self.catalog.all_replicas() {
             let orphan = self.orphans.contains_key(&id);
             let sound = match replica.state {

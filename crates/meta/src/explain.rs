@@ -78,7 +78,7 @@ impl Master {
                     segment: segment.id,
                 },
             };
-            ((at, replica.state, replica.refs), segment.name.clone())
+            ((at, replica.state, replica.refs), segment.name.to_string())
         };
         let put = self.puts.open.get(&id);
         let written = put.iter().flat_map(|put| &put.replicas).copied();

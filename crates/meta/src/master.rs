@@ -24,7 +24,7 @@ use crate::offload::Offloads;
 use crate::outbox::{Acks, Outbox};
 use crate::owed::{Owed, OwedLimits};
 use crate::permissions;
-use crate::placement::{self, PlacementPolicy};
+use crate::placement::{self, PlacementPolicy, Wishes};
 use crate::promote::Promotions;
 use crate::put::{Puts, Queue};
 use crate::replicate::Replicating;
@@ -115,6 +115,7 @@ pub struct Master {
     pub(crate) segments: Segments,
     pub(crate) tenants: Tenants,
     pub(crate) placement: Box<dyn PlacementPolicy>,
+    pub(crate) wishes: Wishes,
     pub(crate) due: Deadlines<Due>,
     pub(crate) puts: Puts,
     pub(crate) queue: Queue,
@@ -223,6 +224,7 @@ impl Master {
             segments: Segments::default(),
             tenants: Tenants::new(config.tenancy, config.limits.tenants),
             placement: placement::build(config.placement, Rng::new(seed)),
+            wishes: Wishes::default(),
             due: Deadlines::new(),
             puts: Puts::default(),
             queue: Queue::default(),

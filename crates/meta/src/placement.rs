@@ -1,8 +1,11 @@
 //! Where new replicas are placed: the trait of placement policies, and its implementations.
 
-use slackwater_base::Rng;
+use std::sync::Arc;
 
-use crate::catalog::SegmentIndex;
+use slackwater_base::{Map, Rng};
+use slackwater_wire::SegmentKind;
+
+use crate::catalog::{ObjectId, SegmentIndex};
 use crate::config::Placement;
 use crate::segment::Segments;
 
@@ -59,15 +62,66 @@ pub(crate) fn rank(
     policy.rank(&mut rooms, writer_host);
     let mut order: Vec<SegmentIndex> = rooms.into_iter().map(|room| room.index).collect();
     if !preferred.is_empty() {
-        order.sort_by_key(|index| {
-            let name = &segments.at(*index).name;
-            preferred
-                .iter()
-                .position(|wish| wish == name)
-                .unwrap_or(usize::MAX)
-        });
+        order.sort_by_key(|index| wished(preferred, &segments.at(*index).name));
     }
     order
+}
+
+/// Where a segment comes among those that are preferred: others are last.
+fn wished(preferred: &[impl AsRef<str>], name: &str) -> usize {
+    let mut names = preferred.iter();
+    let found = names.position(|wish| wish.as_ref() == name);
+    found.unwrap_or(usize::MAX)
+}
+
+/// Names of segments that are kept of one put.
+const WISHES_MAX: usize = 4;
+
+/// The memory segments that puts preferred, for later copies of their objects. A wish is not kept over a restart of the master.
+#[derive(Debug, Default)]
+pub(crate) struct Wishes(Map<ObjectId, Wish>);
+
+/// Memory segments that a put preferred, the first most; only those that were there then.
+pub(crate) type Wish = Box<[Arc<str>]>;
+
+impl Wishes {
+    /// What is kept of the names that a put prefers.
+    pub(crate) fn of(segments: &Segments, preferred: &[String]) -> Wish {
+        let known = |name: &String| {
+            let mut all = segments.iter().map(|(_, segment)| segment);
+            let found = all.find(|it| it.kind() == SegmentKind::Memory && *it.name == **name);
+            found.map(|segment| Arc::clone(&segment.name))
+        };
+        preferred
+            .iter()
+            .filter_map(known)
+            .take(WISHES_MAX)
+            .collect()
+    }
+
+    /// An object has the value of a put that had this wish.
+    pub(crate) fn set(&mut self, object: ObjectId, wish: Wish) {
+        if wish.is_empty() {
+            self.0.remove(&object);
+        } else {
+            self.0.insert(object, wish);
+        }
+    }
+
+    pub(crate) fn forget(&mut self, object: ObjectId) {
+        self.0.remove(&object);
+    }
+
+    /// Where a segment comes among those that an object's put preferred: the least is tried first.
+    pub(crate) fn rank(&self, object: ObjectId, name: &str) -> usize {
+        let wish = self.0.get(&object);
+        wish.map_or(usize::MAX, |wish| wished(wish, name))
+    }
+
+    /// The objects that have a wish.
+    pub(crate) fn objects(&self) -> impl Iterator<Item = ObjectId> {
+        self.0.keys().copied()
+    }
 }
 
 #[cfg(test)]

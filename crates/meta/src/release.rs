@@ -219,6 +219,7 @@ impl Master {
             self.wake(now, group);
         }
         self.soft_until.remove(&id);
+        self.wishes.forget(id);
         if self.catalog.object(id).is(Mark::Open) {
             return;
         }

@@ -205,7 +205,7 @@ impl Master {
         if self.lease_end(id) > now {
             return Err(ErrorCode::ObjectHasLease);
         }
-        let on_it = |segment: SegmentIndex| self.segments.at(segment).name == name;
+        let on_it = |segment: SegmentIndex| *self.segments.at(segment).name == *name;
         let all = self
             .catalog
             .replicas(id)

@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use slackwater_base::{
     AllocError, BLOCK_BYTES, Extent, ExtentAllocator, Instant, Map, Planted, planted,
@@ -17,7 +18,7 @@ use crate::tenant::Ledger;
 /// A run of memory, or the SSD log of one node, with the policy that decides what is evicted from it.
 pub(crate) struct Segment {
     pub(crate) id: SegmentId,
-    pub(crate) name: String,
+    pub(crate) name: Arc<str>,
     pub(crate) host: String,
     pub(crate) node: NodeId,
     pub(crate) incarnation: Incarnation,
@@ -103,7 +104,7 @@ impl Segment {
         };
         Self {
             id: mount.segment,
-            name: mount.name.clone(),
+            name: mount.name.as_str().into(),
             host: mount.host.clone(),
             node: mount.node,
             incarnation: mount.incarnation,
@@ -314,7 +315,7 @@ impl Segment {
             node: self.node,
             presence: self.presence,
             draining: self.draining,
-            name: self.name.clone(),
+            name: self.name.to_string(),
             kind: self.kind(),
             bytes: self.capacity(),
             used_bytes: self.used(),

@@ -120,7 +120,7 @@ impl Master {
                 JobWork::Drain { targets, .. } => targets.clone(),
                 JobWork::Copy { .. } | JobWork::Move { .. } => Vec::new(),
             };
-            let name = segment.name.clone();
+            let name = segment.name.to_string();
             // Where it went before may be gone.
             let named = self.plan_for(vec![place.0], &targets);
             let (plan, targets) = match named {

@@ -251,7 +251,7 @@ impl Master {
     /// The segments that places name: numbers of nodes, or names of segments.
     pub(super) fn segments_at(&self, places: &[String]) -> Vec<SegmentId> {
         let named = |place: &String, segment: &crate::segment::Segment| {
-            segment.name == *place || place.parse() == Ok(segment.node.0)
+            *segment.name == **place || place.parse() == Ok(segment.node.0)
         };
         let all = self.segments.iter();
         let named = all.filter(|(_, it)| places.iter().any(|place| named(place, it)));

@@ -191,9 +191,10 @@ impl Master {
         Verdict::Admit(*source, *node)
     }
 
-    /// The SSD copies of an object whose nodes have memory to promote to, least busy first.
+    /// The SSD copies of an object whose nodes have memory to promote to: those beside a segment that the put preferred, then the
+    /// least busy.
     fn sources(&self, id: ObjectId) -> Vec<(ReplicaId, NodeId)> {
-        let mut sources: Vec<(usize, ReplicaId, NodeId)> = Vec::new();
+        let mut sources: Vec<((usize, usize), ReplicaId, NodeId)> = Vec::new();
         for (replica, facts) in self.catalog.replicas(id) {
             let segment = self.segments.at(facts.segment);
             let fits = |index| {
@@ -203,11 +204,17 @@ impl Master {
                     memory.extents.books().capacity >= self.catalog.object(id).bytes
                 })
             };
-            if segment.kind() == SegmentKind::Disk
-                && segment.takes_new()
-                && self.segments.of_node(segment.node).into_iter().any(fits)
-            {
-                sources.push((self.promotions.load(segment.node), replica, segment.node));
+            if segment.kind() != SegmentKind::Disk || !segment.takes_new() {
+                continue;
+            }
+            let mut above = self.segments.of_node(segment.node);
+            above.retain(|index| fits(*index));
+            let ranks = above
+                .iter()
+                .map(|index| self.wishes.rank(id, &self.segments.at(*index).name));
+            if let Some(rank) = ranks.min() {
+                let first = (rank, self.promotions.load(segment.node));
+                sources.push((first, replica, segment.node));
             }
         }
         sources.sort_unstable();

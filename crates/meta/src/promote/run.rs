@@ -81,7 +81,7 @@ impl Master {
         self.outbox.order(node, Order::Staged { ticket, extent });
     }
 
-    /// Allocates on one of the node's memory segments, the emptiest first.
+    /// Allocates on one of the node's memory segments: those that the put preferred, then the emptiest.
     fn allocate_near(
         &mut self,
         now: Instant,
@@ -95,7 +95,10 @@ impl Master {
             let may = segment.kind() == SegmentKind::Memory && segment.takes_new();
             may && !self.is_bound_for(object, *index)
         });
-        memory.sort_by_key(|index| self.segments.at(*index).used());
+        memory.sort_by_key(|index| {
+            let segment = self.segments.at(*index);
+            (self.wishes.rank(object, &segment.name), segment.used())
+        });
         let found = memory
             .iter()
             .find_map(|index| self.segments.allocate(&mut self.catalog, *index, bytes));

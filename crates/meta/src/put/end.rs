@@ -178,6 +178,7 @@ impl Master {
         object.lease = Instant::ZERO;
         let hash = object.hash;
         self.held.heard(hash);
+        self.wishes.set(id, put.wish);
         if !replaces {
             self.apply_pin(now, id, put.pin);
             self.join_group(id, put.group);

@@ -6,6 +6,7 @@ use slackwater_base::{Instant, Map};
 use slackwater_wire::{ChainPlace, ClientId, Durability, OperationId, Pin, Version};
 
 use crate::catalog::{Catalog, ObjectId, ReplicaId, SegmentIndex};
+use crate::placement::Wish;
 
 mod end;
 mod queue;
@@ -46,6 +47,7 @@ pub(crate) struct OpenPut {
     pub(crate) group: Option<u64>,
     pub(crate) durability: Durability,
     pub(crate) chain: ChainPlace,
+    pub(crate) wish: Wish,
 }
 
 impl Puts {

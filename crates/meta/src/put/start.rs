@@ -10,7 +10,7 @@ use slackwater_wire::{
 use super::{ChainPlace, OpenPut};
 use crate::catalog::{Mark, ObjectId, ReplicaId, TenantIndex};
 use crate::master::{Caller, Due, Master};
-use crate::placement;
+use crate::placement::{self, Wishes};
 use crate::tenant::Ledger;
 
 /// A call that starts puts.
@@ -358,6 +358,7 @@ impl Master {
             group: config.group,
             durability: config.durability,
             chain: wanted.chain,
+            wish: Wishes::of(&self.segments, &config.preferred),
         };
         self.puts.add(object, put);
         self.due

@@ -3,6 +3,7 @@
 mod life;
 mod retry;
 mod review;
+mod wishes;
 
 use std::time::Duration;
 

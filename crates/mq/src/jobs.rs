@@ -150,8 +150,8 @@ struct Waiting {
 const REPLIES: usize = 65_536;
 const BATCH_JOBS: usize = 1 << 20;
 
-static REST: Site = Site::new("mq worker");
-static DRAIN: Site = Site::new("mq drain");
+pub(crate) static REST: Site = Site::new("mq worker");
+pub(crate) static DRAIN: Site = Site::new("mq drain");
 
 impl Jobs {
     pub(crate) fn new(

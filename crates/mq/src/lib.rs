@@ -30,6 +30,8 @@ mod tagged;
 mod timer;
 pub mod tool;
 
+use slackwater_wait::Site;
+
 pub use access::{Access, Admission, Applicant, Decide};
 pub use address::{Address, AddressError, Place};
 pub use batch::{Batch, BatchError, JobOutcome, RunOn};
@@ -54,3 +56,9 @@ pub use stream::{Gap, Published, Publisher, StreamHandler, StreamOptions};
 pub use subscription::{Change, Subscriptions};
 pub use tagged::{TaggedFull, TaggedThread};
 pub use timer::{Timer, TimerOptions};
+
+/// Where the threads of the message layer wait, with how: counted for the whole process.
+#[must_use]
+pub fn wait_sites() -> [&'static Site; 2] {
+    [&jobs::REST, &jobs::DRAIN]
+}

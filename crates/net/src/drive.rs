@@ -57,7 +57,7 @@ struct Poller {
 
 const EVENTS: usize = 1024;
 
-static ANSWER: Site = Site::new("answer of a link");
+pub(crate) static ANSWER: Site = Site::new("answer of a link");
 
 thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };

@@ -19,6 +19,8 @@ mod role;
 mod socket;
 mod wheel;
 
+use slackwater_wait::Site;
+
 pub use bucket::TokenBucket;
 pub use counters::{Counter, Counters};
 pub use drive::{Loop, StartError, WeakLoop, is_inside_a_loop};
@@ -29,3 +31,9 @@ pub use protocol::{ConnId, Connect, End, Event, Limits, Listen, ListenerId, NetE
 pub use raw::Readiness;
 pub use socket::{TcpLiveness, UnixAccess};
 pub use wheel::{TimerId, Wheel};
+
+/// Where the threads of event loops and of their callers wait, with how: counted for the whole process.
+#[must_use]
+pub fn wait_sites() -> [&'static Site; 3] {
+    [&drive::ANSWER, &role::BACKGROUND, &role::CALLER]
+}

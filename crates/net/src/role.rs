@@ -32,8 +32,8 @@ enum Holder {
     Caller,
 }
 
-static BACKGROUND: Site = Site::new("role of a loop, its thread");
-static CALLER: Site = Site::new("role of a loop, caller");
+pub(crate) static BACKGROUND: Site = Site::new("role of a loop, its thread");
+pub(crate) static CALLER: Site = Site::new("role of a loop, caller");
 
 /// How long after a caller's last turn the role stays free for its next one.
 const LEASE: Duration = Duration::from_millis(1);

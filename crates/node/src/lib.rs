@@ -18,6 +18,7 @@ pub mod region;
 mod selection;
 pub mod serve;
 pub mod store;
+mod waits;
 
 pub use config::Config;
 pub use decisions::{LatestDecisions, ToldDecision};

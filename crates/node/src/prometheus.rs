@@ -416,6 +416,11 @@ impl Text {
             |wait| wait.spun,
         );
         by_site(
+            "slackwater_wait_looks_total",
+            "Looks at what was waited for, before sleep.",
+            |wait| wait.looks,
+        );
+        by_site(
             "slackwater_wait_parks_total",
             "Times a waiter slept in the kernel.",
             |wait| wait.parked,

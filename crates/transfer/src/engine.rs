@@ -83,7 +83,7 @@ impl From<ReopenError> for EngineError {
     }
 }
 
-static BATCHES: Site = Site::new("transfer batches");
+pub(crate) static BATCHES: Site = Site::new("transfer batches");
 
 impl Engine {
     /// An engine called `segment.name` over these movers, the preferred ones first.

@@ -33,7 +33,7 @@ pub(crate) struct FlowGuard {
     number: u64,
 }
 
-static ROOM: Site = Site::new("transfer room");
+pub(crate) static ROOM: Site = Site::new("transfer room");
 
 impl Flow {
     /// Begins one more request.

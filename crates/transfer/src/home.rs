@@ -82,7 +82,7 @@ impl GrantSpec {
 const NOTICES_MAX: usize = 4096;
 const NOTICES_BYTES_MAX: usize = 16 << 20;
 
-static NOTICES: Site = Site::new("transfer notices");
+pub(crate) static NOTICES: Site = Site::new("transfer notices");
 
 /// Every home of this process, so that engines of one process find each other.
 static HOMES: Mutex<BTreeMap<Incarnation, Weak<Home>>> = Mutex::new(BTreeMap::new());

@@ -35,6 +35,8 @@ pub mod stage;
 mod start;
 mod tcp;
 
+use slackwater_wait::Site;
+
 pub use batch::{Batch, BatchError, BatchId};
 pub use cause::{Cause, Deadline, Outcome, Status};
 pub use engine::{Engine, EngineError, Watch};
@@ -58,3 +60,17 @@ pub use tcp::{
     AllowList, IGNORED, LaneCounters, Level, OPTIONS, OptionError, Tcp, TcpConfig, TcpError,
     TcpOption,
 };
+
+/// Where the threads of transfers and of their callers wait, with how: counted for the whole process.
+#[must_use]
+pub fn wait_sites() -> [&'static Site; 7] {
+    [
+        &engine::BATCHES,
+        &tcp::FULL,
+        &host::CONTROL,
+        &host::DRAINING,
+        &flow::ROOM,
+        &home::NOTICES,
+        &stage::STAGING,
+    ]
+}

@@ -295,7 +295,7 @@ struct Committing {
     held: VecDeque<(u64, Answer)>,
 }
 
-static COMMIT: Site = Site::new("master, journal");
+pub(crate) static COMMIT: Site = Site::new("master, journal");
 
 impl Committer {
     pub(super) fn new(file: JournalFile) -> Self {

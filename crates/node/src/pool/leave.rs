@@ -21,7 +21,7 @@ const CONCURRENCY: u32 = 32;
 /// How much later than its job a node is answered.
 const SLACK: Duration = Duration::from_secs(2);
 
-static LEAVING: Site = Site::new("master, leaving node");
+pub(crate) static LEAVING: Site = Site::new("master, leaving node");
 
 impl MasterShell {
     /// `nodes.leave`, which is answered once everything has gone, or when the time of the node is over.

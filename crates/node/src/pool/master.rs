@@ -96,7 +96,7 @@ struct MasterState {
     wakes: Instant,
 }
 
-static STEWARD: Site = Site::new("master, deadline");
+pub(crate) static STEWARD: Site = Site::new("master, deadline");
 
 impl MasterServer {
     /// Starts a master with an empty catalog.

@@ -17,6 +17,12 @@ mod operated;
 mod requests;
 mod uplink;
 
+pub(crate) use journal::COMMIT;
+pub(crate) use leave::LEAVING;
+pub(crate) use master::STEWARD;
+pub(crate) use operated::ANSWER;
+pub(crate) use uplink::HAPPENED;
+
 pub use journal::JournalError;
 pub use master::{MasterOptions, MasterServer};
 pub use node::{NodeError, NodeOptions, NodeServer};

@@ -14,7 +14,10 @@ use super::master::{MasterServer, MasterShell};
 use crate::host::Asked;
 use crate::operated::Operated;
 use crate::prometheus::Text;
-use crate::store::{EvictionRules, Flow, Phases, PutStats, ReadStats, Reason, TierStats};
+use crate::store::{
+    EvictionRules, Flow, Phases, PutStats, ReadStats, Reason, TierStats, WaitStats,
+};
+use crate::waits;
 use crate::{Stats, StoreError};
 
 /// The master of a pool as its operators see it.
@@ -47,6 +50,8 @@ pub struct PoolStats {
     pub offloads: OffloadMetrics,
     /// How long parts of reads took: the master sees look-ups alone.
     pub phases: Phases,
+    /// How the threads of the master's process waited, by what for.
+    pub waits: Vec<WaitStats>,
     /// The processes that take part.
     pub nodes: NodesStats,
 }
@@ -85,7 +90,7 @@ pub struct NodeStats {
     pub ssd: Option<TierStats>,
 }
 
-static ANSWER: Site = Site::new("master, answer");
+pub(crate) static ANSWER: Site = Site::new("master, answer");
 
 impl MasterServer {
     /// The master as its operators see it.
@@ -221,6 +226,7 @@ impl Operated for PoolMaster {
             eviction_rules: stats.eviction_rules,
             offloads: stats.offloads,
             phases: self.0.phases.times(),
+            waits: waits::of_process().collect(),
             nodes,
         }
     }
@@ -231,6 +237,7 @@ impl Operated for PoolMaster {
         text.master(&stats);
         text.nodes(&nodes);
         text.phases(&self.0.phases);
+        text.waits(&waits::of_process().collect::<Vec<_>>());
         text.finish()
     }
 

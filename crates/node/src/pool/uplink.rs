@@ -64,7 +64,7 @@ pub(super) enum Happened {
     StoreBroken,
 }
 
-static HAPPENED: Site = Site::new("node, link");
+pub(crate) static HAPPENED: Site = Site::new("node, link");
 /// How long the answer to a hello may take.
 const HELLO_TIME: Duration = Duration::from_secs(5);
 

@@ -76,7 +76,7 @@ struct Admitted {
 /// The lock is held for so many granules at a time, some microseconds: event loops wait for it.
 const LOCKED_GRANULES: usize = 4096;
 
-static WRITTEN: Site = Site::new("store, ends of writes");
+pub(crate) static WRITTEN: Site = Site::new("store, ends of writes");
 
 impl ExtentGate {
     /// A gate of `bytes` bytes of memory whose extents begin at multiples of `granule`.

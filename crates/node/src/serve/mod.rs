@@ -31,7 +31,7 @@ use slackwater_wire::{Epoch, limits};
 use slackwater_zmtp::{KeyPair, Limits, PublicKey};
 
 pub use error::ServeError;
-pub(crate) use gate::ExtentGate;
+pub(crate) use gate::{ExtentGate, WRITTEN};
 pub use operated::ServedStore;
 
 use self::handlers::Handlers;

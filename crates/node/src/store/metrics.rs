@@ -11,6 +11,7 @@ use super::{
     EvictionRules, Flow, PutStats, ReadStats, SsdStats, Stats, TierStats, ViewStats, WaitStats,
 };
 use crate::prometheus::{BOUNDS, Text};
+use crate::waits;
 
 impl Shared {
     pub(super) fn stats(&self) -> Stats {
@@ -64,7 +65,11 @@ impl Shared {
             corrupt: get(&meters.corrupt_memory) + agent.records_corrupt,
             latency: meters.latencies(),
             phases: meters.phases.times(),
-            waits: self.sites().map(wait).collect(),
+            waits: self
+                .sites()
+                .map(WaitStats::of)
+                .chain(waits::of_process())
+                .collect(),
             io: self
                 .disk
                 .as_ref()
@@ -254,17 +259,4 @@ fn tier(segments: &[SegmentState], kind: SegmentKind) -> TierStats {
         capacity_bytes: sum.capacity_bytes + segment.bytes,
         used_bytes: sum.used_bytes + segment.used_bytes,
     })
-}
-
-fn wait(site: &Site) -> WaitStats {
-    let counts = site.counts();
-    WaitStats {
-        site: site.name(),
-        waits: counts.waits,
-        spun: counts.spin_hits,
-        parked: counts.parks,
-        timeouts: counts.timeouts,
-        spun_us: counts.spin_nanos / 1000,
-        parked_us: counts.park_nanos / 1000,
-    }
 }

@@ -42,7 +42,7 @@ pub struct Stats {
     pub latency: Latencies,
     /// How long parts of reads took.
     pub phases: Phases,
-    /// How the store's threads and callers waited, by what for.
+    /// How the store's threads and callers waited, by what for, and those of the process that move its values and messages.
     pub waits: Vec<WaitStats>,
     /// How SSD reads and writes are done.
     pub io: Selection,
@@ -212,6 +212,8 @@ pub struct WaitStats {
     pub waits: u64,
     /// Waits that ended while they still looked.
     pub spun: u64,
+    /// Looks at what was waited for, before sleep.
+    pub looks: u64,
     /// Times a waiter slept in the kernel.
     pub parked: u64,
     /// Waits that ended at their deadline.

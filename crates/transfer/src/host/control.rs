@@ -24,7 +24,7 @@ pub(super) enum ControlRequest {
     Probe(Instant, Part),
 }
 
-static CONTROL: Site = Site::new("host control");
+pub(crate) static CONTROL: Site = Site::new("host control");
 
 impl Core {
     /// The control thread: sends requests to the owner until the peer is closed.

@@ -33,5 +33,8 @@ mod tests;
 mod watched;
 mod window;
 
+pub(crate) use control::CONTROL;
+pub(crate) use service::DRAINING;
+
 pub use mover::{HostError, HostLimits, HostMover};
 pub use service::ServiceLimits;

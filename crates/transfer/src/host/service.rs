@@ -252,7 +252,7 @@ impl Drop for Service {
     }
 }
 
-static DRAINING: Site = Site::new("host fence");
+pub(crate) static DRAINING: Site = Site::new("host fence");
 
 impl ServiceState {
     /// Revokes the windows on the accesses that `which` selects. A window at which a peer is copying ends with the

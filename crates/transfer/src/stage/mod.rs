@@ -15,6 +15,8 @@ mod mover;
 mod software;
 mod stager;
 
+pub(crate) use stager::SITE as STAGING;
+
 #[cfg(feature = "gpu")]
 pub use cuda::{CudaDevice, CudaMemory};
 pub use device::{CopyId, CopyQueue, Device, DeviceCopy, DeviceError, Pinned};

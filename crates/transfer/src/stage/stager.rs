@@ -91,7 +91,7 @@ const IN: usize = 1;
 /// How often the thread polls without a call of the device: a lost device never calls.
 const UNCALLED: Duration = Duration::from_millis(20);
 
-static SITE: Site = Site::new("staging");
+pub(crate) static SITE: Site = Site::new("staging");
 
 /// Runs a callback. If it panics, the panic ends there, reported by the panic hook: the thread has copies of other
 /// callers to attend to.

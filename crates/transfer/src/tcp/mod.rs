@@ -83,7 +83,7 @@ pub enum TcpError {
     System(String),
 }
 
-static FULL: Site = Site::new("transfer queue");
+pub(crate) static FULL: Site = Site::new("transfer queue");
 const NOTICE_TIMEOUT: Duration = Duration::from_secs(30);
 /// The most jobs that are queued in one call of the scheduler.
 const RUN_BYTES: u64 = 64 << 20;

@@ -128,9 +128,17 @@ fn a_sample_says_what_the_metrics_and_the_statistics_say() {
         let (mut shown, mut told) = (sample(server), server.json("/api/v1/stats"));
         assert!(shown["stats"]["puts"]["stored"].as_u64() > Some(0));
         // Threads wait also for what nobody asked.
-        for stats in [&mut shown["stats"], &mut told] {
-            stats.as_object_mut().unwrap().remove("waits");
-        }
+        let waits = [&mut shown["stats"], &mut told]
+            .map(|stats| stats.as_object_mut().unwrap().remove("waits").unwrap());
+        let of_messages = |wait: &&Value| wait["site"] == "mq worker";
+        let [_, told_waits] = &waits;
+        let workers = told_waits.as_array().unwrap().iter().find(of_messages);
+        assert!(
+            workers.unwrap()["parked"].as_u64() > Some(0),
+            "{told_waits}"
+        );
+        let (_, metrics) = server.ask("GET", "/metrics", "");
+        assert!(metrics.contains("slackwater_wait_looks_total{site=\"mq worker\"} "));
         assert_eq!(shown["stats"], told);
         let segments = server.json("/api/v1/segments");
         assert_eq!(shown["segments"], segments["segments"]);

@@ -49,6 +49,23 @@ room of its unfinished puts at once, and its leases when they run out. One with 
 closed; values may lie in any other memory too.
 """
 
+_DEFAULTS = """
+## Defaults that differ, and why
+
+**Promotion is on** (`--promotion_on_hit` is off there). A read from SSD costs about ten times one from memory, and a value that was
+read twice in a short time is likely to be read again. There, promotions are handed out with a heartbeat each ten seconds, and
+each reads its value from SSD once more, so that they are worth their price only sometimes. Here the read that earns a promotion
+begins it, and gives it the bytes where it has them already. Where memory is fuller than `promotion.high` nothing is promoted until
+eviction has made room; `slackwater_promotions_rejected_total` counts what was refused, by why. `promotion.enabled = false` turns it
+off; [tuning](tuning.md) says which other options there are.
+
+**Waiting is adaptive.** There, a thread that waits looks without a pause until its bytes are there, which takes a core for each
+waiter. Here a waiter looks for at most 100 µs, and only where what it learned of earlier waits says that this is cheaper than a
+sleep; then it sleeps until it is woken. `wait = "park"` never looks, `wait = "adaptive:max_spin=20us,cpu_price=4"` looks for a
+shorter time and counts CPU dearer, and `wait = "spin"` does as they do. As the variable `SLACKWATER_WAIT` it holds for every
+store, engine and message layer of a process.
+"""
+
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
     lines = [tuple(head)]
@@ -89,7 +106,8 @@ def text() -> str:
         _table(
             ("", "Mooncake", "Slackwater"), ((row["point"], row["mooncake"], row["slackwater"]) for row in deviations)
         ),
-        "\n## Environment\n",
+        _DEFAULTS,
+        "## Environment\n",
         _table(("variable", "default", "meaning"), ((f"`{name}`", *row) for name, row in READ.items())),
         "\nThese are reported once when they are set, and have no effect:\n",
         _table(("variable", "why"), ((f"`{name}`", why) for name, why in IGNORED.items())),

@@ -4,7 +4,7 @@ mod common;
 
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::*;
 use slackwater_mq::*;
@@ -141,6 +141,20 @@ fn a_full_queue_answers_busy() {
     drop(release);
     assert_eq!(next(&outcomes, "the first"), Ok(Some(b"done".to_vec())));
     assert_eq!(next(&outcomes, "the second"), Ok(Some(b"done".to_vec())));
+}
+
+/// A caller in a burst of requests runs the loop itself. It slept in the kernel until the next event or timer while a worker of its
+/// own process had answered long ago.
+#[test]
+fn a_caller_that_runs_the_loop_sees_what_other_threads_answer() {
+    let server = server_builder(options(1)).start().unwrap();
+    let own = server.connect_inproc();
+    let began = Instant::now();
+    for _ in 0..200 {
+        let answer = ask(&server, own, "admin.echo", &[b"x"]);
+        assert_eq!(answer, Ok(vec![b"x".to_vec()]));
+        assert!(began.elapsed() < LONG / 2, "{:?}", began.elapsed());
+    }
 }
 
 #[test]

@@ -2,11 +2,14 @@ use std::cell::Cell;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::Wake;
 use std::thread::JoinHandle;
 
 use mio::{Events, Poll, Waker};
 use slackwater_base::Instant;
-use slackwater_wait::{Abandoned, Choice, ChoiceError, Completion, Site, Stopped, Waiting, now};
+use slackwater_wait::{
+    Abandoned, Choice, ChoiceError, Completion, Hook, Site, Stopped, Waiting, now,
+};
 use thiserror::Error;
 
 use crate::net::WAKER;
@@ -37,10 +40,16 @@ struct LoopShared<P: Protocol> {
     inbox_limit: usize,
     poller: Mutex<Poller>,
     role: Role,
-    waker: Waker,
+    wakeup: Arc<Wakeup>,
     counters: Arc<Counters>,
     stopping: AtomicBool,
     thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What makes the poller return. As the waker of a completion it serves a caller that runs the loop until its answer is there.
+struct Wakeup {
+    waker: Waker,
+    counters: Arc<Counters>,
 }
 
 struct Core<P> {
@@ -61,12 +70,35 @@ pub(crate) static ANSWER: Site = Site::new("answer of a link");
 
 thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
+    /// The wakeup of the loop that the thread runs for an answer of its own.
+    static RUNS: Cell<*const Wakeup> = const { Cell::new(std::ptr::null()) };
 }
 
 /// Whether the calling thread is inside a loop's protocol: it must not wait for anything that loop does.
 #[must_use]
 pub fn is_inside_a_loop() -> bool {
     INSIDE.get()
+}
+
+impl Wakeup {
+    fn interrupt(&self) {
+        self.counters.wakes.add(1);
+        // The only error is a full counter, and that wakes too.
+        let _ = self.waker.wake();
+    }
+}
+
+impl Wake for Wakeup {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    /// An answer is there. The caller that waits for it sleeps in the kernel, unless it is this very thread.
+    fn wake_by_ref(self: &Arc<Self>) {
+        if RUNS.get() != Arc::as_ptr(self) {
+            self.interrupt();
+        }
+    }
 }
 
 impl<P: Protocol> Clone for Loop<P> {
@@ -114,7 +146,10 @@ impl<P: Protocol> Loop<P> {
                 events: Events::with_capacity(EVENTS),
             }),
             role: Role::new(),
-            waker,
+            wakeup: Arc::new(Wakeup {
+                waker,
+                counters: Arc::clone(&counters),
+            }),
             counters,
             stopping: AtomicBool::new(false),
             thread: Mutex::new(None),
@@ -164,8 +199,8 @@ impl<P: Protocol> Loop<P> {
     pub fn stop(&self) {
         self.0.stopping.store(true, Ordering::Release);
         self.0.role.stop();
-        // Without its wake-up the thread would only notice at its next event; a full eventfd wakes it as well.
-        let _ = self.0.waker.wake();
+        // Without its wake-up the thread would only notice at its next event.
+        self.0.wakeup.interrupt();
         let thread = lock(&self.0.thread).take();
         if let Some(thread) = thread
             && thread.thread().id() != std::thread::current().id()
@@ -277,9 +312,7 @@ impl<P: Protocol> LoopShared<P> {
         INSIDE.set(outer);
         if core.net.next_turn() < core.sleeps_until {
             core.sleeps_until = Instant::ZERO;
-            self.counters.wakes.add(1);
-            // The only error is a full counter, and that wakes too.
-            let _ = self.waker.wake();
+            self.wakeup.interrupt();
         }
     }
 
@@ -303,19 +336,8 @@ impl<P: Protocol> LoopShared<P> {
         completion: &mut Completion<T>,
         deadline: Instant,
     ) -> Result<T, Stopped<Abandoned>> {
-        let kick = || {
-            self.counters.wakes.add(1);
-            let _ = self.waker.wake();
-        };
-        if !completion.is_done() && self.role.take_caller(kick) {
-            let mut poller = lock(&self.poller);
-            while !completion.is_done()
-                && now() < deadline
-                && !self.stopping.load(Ordering::Acquire)
-            {
-                self.turn(&mut poller, deadline);
-            }
-            drop(poller);
+        if !completion.is_done() && self.role.take_caller(|| self.wakeup.interrupt()) {
+            self.run_until_done(completion, deadline);
             self.role.release_caller();
         }
         let waiting = Waiting::at(&ANSWER).until(deadline);
@@ -326,6 +348,23 @@ impl<P: Protocol> LoopShared<P> {
         let outcome = completion.wait(&waiting);
         self.role.park_ends();
         outcome
+    }
+
+    /// Runs the loop, whose role this thread has, until the completion is done. Another thread may complete it while this one
+    /// sleeps in the kernel, so its waker wakes the poller; where another waker stands already, this thread must park instead.
+    fn run_until_done<T>(&self, completion: &Completion<T>, deadline: Instant) {
+        let outer = RUNS.replace(Arc::as_ptr(&self.wakeup));
+        let waker = Arc::clone(&self.wakeup).into();
+        if completion.hook(Hook::Waker(waker)).is_ok() {
+            let mut poller = lock(&self.poller);
+            while !completion.is_done()
+                && now() < deadline
+                && !self.stopping.load(Ordering::Acquire)
+            {
+                self.turn(&mut poller, deadline);
+            }
+        }
+        RUNS.set(outer);
     }
 }
 

@@ -464,6 +464,15 @@ fn traffic(text: &str) -> Result<Named, String> {
     parsed.map_err(|error: UnknownVariant| error.to_string())
 }
 
+/// Reads a number above zero.
+pub(crate) fn positive(text: &str) -> Result<f64, String> {
+    let number = text
+        .parse()
+        .ok()
+        .filter(|number: &f64| number.is_finite() && *number > 0.0);
+    number.ok_or_else(|| "expected a number above zero".to_owned())
+}
+
 fn share(text: &str) -> Result<f64, String> {
     let share = text
         .parse()

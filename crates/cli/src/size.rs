@@ -42,7 +42,7 @@ configuration. Known: {}", known_models()))]
     kv_bytes_per_token: Option<u64>,
 
     /// Tokens of prompts that the machine computes a second; without it hits are counted, and no time
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, value_name = "N", value_parser = crate::args::positive)]
     prefill_tokens_per_s: Option<f64>,
 
     /// Sizes of memory [default: seven, from 1/64 of everything that the trace names up to all of it]
@@ -373,14 +373,6 @@ fn model(text: &str) -> Result<&'static Model, String> {
 fn known_models() -> String {
     let names: Vec<&str> = MODELS.iter().map(|model| model.name).collect();
     names.join(", ")
-}
-
-fn positive(text: &str) -> Result<f64, String> {
-    let number = text
-        .parse()
-        .ok()
-        .filter(|number: &f64| number.is_finite() && *number > 0.0);
-    number.ok_or_else(|| "expected a number above zero".to_owned())
 }
 
 fn speed(text: &str) -> Result<ByteSize, String> {

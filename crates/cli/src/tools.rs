@@ -1,5 +1,7 @@
 //! `slackwater keys` and `slackwater mq`: the message layer by hand.
 
+mod load;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -43,17 +45,28 @@ pub(crate) enum Keys {
     },
 }
 
+/// How to serve some keys only; the guide has the same lines.
+const ALLOW_LIST: &str = "\
+With an allow-list:
+  slackwater keys new server.key
+  slackwater keys new client.key
+  slackwater keys allow allowed CLIENT_PUBLIC_KEY
+  slackwater mq echo tcp://127.0.0.1:5000 --key-file server.key --allow allowed
+  slackwater mq request curve://127.0.0.1:5000/SERVER_PUBLIC_KEY echo.echo hello --key-file client.key
+`keys new` prints the public keys, and `mq echo` the address with its key.";
+
 /// Talking to the message layer by hand.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Mq {
     /// Answer requests to `echo.echo` with their own parts, and print what `echo.say` brings, until Ctrl-C
+    #[command(after_help = ALLOW_LIST)]
     Echo {
         /// Where to listen, such as tcp://127.0.0.1:5000 or ipc:///tmp/echo
         address: Address,
         /// Secret key; with one, links are encrypted. Needed for any address that is not loopback
         #[arg(long, value_name = "FILE")]
         key_file: Option<PathBuf>,
-        /// Who may come in; everybody without
+        /// The allow-list that `slackwater keys allow` writes: who may come in; everybody without
         #[arg(long, value_name = "FILE", requires = "key_file")]
         allow: Option<PathBuf>,
     },
@@ -75,6 +88,10 @@ pub(crate) enum Mq {
         /// Its parts
         parts: Vec<String>,
     },
+    /// Send many requests, and print how many are answered a second, how fast, and why others failed
+    ///
+    /// Ctrl-C ends it early, with the report of what was done. The exit code is 1 if a request failed.
+    Load(load::Load),
     /// Print the messages of a stream, with its gaps, until Ctrl-C
     Sub {
         #[command(flatten)]
@@ -168,6 +185,7 @@ pub(crate) fn mq(verb: &Mq) -> Result<u8> {
             command,
             parts,
         } => tool::request(&peer.target(), command, &bytes(parts), out)?,
+        Mq::Load(load) => return load::run(load),
         Mq::Sub {
             peer,
             topics,

@@ -11,9 +11,9 @@ use thiserror::Error;
 
 use crate::{
     Address, AddressError, Admission, AllowList, AllowListError, Builder, Call, Category,
-    ConnectError, ConnectOptions, Gap, KeyFileError, Level, ListenError, ListenOptions, Options,
-    RegistryError, RequestError, RequestOptions, Running, StartError, load_key, new_keys,
-    write_key,
+    ConnectError, ConnectOptions, ConnectionId, Gap, KeyFileError, Level, ListenError,
+    ListenOptions, Mq, Options, RegistryError, RequestError, RequestOptions, Running, StartError,
+    load_key, new_keys, write_key,
 };
 
 /// Why a tool could not do its work.
@@ -60,6 +60,39 @@ pub struct Target {
     pub timeout: Duration,
     /// Whether the peer is a plain ZeroMQ socket, which answers no probe.
     pub raw: bool,
+}
+
+impl Target {
+    /// A message layer with the key of this target. Its links announce no routing id: several may be open, and none takes the
+    /// place of a link that another process has with the same key.
+    ///
+    /// # Errors
+    /// [`ToolError::KeyFile`] and [`ToolError::Start`].
+    pub fn start(&self) -> Result<Running, ToolError> {
+        let keys = self.key_file.as_deref().map(load_key).transpose()?;
+        Ok(Builder::new(Options {
+            keys,
+            ephemeral_ids: true,
+            ..Options::default()
+        })
+        .start()?)
+    }
+
+    /// Opens a link to the peer and waits until it is up.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub fn connect(&self, mq: &Mq) -> Result<ConnectionId, ConnectError> {
+        mq.connect_wait(&self.address, &self.connect_options())
+    }
+
+    fn connect_options(&self) -> ConnectOptions {
+        ConnectOptions {
+            probe: !self.raw,
+            timeout: Some(self.timeout),
+            ..ConnectOptions::default()
+        }
+    }
 }
 
 /// What an echo server offers.
@@ -240,8 +273,8 @@ pub fn send(
     parts: &[Vec<u8>],
     out: &mut dyn Write,
 ) -> Result<(), ToolError> {
-    let running = start(target)?;
-    let to = running.connect_wait(&target.address, &connect_options(target))?;
+    let running = target.start()?;
+    let to = target.connect(&running)?;
     running.send(to, command, parts);
     running.stop();
     writeln!(
@@ -263,8 +296,8 @@ pub fn request(
     parts: &[Vec<u8>],
     out: &mut dyn Write,
 ) -> Result<(), ToolError> {
-    let running = start(target)?;
-    let to = running.connect_wait(&target.address, &connect_options(target))?;
+    let running = target.start()?;
+    let to = target.connect(&running)?;
     let options = RequestOptions {
         timeout: Some(target.timeout),
         ..RequestOptions::default()
@@ -295,7 +328,7 @@ pub fn sub(
     feed: &Feed,
     out: &mut dyn Write,
 ) -> Result<(), ToolError> {
-    let running = start(target)?;
+    let running = target.start()?;
     let say = feed.teller();
     let everything = [Vec::new()];
     let topics = if topics.is_empty() {
@@ -307,7 +340,7 @@ pub fn sub(
     let _link = running.subscribe(
         &target.address,
         &topics,
-        &connect_options(target),
+        &target.connect_options(),
         move |published| {
             let gap = match published.gap() {
                 Some(Gap::Missing(count)) => format!("({count} not heard) "),
@@ -323,23 +356,6 @@ pub fn sub(
     );
     feed.print(count.unwrap_or(u64::MAX), out)?;
     Ok(())
-}
-
-fn start(target: &Target) -> Result<Running, ToolError> {
-    let keys = target.key_file.as_deref().map(load_key).transpose()?;
-    Ok(Builder::new(Options {
-        keys,
-        ..Options::default()
-    })
-    .start()?)
-}
-
-fn connect_options(target: &Target) -> ConnectOptions {
-    ConnectOptions {
-        probe: !target.raw,
-        timeout: Some(target.timeout),
-        ..ConnectOptions::default()
-    }
 }
 
 fn show(keys: &KeyPair, out: &mut dyn Write) -> io::Result<()> {

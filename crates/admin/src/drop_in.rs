@@ -305,15 +305,9 @@ fn replicas_of(
     }))
 }
 
-/// Events of keys are not published, so nothing was.
-async fn kv_events() -> Json {
-    Json(json!({
-        "enabled": false,
-        "published_batches": 0,
-        "published_events": 0,
-        "dropped_events": 0,
-        "skipped_unparsed_keys": 0,
-    }))
+async fn kv_events(State(source): Shared) -> Result<Json, Failure> {
+    let counts = call(source, |source| source.kv_events()).await?;
+    Ok(Json(json!(counts)))
 }
 
 #[cfg(test)]

@@ -1,3 +1,4 @@
+use slackwater_wire::kv_events::KvEventCounts;
 use slackwater_wire::{
     Description, JobId, JobSpec, JobState, Key, List, Listed, QuotaState, SegmentState, Tenant,
 };
@@ -20,6 +21,9 @@ pub trait Source: Send + Sync + 'static {
 
     /// Every metric, in the text form of Prometheus.
     fn metrics(&self) -> String;
+
+    /// What was told of KV events.
+    fn kv_events(&self) -> KvEventCounts;
 
     /// Everything that is counted.
     ///

@@ -15,6 +15,7 @@ use slackwater_admin::{
 use slackwater_mq::Address;
 use slackwater_node::serve::ServedStore;
 use slackwater_node::{Operated, Store, StoreError};
+use slackwater_wire::kv_events::KvEventCounts;
 use slackwater_wire::{
     Description, ErrorCode, JobId, JobSpec, JobState, Key, List, Listed, QuotaState, SegmentKind,
     SegmentState, Tenant,
@@ -180,6 +181,10 @@ impl<O: Operated> Source for Administered<O> {
 
     fn metrics(&self) -> String {
         self.operated.metrics_text()
+    }
+
+    fn kv_events(&self) -> KvEventCounts {
+        self.operated.kv_events()
     }
 
     fn stats(&self) -> Result<Value, Failure> {

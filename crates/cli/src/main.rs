@@ -10,6 +10,7 @@ mod doctor;
 mod explain;
 mod interrupt;
 mod jobs;
+mod kv_events;
 mod manual;
 mod notify;
 mod policy;

@@ -15,6 +15,7 @@ use slackwater_wire::{ErrorCode, NodeName};
 
 use crate::admin::AdminArguments;
 use crate::config::Layers;
+use crate::kv_events::{KvEventsArguments, shown};
 use crate::serve::DRAIN;
 use crate::service::{KeyFiles, Service, code, reload_of};
 
@@ -36,6 +37,9 @@ pub(crate) struct Master {
 
     #[command(flatten)]
     admin: AdminArguments,
+
+    #[command(flatten)]
+    events: KvEventsArguments,
 }
 
 /// What a node lends.
@@ -84,6 +88,7 @@ pub(crate) fn master(arguments: &Master, layers: &Layers) -> Result<u8> {
         listen: arguments.listen,
         directory: arguments.directory.clone(),
         keys: arguments.keys.files(),
+        kv_events: arguments.events.options()?,
     };
     let token = arguments.admin.token()?;
     let server = MasterServer::start(&config, &options)?;
@@ -97,6 +102,7 @@ pub(crate) fn master(arguments: &Master, layers: &Layers) -> Result<u8> {
         .start(token, operated, &address, service.reloader())?;
     service.serve(
         &address,
+        &shown(server.kv_events()),
         &arguments.keys,
         server.reloader(),
         &arguments.admin,

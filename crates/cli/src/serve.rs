@@ -11,6 +11,7 @@ use slackwater_node::serve::{ServeOptions, Server};
 
 use crate::admin::AdminArguments;
 use crate::config::Layers;
+use crate::kv_events::{KvEventsArguments, shown};
 use crate::service::{KeyFiles, Service, code};
 
 /// How a store is served.
@@ -36,6 +37,9 @@ pub(crate) struct Serve {
     #[command(flatten)]
     admin: AdminArguments,
 
+    #[command(flatten)]
+    events: KvEventsArguments,
+
     /// Memory for what is read from SSD on behalf of clients; they can read values of up to half of it from there
     #[arg(long, value_name = "SIZE", default_value_t = ServeOptions::default().staging)]
     staging: ByteSize,
@@ -51,6 +55,7 @@ pub(crate) fn run(arguments: &Serve, layers: &Layers) -> Result<u8> {
         data: arguments.data,
         keys: arguments.keys.files(),
         staging: arguments.staging,
+        kv_events: arguments.events.options()?,
     };
     let token = arguments.admin.token()?;
     let server = Server::start(config, &options)?;
@@ -64,6 +69,7 @@ pub(crate) fn run(arguments: &Serve, layers: &Layers) -> Result<u8> {
         .start(token, operated, &address, service.reloader())?;
     service.serve(
         &address,
+        &shown(server.kv_events()),
         &arguments.keys,
         server.reloader(),
         &arguments.admin,

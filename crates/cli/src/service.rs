@@ -168,16 +168,18 @@ impl Service {
         Arc::clone(&self.reloader)
     }
 
-    /// Serves clients at `address` and operators beside it until it is told to end. `list` reads the allow-list again.
+    /// Serves clients at `address` and operators beside it until it is told to end; tells of other places `beside` it. `list`
+    /// reads the allow-list again.
     pub(crate) fn serve(
         &self,
         address: &Address,
+        beside: &[String],
         keys: &KeyFiles,
         list: impl Fn() -> Result<(), AllowListError> + Send + Sync + 'static,
         arguments: &AdminArguments,
         admin: Option<Admin>,
     ) {
-        announce(address, admin.as_ref());
+        announce(address, admin.as_ref(), beside);
         let token = arguments.reload(admin.as_ref());
         let reload = reload_of(keys, address.key, list, token);
         self.notify.status(&format!("serving at {address}"));
@@ -213,12 +215,15 @@ pub(crate) fn reload_of(
 }
 
 /// Says where requests come in.
-fn announce(address: &Address, admin: Option<&Admin>) {
+fn announce(address: &Address, admin: Option<&Admin>, beside: &[String]) {
     // The process that started this one may have closed its output.
     let mut out = std::io::stdout();
     let _ = writeln!(out, "serving at {address}");
     if let Some(admin) = admin {
         let _ = writeln!(out, "admin at http://{}", admin.address());
+    }
+    for line in beside {
+        let _ = writeln!(out, "{line}");
     }
 }
 

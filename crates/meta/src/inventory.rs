@@ -146,13 +146,7 @@ impl Master {
             .add_replica(Replica::new(index, 0, held.slot()));
         let slot = self.segments.at_mut(index).number(replica).0;
         self.catalog.replica_mut(replica).slot = slot;
-        publish::attach(
-            &mut self.catalog,
-            &mut self.tenants,
-            object,
-            replica,
-            Ledger::Memory,
-        );
+        self.attach(object, replica, Ledger::Memory);
         self.held.heard(self.catalog.object(object).hash);
         Some(Fresh {
             segment: index,

@@ -19,6 +19,7 @@ mod disk;
 mod drops;
 mod due;
 mod explain;
+mod feed;
 mod get;
 mod hottest;
 mod index;

@@ -13,6 +13,7 @@ use crate::decisions::Decisions;
 use crate::drops::Drops;
 use crate::due::Deadlines;
 use crate::evict::Leader;
+use crate::feed::Feed;
 use crate::get::Reading;
 use crate::hottest::Hottest;
 use crate::jobs::{JOBS_LISTED, Jobs};
@@ -141,6 +142,7 @@ pub struct Master {
     pub(crate) unsettled: Unsettled,
     pub(crate) decisions: Decisions,
     pub(crate) hottest: Hottest,
+    pub(crate) feed: Feed,
 }
 
 /// What happens at a deadline.
@@ -254,6 +256,7 @@ impl Master {
             unsettled: Unsettled::default(),
             decisions: Decisions::default(),
             hottest: Hottest::default(),
+            feed: Feed::default(),
             reading: Reading::default(),
             answers: Answers::new(&config.limits),
             config,

@@ -9,7 +9,7 @@ use crate::evict::{self, Link, Slot, Walk};
 use crate::master::Master;
 use crate::prospect;
 use crate::segment::Segments;
-use crate::tenant::{Ledger, Tenants};
+use crate::tenant::Ledger;
 
 /// A replica that became readable and that its policy has not been told of yet.
 #[derive(Clone, Copy, Debug)]
@@ -21,21 +21,6 @@ pub(crate) struct Fresh {
     pub(crate) chain: ChainPlace,
     /// Its standing with the policy of the tier that it came from.
     pub(crate) standing: Option<evict::Standing>,
-}
-
-/// Makes a replica readable: from now on look-ups find it.
-pub(crate) fn attach(
-    catalog: &mut Catalog,
-    tenants: &mut Tenants,
-    object: ObjectId,
-    id: ReplicaId,
-    ledger: Ledger,
-) {
-    catalog.replica_mut(id).state = ReplicaState::Complete;
-    catalog.attach(object, id);
-    if catalog.object(object).pin != PinKind::Hard {
-        tenants.touch(catalog.object(object).tenant, ledger, id);
-    }
 }
 
 /// Tells policies of new residents, in runs along their chains.
@@ -90,6 +75,17 @@ pub(crate) fn introduce(
 }
 
 impl Master {
+    /// Makes a replica readable: from now on look-ups find it.
+    pub(crate) fn attach(&mut self, object: ObjectId, id: ReplicaId, ledger: Ledger) {
+        self.tell_stored(object, id);
+        self.catalog.replica_mut(id).state = ReplicaState::Complete;
+        self.catalog.attach(object, id);
+        let record = self.catalog.object(object);
+        if record.pin != PinKind::Hard {
+            self.tenants.touch(record.tenant, ledger, id);
+        }
+    }
+
     /// Makes a copy in memory readable whose bytes were brought from another replica of the object.
     pub(crate) fn publish_copy(
         &mut self,
@@ -99,13 +95,7 @@ impl Master {
         chain: ChainPlace,
         standing: Option<evict::Standing>,
     ) {
-        attach(
-            &mut self.catalog,
-            &mut self.tenants,
-            object,
-            copy,
-            Ledger::Memory,
-        );
+        self.attach(object, copy, Ledger::Memory);
         self.tell_published(now, copy, chain, Durability::Memory);
         self.wake_drains(copy);
         let replica = *self.catalog.replica(copy);

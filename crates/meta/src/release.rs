@@ -40,6 +40,7 @@ impl Master {
         self.tenants.untouch(id);
         self.forget_extra(id);
         let object = self.catalog.detach(id);
+        self.tell_removed(object, id);
         self.expect_forgotten(id, object);
         let (tenant, bytes) = (
             self.catalog.object(object).tenant,

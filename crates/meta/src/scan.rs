@@ -287,7 +287,10 @@ impl Master {
 
     fn end_scan(&mut self, job: Job) {
         match job {
-            Job::Remove { ack, .. } => self.acks.done(ack, &mut self.outbox),
+            Job::Remove { ack, .. } => {
+                self.tell_if_cleared();
+                self.acks.done(ack, &mut self.outbox);
+            }
             Job::List {
                 caller,
                 limit,

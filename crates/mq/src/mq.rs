@@ -337,6 +337,7 @@ impl Mq {
             cap_bytes: options.subscriber_bytes,
             replay_messages: options.replay_messages,
             replay_bytes: options.replay_bytes,
+            first: options.first,
             topics: self.0.options.stream_topics,
         };
         self.0.order(shard, LoopCommand::OpenStream(stream, setup));

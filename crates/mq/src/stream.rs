@@ -54,6 +54,9 @@ pub struct StreamOptions {
     pub replay_messages: usize,
     /// Bytes kept for replays.
     pub replay_bytes: usize,
+    /// The number of the first message. A publisher that begins each life above all numbers of the last one lets its
+    /// subscribers see a restart as a gap, and ask for what they missed.
+    pub first: u64,
 }
 
 impl Default for StreamOptions {
@@ -62,6 +65,28 @@ impl Default for StreamOptions {
             subscriber_bytes: 8 << 20,
             replay_messages: 10_000,
             replay_bytes: 64 << 20,
+            first: 0,
+        }
+    }
+}
+
+/// A message on its way to the loop of its stream.
+pub(crate) struct Publishing {
+    pub(crate) topic: Vec<u8>,
+    pub(crate) body: Vec<u8>,
+    /// Messages that the source lost before it.
+    pub(crate) lost: u64,
+    #[expect(dead_code, reason = "what it does, it does when it is dropped")]
+    done: Option<Done>,
+}
+
+/// Says that a message is done with, however it ended.
+struct Done(Option<Box<dyn FnOnce() + Send>>);
+
+impl Drop for Done {
+    fn drop(&mut self) {
+        if let Some(done) = self.0.take() {
+            done();
         }
     }
 }
@@ -80,10 +105,35 @@ impl Publisher {
     /// Publishes a message to all subscribers of its topic. Never blocks and never fails: a subscriber that reads too
     /// slowly loses the oldest.
     pub fn publish(&self, topic: &[u8], body: &[u8]) {
-        self.context.order(
-            self.shard,
-            LoopCommand::Publish(self.stream, topic.to_vec(), body.to_vec()),
-        );
+        self.order(Publishing {
+            topic: topic.to_vec(),
+            body: body.to_vec(),
+            lost: 0,
+            done: None,
+        });
+    }
+
+    /// The same for a source that lost `lost` messages just before this one: they get numbers too, so that every subscriber
+    /// sees the gap. `done` is called when the message has been given to the links, or cannot be any more: a source that
+    /// waits for it queues no more than it means to.
+    pub fn publish_after(
+        &self,
+        lost: u64,
+        topic: &[u8],
+        body: Vec<u8>,
+        done: impl FnOnce() + Send + 'static,
+    ) {
+        self.order(Publishing {
+            topic: topic.to_vec(),
+            body,
+            lost,
+            done: Some(Done(Some(Box::new(done)))),
+        });
+    }
+
+    fn order(&self, publishing: Publishing) {
+        let order = LoopCommand::Publish(self.stream, Box::new(publishing));
+        self.context.order(self.shard, order);
     }
 
     /// Where it listens for subscribers.

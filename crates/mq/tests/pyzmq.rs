@@ -260,6 +260,47 @@ say(r.recv_multipart())
     }
 }
 
+/// A replay took the numbers in its window to follow each other: behind a gap it began at the wrong message.
+#[test]
+fn their_replay_begins_at_the_right_message_behind_a_gap() {
+    let script = r#"
+def replay(begin):
+    d = sock(zmq.DEALER)
+    d.connect('tcp://127.0.0.1:' + sys.argv[1])
+    d.send_multipart([b'', begin.to_bytes(8, 'big')])
+    numbers = []
+    while True:
+        _, _, number, _ = d.recv_multipart()
+        numbers.append(int.from_bytes(number, 'big', signed=True))
+        if numbers[-1] == -1: return numbers
+for begin in (0, 7, 8, 10, 11, 12): say(replay(begin))
+"#;
+    let server = client(1);
+    let listen = everybody(false);
+    let options = StreamOptions {
+        first: 7,
+        ..StreamOptions::default()
+    };
+    let publisher = server.publish(&any_port(), Some(&any_port()), &listen, &options);
+    let publisher = publisher.unwrap();
+    let (done, all) = std::sync::mpsc::channel();
+    for lost in [0, 2, 0] {
+        let done = done.clone();
+        publisher.publish_after(lost, b"kv", Vec::new(), move || done.send(()).unwrap());
+    }
+    (0..3).for_each(|_| next(&all, "it is published"));
+    let replay = port(&Address::of(publisher.replay_endpoint().unwrap(), None));
+    let Some(mut python) = start(script, &[&replay]) else {
+        return;
+    };
+    assert_eq!(python.line(), "[7, 10, 11, -1]");
+    assert_eq!(python.line(), "[7, 10, 11, -1]");
+    assert_eq!(python.line(), "[10, 11, -1]");
+    assert_eq!(python.line(), "[10, 11, -1]");
+    assert_eq!(python.line(), "[11, -1]");
+    assert_eq!(python.line(), "[-1]");
+}
+
 #[test]
 fn we_hear_their_pub() {
     let script = r#"

@@ -167,3 +167,34 @@ fn a_listener_comes_back_after_its_publisher_was_restarted() {
     publisher.publish(b"t", b"x");
     assert_eq!(next(&heard, "the new stream"), (0, Some(Gap::Restarted)));
 }
+
+#[test]
+fn what_its_source_lost_is_a_gap_and_each_message_is_done_with() {
+    let server = client(1);
+    let options = StreamOptions {
+        first: 1 << 40,
+        ..StreamOptions::default()
+    };
+    let (publisher, address) = publish(&server, false, &options);
+    let listener = client(2);
+    let (said, heard) = channel();
+    listener.subscribe(&address, &[b""], &ConnectOptions::default(), move |m| {
+        said.send((m.sequence - (1 << 40), m.gap())).unwrap()
+    });
+    subscribed(&server, 1);
+    let (ended, ends) = channel();
+    for lost in [0, 0, 3, 0] {
+        let ended = ended.clone();
+        let done = move || ended.send(()).unwrap();
+        publisher.publish_after(lost, b"t", b"x".to_vec(), done);
+    }
+    for expected in [(0, None), (1, None), (5, Some(Gap::Missing(3))), (6, None)] {
+        assert_eq!(next(&heard, "the next"), expected);
+    }
+    for _ in 0..4 {
+        next(&ends, "a message is done with");
+    }
+    drop(server);
+    publisher.publish_after(0, b"t", Vec::new(), move || ended.send(()).unwrap());
+    next(&ends, "a message that nobody can take is done with too");
+}

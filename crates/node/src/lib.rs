@@ -10,6 +10,7 @@ pub mod disk;
 mod fork;
 mod host;
 mod hottest;
+mod kv_events;
 pub mod logging;
 mod operated;
 pub mod pool;
@@ -23,6 +24,7 @@ mod waits;
 pub use config::Config;
 pub use decisions::{LatestDecisions, ToldDecision};
 pub use hottest::{HottestChains, ToldChain};
+pub use kv_events::{KvEventsOptions, KvEventsPlaces};
 pub use operated::Operated;
 pub use selection::Selection;
 pub use store::{

@@ -1,6 +1,7 @@
 use serde::Serialize;
 use slackwater_base::Instant;
 use slackwater_meta::{Books, Imbalance, Master};
+use slackwater_wire::kv_events::KvEventCounts;
 use slackwater_wire::{
     Description, Epoch, ErrorCode, JobId, JobSpec, JobState, Key, List, Listed, NodeId, QuotaState,
     Remove, RemoveAll, Reply, Request, SegmentState, Tenant,
@@ -75,6 +76,9 @@ pub trait Operated: Send + Sync + 'static {
 
     /// Metrics in the text form of Prometheus.
     fn metrics_text(&self) -> String;
+
+    /// What was told of KV events.
+    fn kv_events(&self) -> KvEventCounts;
 
     /// The epoch of the master, which grows with each start.
     fn epoch(&self) -> Epoch;

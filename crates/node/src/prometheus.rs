@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use slackwater_meta::{OffloadMetrics, PromotionMetrics, ReplicationMetrics};
+use slackwater_wire::kv_events::KvEventCounts;
 
 use crate::pool::NodesStats;
 use crate::store::meters::{Distribution, PhaseMeters};
@@ -17,6 +18,12 @@ pub(crate) const BOUNDS: [f64; 16] = [
 /// Metrics as they are written, family after family.
 #[derive(Default)]
 pub(crate) struct Text(String);
+
+impl From<String> for Text {
+    fn from(text: String) -> Self {
+        Self(text)
+    }
+}
 
 impl Text {
     /// The whole text, as it is sent in answer to a request for metrics.
@@ -89,6 +96,35 @@ impl Text {
         self.offloads(&stats.offloads);
         self.promotions(&stats.promotions);
         self.replication(&stats.replication);
+    }
+
+    /// What was told of KV events.
+    pub(crate) fn kv_events(&mut self, counts: &KvEventCounts) {
+        let counters = [
+            (
+                "slackwater_kv_event_batches_total",
+                "Messages of KV events published.",
+                counts.published_batches,
+            ),
+            (
+                "slackwater_kv_events_total",
+                "KV events published.",
+                counts.published_events,
+            ),
+            (
+                "slackwater_kv_events_dropped_total",
+                "KV events dropped because too many waited to be published.",
+                counts.dropped_events,
+            ),
+            (
+                "slackwater_kv_events_unparsed_total",
+                "KV events left out because no block can be named by their keys.",
+                counts.skipped_unparsed_keys,
+            ),
+        ];
+        for (name, help, value) in counters {
+            self.counter(name, help, &[("", value)]);
+        }
     }
 
     /// The nodes and clients of a pool.

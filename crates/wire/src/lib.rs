@@ -11,6 +11,7 @@ mod error;
 mod id;
 mod job;
 mod key;
+pub mod kv_events;
 mod name;
 mod numbered;
 mod order;

@@ -39,6 +39,20 @@ TAKEN: list[tuple[list[str], list[str]]] = [
     (["--promotion_queue_limit=9"], [*DEFAULT, "--promotion-limit=9"]),
     (["--minloglevel=3"], [*DEFAULT, "--log=error"]),
     (["--enable_ha=true", "--pod_name=x"], DEFAULT),
+    (["--enable_kv_events"], [*DEFAULT, "--kv-events", "--kv-events-dialect=rfc1527"]),
+    (["--kv_events_bind_endpoint=tcp://127.0.0.1:7", "--kv_events_block_size=16"], DEFAULT),
+    (
+        ["--enable_kv_events", "--kv_events_bind_endpoint=tcp://*:7", "--kv_events_backend_id=b", "--kv_events_model_name=M/x"],
+        [*DEFAULT, "--kv-events=tcp://*:7", "--kv-events-dialect=rfc1527", "--kv-events-backend=b", "--kv-events-model=M/x"],
+    ),
+    (
+        ["--enable_kv_events", "--nokv_events_emit_legacy_compat", "--kv_events_emit_object_key=true", "--kv_events_queue_capacity=0"],
+        [*DEFAULT, "--kv-events", "--kv-events-dialect=rfc1527", "--kv-events-type=false", "--kv-events-key=true", "--kv-events-queue=16777216"],
+    ),
+    (
+        ["--enable_kv_events", "--kv_events_queue_capacity=5", "--kv_events_block_size=16", "--kv_events_dp_rank=0"],
+        [*DEFAULT, "--kv-events", "--kv-events-dialect=rfc1527", "--kv-events-queue=5", "--kv-events-block-size=16", "--kv-events-dp-rank=0"],
+    ),
 ]
 
 REFUSED: list[tuple[list[str], str]] = [
@@ -55,6 +69,7 @@ REFUSED: list[tuple[list[str], str]] = [
     (["--dynamic_replication_heat_window_seconds=0"], "not from 1 to 3600"),
     (["--dynamic_replication_admission_qps_threshold=nan"], "not from 1 to 1000000 reads"),
     (["--dynamic_replication_admission_qps_threshold=0"], "not from 1 to 1000000 reads"),
+    (["--enable_kv_events", "--kv_events_dp_rank=-1"], "not from 0 to 4294967295"),
     (["--config_path=/nowhere"], "No such file"),
 ]
 
@@ -77,6 +92,11 @@ def test_what_has_no_effect_is_said_once() -> None:
     assert warnings == [
         "--enable_ha has no effect: there is one master",
         "--max_threads has no effect: threads are chosen by the machine",
+    ]
+    _, warnings = command_line(["--kv_events_block_size=16", "--kv_events_queue_capacity=65536", "--kv_events_lora_name=a"], has_keys=True)
+    assert warnings == [
+        "--kv_events_lora_name has no effect: blocks of all adapters are in one store",
+        "--kv_events_block_size has no effect without --enable_kv_events",
     ]
     arguments, warnings = command_line([], has_keys=True)
     assert arguments[1] == "--listen=0.0.0.0:50051" and not warnings
@@ -112,7 +132,8 @@ def environment(command: Path, **named: str) -> dict[str, str]:
 
 
 def test_the_launcher_becomes_the_master(command: Path) -> None:
-    words = ["--rpc_address=127.0.0.1", "--rpc_port=50471", "--metrics_port=50472", "--enable_ha"]
+    events = ["--enable_kv_events", "--kv_events_bind_endpoint=tcp://127.0.0.1:50473", "--kv_events_model_name=m"]
+    words = ["--rpc_address=127.0.0.1", "--rpc_port=50471", "--metrics_port=50472", "--enable_ha", *events]
     launch = [sys.executable, "-m", "slackwater.compat.mooncake.master", *words]
     with subprocess.Popen(
         launch, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(command)
@@ -120,6 +141,8 @@ def test_the_launcher_becomes_the_master(command: Path) -> None:
         assert master.stdout is not None and master.stderr is not None
         assert master.stdout.readline().strip() == "serving at tcp://127.0.0.1:50471"
         assert Path(f"/proc/{master.pid}/comm").read_text().strip() == "slackwater"
+        assert master.stdout.readline().strip() == "admin at http://127.0.0.1:50472"
+        assert master.stdout.readline().strip() == "KV events at tcp://127.0.0.1:50473"
         assert "--enable_ha has no effect" in master.stderr.readline()
         store = MooncakeDistributedStore()
         assert store.setup("localhost", "P2PHANDSHAKE", 16 << 20, 1 << 20, "tcp", "", "127.0.0.1:50471") == 0

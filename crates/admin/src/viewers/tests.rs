@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use serde_json::Value;
+use slackwater_wire::kv_events::KvEventCounts;
 use slackwater_wire::{
     Description, ErrorCode, JobId, JobSpec, JobState, Key, List, Listed, QuotaState, Tenant,
 };
@@ -41,6 +42,9 @@ impl Source for Counted {
     }
     fn metrics(&self) -> String {
         String::new()
+    }
+    fn kv_events(&self) -> KvEventCounts {
+        KvEventCounts::default()
     }
     fn stats(&self) -> Result<Value, Failure> {
         let asked = self.asked.fetch_add(1, Ordering::Relaxed);

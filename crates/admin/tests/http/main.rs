@@ -18,6 +18,7 @@ use slackwater_admin::{
     Admin, AdminError, AdminOptions, Failure, Segment, Source, Token, Watermarks,
 };
 use slackwater_base::Checksum;
+use slackwater_wire::kv_events::KvEventCounts;
 use slackwater_wire::{
     Description, Draining, ErrorCode, ExtentRef, Incarnation, JobId, JobSpec, JobState, JobStatus,
     JobWork, Key, List, Listed, NodeId, Pin, Presence, QuotaState, ReplicaAt, ReplicaState,
@@ -88,6 +89,16 @@ impl Source for Fake {
 
     fn metrics(&self) -> String {
         "slackwater_objects 2\n".to_owned()
+    }
+
+    fn kv_events(&self) -> KvEventCounts {
+        KvEventCounts {
+            enabled: true,
+            published_batches: 2,
+            published_events: 3,
+            dropped_events: 4,
+            skipped_unparsed_keys: 5,
+        }
     }
 
     fn stats(&self) -> Result<Value, Failure> {
@@ -390,7 +401,13 @@ fn each_path_answers_in_its_form() {
     check(
         "/kv_events/status",
         200,
-        json!({ "enabled": false, "published_events": 0 }),
+        json!({
+            "enabled": true,
+            "published_batches": 2,
+            "published_events": 3,
+            "dropped_events": 4,
+            "skipped_unparsed_keys": 5,
+        }),
     );
     check("/api/v1/stats", 200, json!({ "objects": 2 }));
     check(

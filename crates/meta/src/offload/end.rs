@@ -194,13 +194,7 @@ impl Master {
         };
         self.catalog.replica_mut(id).slot = slot;
         debug_assert_eq!(self.catalog.replica(id).state, ReplicaState::Processing);
-        publish::attach(
-            &mut self.catalog,
-            &mut self.tenants,
-            object,
-            id,
-            Ledger::Disk,
-        );
+        self.attach(object, id, Ledger::Disk);
         let record = self.catalog.object(object);
         let chain = ChainPlace::default();
         Fresh {

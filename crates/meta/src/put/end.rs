@@ -184,13 +184,7 @@ impl Master {
             self.join_group(id, put.group);
         }
         for replica in &put.replicas {
-            publish::attach(
-                &mut self.catalog,
-                &mut self.tenants,
-                id,
-                *replica,
-                Ledger::Memory,
-            );
+            self.attach(id, *replica, Ledger::Memory);
             self.tell_published(now, *replica, put.chain, put.durability);
             self.wake_drains(*replica);
             let Replica { segment, slot, .. } = *self.catalog.replica(*replica);

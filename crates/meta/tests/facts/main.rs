@@ -4,6 +4,7 @@ mod absence;
 mod answers;
 mod decisions;
 mod disk;
+mod events;
 mod evict;
 mod hostile;
 mod hottest;

@@ -11,6 +11,7 @@ use slackwater_meta::{
 };
 use slackwater_wire::*;
 
+use crate::events::Told;
 use crate::world::*;
 
 #[derive(Clone, Debug)]
@@ -155,6 +156,7 @@ struct Run {
     staged: BTreeMap<TicketId, ExtentRef>,
     pending: BTreeMap<OperationId, (ClientId, Vec<(Key, u64)>)>,
     incarnation: u64,
+    told: Told,
 }
 
 fn name(key: u8) -> String {
@@ -165,6 +167,7 @@ impl Run {
     fn new(config: MasterConfig) -> Self {
         let mut world = World::tiers(config, 16 * BLOCK, 24 * BLOCK);
         world.obedient = false;
+        world.master.tell_events();
         Self {
             world,
             model: Model::default(),
@@ -173,6 +176,7 @@ impl Run {
             staged: BTreeMap::new(),
             pending: BTreeMap::new(),
             incarnation: 1,
+            told: Told::default(),
         }
     }
 
@@ -316,6 +320,8 @@ impl Run {
             Step::End { .. } | Step::Revoke { .. } | Step::GetEnd { .. } => {}
         }
         self.collect();
+        let keys = (0..12).map(|of| key(&name(of)));
+        self.told.follow(&mut self.world, keys);
     }
 
     fn described(&mut self, of: &Key) -> Option<Version> {

@@ -27,6 +27,7 @@ pub(crate) use streams::{StreamId, StreamSetup};
 
 use crate::context::Context;
 use crate::deliver::Sending;
+use crate::stream::Publishing;
 use crate::timer::Ticking;
 use crate::{Admission, Level};
 use peer::{Peer, Role};
@@ -59,7 +60,7 @@ pub(crate) enum LoopCommand {
     AddTimer(u64, Ticking),
     CancelTimer(u64),
     OpenStream(StreamId, StreamSetup),
-    Publish(StreamId, Vec<u8>, Vec<u8>),
+    Publish(StreamId, Box<Publishing>),
     Inspect(Sender<Inspection>),
     /// Stop listening; open links go on.
     Drain,
@@ -215,7 +216,7 @@ impl Shard {
             LoopCommand::Local(serial, message) => {
                 self.on_message(net, self.peers.find(serial), message)
             }
-            LoopCommand::Publish(stream, topic, body) => self.publish(net, stream, &topic, &body),
+            LoopCommand::Publish(stream, publishing) => self.publish(net, stream, &publishing),
             LoopCommand::Verdict(serial, level) => {
                 self.on_verdict(net, self.peers.find(serial), level)
             }

@@ -9,7 +9,7 @@ use super::Shard;
 use super::outbound::put;
 use super::peer::{Queued, Role};
 use super::peers::At;
-use crate::stream::{Published, StreamHandler};
+use crate::stream::{Published, Publishing, StreamHandler};
 
 /// A stream of one loop, published or listened to.
 pub(crate) type StreamId = u64;
@@ -21,6 +21,7 @@ pub(crate) enum StreamSetup {
         cap_bytes: usize,
         replay_messages: usize,
         replay_bytes: usize,
+        first: u64,
         topics: usize,
     },
     /// This side listens to these topics.
@@ -61,11 +62,12 @@ impl Stream {
                 cap_bytes,
                 replay_messages,
                 replay_bytes,
+                first,
                 topics,
             } => Stream::Publisher {
                 cap_bytes,
                 subscriptions: Subscriptions::new(topics),
-                next: 0,
+                next: first,
                 window: VecDeque::new(),
                 window_bytes: 0,
                 window_limit: (replay_messages, replay_bytes),
@@ -88,7 +90,10 @@ impl Stream {
 
 impl Shard {
     /// Sends a message to all subscribers of its topic and keeps it for replays.
-    pub(super) fn publish(&mut self, net: &mut Net, stream: StreamId, topic: &[u8], body: &[u8]) {
+    pub(super) fn publish(&mut self, net: &mut Net, stream: StreamId, publishing: &Publishing) {
+        let Publishing {
+            topic, body, lost, ..
+        } = publishing;
         let Some(Stream::Publisher {
             cap_bytes,
             subscriptions,
@@ -101,9 +106,14 @@ impl Shard {
         else {
             return;
         };
-        let sequence = *next;
-        *next += 1;
-        let message = Arc::new(Message::of([b"", topic, &sequence.to_be_bytes(), body]));
+        let sequence = next.saturating_add(*lost);
+        *next = sequence.saturating_add(1);
+        let message = Arc::new(Message::of([
+            &b""[..],
+            topic,
+            &sequence.to_be_bytes(),
+            body,
+        ]));
         let size = message.payload_bytes();
         window.push_back((sequence, Arc::clone(&message)));
         *window_bytes += size;
@@ -208,11 +218,9 @@ impl Shard {
             return;
         };
         loop {
-            // Numbers in the window follow each other; what has left it meanwhile is a gap that its reader sees.
-            let first = window.front().map_or(u64::MAX, |(sequence, _)| *sequence);
-            let wanted = window
-                .get(cursor.saturating_sub(first) as usize)
-                .filter(|(sequence, _)| sequence >= cursor);
+            // What has left the window meanwhile, and what its source lost, is a gap that its reader sees.
+            let from = window.partition_point(|(sequence, _)| *sequence < *cursor);
+            let wanted = window.get(from);
             let end = Message::of([&b""[..], b"", &END, b""]);
             let (message, next) = match wanted {
                 Some((sequence, message)) => (&**message, Some(sequence + 1)),

@@ -5,7 +5,10 @@ use slackwater_wire::{
     Written,
 };
 
+use std::sync::Arc;
+
 use crate::StoreError;
+use crate::kv_events::EventQueue;
 use crate::store::remote::RemoteRequest;
 use crate::store::slot::{Later, Owed};
 
@@ -34,6 +37,8 @@ pub(crate) struct MasterHost {
     pub(crate) copies: Vec<(NodeId, CopyTask)>,
     /// Answers to clients of other processes. The owner takes them.
     pub(crate) replies: Vec<(ClientId, OperationId, Reply)>,
+    /// Where it is told what becomes readable and what goes; none when nobody wants to know.
+    events: Option<Arc<EventQueue>>,
 }
 
 impl MasterHost {
@@ -47,7 +52,17 @@ impl MasterHost {
             orders: Vec::new(),
             copies: Vec::new(),
             replies: Vec::new(),
+            events: None,
         }
+    }
+
+    /// The same with somebody who is told what becomes readable and what goes, if anybody.
+    pub(crate) fn telling(mut self, events: Option<Arc<EventQueue>>) -> Self {
+        if let Some(events) = &events {
+            self.core.tell_events();
+            events.push(self.core.take_events());
+        }
+        Self { events, ..self }
     }
 
     /// Makes a request of the process itself. Nothing between the two can lose or repeat the request, so the master
@@ -168,6 +183,9 @@ impl MasterHost {
     }
 
     fn sort(&mut self) {
+        if let Some(events) = &self.events {
+            events.push(self.core.take_events());
+        }
         for output in std::mem::take(&mut self.out) {
             match output {
                 Output::Reply {

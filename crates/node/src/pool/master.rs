@@ -23,13 +23,14 @@ use super::journal::{Committer, JournalFile};
 use super::members::{Members, Standing};
 use crate::disk::Directory;
 use crate::host::{Asked, MasterHost};
+use crate::kv_events::{EventQueue, KvEvents};
 use crate::serve::handlers::{Handlers, NODES_FROM, reply};
 use crate::serve::minter::Minter;
 use crate::serve::outgoing::Outgoing;
 use crate::serve::{Links, ServeError, ServeKeys, ServeOptions, builder, epoch, reloader};
 use crate::store::meters::PhaseMeters;
 use crate::store::{pool_config, random};
-use crate::{Config, OpenError, StoreError};
+use crate::{Config, KvEventsOptions, OpenError, StoreError};
 
 /// How a master is served.
 #[derive(Clone, Debug)]
@@ -40,6 +41,8 @@ pub struct MasterOptions {
     pub directory: Option<PathBuf>,
     /// Who this side is and who may connect; none for a loopback, where every process of the machine may.
     pub keys: Option<ServeKeys>,
+    /// Tells routers of requests what the nodes hold; nobody when none.
+    pub kv_events: Option<KvEventsOptions>,
 }
 
 impl Default for MasterOptions {
@@ -48,6 +51,7 @@ impl Default for MasterOptions {
             listen: ServeOptions::default().listen,
             directory: None,
             keys: None,
+            kv_events: None,
         }
     }
 }
@@ -66,6 +70,7 @@ pub struct MasterServer {
         reason = "no other master uses the directory until this is dropped"
     )]
     directory: Option<Directory>,
+    pub(super) events: Option<KvEvents>,
 }
 
 /// What the master's threads share: its host under one lock, and what is beside it.
@@ -88,6 +93,8 @@ pub(super) struct MasterShell {
     broken: AtomicBool,
     /// What it sees of reads.
     pub(super) phases: PhaseMeters,
+    /// What is told of KV events; none when nobody is.
+    pub(super) events: Option<Arc<EventQueue>>,
 }
 
 struct MasterState {
@@ -129,10 +136,11 @@ impl MasterServer {
             None => None,
         };
         let write_time = master.config().put.release_timeout;
+        let events = KvEvents::start(options.kv_events.as_ref(), &links)?;
         let shell = Arc::new_cyclic(|this| MasterShell {
             this: Weak::clone(this),
             state: Mutex::new(MasterState {
-                host: MasterHost::new(master),
+                host: MasterHost::new(master).telling(events.as_ref().map(KvEvents::queue)),
                 wakes: Instant::NEVER,
             }),
             members: Members::new(epoch),
@@ -145,6 +153,7 @@ impl MasterServer {
             copied: Mutex::default(),
             broken: AtomicBool::new(false),
             phases: PhaseMeters::default(),
+            events: events.as_ref().map(KvEvents::queue),
         });
         let committer = shell.start_committer()?;
         let handlers = Arc::new(Handlers {
@@ -195,6 +204,7 @@ impl MasterServer {
             allowed: links.allowed.clone(),
             address: options.listen,
             directory,
+            events,
         };
         server.address = links.listen(&server.messages, options.listen)?;
         Ok(server)
@@ -225,7 +235,8 @@ impl MasterServer {
     /// Reads the list of keys again when it is called, on any thread, and ends the links of those that may not connect any
     /// more. When the file cannot be read, the old list stays in force.
     pub fn reloader(&self) -> impl Fn() -> Result<(), AllowListError> + Send + Sync + use<> {
-        reloader(self.allowed.clone(), self.messages.handle())
+        let (list, messages) = (self.allowed.clone(), self.messages.handle());
+        reloader(list, messages, self.events.as_ref())
     }
 
     /// Takes no more requests, and answers those that have come, for at most `limit`.

@@ -279,6 +279,7 @@ impl Life {
         let sharing = Sharing {
             beside: shared.beside,
             identity: Some(identity(shared.node)),
+            events: None,
         };
         let store = Store::open_for(shared.config.clone(), Some(sharing))?;
         let engine = engine(options.data, links)?;

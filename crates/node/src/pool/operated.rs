@@ -6,12 +6,14 @@ use serde::Serialize;
 use slackwater_base::Instant;
 use slackwater_meta::{Master, OffloadMetrics, PromotionMetrics, ReplicationMetrics};
 use slackwater_wait::{Park, Site, Waiting, now};
+use slackwater_wire::kv_events::KvEventCounts;
 use slackwater_wire::{
     Epoch, Key, NodeId, Presence, Reply, Request, SegmentKind, SegmentState, Tenant,
 };
 
 use super::master::{MasterServer, MasterShell};
 use crate::host::Asked;
+use crate::kv_events::{KvEvents, KvEventsPlaces};
 use crate::operated::Operated;
 use crate::prometheus::Text;
 use crate::store::{
@@ -97,6 +99,12 @@ impl MasterServer {
     #[must_use]
     pub fn operated(&self) -> PoolMaster {
         PoolMaster(Arc::clone(self.shell()))
+    }
+
+    /// Where KV events are told, if anywhere.
+    #[must_use]
+    pub fn kv_events(&self) -> Option<KvEventsPlaces> {
+        self.events.as_ref().map(KvEvents::places)
     }
 }
 
@@ -238,7 +246,13 @@ impl Operated for PoolMaster {
         text.nodes(&nodes);
         text.phases(&self.0.phases);
         text.waits(&waits::of_process().collect::<Vec<_>>());
+        text.kv_events(&self.kv_events());
         text.finish()
+    }
+
+    fn kv_events(&self) -> KvEventCounts {
+        let events = self.0.events.as_ref();
+        events.map_or_else(KvEventCounts::default, |events| events.counts())
     }
 
     fn epoch(&self) -> Epoch {

@@ -32,6 +32,25 @@ pub enum ServeError {
         /// Where it should have listened.
         address: SocketAddr,
     },
+    /// Other machines could read the keys of values in KV events.
+    #[error(
+        "KV events at {address} can be read from other machines: give --key-file and --allow, or a loopback address, or \
+         --kv-events-open (SLACKWATER_KV_EVENTS_OPEN=true) to tell everybody who reaches it, unencrypted"
+    )]
+    KvEventsNeedKeys {
+        /// Where they should have been told.
+        address: SocketAddr,
+    },
+    /// It cannot listen for those who want KV events.
+    #[error(
+        "cannot tell KV events at {address}: {why}; name other addresses with --kv-events and --kv-events-replay"
+    )]
+    KvEvents {
+        /// Where they should have been told.
+        address: SocketAddr,
+        /// The cause.
+        why: ListenError,
+    },
     /// An address that names no interface cannot be told to clients.
     #[error("clients cannot connect to {address}: name an address of this machine with --data")]
     Unspecified {

@@ -37,8 +37,9 @@ pub use operated::ServedStore;
 use self::handlers::Handlers;
 use self::memory::ServedMemory;
 use self::outgoing::{Leaving, Outgoing};
+use crate::kv_events::KvEvents;
 use crate::store::{GRANULE, Sharing};
-use crate::{Config, Store, StoreError};
+use crate::{Config, KvEventsOptions, KvEventsPlaces, Store, StoreError};
 
 /// How a store is served.
 #[derive(Clone, Debug)]
@@ -51,6 +52,8 @@ pub struct ServeOptions {
     pub keys: Option<ServeKeys>,
     /// Memory for what is read from SSD on behalf of clients; the longest value they can read from SSD is half of it.
     pub staging: ByteSize,
+    /// Tells routers of requests what it holds; nobody when none.
+    pub kv_events: Option<KvEventsOptions>,
 }
 
 /// The files with keys, as `slackwater keys` makes them.
@@ -74,6 +77,7 @@ impl Default for ServeOptions {
             data: None,
             keys: None,
             staging: ByteSize::mib(64),
+            kv_events: None,
         }
     }
 }
@@ -87,6 +91,7 @@ pub struct Server {
     allowed: Option<AllowList>,
     address: SocketAddr,
     public_key: Option<PublicKey>,
+    events: Option<KvEvents>,
 }
 
 /// Messages of up to this many bytes are taken: the longest request, and the longest answer to it.
@@ -106,9 +111,12 @@ impl Server {
         let links = Links::read(options.keys.as_ref())?;
         links.check(address)?;
         let beside = check_data(&links, data, options.staging)?;
+        // It is told of what the log of the store holds too.
+        let events = KvEvents::start(options.kv_events.as_ref(), &links)?;
         let sharing = Sharing {
             beside,
             identity: None,
+            events: events.as_ref().map(KvEvents::queue),
         };
         let store = Store::open_for(config, Some(sharing))?;
         let engine = engine(data, &links)?;
@@ -129,6 +137,7 @@ impl Server {
             public_key: links.public_key(),
             allowed: links.allowed,
             address,
+            events,
         })
     }
 
@@ -171,7 +180,14 @@ impl Server {
     /// Reads the list of keys again when it is called, on any thread, and ends the links of those that may not connect any
     /// more. When the file cannot be read, the old list stays in force.
     pub fn reloader(&self) -> impl Fn() -> Result<(), AllowListError> + Send + Sync + use<> {
-        reloader(self.allowed.clone(), self.messages.handle())
+        let (list, messages) = (self.allowed.clone(), self.messages.handle());
+        reloader(list, messages, self.events.as_ref())
+    }
+
+    /// Where KV events are told, if anywhere.
+    #[must_use]
+    pub fn kv_events(&self) -> Option<KvEventsPlaces> {
+        self.events.as_ref().map(KvEvents::places)
     }
 
     /// Takes no more requests, answers those that have come, for at most `limit`, and closes the store.
@@ -288,11 +304,16 @@ pub(crate) fn engine(data: SocketAddr, links: &Links) -> Result<Engine, ServeErr
 pub(crate) fn reloader(
     allowed: Option<AllowList>,
     messages: Mq,
+    events: Option<&KvEvents>,
 ) -> impl Fn() -> Result<(), AllowListError> + Send + Sync + use<> {
+    let of_events = events.map(KvEvents::rights_changed);
     move || {
         if let Some(allowed) = &allowed {
             allowed.reload()?;
             messages.rights_changed();
+            if let Some(of_events) = &of_events {
+                of_events();
+            }
         }
         Ok(())
     }

@@ -1,9 +1,14 @@
+use std::sync::Arc;
+
 use slackwater_base::Instant;
 use slackwater_meta::Master;
+use slackwater_wire::kv_events::KvEventCounts;
 use slackwater_wire::{Epoch, ErrorCode, Key, NodeId, Reply, Request, Tenant};
 
 use super::{Server, epoch};
+use crate::kv_events::{EventQueue, KvEvents};
 use crate::operated::Operated;
+use crate::prometheus::Text;
 use crate::store::Reason;
 use crate::{Stats, Store, StoreError};
 
@@ -12,6 +17,7 @@ pub struct ServedStore {
     store: Store,
     epoch: Epoch,
     data: String,
+    events: Option<Arc<EventQueue>>,
 }
 
 impl Server {
@@ -23,6 +29,7 @@ impl Server {
             store: self.store.clone(),
             epoch: self.epoch(),
             data: data.map(ToString::to_string).unwrap_or_default(),
+            events: self.events.as_ref().map(KvEvents::queue),
         }
     }
 }
@@ -35,6 +42,7 @@ impl ServedStore {
             store: store.clone(),
             epoch: epoch::now(),
             data: String::new(),
+            events: None,
         }
     }
 }
@@ -67,7 +75,14 @@ impl Operated for ServedStore {
     }
 
     fn metrics_text(&self) -> String {
-        self.store.metrics_text()
+        let mut text = Text::from(self.store.metrics_text());
+        text.kv_events(&self.kv_events());
+        text.finish()
+    }
+
+    fn kv_events(&self) -> KvEventCounts {
+        let events = self.events.as_ref();
+        events.map_or_else(KvEventCounts::default, |events| events.counts())
     }
 
     fn epoch(&self) -> Epoch {

@@ -17,6 +17,7 @@ use super::slot::{Later, Owed};
 use super::views::{Hold, ViewId, Views};
 pub(super) use crate::host::Asked;
 use crate::host::{MasterHost, NodeHost, Stopped};
+use crate::kv_events::EventQueue;
 use crate::serve::ExtentGate;
 
 /// The only node of an embedded store.
@@ -55,6 +56,14 @@ impl Core {
     pub(super) fn gated_by(self, gate: Arc<ExtentGate>) -> Self {
         Self {
             node: self.node.gated_by(gate),
+            ..self
+        }
+    }
+
+    /// The same with somebody who is told what becomes readable and what goes, where the master is here.
+    pub(super) fn telling(self, events: Option<Arc<EventQueue>>) -> Self {
+        Self {
+            master: self.master.map(|master| master.telling(events)),
             ..self
         }
     }

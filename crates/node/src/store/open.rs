@@ -21,16 +21,19 @@ use super::views::Views;
 use super::{MEMORY_NAME, OpenError, StoreError};
 use crate::config::Config;
 use crate::disk::{self, Directory, Segment, Use};
+use crate::kv_events::EventQueue;
 use crate::region;
 use crate::serve::{ExtentGate, epoch};
 
 /// How a store is opened whose memory other processes reach too.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone)]
 pub(crate) struct Sharing {
     /// More memory, behind that of the store in the same mapping.
     pub(crate) beside: ByteSize,
     /// The node that it is to a master in another process; none when its master is in this one.
     pub(crate) identity: Option<Identity>,
+    /// Where its master tells what becomes readable and what goes.
+    pub(crate) events: Option<Arc<EventQueue>>,
 }
 
 /// The numbers of a node and of its segments.
@@ -86,7 +89,8 @@ pub(super) fn open(
     })?;
     let [seed, life] = random()?;
     let incarnation = Incarnation(life);
-    let elsewhere = sharing.and_then(|sharing| sharing.identity);
+    let elsewhere = sharing.as_ref().and_then(|sharing| sharing.identity);
+    let events = sharing.as_ref().and_then(|sharing| sharing.events.clone());
     let identity = elsewhere.unwrap_or(Identity::OWN);
     let segment = Segment {
         id: identity.memory,
@@ -130,6 +134,7 @@ pub(super) fn open(
     if let Some(served) = &served {
         core = core.gated_by(Arc::clone(&served.gate));
     }
+    core = core.telling(events);
     for warning in core.master().into_iter().flat_map(Master::warnings) {
         // Both are said by `Config::warnings` in the words of its options.
         let known = matches!(

@@ -416,6 +416,7 @@ mod tests {
                 Some(Sharing {
                     beside,
                     identity: None,
+                    events: None,
                 }),
             )
             .unwrap();

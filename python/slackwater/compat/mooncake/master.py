@@ -139,6 +139,7 @@ def command_line(words: Sequence[str], has_keys: bool) -> tuple[list[str], list[
     if "promotion_queue_limit" in found:
         arguments.append(f"--promotion-limit={found['promotion_queue_limit']}")
     arguments += _replication(found, warnings)
+    arguments += _kv_events(found, warnings)
     if "minloglevel" in found:
         arguments.append(f"--log={_LEVELS[min(max(found['minloglevel'], 0), 2)]}")
     return arguments, warnings
@@ -165,6 +166,31 @@ def _replication(found: dict[str, Any], warnings: list[str]) -> list[str]:
         if replicas != most:
             warnings.append(f"--{flags['max_memory_replicas']}={most}: {replicas} is taken, of 2 to 64")
         arguments.append(f"--replication-replicas={replicas}")
+    return arguments
+
+
+_EVENTS_MOST = 1 << 24
+
+
+def _kv_events(found: dict[str, Any], warnings: list[str]) -> list[str]:
+    given = {name: found[name] for name in found if name.startswith("kv_events_") and FLAGS[name]["option"] is not None}
+    if not found.get("enable_kv_events", False):
+        idle = [name for name, value in given.items() if value != FLAGS[name]["default"]]
+        warnings += [f"--{name} has no effect without --enable_kv_events" for name in idle]
+        return []
+    endpoint = given.pop("kv_events_bind_endpoint", "")
+    arguments = [f"--kv-events={endpoint}" if endpoint else "--kv-events", "--kv-events-dialect=rfc1527"]
+    for name, value in given.items():
+        if name == "kv_events_queue_capacity":
+            capacity = _EVENTS_MOST if value == 0 else min(max(value, 1), _EVENTS_MOST)
+            if capacity != value:
+                warnings.append(f"--{name}={value}: {capacity} is taken, of 1 to {_EVENTS_MOST}")
+            value = capacity
+        elif isinstance(value, int) and not isinstance(value, bool) and not 0 <= value < 1 << 32:
+            raise FlagError(f"--{name}: {value} is not from 0 to {(1 << 32) - 1}")
+        if value == "":
+            continue
+        arguments.append(f"{FLAGS[name]['option']}={str(value).lower() if isinstance(value, bool) else value}")
     return arguments
 
 

@@ -1,8 +1,9 @@
 //! The admin address of a server.
 
-use std::io::Read;
+use std::io::{Lines, Read};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
+use std::process::ChildStdout;
 
 use serde_json::Value;
 
@@ -13,6 +14,7 @@ use crate::place::stderr;
 pub(crate) struct Administered {
     pub(crate) served: Served,
     pub(crate) admin: String,
+    lines: Lines<BufReader<ChildStdout>>,
 }
 
 impl Administered {
@@ -32,16 +34,24 @@ impl Administered {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut after = |words: &str| {
-            let line = lines.next().unwrap().unwrap();
-            let rest = line.strip_prefix(words);
-            rest.unwrap_or_else(|| panic!("the server said `{line}`"))
-                .to_owned()
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let address = String::new();
+        let mut administered = Self {
+            served: Served { child, address },
+            admin: String::new(),
+            lines,
         };
-        let (address, admin) = (after("serving at "), after("admin at http://"));
-        let served = Served { child, address };
-        Self { served, admin }
+        administered.served.address = administered.told("serving at ");
+        administered.admin = administered.told("admin at http://");
+        administered
+    }
+
+    /// The rest of the next line that it says when it starts, which begins with these words.
+    pub(crate) fn told(&mut self, words: &str) -> String {
+        let line = self.lines.next().unwrap().unwrap();
+        let rest = line.strip_prefix(words);
+        rest.unwrap_or_else(|| panic!("the server said `{line}`"))
+            .to_owned()
     }
 
     /// Sends a request without a body: the status and the body of its answer.

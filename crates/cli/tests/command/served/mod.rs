@@ -4,6 +4,7 @@ mod admin;
 mod faults;
 mod jobs;
 mod keys;
+mod kv_events;
 mod page;
 mod pool;
 mod replicas;

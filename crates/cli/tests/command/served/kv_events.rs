@@ -1,0 +1,350 @@
+//! KV events of real servers, heard by pyzmq as routers of requests hear them, and decoded by msgspec.
+
+#[path = "../../../../zmtp/tests/common/python.rs"]
+mod python;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use slackwater_remote::{PutOptions, RemoveOptions};
+
+use super::admin::Administered;
+use super::keys::make_key;
+use super::*;
+use crate::place::stderr;
+use python::Python;
+
+/// What a router does: it hears events, follows what is held in which medium, and asks for what it has missed.
+const ROUTER: &str = r#"
+import msgspec
+SHORT = {'BlockStored': '+', 'BlockRemoved': '-', 'AllBlocksCleared': '0', 'stored': '+', 'removed': '-', 'cleared': '0'}
+class Router:
+    def __init__(self, hears, replays, topic=b''):
+        self.last, self.held, self.gaps, self.replays = None, set(), 0, replays
+        self.s = sock(zmq.SUB)
+        self.s.subscribe(topic)
+        self.s.connect(hears)
+    def take(self, sequence, body):
+        if self.last is not None and sequence <= self.last: return []
+        if self.last is not None and sequence != self.last + 1: self.gaps += 1
+        self.last = sequence
+        told = []
+        for event in msgspec.msgpack.decode(body)[1]:
+            if isinstance(event, list):
+                kind, hashes, medium = event[0], event[1] if len(event) > 1 else [], event[2 if len(event) == 3 else 6] if len(event) > 1 else None
+            else:
+                kind, hashes, medium = event.get('event_type') or event['type'], event.get('block_hashes', []), event.get('medium')
+            for hash in hashes or [None]:
+                one = (SHORT[kind], hash, medium)
+                told.append(one)
+                if one[0] == '+': self.held.add(one[1:])
+                elif one[0] == '-': self.held.discard(one[1:])
+                else: self.held.clear()
+        return told
+    def hear(self):
+        _, sequence, body = self.s.recv_multipart()
+        return self.take(int.from_bytes(sequence, 'big'), body)
+    def catch_up(self, begin):
+        d = sock(zmq.DEALER)
+        d.connect(self.replays)
+        d.send_multipart([b'', begin.to_bytes(8, 'big')])
+        told = []
+        while True:
+            _, _, sequence, body = d.recv_multipart()
+            if int.from_bytes(sequence, 'big', signed=True) == -1: return told
+            told += self.take(int.from_bytes(sequence, 'big'), body)
+"#;
+
+fn router(script: &str, arguments: &[&str]) -> Option<Python> {
+    Python::start(&format!("{ROUTER}{script}"), arguments)
+}
+
+struct Telling {
+    administered: Administered,
+    events: String,
+    replays: String,
+}
+
+impl Telling {
+    fn start(place: &Place, arguments: &[&str]) -> Self {
+        Self::at("127.0.0.1:0", "127.0.0.1:0", place, arguments)
+    }
+
+    fn at(events: &str, replays: &str, place: &Place, arguments: &[&str]) -> Self {
+        let listen = format!("--kv-events={events}");
+        let places = ["serve", &listen, "--kv-events-replay", replays];
+        let mut administered = Administered::spawn(place, &[&places, arguments].concat());
+        let events = administered.told("KV events at ");
+        let replays = administered.told("replays of KV events at ");
+        Self {
+            administered,
+            events,
+            replays,
+        }
+    }
+
+    fn put(&self, client: &Client, key: &str, bytes: usize) {
+        let stored = client.put(key.as_bytes(), &value(7, bytes), &PutOptions::default());
+        stored.unwrap_or_else(|error| panic!("{key}: {error}"));
+    }
+
+    fn counted(&self, name: &str) -> u64 {
+        let status = self.administered.json("/kv_events/status");
+        assert_eq!(status["enabled"], true);
+        status[name].as_u64().unwrap()
+    }
+
+    /// Puts and removes a value until the router hears something: from then on it hears everything.
+    fn until_heard(&self, client: &Client, router: &mut Python) {
+        let heard = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !heard.load(Ordering::SeqCst) {
+                    self.put(client, "4242", 10);
+                    remove(client, "4242");
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+            });
+            assert_eq!(router.line(), "heard");
+            heard.store(true, Ordering::SeqCst);
+        });
+    }
+}
+
+fn remove(client: &Client, key: &str) {
+    let removed = client.remove(&[key.as_bytes()], &RemoveOptions::default());
+    assert_eq!(removed, [Ok(())]);
+}
+
+/// In every form a router knows, from events alone, what the store holds after puts, removals, evictions and offloads.
+#[test]
+fn a_router_knows_what_is_held() {
+    let script = r#"
+router = Router(sys.argv[1], sys.argv[2], sys.argv[3].encode())
+router.hear()
+say('heard')
+while not any(one[:2] == ('+', 999) for one in router.hear()): pass
+say('here')
+sys.stdin.readline()
+router.catch_up(router.last + 1)
+held = sorted(hash for hash, medium in router.held if medium == 'cpu' and hash not in (None, 4242))
+say(router.gaps, *held)
+say(*sorted({str(medium) for _, medium in router.held}))
+"#;
+    for (dialect, media) in [
+        ("map", "STORAGE cpu"),
+        ("legacy-array", "STORAGE cpu"),
+        ("rfc1527", "cpu disk"),
+    ] {
+        let place = Place::new();
+        let arguments = [
+            "--memory",
+            "4MiB",
+            "--ssd",
+            "64MiB",
+            "--dir",
+            "store",
+            "--offload",
+            "eager",
+            "--kv-events-dialect",
+            dialect,
+            "--kv-events-topic",
+            "kv@pod",
+        ];
+        let server = Telling::start(&place, &arguments);
+        let arguments = [&*server.events, &server.replays, "kv@"];
+        let Some(mut router) = router(script, &arguments) else {
+            return;
+        };
+        let client = server.administered.served.connect();
+        server.until_heard(&client, &mut router);
+        for key in 0..40 {
+            server.put(&client, &key.to_string(), 256 << 10);
+        }
+        remove(&client, "39");
+        server.put(&client, "no hash in it", 100);
+        // What is offloaded and evicted is told by the time that nothing is under way any more.
+        let stats = || server.administered.json("/api/v1/stats");
+        until("all is on SSD", || stats()["ssd"]["records"] == 40);
+        server.put(&client, "999", 100);
+        assert_eq!(router.line(), "here");
+        router.go_on();
+        let told = router.line();
+        let mut told = told.split(' ');
+        assert_eq!(told.next(), Some("0"), "{dialect}: gaps");
+        let told: Vec<String> = told.map(str::to_owned).collect();
+        let keys = (0..40).chain([999]).map(|key| key.to_string());
+        let held = keys.filter(|key| is_in_memory(&server, key));
+        let mut held: Vec<String> = held.collect();
+        held.sort_by_key(|key| key.parse::<u64>().unwrap());
+        assert_eq!(told, held, "{dialect}");
+        assert!(told.len() < 20, "{dialect}: nothing was evicted");
+        assert!(!told.contains(&"39".to_owned()));
+        assert_eq!(router.line(), media);
+        let unparsed = server.counted("skipped_unparsed_keys");
+        assert_eq!(unparsed > 0, dialect != "rfc1527", "{dialect}: {unparsed}");
+        assert_eq!(server.counted("dropped_events"), 0);
+        assert!(server.counted("published_events") >= server.counted("published_batches"));
+        let (_, metrics) = server.administered.ask("GET", "/metrics", "");
+        assert!(metrics.contains("slackwater_kv_event_batches_total "));
+    }
+}
+
+fn is_in_memory(server: &Telling, key: &str) -> bool {
+    let path = format!("/batch_query_keys?keys={key}");
+    let found = server.administered.json(&path);
+    let memory = &found["data"][key]["values"];
+    memory.as_array().is_some_and(|values| !values.is_empty())
+}
+
+/// Who comes late, or was away while the server was started again, sees by the numbers that there is more to ask for.
+#[test]
+fn who_missed_events_sees_the_gap_and_asks_for_them() {
+    let script = r#"
+def short(told): return ' '.join(f'{kind}{hash}' if hash is not None else kind for kind, hash, _ in told if hash != 4242)
+late = Router(sys.argv[1], sys.argv[2])
+say(short(late.catch_up(0)))
+router = Router(sys.argv[1], sys.argv[2])
+router.hear()
+say('heard')
+while not any(one[:2] == ('+', 5) for one in router.hear()): pass
+say('gaps', router.gaps)
+late.gaps = 0
+told = late.catch_up(late.last + 1)
+say(short(told))
+say('gaps', late.gaps)
+last = router.last
+router.hear()
+say('heard')
+say('gaps', router.gaps, router.last > last + 1)
+again = Router(sys.argv[1], sys.argv[2])
+say(short(again.catch_up(last + 1)))
+"#;
+    let place = Place::new();
+    let server = Telling::start(&place, &["--memory", "16MiB"]);
+    let client = server.administered.served.connect();
+    for key in ["1", "0x10", "3"] {
+        server.put(&client, key, 100);
+    }
+    remove(&client, "3");
+    until("events are published", || {
+        server.counted("published_events") == 5
+    });
+    let arguments = [&*server.events, &server.replays];
+    let Some(mut router) = router(script, &arguments) else {
+        return;
+    };
+    assert_eq!(router.line(), "0 +1 +16 +3 -3");
+    server.until_heard(&client, &mut router);
+    server.put(&client, "5", 100);
+    assert_eq!(router.line(), "gaps 0");
+    assert_eq!(router.line(), "+5", "only what was missed");
+    assert_eq!(router.line(), "gaps 0");
+    let place_of = |told: &str| told.strip_prefix("tcp://").unwrap().to_owned();
+    let (events, replays) = (place_of(&server.events), place_of(&server.replays));
+    drop(client);
+    drop(server);
+    let server = Telling::at(&events, &replays, &place, &["--memory", "16MiB"]);
+    let client = server.administered.served.connect();
+    server.put(&client, "6", 100);
+    server.until_heard(&client, &mut router);
+    assert_eq!(router.line(), "gaps 1 True");
+    assert!(router.line().starts_with("0 +6"), "all of the new life");
+}
+
+/// Events that come faster than they are published are dropped, the oldest first, and every subscriber sees that.
+#[test]
+fn what_is_dropped_leaves_a_gap() {
+    let script = r#"
+router = Router(sys.argv[1], sys.argv[2])
+router.hear()
+say('heard')
+while not any(one[:2] == ('+', 999) for one in router.hear()): pass
+router.gaps = 0
+while not any(one[0] == '0' for one in router.hear()): pass
+say(router.gaps, len(router.held))
+"#;
+    let place = Place::new();
+    let arguments = ["--memory", "16MiB", "--kv-events-queue", "8"];
+    let server = Telling::start(&place, &arguments);
+    let arguments = [&*server.events, &server.replays];
+    let Some(mut router) = router(script, &arguments) else {
+        return;
+    };
+    let client = server.administered.served.connect();
+    server.until_heard(&client, &mut router);
+    for key in 0..100 {
+        server.put(&client, &key.to_string(), 100);
+    }
+    server.put(&client, "999", 100);
+    let dropped = server.counted("dropped_events");
+    let all = RemoveOptions {
+        force: true,
+        ..RemoveOptions::default()
+    };
+    assert_eq!(client.remove_all(&all), Ok(101));
+    assert_eq!(router.line(), "1 0", "a gap, and nothing is held");
+    // 101 are gone, and one event says that all is gone: eight of them were kept.
+    assert_eq!(server.counted("dropped_events") - dropped, 94);
+}
+
+/// Keys of values are told to those alone who may connect, unless it is said that everybody may know them.
+#[test]
+fn only_those_who_may_connect_are_told() {
+    let place = Place::new();
+    let refused = |arguments: &[&str]| {
+        let serve = ["serve", "--listen", "127.0.0.1:0", "--memory", "16MiB"];
+        let refused = place.run(&[&serve, arguments].concat());
+        assert!(!refused.status.success());
+        stderr(&refused)
+    };
+    let why = refused(&["--kv-events=tcp://*:0"]);
+    assert!(why.contains("--kv-events-open"), "{why}");
+    let why = refused(&["--kv-events", "--kv-events-replay=0.0.0.0:0"]);
+    assert!(why.contains("0.0.0.0:0 can be read"), "{why}");
+
+    let script = r#"
+said = []
+for address in sys.argv[1:]:
+    s = sock(zmq.SUB, rcvtimeo=1500)
+    s.subscribe(b'')
+    s.connect(address)
+    said.append(s)
+say('connected')
+sys.stdin.readline()
+for s in said:
+    try: s.recv_multipart(); say('told')
+    except zmq.Again: say('not told')
+"#;
+    make_key(&place, "server", "");
+    make_key(&place, "anna", "basic");
+    let keys = [
+        "--key-file",
+        "server",
+        "--allow",
+        "list",
+        "--memory",
+        "16MiB",
+    ];
+    let closed = Telling::start(&place, &keys);
+    let open = Telling::start(&place, &[&keys[..], &["--kv-events-open"]].concat());
+    let Some(mut python) = Python::start(script, &[&closed.events, &open.events]) else {
+        return;
+    };
+    assert_eq!(python.line(), "connected");
+    // Long enough for the subscription of the one that is let in; the other is never let in.
+    let anna = ["--key-file", "anna"];
+    python.go_on();
+    for _ in 0..10 {
+        for server in [&closed, &open] {
+            let put = ["put", "77", "-", "--upsert"];
+            let put = server
+                .administered
+                .served
+                .run(&place, &[&put, &anna[..]].concat(), b"v");
+            assert!(put.status.success(), "{}", stderr(&put));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(python.line(), "not told");
+    assert_eq!(python.line(), "told");
+}

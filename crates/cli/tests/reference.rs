@@ -96,7 +96,8 @@ fn metrics_are_current() {
     let of_master = master.operated().metrics_text();
     deployment::check_queries(&[&text, &of_master]);
     page.push_str(
-        "\nThe master of a pool counts what a store's master does, over all nodes, and these:\n\n",
+        "\nThe master of a pool counts what a store's master does, over all nodes, and these; those of KV events a served store counts \
+         too:\n\n",
     );
     families(&mut page, &of_master, &all);
     assert!(

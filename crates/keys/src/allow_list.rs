@@ -232,6 +232,14 @@ impl AllowList {
         watchers.push(Box::new(changed));
     }
 
+    /// The keys that `wanted` takes, with their levels: for a list of those of them that may do something.
+    #[must_use]
+    pub fn those(&self, wanted: impl Fn(&Allowed) -> bool) -> Vec<(PublicKey, Level)> {
+        let keys = self.0.keys.load();
+        let wanted = keys.iter().filter(|(_, allowed)| wanted(allowed));
+        wanted.map(|(key, allowed)| (*key, allowed.level)).collect()
+    }
+
     /// How often the list has been replaced; a reader that has seen this number need not look its keys up again.
     #[must_use]
     pub fn version(&self) -> u64 {

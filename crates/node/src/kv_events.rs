@@ -12,7 +12,8 @@ use std::thread::JoinHandle;
 use std::time::SystemTime;
 
 use slackwater_mq::{
-    Admission, Builder, Level, ListenOptions, Options, Publisher, Running, StreamOptions, Workers,
+    Admission, AllowList, Allowed, Builder, Level, ListenOptions, Options, Publisher, Running,
+    StreamOptions, Workers,
 };
 use slackwater_net::{Endpoint, UnixAccess};
 use slackwater_wait::{Park, Site, Waiting};
@@ -73,6 +74,7 @@ pub struct KvEventsPlaces {
 /// KV events that are being published. What waits is still published when this is dropped.
 pub(crate) struct KvEvents {
     messages: Running,
+    readers: Option<Readers>,
     queue: Arc<EventQueue>,
     thread: Option<JoinHandle<()>>,
     places: KvEventsPlaces,
@@ -80,9 +82,11 @@ pub(crate) struct KvEvents {
 
 impl KvEvents {
     /// Listens, and publishes what is put into [`Self::queue`]; does nothing without options.
+    /// `tenants` is whether tenants are told apart.
     pub(crate) fn start(
         options: Option<&KvEventsOptions>,
         links: &Links,
+        tenants: bool,
     ) -> Result<Option<Self>, ServeError> {
         let Some(options) = options else {
             return Ok(None);
@@ -108,7 +112,16 @@ impl KvEvents {
             ..StreamOptions::default()
         };
         let replay = options.replay.map(Endpoint::Tcp);
-        let listening = listening(options.open, links);
+        let allowed = links.allowed.clone().filter(|_| !options.open);
+        let readers = allowed.map(|allowed| Readers::of(allowed, tenants));
+        let listening = ListenOptions {
+            encrypted: readers.is_some(),
+            admission: match &readers {
+                Some(readers) => Admission::Listed(readers.list.clone()),
+                None => Admission::Everybody(Level::None),
+            },
+            access: UnixAccess::default(),
+        };
         let endpoint = Endpoint::Tcp(options.listen);
         let publisher = messages.publish(&endpoint, replay.as_ref(), &listening, &stream);
         let publisher = publisher.map_err(|why| ServeError::KvEvents {
@@ -133,6 +146,7 @@ impl KvEvents {
         })?;
         Ok(Some(Self {
             messages,
+            readers,
             queue,
             thread: Some(thread),
             places,
@@ -149,8 +163,13 @@ impl KvEvents {
 
     /// Ends the links of those that may not connect any more.
     pub(crate) fn rights_changed(&self) -> impl Fn() + Send + Sync + use<> {
-        let messages = self.messages.handle();
-        move || messages.rights_changed()
+        let (messages, readers) = (self.messages.handle(), self.readers.clone());
+        move || {
+            if let Some(readers) = &readers {
+                readers.review();
+                messages.rights_changed();
+            }
+        }
     }
 }
 
@@ -177,12 +196,33 @@ fn first_number() -> u64 {
     epoch::versions_above(epoch::now()).0
 }
 
-fn listening(open: bool, links: &Links) -> ListenOptions {
-    let allowed = links.allowed.clone().filter(|_| !open);
-    ListenOptions {
-        encrypted: allowed.is_some(),
-        admission: allowed.map_or(Admission::Everybody(Level::None), Admission::Listed),
-        access: UnixAccess::default(),
+/// Those of the allowed who may know the keys of all values.
+#[derive(Clone)]
+struct Readers {
+    allowed: AllowList,
+    tenants: bool,
+    list: AllowList,
+}
+
+impl Readers {
+    fn of(allowed: AllowList, tenants: bool) -> Self {
+        let readers = Self {
+            allowed,
+            tenants,
+            list: AllowList::of([]),
+        };
+        readers.review();
+        readers
+    }
+
+    /// Takes over what has changed in the list of the allowed.
+    fn review(&self) {
+        let may = |key: &Allowed| match key.level {
+            Level::Admin => true,
+            Level::Basic => !self.tenants && key.tenants.is_empty(),
+            Level::Node | Level::None => false,
+        };
+        self.list.replace(self.allowed.those(may));
     }
 }
 

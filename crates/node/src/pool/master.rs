@@ -136,7 +136,7 @@ impl MasterServer {
             None => None,
         };
         let write_time = master.config().put.release_timeout;
-        let events = KvEvents::start(options.kv_events.as_ref(), &links)?;
+        let events = KvEvents::start(options.kv_events.as_ref(), &links, config.tenants)?;
         let shell = Arc::new_cyclic(|this| MasterShell {
             this: Weak::clone(this),
             state: Mutex::new(MasterState {

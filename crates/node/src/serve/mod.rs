@@ -112,7 +112,7 @@ impl Server {
         links.check(address)?;
         let beside = check_data(&links, data, options.staging)?;
         // It is told of what the log of the store holds too.
-        let events = KvEvents::start(options.kv_events.as_ref(), &links)?;
+        let events = KvEvents::start(options.kv_events.as_ref(), &links, config.tenants)?;
         let sharing = Sharing {
             beside,
             identity: None,

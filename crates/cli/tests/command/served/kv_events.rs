@@ -303,48 +303,59 @@ fn only_those_who_may_connect_are_told() {
     assert!(why.contains("0.0.0.0:0 can be read"), "{why}");
 
     let script = r#"
-said = []
-for address in sys.argv[1:]:
+server, *keys = sys.argv[3:]
+def hears(address, key):
     s = sock(zmq.SUB, rcvtimeo=1500)
+    if key:
+        public, secret = key.split(',')
+        s.curve_serverkey, s.curve_publickey, s.curve_secretkey = map(bytes.fromhex, (server, public, secret))
     s.subscribe(b'')
     s.connect(address)
-    said.append(s)
+    return s
+said = [hears(sys.argv[1], key) for key in ['', *keys]] + [hears(sys.argv[2], '')]
 say('connected')
 sys.stdin.readline()
 for s in said:
     try: s.recv_multipart(); say('told')
     except zmq.Again: say('not told')
 "#;
-    make_key(&place, "server", "");
-    make_key(&place, "anna", "basic");
+    let public = make_key(&place, "server", "");
+    let key = |name: &str, words: &str| {
+        let public = make_key(&place, name, words);
+        let file = std::fs::read_to_string(place.path(name)).unwrap();
+        let secret = file.split_whitespace().rfind(|word| word.len() == 64);
+        format!("{public},{}", secret.unwrap())
+    };
     let keys = [
-        "--key-file",
-        "server",
-        "--allow",
-        "list",
-        "--memory",
-        "16MiB",
+        key("anna", "basic"),
+        key("bert", "basic tenants=acme"),
+        key("node", "node"),
+        key("mallory", ""),
     ];
-    let closed = Telling::start(&place, &keys);
-    let open = Telling::start(&place, &[&keys[..], &["--kv-events-open"]].concat());
-    let Some(mut python) = Python::start(script, &[&closed.events, &open.events]) else {
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let files = ["--key-file", "server", "--allow", "list", "--memory"];
+    let files = [&files[..], &["16MiB"]].concat();
+    let closed = Telling::start(&place, &files);
+    let open = Telling::start(&place, &[&files[..], &["--kv-events-open"]].concat());
+    let places = [&*closed.events, &open.events, &public];
+    let Some(mut python) = Python::start(script, &[&places, &keys[..]].concat()) else {
         return;
     };
     assert_eq!(python.line(), "connected");
-    // Long enough for the subscription of the one that is let in; the other is never let in.
-    let anna = ["--key-file", "anna"];
     python.go_on();
+    // Long enough for the subscriptions of those who are let in; the others never are.
     for _ in 0..10 {
         for server in [&closed, &open] {
-            let put = ["put", "77", "-", "--upsert"];
-            let put = server
-                .administered
-                .served
-                .run(&place, &[&put, &anna[..]].concat(), b"v");
+            let put = ["put", "77", "-", "--upsert", "--key-file", "anna"];
+            let put = server.administered.served.run(&place, &put, b"v");
             assert!(put.status.success(), "{}", stderr(&put));
         }
         std::thread::sleep(Duration::from_millis(100));
     }
-    assert_eq!(python.line(), "not told");
-    assert_eq!(python.line(), "told");
+    assert_eq!(python.line(), "not told", "without a key");
+    assert_eq!(python.line(), "told", "a client");
+    assert_eq!(python.line(), "not told", "a client of one tenant");
+    assert_eq!(python.line(), "not told", "a node");
+    assert_eq!(python.line(), "not told", "a key that is not listed");
+    assert_eq!(python.line(), "told", "everybody, where that is said");
 }

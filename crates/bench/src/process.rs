@@ -1,6 +1,6 @@
 //! Measured processes: started from this very program, spoken to in lines, never waited for without a deadline.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -66,11 +66,22 @@ impl Process {
         arguments: &[&str],
         patience: Duration,
     ) -> Result<Self, ProcessError> {
+        Self::start_in(program, arguments, &[], patience)
+    }
+
+    /// The same, with more in its environment.
+    pub(crate) fn start_in(
+        program: &[OsString],
+        arguments: &[&str],
+        environment: &[(&str, &OsStr)],
+        patience: Duration,
+    ) -> Result<Self, ProcessError> {
         let (first, leading) = program.split_first().ok_or(ProcessError::NoChild)?;
         let mut command = Command::new(first);
         // Figures of one run are of one path.
         command.env(IsaChoice::ENV, Isa::current().name());
         command.args(leading).args(arguments);
+        command.envs(environment.iter().copied());
         Self::spawn(command, &arguments.join(" "), patience)
     }
 

@@ -20,14 +20,14 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::{BenchError, Carrier, Direction, Place, latencies, raw, wrapped};
 use crate::process::{descriptor_limit, orders, pin, resident_bytes, tell};
 
-/// An engine and one region of it.
-struct End {
+/// An engine and one region of it; the engine closes when this is dropped.
+pub(super) struct End {
     engine: Engine,
     region: Arc<Region>,
 }
 
 /// What a target sends to its initiator.
-#[derive(Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Contact {
     segment: Segment,
     capability: Vec<u8>,
@@ -77,11 +77,17 @@ impl End {
             carrier.parse().map_err(arguments)?,
             place.parse().map_err(arguments)?,
         );
-        let engine = engine(carrier, |config| TcpConfig {
-            io_threads: loops.unwrap_or(config.io_threads),
-            lanes_per_peer: config.lanes_per_peer.max(loops.unwrap_or(0)),
-            ..config
-        })?;
+        let engine = engine(carrier, |config| with_loops(config, loops))?;
+        Self::over(engine, carrier, place, bytes)
+    }
+
+    /// With so much memory, every page of it touched if it is the host's.
+    pub(super) fn over(
+        engine: Engine,
+        carrier: Carrier,
+        place: Place,
+        bytes: usize,
+    ) -> Result<Self, BenchError> {
         let memory = memory(carrier, place, bytes)?;
         let region = engine.register(RegionSpec {
             memory,
@@ -93,6 +99,11 @@ impl End {
             touch(&region, 1)?;
         }
         Ok(Self { engine, region })
+    }
+
+    /// What an initiator needs of it.
+    pub(super) fn contact(&self) -> Result<Contact, BenchError> {
+        Contact::of(&self.engine, &self.region)
     }
 
     /// This many blocks of local memory from `at` of an endless row of them, and the same place at the target.
@@ -113,6 +124,21 @@ impl End {
             }
         };
         (0..load.batch).map(request).collect()
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.engine.close();
+    }
+}
+
+/// So many event loops, and a connection for each, instead of what a user has.
+pub(super) fn with_loops(config: TcpConfig, loops: Option<usize>) -> TcpConfig {
+    TcpConfig {
+        io_threads: loops.unwrap_or(config.io_threads),
+        lanes_per_peer: config.lanes_per_peer.max(loops.unwrap_or(0)),
+        ..config
     }
 }
 
@@ -226,7 +252,7 @@ fn touch(region: &Arc<Region>, seed: usize) -> Result<(), BenchError> {
 /// The target: memory that other processes may reach. It prints its state when asked.
 pub(super) fn serve(words: &Words<'_>) -> Result<(), BenchError> {
     let end = End::new(words)?;
-    let contact = Contact::of(&end.engine, &end.region)?;
+    let contact = end.contact()?;
     tell(&format!(
         "serving {}",
         serde_json::to_string(&contact).expect("plain fields are always JSON")
@@ -238,7 +264,6 @@ pub(super) fn serve(words: &Words<'_>) -> Result<(), BenchError> {
             _ => return Err(BenchError::Arguments(order)),
         }
     }
-    end.engine.close();
     Ok(())
 }
 
@@ -294,7 +319,6 @@ pub(super) fn initiate(words: &Words<'_>, wait: &str) -> Result<(), BenchError> 
             _ => return Err(BenchError::Arguments(order)),
         }
     }
-    end.engine.close();
     Ok(())
 }
 

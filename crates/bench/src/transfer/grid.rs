@@ -1,3 +1,8 @@
+use std::fmt;
+use std::path::Path;
+
+use slackwater_base::ByteSize;
+
 use super::limits::{Bed, Rate};
 use super::raw::MESSAGE;
 use super::{BenchError, Carrier, Direction, Options, Place, Report, Row};
@@ -20,6 +25,38 @@ pub(crate) struct Cell {
     pub(crate) batch: usize,
 }
 
+impl Cell {
+    /// Bytes under way at once.
+    pub(super) fn bytes(self) -> f64 {
+        self.block as f64 * self.concurrency as f64 * self.batch as f64
+    }
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (op, block) = (self.direction.name(), ByteSize(self.block as u64));
+        let Self {
+            concurrency, batch, ..
+        } = self;
+        write!(f, "{op} of {block} {concurrency}x{batch}")
+    }
+}
+
+impl Options {
+    /// The loads of a direction and a block.
+    pub(super) fn cells(&self, direction: Direction, block: usize) -> Vec<Cell> {
+        let of = |&concurrency: &usize| {
+            self.batches.iter().map(move |&batch| Cell {
+                direction,
+                block,
+                concurrency,
+                batch,
+            })
+        };
+        self.concurrency.iter().flat_map(of).collect()
+    }
+}
+
 /// One round of one cell.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Round {
@@ -29,14 +66,14 @@ pub(crate) struct Round {
     pub(super) mean_us: f64,
     pub(super) initiator_cores: f64,
     pub(super) target_cores: f64,
-    seconds: f64,
+    pub(super) seconds: f64,
 }
 
 /// The limits beside one round of cells.
 #[derive(Clone, Copy, Debug)]
-struct Beside {
-    limit: Option<Rate>,
-    request: Option<Rate>,
+pub(super) struct Beside {
+    pub(super) limit: Option<Rate>,
+    pub(super) request: Option<Rate>,
 }
 
 impl Pair {
@@ -56,7 +93,7 @@ impl Pair {
         loops: Option<usize>,
     ) -> Result<Self, BenchError> {
         let target = start_target(options, carrier, loops)?;
-        let initiator = start_initiator(options, carrier, wait, loops)?;
+        let initiator = start_initiator(options, carrier, wait, loops, None)?;
         let mut pair = Self { target, initiator };
         pair.open()?;
         Ok(pair)
@@ -81,30 +118,44 @@ impl Pair {
     }
 
     pub(crate) fn round(&mut self, cell: Cell, millis: u128) -> Result<Round, BenchError> {
-        let Cell {
-            direction,
-            block,
-            concurrency,
-            batch,
-        } = cell;
-        self.initiator.say(&format!(
-            "run {} {block} {concurrency} {batch} {millis}",
-            direction.name()
-        ))?;
-        self.initiator.hear("begun")?;
-        let (initiator, target) = (self.initiator.cpu_seconds(), self.target.cpu_seconds());
-        self.initiator.say("go")?;
-        let [bytes, seconds, p50_us, p99_us, mean_us] = self.initiator.numbers("ran")?;
-        Ok(Round {
-            gbps: bytes / seconds / 1e9,
-            p50_us,
-            p99_us,
-            mean_us,
-            initiator_cores: (self.initiator.cpu_seconds() - initiator) / seconds,
-            target_cores: (self.target.cpu_seconds() - target) / seconds,
-            seconds,
+        let target = &self.target;
+        round(&mut self.initiator, cell, millis, || {
+            Ok(target.cpu_seconds())
         })
     }
+}
+
+/// Has an initiator move one cell for a time; `target_cpu` says how much CPU time its target has used.
+pub(super) fn round(
+    initiator: &mut Process,
+    cell: Cell,
+    millis: u128,
+    target_cpu: impl Fn() -> Result<f64, BenchError>,
+) -> Result<Round, BenchError> {
+    let Cell {
+        direction,
+        block,
+        concurrency,
+        batch,
+    } = cell;
+    initiator.say(&format!(
+        "run {} {block} {concurrency} {batch} {millis}",
+        direction.name()
+    ))?;
+    initiator.hear("begun")?;
+    let before = (initiator.cpu_seconds(), target_cpu()?);
+    initiator.say("go")?;
+    let [bytes, seconds, p50_us, p99_us, mean_us] = initiator.numbers("ran")?;
+    let after = (initiator.cpu_seconds(), target_cpu()?);
+    Ok(Round {
+        gbps: bytes / seconds / 1e9,
+        p50_us,
+        p99_us,
+        mean_us,
+        initiator_cores: (after.0 - before.0) / seconds,
+        target_cores: (after.1 - before.1) / seconds,
+        seconds,
+    })
 }
 
 /// The number of event loops as a child reads it.
@@ -122,11 +173,13 @@ pub(super) fn start_target(
     Ok(Process::start(&options.child, &words, options.patience())?)
 }
 
+/// With a key, all its connections are sealed.
 pub(super) fn start_initiator(
     options: &Options,
     carrier: Carrier,
     wait: &str,
     loops: Option<usize>,
+    key_file: Option<&Path>,
 ) -> Result<Process, BenchError> {
     let (place, bytes) = (options.place(carrier), options.memory_bytes.to_string());
     let loops = word(loops);
@@ -138,7 +191,9 @@ pub(super) fn start_initiator(
         &loops,
         wait,
     ];
-    let mut initiator = Process::start(&options.child, &words, options.patience())?;
+    let environment = key_file.map(|key_file| ("SLACKWATER_TCP_SEAL_KEY", key_file.as_os_str()));
+    let (program, patience) = (&options.child, options.patience());
+    let mut initiator = Process::start_in(program, &words, environment.as_slice(), patience)?;
     initiator.hear("ready")?;
     Ok(initiator)
 }
@@ -158,18 +213,7 @@ pub(super) fn measure(
         let mut pair = Pair::start(options, carrier, "adaptive")?;
         for &block in &options.blocks {
             for &direction in &options.directions {
-                let cells: Vec<Cell> = options
-                    .concurrency
-                    .iter()
-                    .flat_map(|&concurrency| {
-                        options.batches.iter().map(move |&batch| Cell {
-                            direction,
-                            block,
-                            concurrency,
-                            batch,
-                        })
-                    })
-                    .collect();
+                let cells = options.cells(direction, block);
                 report
                     .rows
                     .extend(measure_block(options, limits, &mut pair, carrier, &cells)?);
@@ -222,7 +266,11 @@ fn beside(limits: &mut Bed, carrier: Carrier, cell: Cell) -> Result<Beside, Benc
     Ok(Beside { limit, request })
 }
 
-fn row((mover, device): (Carrier, Place), cell: Cell, rounds: &[(Round, Beside)]) -> Row {
+pub(super) fn row(
+    (mover, device): (Carrier, Place),
+    cell: Cell,
+    rounds: &[(Round, Beside)],
+) -> Row {
     let middle = |value: &dyn Fn(&Round) -> f64| {
         median(
             &mut rounds

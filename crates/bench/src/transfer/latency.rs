@@ -55,7 +55,7 @@ pub(super) fn measure(
 }
 
 impl Latency {
-    fn of(op: Direction, placement: &'static str, measured: &[(f64, f64)]) -> Self {
+    pub(super) fn of(op: Direction, placement: &'static str, measured: &[(f64, f64)]) -> Self {
         let middle = |value: fn(&(f64, f64)) -> f64| {
             median(&mut measured.iter().map(value).collect::<Vec<_>>())
         };

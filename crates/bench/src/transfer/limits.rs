@@ -1,9 +1,9 @@
-use std::net::TcpListener;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::process::Command;
 use std::time::Duration;
 
 use super::raw::MESSAGE;
-use super::{BenchError, Options, Report};
+use super::{BenchError, Direction, Options, Report};
 use crate::process::{Process, ProcessError};
 use crate::usage::median;
 
@@ -32,7 +32,7 @@ pub(crate) struct Rate {
 }
 
 /// Sizes of socket buffers that are tried.
-const SOCKET_BYTES: [usize; 3] = [0, 1 << 20, 4 << 20];
+pub(super) const SOCKET_BYTES: [usize; 3] = [0, 1 << 20, 4 << 20];
 
 /// The payload of a ping and of its answer.
 pub(super) const PING: usize = 4 << 10;
@@ -210,36 +210,40 @@ impl Bed {
     }
 }
 
-/// Received gigabytes a second of one stream.
+/// Received gigabytes a second of one stream over loopback.
 fn iperf3() -> Result<f64, String> {
+    let (_server, port) = iperf3_server(Ipv4Addr::LOCALHOST.into())?;
+    iperf3_client((Ipv4Addr::LOCALHOST, port).into(), Direction::Write)
+}
+
+/// A server for one test, and its port.
+pub(super) fn iperf3_server(ip: IpAddr) -> Result<(Process, u16), String> {
     let text = |error: ProcessError| error.to_string();
     // A port that was free a moment ago: it takes no 0.
-    let probe = TcpListener::bind(("127.0.0.1", 0)).and_then(|probe| probe.local_addr());
-    let port = probe.map_err(|error| error.to_string())?.port().to_string();
+    let probe = TcpListener::bind((ip, 0)).and_then(|probe| probe.local_addr());
+    let port = probe.map_err(|error| error.to_string())?.port();
     let mut server = Command::new("iperf3");
-    server.args([
-        "--server",
-        "--one-off",
-        "--forceflush",
-        "--bind",
-        "127.0.0.1",
-        "--port",
-        &port,
-    ]);
+    server
+        .args(["--server", "--one-off", "--forceflush", "--bind"])
+        .arg(ip.to_string())
+        .args(["--port", &port.to_string()]);
     let mut server = Process::spawn(server, "iperf3 server", IPERF3_PATIENCE).map_err(text)?;
     server.hear_of("listening").map_err(text)?;
+    Ok((server, port))
+}
+
+/// Received gigabytes a second of one stream to a server, or from it.
+pub(super) fn iperf3_client(server: SocketAddr, direction: Direction) -> Result<f64, String> {
+    let text = |error: ProcessError| error.to_string();
     let mut client = Command::new("iperf3");
-    client.args([
-        "--client",
-        "127.0.0.1",
-        "--port",
-        &port,
-        "--time",
-        "1",
-        "--length",
-        "1M",
-        "--json",
-    ]);
+    client
+        .arg("--client")
+        .arg(server.ip().to_string())
+        .args(["--port", &server.port().to_string()])
+        .args(["--time", "1", "--length", "1M", "--json"]);
+    if direction == Direction::Read {
+        client.arg("--reverse");
+    }
     let mut client = Process::spawn(client, "iperf3 client", IPERF3_PATIENCE).map_err(text)?;
     let said = client.hear_out("its end").map_err(text)?;
     let json: serde_json::Value = serde_json::from_str(&said).map_err(|error| error.to_string())?;

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::grid::{Cell, Pair};
+use super::grid::{Cell, Pair, Round};
 use super::raw::MESSAGE;
 use super::{BenchError, Carrier, Direction, Options, Report};
 use crate::usage::median;
@@ -32,54 +32,72 @@ pub struct LoopsRow {
     pub target_cores: f64,
     /// Throughput over that of one loop, in turns with it.
     pub gbps_over_one: Option<f64>,
+    /// Between two machines, throughput over a stream of a bare socket in the same turn.
+    pub gbps_over_limit: Option<f64>,
+}
+
+/// The load of each row: threads and blocks that one loop cannot serve at once.
+pub(super) fn cell(direction: Direction) -> Cell {
+    Cell {
+        direction,
+        block: MESSAGE,
+        concurrency: THREADS,
+        batch: BATCH,
+    }
 }
 
 /// All engines are there at the same time and take turns.
 pub(super) fn measure(options: &Options, report: &mut Report) -> Result<(), BenchError> {
     let start = |&loops: &usize| Pair::with_loops(options, Carrier::Tcp, "adaptive", Some(loops));
     let mut pairs: Vec<Pair> = options.loops.iter().map(start).collect::<Result<_, _>>()?;
-    let one = options.loops.iter().position(|&loops| loops == 1);
     for &direction in &options.directions {
-        let cell = Cell {
-            direction,
-            block: MESSAGE,
-            concurrency: THREADS,
-            batch: BATCH,
-        };
+        let cell = cell(direction);
         let mut rounds = vec![Vec::new(); pairs.len()];
         for _ in 0..options.rounds.max(1) {
             for (pair, rounds) in pairs.iter_mut().zip(&mut rounds) {
                 rounds.push(pair.round(cell, options.window.as_millis())?);
             }
         }
-        for (&loops, own) in options.loops.iter().zip(&rounds) {
-            let middle = |value: fn(&super::grid::Round) -> f64| {
-                median(&mut own.iter().map(value).collect::<Vec<_>>())
-            };
-            let over_one = one.map(|one| {
-                let turns = own.iter().zip(&rounds[one]);
-                median(
-                    &mut turns
-                        .map(|(own, one)| own.gbps / one.gbps)
-                        .collect::<Vec<_>>(),
-                )
-            });
-            report.loops.push(LoopsRow {
-                loops,
-                op: direction,
-                gbps: middle(|round| round.gbps),
-                p50_us: middle(|round| round.p50_us),
-                p99_us: middle(|round| round.p99_us),
-                initiator_cores: middle(|round| round.initiator_cores),
-                target_cores: middle(|round| round.target_cores),
-                gbps_over_one: over_one,
-            });
-        }
+        report
+            .loops
+            .extend(LoopsRow::of(direction, &options.loops, &rounds, &[]));
     }
     Ok(())
 }
 
 impl LoopsRow {
+    /// The rows of a direction: the rounds of each number of loops, and the limit of each round where there is one.
+    pub(super) fn of(
+        op: Direction,
+        loops: &[usize],
+        rounds: &[Vec<Round>],
+        limits: &[f64],
+    ) -> Vec<Self> {
+        let one = loops.iter().position(|&loops| loops == 1);
+        let row = |(&loops, own): (&usize, &Vec<Round>)| {
+            let middle =
+                |value: fn(&Round) -> f64| median(&mut own.iter().map(value).collect::<Vec<_>>());
+            let over = |others: Vec<f64>| {
+                let turns = own.iter().zip(&others);
+                let mut ratios: Vec<f64> = turns.map(|(own, other)| own.gbps / other).collect();
+                (!ratios.is_empty()).then(|| median(&mut ratios))
+            };
+            let of_one = one.map(|one| rounds[one].iter().map(|one| one.gbps).collect());
+            Self {
+                loops,
+                op,
+                gbps: middle(|round| round.gbps),
+                p50_us: middle(|round| round.p50_us),
+                p99_us: middle(|round| round.p99_us),
+                initiator_cores: middle(|round| round.initiator_cores),
+                target_cores: middle(|round| round.target_cores),
+                gbps_over_one: of_one.and_then(over),
+                gbps_over_limit: over(limits.to_vec()),
+            }
+        };
+        loops.iter().zip(rounds).map(row).collect()
+    }
+
     pub(super) fn table(rows: &[Self]) -> Option<Table> {
         let cells = |row: &Self| {
             let figures = [
@@ -89,11 +107,12 @@ impl LoopsRow {
                 row.initiator_cores,
                 row.target_cores,
             ];
-            let over_one = row.gbps_over_one.map_or_else(|| "-".to_owned(), figure);
+            let ratios = [row.gbps_over_one, row.gbps_over_limit];
+            let ratios = ratios.map(|ratio| ratio.map_or_else(|| "-".to_owned(), figure));
             [row.loops.to_string(), row.op.name().to_owned()]
                 .into_iter()
                 .chain(figures.map(figure))
-                .chain([over_one])
+                .chain(ratios)
                 .collect()
         };
         let heading = [
@@ -105,6 +124,7 @@ impl LoopsRow {
             "initiator cores",
             "target cores",
             "over one loop",
+            "over the limit",
         ];
         (!rows.is_empty()).then(|| {
             let title =

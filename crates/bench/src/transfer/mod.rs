@@ -6,6 +6,7 @@
 mod bounds;
 mod crowd;
 mod ends;
+mod far;
 pub(crate) mod grid;
 mod incumbent;
 mod latency;
@@ -26,6 +27,7 @@ use slackwater_transfer::EngineError;
 use slackwater_wait::ChoiceError;
 use thiserror::Error;
 
+pub use self::far::{Across, FarEnd, FarError, FarReport, ServeOptions, run_across};
 pub use self::loops::LoopsRow;
 pub use self::report::{Latency, Limits, PeerRow, Peers, Report, Row};
 pub use self::trials::{DeadPeer, Idle, Torture};
@@ -135,6 +137,33 @@ impl Options {
         Duration::from_secs(60) + 10 * self.window
     }
 
+    /// Whether anything can be measured with them.
+    fn check(&self) -> Result<(), BenchError> {
+        let none = |list: &[usize]| list.is_empty() || list.contains(&0);
+        if self.loops.contains(&0) {
+            return Err(BenchError::Options("an engine has one loop or more".into()));
+        }
+        if none(&self.blocks) || none(&self.concurrency) || none(&self.batches) {
+            return Err(BenchError::Options(
+                "blocks, threads and batches are each one or more".into(),
+            ));
+        }
+        let largest = self
+            .blocks
+            .iter()
+            .copied()
+            .max()
+            .unwrap_or(0)
+            .max(raw::MESSAGE);
+        if self.memory_bytes < largest {
+            return Err(BenchError::Options(format!(
+                "{} bytes of memory hold no block of {largest}",
+                self.memory_bytes
+            )));
+        }
+        Ok(())
+    }
+
     fn place(&self, carrier: Carrier) -> Place {
         self.place.unwrap_or(if carrier == Carrier::Gpu {
             Place::Cuda
@@ -170,12 +199,21 @@ pub enum BenchError {
     /// A strategy that is none.
     #[error(transparent)]
     Strategy(#[from] ChoiceError),
+    /// There is no far end on the other machine, or no longer one.
+    #[error(transparent)]
+    Far(Box<FarError>),
     /// Nothing can be measured with this.
     #[error("{0}")]
     Options(String),
     /// A child was started with arguments it does not know.
     #[error("unknown child arguments {0:?}")]
     Arguments(Vec<String>),
+}
+
+impl From<FarError> for BenchError {
+    fn from(error: FarError) -> Self {
+        Self::Far(Box::new(error))
+    }
 }
 
 impl BenchError {
@@ -189,30 +227,9 @@ impl BenchError {
 /// # Errors
 /// [`BenchError`]; a peer or a limit that this machine does not offer is a note, not an error.
 pub fn run(options: &Options) -> Result<Report, BenchError> {
-    let none = |list: &[usize]| list.is_empty() || list.contains(&0);
-    if options.loops.contains(&0) {
-        return Err(BenchError::Options("an engine has one loop or more".into()));
-    }
-    if none(&options.blocks) || none(&options.concurrency) || none(&options.batches) {
-        return Err(BenchError::Options(
-            "blocks, threads and batches are each one or more".into(),
-        ));
-    }
+    options.check()?;
     for &carrier in &options.carriers {
         check_place(carrier, options.place(carrier))?;
-    }
-    let largest = options
-        .blocks
-        .iter()
-        .copied()
-        .max()
-        .unwrap_or(0)
-        .max(raw::MESSAGE);
-    if options.memory_bytes < largest {
-        return Err(BenchError::Options(format!(
-            "{} bytes of memory hold no block of {largest}",
-            options.memory_bytes
-        )));
     }
     let mut report = Report::new();
     if options.rows {
@@ -275,6 +292,7 @@ pub fn child(arguments: &[String]) -> Result<(), BenchError> {
 }
 
 /// Ordinary memory of this process, with every page touched.
+#[derive(Debug)]
 struct Buffer(Vec<u8>);
 
 impl Buffer {

@@ -2,7 +2,7 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
-use super::{Carrier, DeadPeer, Direction, Idle, LoopsRow, Place, Torture};
+use super::{Carrier, DeadPeer, Direction, FarReport, Idle, LoopsRow, Place, Torture};
 use crate::machine::Machine;
 use crate::wait;
 use slackwater_report::{
@@ -16,6 +16,8 @@ pub struct Report {
     pub bench: &'static str,
     /// The machine of the run.
     pub machine: Machine,
+    /// The far end, of a run between two machines.
+    pub across: Option<FarReport>,
     /// The incumbent's engine and ours, where its package is there.
     pub compared: Vec<Compared>,
     /// One row for each mover, direction, block, concurrency and batch.
@@ -89,6 +91,10 @@ pub struct Limits {
     pub blocking_socket_gbps: Option<f64>,
     /// CPU of both sides.
     pub blocking_socket_cpu_s_per_gb: Option<f64>,
+    /// A stream the other way, to the far end of a run between two machines.
+    pub blocking_socket_write_gbps: Option<f64>,
+    /// CPU of both sides.
+    pub blocking_socket_write_cpu_s_per_gb: Option<f64>,
     /// Those buffers; 0 is the kernel's own choice.
     pub blocking_socket_buffer_bytes: usize,
     /// 1 MiB messages over the same socket, each asked for after the last has come.
@@ -97,6 +103,8 @@ pub struct Limits {
     pub blocking_request_cpu_s_per_gb: Option<f64>,
     /// One stream of iperf3.
     pub iperf3_gbps: Option<f64>,
+    /// The same to the far end of a run between two machines; the one above is then from it.
+    pub iperf3_write_gbps: Option<f64>,
     /// 1 MiB pieces from memory to memory, one thread.
     pub memcpy_gbps: Option<f64>,
     /// The same past the cache.
@@ -164,6 +172,7 @@ impl Report {
         Self {
             bench: "transfer",
             machine: Machine::detect(),
+            across: None,
             compared: Vec::new(),
             rows: Vec::new(),
             limits: Limits::default(),
@@ -217,44 +226,55 @@ impl Report {
     #[must_use]
     pub fn to_html(&self) -> String {
         let held = self.bounds.iter().filter(|bound| bound.holds()).count();
-        let gbps =
-            |value: Option<f64>| value.map_or("–".to_owned(), |value| format!("{value:.2} GB/s"));
+        let ends = if self.across.is_some() {
+            "machines"
+        } else {
+            "processes"
+        };
+        let mut tiles = match self.across {
+            Some(_) => self.network_tiles(),
+            None => self.machine_tiles(),
+        };
+        tiles.push(Tile::new(
+            "bounds",
+            format!("{held} of {}", self.bounds.len()),
+            "hold in this run",
+        ));
         let page = Page {
-            title: "Transfers between two processes".to_owned(),
+            title: format!("Transfers between two {ends}"),
             lead: format!(
                 "{}. Initiator and target are processes of their own; limits and rows were measured in turns, medians \
                  count.",
                 self.machine.line()
             ),
             alert: None,
-            tiles: vec![
-                Tile::new(
-                    "blocking socket, 1 MiB",
-                    gbps(self.limits.blocking_socket_gbps),
-                    "the limit of TCP here",
-                ),
-                Tile::new(
-                    "cross-memory attach",
-                    gbps(self.limits.cma_gbps),
-                    "1 MiB pieces, one thread",
-                ),
-                Tile::new(
-                    "copy past the cache",
-                    gbps(self.limits.nt_memcpy_gbps),
-                    "1 MiB pieces, one thread",
-                ),
-                Tile::new(
-                    "bounds",
-                    format!("{held} of {}", self.bounds.len()),
-                    "hold in this run",
-                ),
-            ],
+            tiles,
             charts: self.charts(),
             bars: Vec::new(),
             tables: self.tables(),
             notes: self.notes.clone(),
         };
         page.html()
+    }
+
+    fn machine_tiles(&self) -> Vec<Tile> {
+        vec![
+            Tile::new(
+                "blocking socket, 1 MiB",
+                gbps(self.limits.blocking_socket_gbps),
+                "the limit of TCP here",
+            ),
+            Tile::new(
+                "cross-memory attach",
+                gbps(self.limits.cma_gbps),
+                "1 MiB pieces, one thread",
+            ),
+            Tile::new(
+                "copy past the cache",
+                gbps(self.limits.nt_memcpy_gbps),
+                "1 MiB pieces, one thread",
+            ),
+        ]
     }
 
     fn charts(&self) -> Vec<Chart> {
@@ -305,7 +325,7 @@ impl Report {
     }
 
     fn tables(&self) -> Vec<Table> {
-        let mut tables = Vec::new();
+        let mut tables: Vec<Table> = self.across.iter().map(FarReport::table).collect();
         if !self.bounds.is_empty() {
             tables.push(Bound::table(&self.bounds));
         }
@@ -349,7 +369,8 @@ impl Report {
             "Limits",
             &["limit", "figure"],
             rows.iter()
-                .map(|(name, value)| vec![(*name).to_owned(), some(*value)]),
+                .map(|(name, value)| vec![(*name).to_owned(), figure_of(*value)])
+                .chain(self.network_limits()),
         )
     }
 
@@ -391,7 +412,7 @@ impl Report {
                     row.cpu_over_limit,
                     row.gbps_over_request,
                 ]
-                .map(some),
+                .map(figure_of),
             );
             cells
         };
@@ -505,6 +526,11 @@ fn block(bytes: usize) -> String {
     slackwater_base::ByteSize(bytes as u64).to_string()
 }
 
-fn some(value: Option<f64>) -> String {
+pub(super) fn figure_of(value: Option<f64>) -> String {
     value.map_or("–".to_owned(), figure)
+}
+
+/// A throughput of a tile.
+pub(super) fn gbps(value: Option<f64>) -> String {
+    value.map_or_else(|| "–".to_owned(), |value| format!("{value:.2} GB/s"))
 }

@@ -206,7 +206,7 @@ fn ports_in_time_wait() -> u64 {
 fn kill_targets(options: &Options, carrier: Carrier) -> Result<Torture, BenchError> {
     let mut torture = Torture::new(carrier, "target");
     let mut rng = Rng::new(1);
-    let mut initiator = start_initiator(options, carrier, "adaptive", None)?;
+    let mut initiator = start_initiator(options, carrier, "adaptive", None, None)?;
     for kill in 0..options.torture {
         let mut pair = Pair {
             target: start_target(options, carrier, None)?,
@@ -239,7 +239,7 @@ fn kill_initiators(options: &Options, carrier: Carrier) -> Result<Torture, Bench
     let mut target = start_target(options, carrier, None)?;
     let contact = target.hear("serving")?;
     for kill in 0..options.torture {
-        let mut initiator = start_initiator(options, carrier, "adaptive", None)?;
+        let mut initiator = start_initiator(options, carrier, "adaptive", None, None)?;
         initiator.say(&format!("open {contact}"))?;
         initiator.hear("opened")?;
         initiator.say(&format!("flood {}", direction(kill).name()))?;

@@ -8,6 +8,7 @@ use slackwater_bench::{meta, mq, pool, promotion, store, tiers, transfer, wait};
 use slackwater_pool::copy::{IsaChoice, IsaError};
 use slackwater_replay::{TraceReader, Traffic};
 
+use super::across::Machines;
 use super::all::All;
 use super::cluster::{Master, Restart};
 use super::copy::Copy;
@@ -38,7 +39,7 @@ pub(crate) enum Bench {
     /// Thousands of links and requests on the message layer beside pyzmq
     Mq(Mq),
     /// Blocks between two processes by each mover, beside sockets, copies and the incumbent's bench
-    Transfer(Transfer),
+    Transfer(Box<Transfer>),
     /// Look-ups, truths and puts of clients at a master with many nodes, each a process, and what its catalog takes
     Master(Master),
     /// How soon a killed master serves again what the memory and SSDs of its nodes hold
@@ -404,6 +405,9 @@ pub(crate) struct Transfer {
 
     #[command(flatten)]
     pub(super) output: Output,
+
+    #[command(flatten)]
+    pub(super) machines: Machines,
 }
 
 impl Store {

@@ -1,5 +1,6 @@
 //! `slackwater bench`: runs a scenario of the bench crate and prints its report, for people or for scripts.
 
+mod across;
 mod all;
 mod args;
 mod cluster;
@@ -102,14 +103,11 @@ pub(crate) fn run(scenario: &Bench) -> Result<u8> {
         }
         Bench::Transfer(arguments) => {
             arguments.instructions.install()?;
-            let report = transfer::run(&arguments.options(ourselves("transfer-child")?))?;
-            let (text, html) = (report.to_text(), Some(report.to_html()));
-            Shown {
-                text,
-                html,
-                ..Shown::plain("transfer", &report)?
+            if let Some(code) = arguments.machines.run(arguments)? {
+                return Ok(code);
             }
-            .show(&arguments.output)
+            let report = transfer::run(&arguments.options(ourselves("transfer-child")?))?;
+            across::show(&report, &arguments.output)
         }
         Bench::Master(arguments) => {
             let directory = passing(&arguments.dir)?;

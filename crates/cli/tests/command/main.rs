@@ -4,6 +4,7 @@
     reason = "a test that cannot go on says so by panicking"
 )]
 
+mod across;
 mod bench;
 mod bench_all;
 mod compare;

@@ -404,6 +404,17 @@ def test_a_put_of_a_new_tensor_holds_nothing_in_place(torch: Any, player: calls.
         assert store.remove_all() == 4
 
 
+def test_a_put_beside_another_holds_no_manifest_in_place(torch: Any, player: calls.Player) -> None:
+    """The second rank read the manifest of the first, which therefore stayed when all was removed: for the time of a lease the
+    tensor could not be put in another cut."""
+    store, tensor = player.store, torch.from_numpy(matrix())
+    for given in [[{"parallelism": cut(rank, size, 1)} for rank in range(2)] for size in (2, 3)] + [
+        [{"writer_partition": axis(rank, size, 1)} for rank in range(2)] for size in (2, 3)
+    ]:
+        assert [store.put_tensor_with_parallelism("k", tensor, **one) for one in given] == [0, 0]
+        assert store.remove_all() == 3
+
+
 class Racing:
     """A client in which another one writes the manifest just before."""
 

@@ -3,6 +3,8 @@
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
+use slackwater_remote::ClientError;
+use slackwater_wire::Description;
 
 use super::code::code_of;
 use super::session::{Outcome, Session};
@@ -120,6 +122,30 @@ impl RawClient {
             code => Err(code),
         };
         codes.into_iter().map(value).collect()
+    }
+
+    /// What `of` takes from what the master knows of each key; `None` where it has no such object, or does not say.
+    pub(super) fn stats<T: Send>(
+        &self,
+        py: Python<'_>,
+        method: &str,
+        keys: &[KeyBytes],
+        of: impl Fn(&Description) -> T + Sync,
+    ) -> Vec<Option<T>> {
+        let mut all = Vec::with_capacity(keys.len());
+        for key in keys {
+            let key = key.as_slice(py);
+            let mut found = None;
+            self.call(py, method, |session| {
+                found = match session.client.stat(key, &session.call()) {
+                    Err(ClientError::Key(_)) => None,
+                    found => found?.as_ref().map(&of),
+                };
+                Ok(0)
+            });
+            all.push(found);
+        }
+        all
     }
 
     /// The session, to be ended. In a fork its threads do not exist, so it is left alone.

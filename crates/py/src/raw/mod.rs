@@ -293,23 +293,17 @@ impl RawClient {
 
     /// For each key: None, or the length of its value and its replicas.
     fn describe(&self, py: Python<'_>, keys: Vec<KeyBytes>) -> Vec<Option<Described>> {
-        let mut all = Vec::with_capacity(keys.len());
-        for key in &keys {
-            let key = key.as_slice(py);
-            let mut found = None;
-            self.call(py, "get_replica_desc", |session| {
-                found = match session.client.stat(key, &session.call()) {
-                    Err(ClientError::Key(_)) => None,
-                    found => found?,
-                };
-                Ok(0)
-            });
-            all.push(found.map(|found| {
-                let replicas = found.named().map(described);
-                (found.bytes, replicas.collect())
-            }));
-        }
-        all
+        self.stats(py, "get_replica_desc", &keys, |found| {
+            let replicas = found.named().map(described);
+            (found.bytes, replicas.collect())
+        })
+    }
+
+    /// For each key: None, or the length and the checksum of its value, which no lease keeps in place for that.
+    fn checksums(&self, py: Python<'_>, keys: Vec<KeyBytes>) -> Vec<Option<(u64, u64)>> {
+        self.stats(py, "checksums", &keys, |found| {
+            (found.bytes, found.checksum.0)
+        })
     }
 
     /// Puts values that lie in runs of memory: for each key its addresses and lengths.

@@ -107,6 +107,11 @@ def deserialized(value: bytes) -> Any:
     return tensor_of(layout, bytearray(value), HEADER_BYTES)
 
 
+def _checksum_of(value: bytes) -> tuple[int, int]:
+    held = ctypes.create_string_buffer(value, len(value))
+    return len(value), checksum(ctypes.addressof(held), len(value))
+
+
 def _tp_key(key: str, rank: int) -> str:
     return f"{key}_tp_{rank}"
 
@@ -175,10 +180,13 @@ class Tensors:
         self._refuse_others([piece for piece in existing if not piece.is_part()], codes)
 
     def _refuse_others(self, manifests: "Sequence[Piece]", codes: list[int]) -> None:
-        """Refuses tensors of which the manifest that is there is another one than theirs."""
-        found = self._raw.get_buffers([piece.key for piece in manifests])
+        """Refuses tensors of which the manifest that is there is another one than theirs.
+
+        Manifests are told apart by their checksums: those that were read could not be removed for the time of a lease.
+        """
+        found = self._raw.checksums([piece.key for piece in manifests])
         for piece, there in zip(manifests, found, strict=True):
-            if there is not None and bytes(memoryview(there)) != piece.head and not codes[piece.owner]:
+            if there is not None and there != _checksum_of(piece.head) and not codes[piece.owner]:
                 codes[piece.owner] = self._other_exists("a tensor is there that is cut in another way")
 
     def _put_tensors(

@@ -13,6 +13,9 @@ import zmq
 
 # Links that are opened at a time.
 OPENING = 256
+# Links of one source address. libzmq binds each connection to it, and the kernel walks over the ports that are taken: beyond some
+# 8,000 of one address, those of connections that have ended lately included, a link takes milliseconds and more.
+SOURCE = 1_000
 SETTLING = 0.05
 # A client is even with its messages when none comes for so long, and is given up when that takes too long.
 QUIET, PATIENCE = 0.1, 20.0
@@ -71,20 +74,19 @@ class Epoll:
 
 
 class Client:
-    def __init__(self, kind, address, count, heartbeats, network):
+    def __init__(self, kind, address, count, heartbeats):
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
         before, began = resident(), time.monotonic()
         context = zmq.Context()
         context.set(zmq.MAX_SOCKETS, count + 16)
-        sockets = []
+        sockets, pid = [], os.getpid()
         for number in range(count):
             socket = context.socket(zmq.DEALER)
             socket.linger, socket.rcvtimeo = 0, 30_000
             if heartbeats == "on":
                 socket.heartbeat_ivl, socket.heartbeat_timeout = 15_000, 30_000
-            # A port of one address is not enough for all links.
-            source = f"127.0.{network}.{1 + number // 10_000}:0"
+            source = f"127.{64 + pid % 128}.{pid // 128 % 256}.{1 + number // SOURCE}:0"
             socket.connect(address.replace("tcp://", f"tcp://{source};"))
             socket.send(b"HI")
             sockets.append(socket)
@@ -173,5 +175,5 @@ def say(*words):
     print(*words, flush=True)
 
 
-_, kind, address, count, heartbeats, network = sys.argv
-Client(kind, address, int(count), heartbeats, network).obey()
+_, kind, address, count, heartbeats = sys.argv
+Client(kind, address, int(count), heartbeats).obey()

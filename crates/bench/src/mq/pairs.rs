@@ -84,7 +84,7 @@ impl Pair {
         let (mut clients, mut connect_seconds, mut bytes_per_link) = (Vec::new(), 0.0, 0.0);
         for number in 0..processes {
             let links = count / processes + usize::from(number < count % processes);
-            let (own, network) = (links.to_string(), (10 + number).to_string());
+            let own = links.to_string();
             let mut client = match kind {
                 Kind::Bare => {
                     Process::start(&options.child, &["bare-client", &address, &own], patience)?
@@ -93,16 +93,12 @@ impl Pair {
                     let asking = ["links-client", &address, &own, beats];
                     Process::start(&options.child, &asking, patience)?
                 }
-                Kind::LibzmqPoll => Process::start(
-                    &libzmq,
-                    &["poll", &address, &own, beats, &network],
-                    patience,
-                )?,
-                Kind::LibzmqEpoll => Process::start(
-                    &libzmq,
-                    &["epoll", &address, &own, beats, &network],
-                    patience,
-                )?,
+                Kind::LibzmqPoll => {
+                    Process::start(&libzmq, &["poll", &address, &own, beats], patience)?
+                }
+                Kind::LibzmqEpoll => {
+                    Process::start(&libzmq, &["epoll", &address, &own, beats], patience)?
+                }
             };
             let [seconds, bytes] = client.numbers("ready")?;
             connect_seconds += seconds;

@@ -18,7 +18,7 @@ OPENING = 256
 SOURCE = 1_000
 SETTLING = 0.05
 # A client is even with its messages when none comes for so long, and is given up when that takes too long.
-QUIET, PATIENCE = 0.1, 20.0
+QUIET, PATIENCE = 0.1, 8.0
 
 
 class PollItem(ctypes.Structure):

@@ -5,6 +5,7 @@
 
 mod bare;
 mod bounds;
+mod burst;
 mod links;
 mod page;
 mod pairs;
@@ -39,6 +40,8 @@ pub struct Options {
     pub rpc_sizes: Vec<usize>,
     /// How long each round of requests takes.
     pub rpc_window: Duration,
+    /// Requests of a burst over the queue of a slow server; none for 0.
+    pub burst: usize,
     /// Rounds of everything, taken in turn; the median counts.
     pub rounds: usize,
     /// A Python with pyzmq for the peer: `SLACKWATER_PYTHON`, else `python3`; left out when it has none.
@@ -57,6 +60,7 @@ impl Default for Options {
             rpc_links: vec![1, 64],
             rpc_sizes: vec![64, 65_536],
             rpc_window: Duration::from_millis(500),
+            burst: 2_000,
             rounds: 3,
             python: std::env::var_os("SLACKWATER_PYTHON")
                 .map_or_else(|| "python3".into(), PathBuf::from),
@@ -90,6 +94,8 @@ pub struct Report {
     pub ratios: Vec<LinksRatio>,
     /// Requests and replies.
     pub rpc: Vec<RpcRow>,
+    /// A burst of requests over the queue of a slow server.
+    pub bursts: Vec<BurstRow>,
     /// What was left out or brought down, and why.
     pub notes: Vec<String>,
 }
@@ -169,6 +175,31 @@ pub struct RpcRow {
     pub peer_rps_per_cpu: Option<f64>,
 }
 
+/// A burst of requests over the queue of a server with one worker, which takes a millisecond for each.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct BurstRow {
+    /// `ours` or `libzmq`, both ends of it.
+    pub client: &'static str,
+    /// Requests of the burst.
+    pub requests: usize,
+    /// Requests that may wait at the server.
+    pub queue: usize,
+    /// Requests with an answer.
+    pub answered: usize,
+    /// Requests that the server refused because its queue was full.
+    pub refused: usize,
+    /// Requests that ended in another way, or not at all.
+    pub failed: usize,
+    /// Until the last was handed over.
+    pub sent_ms: f64,
+    /// Until the last that was refused knew it.
+    pub last_refusal_ms: Option<f64>,
+    /// Until the last outcome.
+    pub last_ms: f64,
+    /// Memory of the server after the burst beyond that before.
+    pub server_bytes: u64,
+}
+
 /// Why there is no report.
 #[derive(Debug, Error)]
 pub enum BenchError {
@@ -191,6 +222,7 @@ pub fn run(options: &Options) -> Result<Report, BenchError> {
     let mut report = Report::default();
     links::measure(options, &mut report)?;
     rpc::measure(options, &mut report)?;
+    burst::measure(options, &mut report)?;
     report.compared = bounds::compared(&report.links);
     report.bounds = bounds::of(&report);
     Ok(report)
@@ -207,6 +239,8 @@ pub fn child(arguments: &[String]) -> Result<(), BenchError> {
         ["links-client", address, count, heartbeats] => links::receive(address, count, heartbeats),
         ["bare-server", count] => bare::serve(count),
         ["bare-client", address, count] => bare::receive(address, count),
+        ["burst-server", queue, work] => burst::serve(queue, work),
+        ["burst-client", address, _] => burst::ask(address),
         ["rpc-server", mechanism] => rpc::serve(mechanism),
         ["rpc-client", address, count] => rpc::ask(address, count),
         _ => Err(BenchError::Arguments(arguments.to_vec())),

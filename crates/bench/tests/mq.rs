@@ -17,6 +17,7 @@ fn main() {
         rpc_links: vec![1, 4],
         rpc_sizes: vec![64],
         rpc_window: Duration::from_millis(50),
+        burst: 400,
         rounds: 1,
         python: "no-such-python".into(),
         child: vec![this_program(), "child".into()],
@@ -63,6 +64,20 @@ fn main() {
             "{row:?}"
         );
     }
+    let [burst] = &report.bursts[..] else {
+        panic!("ours only: {:?}", report.bursts);
+    };
+    assert_eq!(burst.answered + burst.refused, 400, "{burst:?}");
+    assert!(
+        burst.answered > burst.queue && burst.refused > 0,
+        "{burst:?}"
+    );
+    assert!(
+        burst
+            .last_refusal_ms
+            .is_some_and(|refusal| refusal < burst.last_ms),
+        "{burst:?}"
+    );
     assert!(report.notes.iter().any(|note| note.starts_with("no peer")));
     let json = serde_json::to_value(&report).expect("plain figures");
     for field in [
@@ -106,6 +121,7 @@ fn beside_libzmq(child: Vec<OsString>) {
         heartbeats: vec![false],
         window: Duration::from_millis(100),
         rpc_links: Vec::new(),
+        burst: 300,
         rounds: 1,
         child,
         ..Options::default()
@@ -128,6 +144,13 @@ fn beside_libzmq(child: Vec<OsString>) {
             "{row:?}"
         );
     }
+    let theirs = report.bursts.iter().find(|row| row.client == "libzmq");
+    let theirs = theirs.expect("pyzmq is there");
+    assert_eq!(
+        (theirs.answered, theirs.refused, theirs.failed),
+        (300, 0, 0),
+        "libzmq keeps all: {theirs:?}"
+    );
     let json = serde_json::to_value(&report).expect("plain figures");
     assert!(
         json["compared"][0]["before"].is_number() && json["compared"][0]["their_fix"].is_number(),

@@ -6,6 +6,7 @@ pub(super) fn of(report: &Report) -> Vec<Bound> {
     let mut held = Vec::new();
     links(report, &mut held);
     requests(report, &mut held);
+    bursts(report, &mut held);
     held
 }
 
@@ -137,6 +138,31 @@ fn requests(report: &Report, held: &mut Vec<Bound>) {
     }
 }
 
+fn bursts(report: &Report, held: &mut Vec<Bound>) {
+    for row in report.bursts.iter().filter(|row| row.client == OURS) {
+        let (requests, queue) = (row.requests, row.queue);
+        held.push(Bound::at_least(
+            format!(
+                "burst of {requests} over a queue of {queue}: answered of what the queue holds"
+            ),
+            row.answered as f64 / requests.min(queue) as f64,
+            1.0,
+        ));
+        held.push(Bound::at_most(
+            format!(
+                "burst of {requests} over a queue of {queue}: requests without answer or refusal"
+            ),
+            (requests - (row.answered + row.refused).min(requests)) as f64,
+            0.0,
+        ));
+        held.push(Bound::at_most(
+            format!("burst of {requests} over a queue of {queue}: memory of the server, MiB"),
+            row.server_bytes as f64 / f64::from(1 << 20),
+            8.0,
+        ));
+    }
+}
+
 fn worst(rows: &[LinksRow], pick: fn(&LinksRow) -> f64) -> Option<f64> {
     rows.iter().map(pick).reduce(f64::max)
 }
@@ -144,7 +170,7 @@ fn worst(rows: &[LinksRow], pick: fn(&LinksRow) -> f64) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mq::LinksRatio;
+    use crate::mq::{BurstRow, LinksRatio};
 
     #[test]
     fn every_promise_is_held_against_what_was_measured() {
@@ -189,12 +215,29 @@ mod tests {
                 rpc(64, "NULL", 10.0),
                 rpc(1, "CURVE", 12.0),
             ],
+            bursts: vec![
+                BurstRow {
+                    client: OURS,
+                    requests: 200,
+                    queue: 100,
+                    answered: 101,
+                    refused: 98,
+                    failed: 1,
+                    server_bytes: 9 << 20,
+                    ..BurstRow::default()
+                },
+                BurstRow {
+                    client: "libzmq",
+                    ..BurstRow::default()
+                },
+            ],
             ..Report::default()
         };
         let holds: Vec<bool> = of(&report).iter().map(Bound::holds).collect();
         let links = [false, true, true, false, true, false];
         let requests = [true, false, false, true];
-        assert_eq!(holds, [&links[..], &requests].concat());
+        let bursts = [true, false, false];
+        assert_eq!(holds, [&links[..], &requests, &bursts].concat());
         assert!(of(&Report::default()).is_empty());
     }
 

@@ -70,6 +70,36 @@ pub(super) fn render(report: &Report) -> String {
             ]
         }),
     );
+    let bursts = Table::new(
+        "A burst over the queue of a server that takes a millisecond for each",
+        &[
+            "client",
+            "requests",
+            "queue",
+            "answered",
+            "refused",
+            "failed",
+            "sent ms",
+            "last refusal ms",
+            "last outcome ms",
+            "server KiB",
+        ],
+        report.bursts.iter().map(|row| {
+            vec![
+                row.client.to_owned(),
+                row.requests.to_string(),
+                row.queue.to_string(),
+                row.answered.to_string(),
+                row.refused.to_string(),
+                row.failed.to_string(),
+                format!("{:.1}", row.sent_ms),
+                row.last_refusal_ms
+                    .map_or("-".to_owned(), |millis| format!("{millis:.1}")),
+                format!("{:.1}", row.last_ms),
+                (row.server_bytes >> 10).to_string(),
+            ]
+        }),
+    );
     let page = Page {
         title: "Message layer".to_owned(),
         lead: "One client with many links, and requests with their replies.".to_owned(),
@@ -82,6 +112,7 @@ pub(super) fn render(report: &Report) -> String {
                 &report.bare,
             ),
             rpc,
+            bursts,
         ],
         notes: report.notes.clone(),
         ..Page::default()

@@ -32,6 +32,44 @@ def serve(mechanism):
         socket.send_multipart(socket.recv_multipart(copy=False), copy=False)
 
 
+def serve_slowly(queue, work):
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    socket = context.socket(zmq.ROUTER)
+    # Answers are never dropped.
+    socket.rcvhwm, socket.sndhwm = int(queue), 0
+    say("listening", socket.bind_to_random_port("tcp://127.0.0.1"))
+    while True:
+        frames = socket.recv_multipart()
+        if len(frames) > 2:
+            time.sleep(float(work))
+        socket.send_multipart(frames)
+
+
+def burst(port, queue):
+    socket = context.socket(zmq.DEALER)
+    socket.sndhwm, socket.rcvhwm, socket.rcvtimeo, socket.sndtimeo = int(queue), 0, 15_000, 15_000
+    socket.connect(f"tcp://127.0.0.1:{port}")
+    socket.send(b"")
+    socket.recv()
+    say("ready")
+    for line in sys.stdin:
+        _, requests, size = line.split()
+        requests, body, answered = int(requests), bytes(int(size)), 0
+        began = time.perf_counter()
+        sent = last = 0.0
+        try:
+            for _ in range(requests):
+                socket.send_multipart((b"bench.slow", b"t" * 15, body))
+            sent = time.perf_counter() - began
+            while answered < requests:
+                socket.recv_multipart()
+                answered += 1
+                last = time.perf_counter() - began
+        except zmq.Again:
+            pass
+        say("burst", answered, 0, requests - answered, sent, 0, last)
+
+
 def ask(address, count):
     port, key = address.split("/", 1)
     sockets = []
@@ -81,7 +119,5 @@ def ask(address, count):
         say("asked", len(times), took, times[len(times) // 2] / 1e3, times[len(times) * 99 // 100] / 1e3)
 
 
-if sys.argv[1] == "rpc-server":
-    serve(sys.argv[2])
-else:
-    ask(sys.argv[2], sys.argv[3])
+part = {"rpc-server": serve, "rpc-client": ask, "burst-server": serve_slowly, "burst-client": burst}
+part[sys.argv[1]](*sys.argv[2:])

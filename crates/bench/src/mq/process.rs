@@ -7,6 +7,11 @@ use crate::process::tell;
 
 /// A message layer for one side: a fixed key each, links without ids, no limits on unauthenticated peers.
 pub(super) fn builder(seed: u8, heartbeats: bool) -> Builder {
+    Builder::new(options_of(seed, heartbeats))
+}
+
+/// The options of [`builder`].
+pub(super) fn options_of(seed: u8, heartbeats: bool) -> Options {
     let pre_auth = PreAuthLimits {
         total: 1 << 20,
         per_source: 1 << 20,
@@ -15,13 +20,13 @@ pub(super) fn builder(seed: u8, heartbeats: bool) -> Builder {
     };
     let keys = KeyPair::of(SecretKey::from_bytes([seed; 32]));
     let heartbeat = Options::default().heartbeat.filter(|_| heartbeats);
-    Builder::new(Options {
+    Options {
         keys: Some(keys),
         ephemeral_ids: true,
         pre_auth,
         heartbeat,
         ..Options::default()
-    })
+    }
 }
 
 /// Listens on loopback and prints the address for the parent.

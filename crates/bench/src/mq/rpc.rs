@@ -17,7 +17,7 @@ use crate::process::{Process, orders, tell};
 static ANSWERS: Site = Site::new("bench, answers of all links");
 
 /// The peer of the run: a ROUTER that echoes, and DEALERs that ask, over libzmq.
-const PEER: &str = include_str!("peer.py");
+pub(super) const PEER: &str = include_str!("peer.py");
 
 /// How long the last answers of a round may take: longer than the message layer's own limit, which is 15 s.
 const ANSWER: Duration = Duration::from_secs(20);

@@ -323,6 +323,10 @@ pub(crate) struct Mq {
     #[arg(long, default_value = "3", value_name = "N", value_parser = one_or_more)]
     rounds: usize,
 
+    /// Requests of a burst over a queue of 100; 0 for none
+    #[arg(long, default_value = "2000", value_name = "N")]
+    burst: u16,
+
     /// A Python with pyzmq for the peer [default: $SLACKWATER_PYTHON, else python3]
     #[arg(long, value_name = "PATH")]
     python: Option<PathBuf>,
@@ -512,6 +516,7 @@ impl Mq {
         let mut options = mq::Options {
             window: self.window,
             rounds: self.rounds,
+            burst: usize::from(self.burst),
             child,
             ..Default::default()
         };

@@ -5,7 +5,7 @@
 
 mod contention;
 mod player;
-mod raw;
+pub(crate) mod raw;
 
 use std::path::PathBuf;
 use std::process::Command;

@@ -1,6 +1,7 @@
 //! A master and its nodes as processes of their own: what its look-ups cost, and how soon it serves again after a kill.
 
 mod caller;
+pub(crate) mod counted;
 mod echo;
 mod load;
 pub mod master;
@@ -62,6 +63,8 @@ pub fn child(arguments: &[String]) -> Result<(), ClusterError> {
     match words[..] {
         ["load", address] => load::run(address),
         ["echo"] => echo::serve(),
+        ["master"] => counted::master(),
+        ["node", master, memory, ssd, directory] => counted::node(master, memory, ssd, directory),
         _ => Err(ClusterError::Arguments(arguments.to_vec())),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -16,9 +16,11 @@ const FILE_BYTES: u64 = 1 << 30;
 /// One write.
 const WRITE_BYTES: usize = 1 << 20;
 /// Bytes that are moved to learn how long a row's bytes take.
-const SAMPLE_BYTES: u64 = 512 << 20;
+pub(crate) const SAMPLE_BYTES: u64 = 512 << 20;
 /// Reads whose times are taken.
 const READS: usize = 2000;
+/// Reads that are under way at once where a device's rate is measured: more give no more.
+const READERS: u64 = 8;
 /// Direct I/O wants buffers at a multiple of this.
 const ALIGNED: usize = 4096;
 
@@ -47,8 +49,14 @@ impl Aligned {
 impl RawFile {
     /// A file that was written once, so that its blocks are there.
     pub(super) fn new(options: &Options) -> Result<Self, Error> {
+        let bytes = (options.ssd_bytes / 2).next_multiple_of(WRITE_BYTES as u64);
+        Self::of(&options.directory, FILE_BYTES.min(bytes))
+    }
+
+    /// A file of so many bytes, whole writes.
+    fn of(directory: &Path, bytes: u64) -> Result<Self, Error> {
         let failed = |what| move |why| Error::Io { what, why };
-        let path = options.directory.join("raw");
+        let path = directory.join("raw");
         let open = || {
             let mut open = OpenOptions::new();
             open.read(true).write(true).create(true).truncate(true);
@@ -61,7 +69,6 @@ impl RawFile {
             .open(&path)
             .or_else(|_| open().open(&path))
             .map_err(failed("making the raw file"))?;
-        let bytes = FILE_BYTES.min((options.ssd_bytes / 2).next_multiple_of(WRITE_BYTES as u64));
         let raw = Self { file, path, bytes };
         let mut buffer = Aligned::new(WRITE_BYTES);
         for at in (0..bytes).step_by(WRITE_BYTES) {
@@ -147,6 +154,34 @@ pub(super) fn limits(options: &Options) -> Result<Limits, Error> {
         raw_read_p50_us: quantile(&mut times, 0.5),
         raw_read_p99_us: quantile(&mut times, 0.99),
     })
+}
+
+/// Reads of `bytes` bytes that the device does in a second, measured by so many of random places of a file in `directory`,
+/// [`READERS`] at a time.
+pub(crate) fn reads_per_s(directory: &Path, bytes: usize, reads: u64) -> Result<f64, Error> {
+    let bytes = bytes.next_multiple_of(ALIGNED);
+    let file_bytes = (bytes as u64 * reads).min(SAMPLE_BYTES.max(bytes as u64));
+    let raw = RawFile::of(directory, file_bytes.next_multiple_of(WRITE_BYTES as u64))?;
+    let next = AtomicU64::new(0);
+    let begun = Instant::now();
+    let worker = |seed: u64| -> Result<(), Error> {
+        let (mut rng, mut buffer) = (Rng::new(seed), Aligned::new(bytes));
+        while next.fetch_add(1, Ordering::Relaxed) < reads {
+            let places = (raw.bytes - bytes as u64) / ALIGNED as u64 + 1;
+            raw.read(&mut buffer, bytes, rng.below(places) * ALIGNED as u64)?;
+        }
+        Ok(())
+    };
+    let worker = &worker;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..READERS)
+            .map(|seed| scope.spawn(move || worker(seed)))
+            .collect();
+        threads
+            .into_iter()
+            .try_for_each(|thread| thread.join().expect("a reader does not panic"))
+    })?;
+    Ok(reads as f64 / begun.elapsed().as_secs_f64())
 }
 
 /// The time that the device alone takes for a row's bytes: blocks are read at random places by as many threads as the row has

@@ -24,7 +24,7 @@ pub(crate) enum Bench {
     /// Reads from memory beside a plain copy, reads from SSD beside direct reads of a plain file; with --served, calls of
     /// another process beside bare transfers
     Store(Store),
-    /// Latency of a read before promotion on hit and after it, and how long it takes
+    /// Latency of a read before promotion on hit and after it, and how long it takes; with --served, in a pool of processes
     Promotion(Promotion),
     /// A trace on memory over SSD beside a peer, and beside what the raw device gives for the same bytes
     Tiers(Tiers),
@@ -44,7 +44,7 @@ pub(crate) enum Bench {
     Master(Master),
     /// How soon a killed master serves again what the memory and SSDs of its nodes hold
     Restart(Restart),
-    /// Plays the part of a process that `master` and `restart` measure
+    /// Plays the part of a process that `master`, `restart` and `promotion --served` measure
     #[command(hide = true)]
     ClusterChild {
         /// The part.
@@ -145,13 +145,17 @@ pub(crate) struct Promotion {
     #[arg(long, default_value = ".", value_name = "DIR")]
     pub(super) dir: PathBuf,
 
-    /// Objects, each read in every state
+    /// Objects, each read in every state; all of them take space on SSD and in memory
     #[arg(long, default_value_t = 1000, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     samples: u32,
 
     /// Length of each
     #[arg(long, default_value = "1MiB", value_name = "SIZE", value_parser = block_bytes)]
     value_bytes: ByteSize,
+
+    /// Measure a master and two nodes, each a process: the values are on the SSD of one of them, and are read over TCP
+    #[arg(long)]
+    pub(super) served: bool,
 
     #[command(flatten)]
     pub(super) instructions: Instructions,

@@ -45,8 +45,15 @@ pub(crate) fn run(scenario: &Bench) -> Result<u8> {
         Bench::Promotion(arguments) => {
             arguments.instructions.install()?;
             let directory = passing(&arguments.dir)?;
-            let report = on_this_machine(promotion::run(&arguments.options(directory.path()))?);
-            Shown::plain("promotion", &report)?.show(&arguments.output)
+            let mut options = arguments.options(directory.path());
+            let name = match arguments.served {
+                true => "promotion-served",
+                false => "promotion",
+            };
+            if arguments.served {
+                options.served = Some(ourselves("cluster-child")?);
+            }
+            Shown::plain(name, &promotion::run(&options)?)?.show(&arguments.output)
         }
         Bench::Tiers(arguments) => {
             let directory = passing(&arguments.dir)?;

@@ -43,6 +43,19 @@ fn benchmarks_print_the_keys_of_their_contract_and_leave_nothing_behind() {
         &promotion,
     );
     check(
+        &[
+            "promotion",
+            "--served",
+            "--samples",
+            "20",
+            "--value-bytes",
+            "64KiB",
+            "--dir",
+            "tmp",
+        ],
+        &promotion,
+    );
+    check(
         &["store", "--passes", "1", "--dir", "tmp"],
         &[
             "/get_into_gbps",
@@ -168,6 +181,77 @@ fn a_master_is_asked_in_every_way_and_serves_again_after_a_kill() {
         );
     }
     assert_eq!(restart["bounds"].as_array().unwrap().len(), 4);
+}
+
+#[test]
+fn promotion_in_a_pool_reads_the_ssd_before_and_memory_after() {
+    let place = Place::new();
+    let sizes = ["--samples", "24", "--value-bytes", "100KB", "--dir", "tmp"];
+    let run = |more: &[&str]| {
+        let line = [&["bench", "promotion", "--served"], &sizes[..], more].concat();
+        let output = place.run(&line);
+        assert_eq!(std::fs::read_dir(place.temporary()).unwrap().count(), 0);
+        output
+    };
+    let output = run(&["--strict", "--json"]);
+    let report = object(&output);
+    assert_eq!(
+        (&report["served"], &report["post_ssd_reads"]),
+        (&true.into(), &0.into())
+    );
+    let rows = report["rows"].as_array().unwrap();
+    let whats: Vec<&str> = rows
+        .iter()
+        .map(|row| row["what"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        whats,
+        [
+            "read from SSD",
+            "read from memory, after promotion",
+            "from the read that earns a promotion to memory"
+        ]
+    );
+    assert!(
+        rows.iter()
+            .all(|row| row["samples"] == 24 && row["p50_us"].as_f64() > Some(0.0))
+    );
+    let [per_byte, all] = [
+        "ssd_bytes_per_promoted_byte",
+        "burst_ssd_bytes_per_promoted_byte",
+    ]
+    .map(|name| report[name].as_f64().unwrap());
+    // Every value was read from SSD by its reader at least, and by its promotion at most once more.
+    assert!(per_byte <= 1.1 && (1.0..=2.1).contains(&all), "{report}");
+    assert!(report["ssd_reads_per_s"].as_f64() > Some(0.0), "{report}");
+    let bounds = report["bounds"].as_array().unwrap();
+    assert_eq!(bounds.len(), 5);
+    // Timings of a loaded machine may break a bound, and then the code has to say so.
+    let broken = bounds.iter().any(|bound| bound["holds"] == false);
+    assert_eq!(output.status.code(), Some(i32::from(broken)), "{report}");
+}
+
+#[test]
+fn promotions_that_would_not_fit_are_refused_before_anything_is_written() {
+    let place = Place::new();
+    for served in [&[][..], &["--served"]] {
+        let sizes = [
+            "--samples",
+            "1000000",
+            "--value-bytes",
+            "1GiB",
+            "--dir",
+            "tmp",
+        ];
+        let output = place.run(&[&["bench", "promotion"], served, &sizes[..]].concat());
+        assert!(!output.status.success());
+        let said = stderr(&output);
+        assert!(
+            said.contains("1000000 values of 1GiB need ") && said.contains("fewer --samples"),
+            "{said}"
+        );
+        assert_eq!(std::fs::read_dir(place.temporary()).unwrap().count(), 0);
+    }
 }
 
 #[test]

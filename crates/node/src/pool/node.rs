@@ -1,7 +1,7 @@
 use std::io::{self, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ use crate::serve::{
     Links, RECORDS_QUEUED, ServeError, ServeKeys, ServeOptions, check_data, engine, message_options,
 };
 use crate::store::{Sharing, random};
-use crate::{Config, OpenError, Store, StoreError};
+use crate::{Config, OpenError, Stats, Store, StoreError};
 
 /// What a node lends to which master.
 #[derive(Clone, Debug)]
@@ -93,6 +93,7 @@ struct Supervised {
 #[derive(Default)]
 struct Current {
     uplink: Option<Arc<Uplink>>,
+    memory: Weak<ServedMemory>,
     stopping: bool,
 }
 
@@ -177,6 +178,14 @@ impl NodeServer {
     #[must_use]
     pub fn name(&self) -> Option<&NodeName> {
         self.shared.options.name.as_ref()
+    }
+
+    /// What it counts of its memory, its SSD and what it was ordered; what the master decides is counted there. `None` between two
+    /// lives of it.
+    #[must_use]
+    pub fn stats(&self) -> Option<Stats> {
+        let memory = self.shared.current().memory.upgrade()?;
+        Some(memory.store.stats())
     }
 
     /// Its key, when links are encrypted.
@@ -311,6 +320,7 @@ impl Life {
         });
         let mut current = shared.current();
         current.uplink = Some(Arc::clone(&uplink));
+        current.memory = Arc::downgrade(&memory);
         if current.stopping {
             uplink.close();
         }

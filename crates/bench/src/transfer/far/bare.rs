@@ -386,6 +386,8 @@ mod tests {
                 "{flow:?} {ran:?}"
             );
             assert!(ran.seconds > 0.0 && ran.seconds < 10.0, "{flow:?} {ran:?}");
+            // What moved before the time began is not of the rate.
+            assert_eq!(ran.bytes < ran.bytes_in_all, flow != Flow::Ping, "{ran:?}");
             assert_eq!(ran.p50_us > 0.0, flow == Flow::Ping, "{ran:?}");
         }
         drop(listener);

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use slackwater_base::{ByteSize, hash64};
-use slackwater_report::Bound;
+use slackwater_report::{Better, Bound, Compared};
 use slackwater_wire::{ReplicaAt, ReplicaState};
 use thiserror::Error;
 
@@ -135,6 +135,8 @@ pub struct Report {
     pub io: String,
     /// The times of the report side by side, one row a state.
     pub rows: Vec<Row>,
+    /// Reads where nothing is ever promoted, and those of what was.
+    pub compared: Vec<Compared>,
     /// What the figures should be.
     pub bounds: Vec<Bound>,
 }
@@ -249,7 +251,20 @@ fn report(options: &Options, measured: Measured, ssd_reads_per_s: f64) -> Report
             1.05,
         ),
     ];
+    let of = [
+        ("p50", pre.p50_us, post.p50_us),
+        ("p95", pre.p95_us, post.p95_us),
+        ("p99", pre.p99_us, post.p99_us),
+    ];
+    let compared = of.map(|(what, before, ours)| {
+        let what = format!(
+            "a read of {}, {what}, µs",
+            ByteSize(options.value_bytes as u64)
+        );
+        Compared::new(what, Better::Less, ours).before(Some(before))
+    });
     Report {
+        compared: compared.into(),
         rows: vec![row(PRE, pre), row(POST, post), row(DELAY, delays)],
         bounds,
         machine: Machine::detect(),
@@ -326,6 +341,15 @@ mod tests {
         let report = run(&options).unwrap();
         assert_eq!((report.samples, report.post_ssd_reads), (24, 0));
         assert!(report.pre.p50_us > 0.0 && report.promote_delay_p50_us > 0.0);
+        let compared = serde_json::to_value(&report.compared).unwrap();
+        let row = (
+            &compared[0]["before"],
+            &compared[0]["ours"],
+            &compared[0]["ahead"],
+        );
+        let of = [report.pre.p50_us, report.post.p50_us, report.speedup.p50]
+            .map(serde_json::Value::from);
+        assert_eq!(row, (&of[0], &of[1], &of[2]));
         assert!(report.ssd_bytes_per_promoted_byte <= 1.1, "{report:?}");
         assert!(!report.served && report.ssd_reads_per_s > 0.0);
         let json = serde_json::to_value(&report).unwrap();

@@ -211,7 +211,7 @@ pub(super) const PARTS: &[Part] = &[
     Part {
         name: "tiers",
         title: "Memory over SSD",
-        words: &["tiers"],
+        words: &["tiers", "--requests", "2000"],
         quick: &[
             "tiers",
             "--requests",
@@ -275,7 +275,7 @@ pub(super) const PARTS: &[Part] = &[
     Part {
         name: "meta",
         title: "The catalog",
-        words: &["meta"],
+        words: &["meta", "--samples", "200000"],
         quick: &["meta", "--objects", "1000", "--samples", "1000"],
         published: NOTHING,
         writes: false,

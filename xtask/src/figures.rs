@@ -1,7 +1,7 @@
 //! Numbers of the README that come from `docs/figures.md`, held against it.
 //!
 //! Such a number is followed by `<!-- figures: SECTION > ROW > COLUMN -->`: the heading of a section of that page, the first cell of a
-//! row of one of its tables, and the head of a column.
+//! row of one of its tables, and the head of a column. In the tables of the section `Figures` every number has one.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -34,7 +34,14 @@ const MARK: &str = "<!-- figures:";
 /// How many numbers are marked, and what is wrong with them.
 fn compare(readme: &str, figures: &str) -> (usize, Vec<String>) {
     let (mut marked, mut problems) = (0, Vec::new());
+    let mut among_figures = false;
     for (number, line) in (1..).zip(readme.lines()) {
+        if let Some(title) = line.strip_prefix("## ") {
+            among_figures = title.trim() == "Figures";
+        }
+        if let Some(bare) = unmarked(line).filter(|_| among_figures) {
+            problems.push(format!("{README}:{number}: `{bare}` has no mark"));
+        }
         let mut rest = line;
         while let Some((before, after)) = rest.split_once(MARK) {
             marked += 1;
@@ -50,6 +57,20 @@ fn compare(readme: &str, figures: &str) -> (usize, Vec<String>) {
         }
     }
     (marked, problems)
+}
+
+/// A word with a number in the second cell of a row which no mark follows.
+fn unmarked(line: &str) -> Option<&str> {
+    let mut cell = line.strip_prefix("| ")?.split(" | ").nth(1)?;
+    let bare = |text: &'_ str| text.contains(|c: char| c.is_ascii_digit());
+    while let Some((before, after)) = cell.split_once(MARK) {
+        let (others, _) = before.rsplit_once(char::is_whitespace).unwrap_or_default();
+        if let Some(word) = others.split_whitespace().find(|word| bare(word)) {
+            return Some(word);
+        }
+        (_, cell) = after.split_once("-->")?;
+    }
+    cell.split_whitespace().find(|word| bare(word))
 }
 
 /// Whether the number that ends `before` is the one that `name` names.
@@ -154,6 +175,30 @@ mod tests {
 | park | 1 | 5 |
 | park | 4 | 9 |
 ";
+
+    #[test]
+    fn every_number_among_the_figures_has_a_mark() {
+        let mark = "<!-- figures: Pools > messages > ours -->";
+        let check = |cell: &str, bare: Option<&str>| {
+            let row = format!("| 4 KiB | {cell} | `--links 7` |");
+            let page = |section| {
+                format!("## {section}\n\n| what | figure | command |\n|---|---|---|\n{row}\n")
+            };
+            let (_, problems) = compare(&page("Figures"), PAGE);
+            let told = bare.map(|bare| format!("README.md:5: `{bare}` has no mark"));
+            assert_eq!(problems, Vec::from_iter(told), "{cell}");
+            assert!(compare(&page("Limits"), PAGE).1.is_empty(), "{cell}");
+        };
+        check(&format!("12,345{mark}"), None);
+        check(
+            &format!("12,345{mark} messages, of those 12345{mark} µs"),
+            None,
+        );
+        check("12,345", Some("12,345"));
+        check(&format!("from 9 to 12,345{mark}"), Some("9"));
+        check(&format!("12,345{mark} of 9"), Some("9"));
+        check("as much", None);
+    }
 
     #[test]
     fn a_number_is_the_one_that_its_mark_names() {

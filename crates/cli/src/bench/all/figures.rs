@@ -141,7 +141,7 @@ fn section(page: &mut String, measured: &Measured) {
         line(page, &format!("\nMachine: {}.", of_machine(machine)));
     }
     let reports: Vec<&Value> = measured.runs.iter().map(|run| &run.report).collect();
-    compared(page, &reports);
+    compared(page, &reports, part.behind);
     let bounds = measured.bounds();
     if !bounds.is_empty() {
         line(
@@ -170,7 +170,7 @@ fn section(page: &mut String, measured: &Measured) {
 }
 
 /// The system with the fault, its repair and ours side by side, and the rows in which ours is behind.
-fn compared(page: &mut String, reports: &[&Value]) {
+fn compared(page: &mut String, reports: &[&Value], reasons: &[(&str, &str)]) {
     let lists: Option<Vec<&Vec<Value>>> = reports
         .iter()
         .map(|report| report.get("compared")?.as_array())
@@ -195,14 +195,16 @@ fn compared(page: &mut String, reports: &[&Value]) {
         writeln!(page, "| {} | {} |", cell(what), cells.join(" | "))
             .expect("a text takes what it is given");
         if of("ahead").is_some_and(|ahead| ahead.median < 1.0) {
-            behind.push(cell(what));
+            behind.push(what);
         }
     }
     if !behind.is_empty() {
-        page.push_str(&format!(
-            "\nNot ahead of what was before: {}.\n",
-            behind.join("; ")
-        ));
+        page.push_str("\nNot ahead of what was before:\n\n");
+    }
+    for what in behind {
+        let why = reasons.iter().find(|(row, _)| what.contains(row));
+        let why = why.map(|(_, why)| format!(": {why}")).unwrap_or_default();
+        writeln!(page, "- {}{why}", cell(what)).expect("a text takes what it is given");
     }
 }
 
@@ -388,7 +390,10 @@ mod tests {
 
     fn measured(runs: Vec<Value>) -> Measured {
         Measured {
-            part: PARTS[0],
+            part: Part {
+                behind: &[("GB", "it copies twice")],
+                ..PARTS[0]
+            },
             command: "slackwater bench wait".to_owned(),
             runs: runs.into_iter().map(|report| of("a", report)).collect(),
             failure: None,
@@ -450,7 +455,7 @@ mod tests {
             "Program: version 1.0, binary a, on one.",
             "| mean µs | 60 × 3.00 | – | 15 × 3.00 | 4 |",
             "| GB/s | 9 | 8 | 4.50 | 0.5000 |",
-            "Not ahead of what was before: GB/s.",
+            "- GB/s: it copies twice",
         ] {
             assert!(page.lines().any(|it| it == line), "{line}\n{page}");
         }

@@ -70,7 +70,7 @@ pub(crate) static ANSWER: Site = Site::new("answer of a link");
 
 thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
-    /// The wakeup of the loop that the thread runs for an answer of its own.
+    /// The wakeup of the loop that the thread serves, after which it looks at what it waits for.
     static RUNS: Cell<*const Wakeup> = const { Cell::new(std::ptr::null()) };
 }
 
@@ -93,7 +93,8 @@ impl Wake for Wakeup {
         self.wake_by_ref();
     }
 
-    /// An answer is there. The caller that waits for it sleeps in the kernel, unless it is this very thread.
+    /// An answer is there. The caller that waits for it sleeps in the kernel or is about to, unless it is this very thread and
+    /// serves its events.
     fn wake_by_ref(self: &Arc<Self>) {
         if RUNS.get() != Arc::as_ptr(self) {
             self.interrupt();
@@ -244,6 +245,8 @@ impl<P: Protocol> LoopShared<P> {
             // Interrupted by a signal: nothing came, and the next turn looks again.
             poller.events.clear();
         }
+        // An answer that this thread gives before the poll must wake it, as the look at the completion was earlier.
+        let outer = RUNS.replace(Arc::as_ptr(&self.wakeup));
         self.hold(|core| {
             core.sleeps_until = Instant::ZERO;
             self.inside(core, |core| {
@@ -254,6 +257,7 @@ impl<P: Protocol> LoopShared<P> {
                 core.net.serve(&mut core.protocol);
             });
         });
+        RUNS.set(outer);
     }
 
     /// The only way to wait for the core: a command that did not get it meanwhile is in the inbox, which no other
@@ -353,7 +357,6 @@ impl<P: Protocol> LoopShared<P> {
     /// Runs the loop, whose role this thread has, until the completion is done. Another thread may complete it while this one
     /// sleeps in the kernel, so its waker wakes the poller; where another waker stands already, this thread must park instead.
     fn run_until_done<T>(&self, completion: &Completion<T>, deadline: Instant) {
-        let outer = RUNS.replace(Arc::as_ptr(&self.wakeup));
         let waker = Arc::clone(&self.wakeup).into();
         if completion.hook(Hook::Waker(waker)).is_ok() {
             let mut poller = lock(&self.poller);
@@ -364,7 +367,6 @@ impl<P: Protocol> LoopShared<P> {
                 self.turn(&mut poller, deadline);
             }
         }
-        RUNS.set(outer);
     }
 }
 
@@ -378,6 +380,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use std::sync::mpsc::{Sender, channel};
     use std::time::Duration;
+
+    use slackwater_wait::Completer;
 
     use super::*;
 
@@ -415,6 +419,36 @@ mod tests {
             assert_eq!(numbers.recv_timeout(Duration::from_secs(5)), Ok(number));
             looping.stop();
         }
+    }
+
+    struct Answer;
+
+    impl Protocol for Answer {
+        type Command = Completer<u32>;
+
+        fn handle(&mut self, _: &mut Net, event: Event<'_, Completer<u32>>) {
+            if let Event::Command(completer) = event {
+                completer.complete(7);
+            }
+        }
+    }
+
+    /// A caller that had taken the loop said until when it sleeps, and on leaving the core found a command that another thread had put
+    /// in. It gave its own answer by that, woke nobody, as the answer was its own, and slept until its deadline.
+    #[test]
+    fn a_caller_that_gives_its_own_answer_before_it_sleeps_does_not_sleep() {
+        let looping = Loop::start("answer", Limits::default(), Answer).expect("a loop");
+        let shared = &looping.0;
+        while !shared.role.take_caller(|| shared.wakeup.interrupt()) {
+            std::thread::yield_now();
+        }
+        let (completer, completion) = Completion::new();
+        assert!(shared.put_in(completer).is_none());
+        let deadline = now() + Duration::from_secs(20);
+        shared.run_until_done(&completion, deadline);
+        shared.role.release_caller();
+        assert!(completion.is_done() && now() < deadline);
+        looping.stop();
     }
 
     /// A thread that published faster than its loop could send put everything into the inbox, which grew for as long as

@@ -397,6 +397,10 @@ impl Shard {
         };
         let was_up = std::mem::take(&mut peer.up);
         peer.link = None;
+        // A caller that knows of the end finds the link no longer.
+        if let Some(key) = peer.node() {
+            self.context.remove_link_of(&key, peer.origin.link);
+        }
         if let Some(conn) = peer.conn.take() {
             net.close(conn, ENDING);
         }

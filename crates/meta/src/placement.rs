@@ -74,6 +74,9 @@ fn wished(preferred: &[impl AsRef<str>], name: &str) -> usize {
     found.unwrap_or(usize::MAX)
 }
 
+/// Names of segments that a put may prefer: each is looked for among all segments.
+pub(crate) const PREFERRED_MAX: usize = 16;
+
 /// Names of segments that are kept of one put.
 const WISHES_MAX: usize = 4;
 
@@ -92,11 +95,13 @@ impl Wishes {
             let found = all.find(|it| it.kind() == SegmentKind::Memory && *it.name == **name);
             found.map(|segment| Arc::clone(&segment.name))
         };
-        preferred
-            .iter()
-            .filter_map(known)
-            .take(WISHES_MAX)
-            .collect()
+        let mut wish = Vec::new();
+        for name in preferred.iter().filter_map(known) {
+            if wish.len() < WISHES_MAX && !wish.contains(&name) {
+                wish.push(name);
+            }
+        }
+        wish.into()
     }
 
     /// An object has the value of a put that had this wish.

@@ -285,7 +285,7 @@ pub struct PutConfig {
     pub mode: PutMode,
     /// Memory replicas, on different segments; fewer segments give fewer replicas.
     pub replicas: u32,
-    /// Segments to be tried first; unknown names are not an error.
+    /// Segments to be tried first, of which a master takes the first 16; unknown names are not an error.
     #[serde(deserialize_with = "crate::body::list")]
     pub preferred: Vec<String>,
     /// Whether it may be evicted.

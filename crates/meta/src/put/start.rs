@@ -10,7 +10,7 @@ use slackwater_wire::{
 use super::{ChainPlace, OpenPut};
 use crate::catalog::{Mark, ObjectId, ReplicaId, TenantIndex};
 use crate::master::{Caller, Due, Master};
-use crate::placement::{self, Wishes};
+use crate::placement::{self, PREFERRED_MAX, Wish, Wishes};
 use crate::tenant::Ledger;
 
 /// A call that starts puts.
@@ -18,6 +18,8 @@ pub(crate) struct PutCall {
     pub(crate) caller: Caller,
     pub(crate) tenant: TenantIndex,
     pub(crate) config: PutConfig,
+    /// What is kept of the segments that it prefers.
+    pub(crate) wish: Wish,
     /// Entries without room, in the order of the call.
     pub(crate) entries: VecDeque<Wanted>,
     pub(crate) results: Vec<PutStarted>,
@@ -82,7 +84,7 @@ enum Older {
 const POSITION_MAX: u32 = 1 << 30;
 
 impl Master {
-    pub(crate) fn put_start(&mut self, now: Instant, caller: &Caller, start: PutStart) {
+    pub(crate) fn put_start(&mut self, now: Instant, caller: &Caller, mut start: PutStart) {
         let tenant = match self.put_tenant(&start) {
             Ok(tenant) => tenant,
             Err(code) => {
@@ -91,9 +93,11 @@ impl Master {
                     .reply(caller.client, caller.operation, Reply::Failed(code));
             }
         };
+        start.config.preferred.truncate(PREFERRED_MAX);
         let mut call = PutCall {
             caller: caller.clone(),
             tenant,
+            wish: Wishes::of(&self.segments, &start.config.preferred),
             results: vec![PutStarted::Exists; start.entries.len()],
             entries: self.wanted(tenant, &start),
             config: start.config,
@@ -358,7 +362,7 @@ impl Master {
             group: config.group,
             durability: config.durability,
             chain: wanted.chain,
-            wish: Wishes::of(&self.segments, &config.preferred),
+            wish: call.wish.clone(),
         };
         self.puts.add(object, put);
         self.due

@@ -83,6 +83,9 @@ fn a_promotion_goes_to_the_segment_that_the_put_preferred() {
     check(&["segment-8"], SECOND);
     check(&["nowhere", "segment-8", "segment-1"], SECOND);
     check(&["segment-1", "segment-8"], MEMORY);
+    // Of a long list the first ones count.
+    check(&[&["nowhere"; 15][..], &["segment-8"]].concat(), SECOND);
+    check(&[&["nowhere"; 16][..], &["segment-8"]].concat(), MEMORY);
 }
 
 #[test]

@@ -70,7 +70,7 @@ pub(super) fn run(load: &Load) -> Result<u8> {
     })?;
     Ok(match () {
         () if interrupt.requested() => INTERRUPTED,
-        () if report.failed.is_empty() => DONE,
+        () if report.answered == report.requests => DONE,
         () => WRONG,
     })
 }

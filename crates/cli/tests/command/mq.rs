@@ -226,7 +226,9 @@ fn ctrl_c_ends_a_load_at_once_and_its_report_is_printed() {
         .unwrap();
     let id = Pid::from_child(&child);
     // Some requests are answered, and then one is not.
+    let began = std::time::Instant::now();
     while switches(child.id()) < 200 {
+        assert!(began.elapsed() < PATIENCE, "it asks nothing");
         std::thread::sleep(Duration::from_millis(5));
     }
     kill_process(Pid::from_child(&server.child), Signal::STOP).unwrap();

@@ -63,14 +63,17 @@ pub use tcp::{
 
 /// Where the threads of transfers and of their callers wait, with how: counted for the whole process.
 #[must_use]
-pub fn wait_sites() -> [&'static Site; 7] {
+pub fn wait_sites() -> [&'static Site; 10] {
     [
         &engine::BATCHES,
         &tcp::FULL,
         &host::CONTROL,
         &host::DRAINING,
+        &host::SETTLING,
         &flow::ROOM,
         &home::NOTICES,
+        &region::CLOSING,
         &stage::STAGING,
+        &stage::FILES,
     ]
 }

@@ -24,7 +24,7 @@ thread_local! {
     static AT_WORK: Cell<bool> = const { Cell::new(false) };
 }
 
-static SETTLING: Site = Site::new("host crew");
+pub(crate) static SETTLING: Site = Site::new("host crew");
 
 #[derive(Default)]
 struct State {

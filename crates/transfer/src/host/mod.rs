@@ -34,6 +34,7 @@ mod watched;
 mod window;
 
 pub(crate) use control::CONTROL;
+pub(crate) use copy_threads::SETTLING;
 pub(crate) use service::DRAINING;
 
 pub use mover::{HostError, HostLimits, HostMover};

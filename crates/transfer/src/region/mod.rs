@@ -120,7 +120,7 @@ pub enum ReopenError {
     Gone(RegionId),
 }
 
-static CLOSING: Site = Site::new("region closing");
+pub(crate) static CLOSING: Site = Site::new("region closing");
 
 impl RegionId {
     /// Its index in the table: capabilities name it by this index and a generation.

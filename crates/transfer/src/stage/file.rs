@@ -148,7 +148,7 @@ unsafe impl Send for Blocks {}
 const FIRST_ADDRESS: u64 = BLOCK_BYTES;
 const BLOCK: usize = BLOCK_BYTES as usize;
 
-static SITE: Site = Site::new("file reads");
+pub(crate) static SITE: Site = Site::new("file reads");
 
 impl FileDevice {
     fn start(files: Arc<dyn Files>, bytes: u64, reads: usize) -> io::Result<Self> {

@@ -15,6 +15,7 @@ mod mover;
 mod software;
 mod stager;
 
+pub(crate) use file::SITE as FILES;
 pub(crate) use stager::SITE as STAGING;
 
 #[cfg(feature = "gpu")]

@@ -281,6 +281,7 @@ pub unsafe extern "C" fn sw_messages_listen(
         let options = ListenOptions {
             admission,
             encrypted,
+            plain_anywhere: false,
             access: Default::default(),
         };
         let endpoint = messages

@@ -84,6 +84,11 @@ impl KvEventsArguments {
     /// What is to be told; none when nothing is.
     pub(crate) fn options(&self) -> Result<Option<KvEventsOptions>> {
         let Some(listen) = self.kv_events else {
+            if self.kv_events_open {
+                tracing::warn!(
+                    "--kv-events-open (SLACKWATER_KV_EVENTS_OPEN) has no effect: without --kv-events nothing is told"
+                );
+            }
             return Ok(None);
         };
         let of_rfc = [

@@ -15,6 +15,8 @@ pub struct ListenOptions {
     pub admission: Admission,
     /// Whether links are encrypted with this side's keys.
     pub encrypted: bool,
+    /// Whether other machines may connect although links are not encrypted: for streams that everybody may read.
+    pub plain_anywhere: bool,
     /// The owner and mode of a Unix socket.
     pub access: UnixAccess,
 }

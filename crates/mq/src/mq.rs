@@ -449,7 +449,7 @@ impl Mq {
             return Err(ListenError::InsideLoop);
         }
         if let Endpoint::Tcp(address) = endpoint
-            && !options.encrypted
+            && !(options.encrypted || options.plain_anywhere)
             && !address.ip().is_loopback()
         {
             return Err(ListenError::NeedsKeys(*address));

@@ -253,6 +253,7 @@ pub fn echo(options: &Echo, feed: &Feed, out: &mut dyn Write) -> Result<(), Tool
     let listen = ListenOptions {
         admission,
         encrypted,
+        plain_anywhere: false,
         access: UnixAccess::default(),
     };
     let endpoint = running.listen(&options.endpoint, &listen)?;

@@ -260,6 +260,36 @@ say(r.recv_multipart())
     }
 }
 
+/// A server that stopped told its subscribers so in a message of one part, which is none of their stream.
+#[test]
+fn their_sub_hears_nothing_but_messages_of_the_stream_when_we_stop() {
+    let script = r#"
+from zmq.utils.monitor import recv_monitor_message
+s = sock(zmq.SUB)
+m = s.get_monitor_socket(); m.rcvtimeo = 20000
+s.subscribe(b'')
+s.connect('tcp://127.0.0.1:' + sys.argv[1])
+say(len(s.recv_multipart()))
+while recv_monitor_message(m)['event'] != zmq.EVENT_DISCONNECTED: pass
+say(s.recv_multipart() if s.poll(300) else 'nothing')
+"#;
+    let server = client(1);
+    let stream = StreamOptions::default();
+    let publisher = server.publish(&any_port(), None, &everybody(false), &stream);
+    let publisher = publisher.unwrap();
+    let port = port(&Address::of(publisher.endpoint(), None));
+    let Some(mut python) = start(script, &[&port]) else {
+        return;
+    };
+    until(&server, "the subscriber stands", |server| {
+        server.metrics().subscriptions.get() == 1
+    });
+    publisher.publish(b"kv", b"body");
+    assert_eq!(python.line(), "3");
+    server.stop();
+    assert_eq!(python.line(), "nothing");
+}
+
 /// A replay took the numbers in its window to follow each other: behind a gap it began at the wrong message.
 #[test]
 fn their_replay_begins_at_the_right_message_behind_a_gap() {

@@ -12,17 +12,18 @@ use std::thread::JoinHandle;
 use std::time::SystemTime;
 
 use slackwater_mq::{
-    Admission, AllowList, Allowed, Builder, Level, ListenOptions, Options, Publisher, Running,
+    Admission, AllowList, Allowed, Builder, Level, ListenOptions, Mq, Options, Publisher, Running,
     StreamOptions, Workers,
 };
 use slackwater_net::{Endpoint, UnixAccess};
 use slackwater_wait::{Park, Site, Waiting};
 use slackwater_wire::kv_events::KvEventFormat;
+use slackwater_zmtp::{KeyPair, Limits};
 
 pub(crate) use queue::EventQueue;
 
 use crate::OpenError;
-use crate::serve::{Links, ServeError, epoch};
+use crate::serve::{Links, ServeError};
 
 /// How KV events are published.
 #[derive(Clone, Debug)]
@@ -71,10 +72,16 @@ pub struct KvEventsPlaces {
     pub replay: Option<SocketAddr>,
 }
 
-/// KV events that are being published. What waits is still published when this is dropped.
+/// KV events that are being published. When this is dropped, what waits is still given to the links, which have the time in
+/// which a link that ends may write.
 pub(crate) struct KvEvents {
+    #[expect(dead_code, reason = "it stops when it is dropped")]
     messages: Running,
-    readers: Option<Readers>,
+    #[expect(
+        dead_code,
+        reason = "the list of the allowed tells it of changes until it is dropped"
+    )]
+    readers: Option<Arc<Readers>>,
     queue: Arc<EventQueue>,
     thread: Option<JoinHandle<()>>,
     places: KvEventsPlaces,
@@ -96,26 +103,17 @@ impl KvEvents {
                 return Err(ServeError::KvEventsNeedKeys { address });
             }
         }
-        let messages = Builder::new(Options {
-            keys: links.keys.clone(),
-            workers: Workers {
-                general: 1,
-                ..Workers::default()
-            },
-            connections: SUBSCRIBERS_MAX,
-            ..Options::default()
-        });
-        let messages = messages.start()?;
+        let messages = Builder::new(message_options(links.keys.clone())).start()?;
         let stream = StreamOptions {
-            replay_messages: options.replay_messages,
-            first: first_number(),
+            replay_messages: options.replay.map_or(0, |_| options.replay_messages),
             ..StreamOptions::default()
         };
         let replay = options.replay.map(Endpoint::Tcp);
-        let allowed = links.allowed.clone().filter(|_| !options.open);
-        let readers = allowed.map(|allowed| Readers::of(allowed, tenants));
+        let allowed = links.allowed.as_ref().filter(|_| !options.open);
+        let readers = allowed.map(|allowed| Readers::of(allowed, tenants, messages.handle()));
         let listening = ListenOptions {
             encrypted: readers.is_some(),
+            plain_anywhere: options.open,
             admission: match &readers {
                 Some(readers) => Admission::Listed(readers.list.clone()),
                 None => Admission::Everybody(Level::None),
@@ -124,15 +122,12 @@ impl KvEvents {
         };
         let endpoint = Endpoint::Tcp(options.listen);
         let publisher = messages.publish(&endpoint, replay.as_ref(), &listening, &stream);
-        let publisher = publisher.map_err(|why| ServeError::KvEvents {
-            address: options.listen,
-            why,
-        })?;
+        let publisher = publisher.map_err(ServeError::KvEvents)?;
         let places = KvEventsPlaces {
             listen: tcp(publisher.endpoint()),
             replay: publisher.replay_endpoint().map(tcp),
         };
-        let queue = Arc::new(EventQueue::new(options.queue, stream.first));
+        let queue = Arc::new(EventQueue::new(options.queue));
         let (taken, topic, format) = (
             Arc::clone(&queue),
             options.topic.clone(),
@@ -160,17 +155,6 @@ impl KvEvents {
     pub(crate) fn places(&self) -> KvEventsPlaces {
         self.places
     }
-
-    /// Ends the links of those that may not connect any more.
-    pub(crate) fn rights_changed(&self) -> impl Fn() + Send + Sync + use<> {
-        let (messages, readers) = (self.messages.handle(), self.readers.clone());
-        move || {
-            if let Some(readers) = &readers {
-                readers.review();
-                messages.rights_changed();
-            }
-        }
-    }
 }
 
 impl Drop for KvEvents {
@@ -185,44 +169,79 @@ impl Drop for KvEvents {
 }
 
 /// Subscribers, and those who ask for what they have missed, at a time.
-const SUBSCRIBERS_MAX: usize = 4_096;
+const SUBSCRIBERS_MAX: usize = 512;
+/// Bytes of a message that they may send: a topic, or the number of a message.
+const REQUEST_BYTES_MAX: u64 = 4_096;
+/// Parts of such a message.
+const REQUEST_PARTS_MAX: usize = 8;
+/// Topics that one of them may ask for.
+const TOPICS_MAX: usize = 16;
 /// Events of one message.
-const BATCH_EVENTS_MAX: usize = 1_024;
+const BATCH_EVENTS_MAX: usize = 256;
 
-static EVENTS: Site = Site::new("master, KV events");
+pub(crate) static EVENTS: Site = Site::new("master, KV events");
 
-/// The number of the first message and event of a life: above all of earlier lives, unless the clock went back.
-fn first_number() -> u64 {
-    epoch::versions_above(epoch::now()).0
+/// A message layer for peers of which nothing is known where everybody may read: what each may have kept for it is little.
+fn message_options(keys: Option<KeyPair>) -> Options {
+    Options {
+        keys,
+        workers: Workers {
+            general: 1,
+            ..Workers::default()
+        },
+        connections: SUBSCRIBERS_MAX,
+        limits: Limits {
+            frame_bytes: REQUEST_BYTES_MAX,
+            message_bytes: REQUEST_BYTES_MAX,
+            parts: REQUEST_PARTS_MAX,
+            ..Limits::default()
+        },
+        stream_topics: TOPICS_MAX,
+        ..Options::default()
+    }
 }
 
 /// Those of the allowed who may know the keys of all values.
-#[derive(Clone)]
 struct Readers {
     allowed: AllowList,
     tenants: bool,
     list: AllowList,
+    messages: Mq,
 }
 
 impl Readers {
-    fn of(allowed: AllowList, tenants: bool) -> Self {
-        let readers = Self {
-            allowed,
+    /// Follows the list of the allowed until it is dropped.
+    fn of(allowed: &AllowList, tenants: bool, messages: Mq) -> Arc<Self> {
+        let readers = Arc::new(Self {
+            allowed: allowed.clone(),
             tenants,
             list: AllowList::of([]),
-        };
+            messages,
+        });
+        let following = Arc::downgrade(&readers);
+        allowed.when_changed(move || {
+            let readers = following.upgrade();
+            readers.iter().for_each(|readers| readers.review());
+            readers.is_some()
+        });
         readers.review();
         readers
     }
 
-    /// Takes over what has changed in the list of the allowed.
+    /// Takes over what has changed in the list of the allowed, and ends the links of those that may not read any more.
     fn review(&self) {
-        let may = |key: &Allowed| match key.level {
-            Level::Admin => true,
-            Level::Basic => !self.tenants && key.tenants.is_empty(),
-            Level::Node | Level::None => false,
-        };
-        self.list.replace(self.allowed.those(may));
+        let readers = self.allowed.those(|key| may_read(key, self.tenants));
+        self.list.replace(readers);
+        self.messages.rights_changed();
+    }
+}
+
+/// Whether a key may know the keys of all values; `tenants` is whether tenants are told apart.
+fn may_read(key: &Allowed, tenants: bool) -> bool {
+    match key.level {
+        Level::Admin => true,
+        Level::Basic => !tenants && key.tenants.is_empty(),
+        Level::Node | Level::None => false,
     }
 }
 
@@ -235,19 +254,22 @@ fn tcp(endpoint: &Endpoint) -> SocketAddr {
 
 /// Publishes what waits until the queue is closed and empty.
 fn publish(queue: &Arc<EventQueue>, publisher: &Publisher, topic: &[u8], format: &KvEventFormat) {
-    let mut lost = 0;
+    // Messages begin with the number of the first event, which is above all of earlier lives.
+    let mut lost = None;
     loop {
         // Taken before the look at the queue: what comes from here on ends the wait.
         let (seen, closed) = (queue.bell.seen(), queue.bell.is_closed());
         if let Some(taken) = queue.take(BATCH_EVENTS_MAX) {
             // Dropped together, they would have been one message or more: one number is enough for the gap.
-            lost = lost.max(u64::from(taken.is_behind_a_gap));
+            let gap = u64::from(taken.is_behind_a_gap);
+            let before = lost.map_or(taken.first, |lost: u64| lost.max(gap));
+            lost = Some(before);
             let batch = format.encode(millis(), taken.first, &taken.events);
             queue.told(&batch);
             if let Some(body) = batch.body {
                 let room = queue.begin();
-                publisher.publish_after(lost, topic, body, move || drop(room));
-                lost = 0;
+                publisher.publish_after(before, topic, body, move || drop(room));
+                lost = Some(0);
             }
         } else if closed {
             return;
@@ -262,4 +284,33 @@ fn publish(queue: &Arc<EventQueue>, publisher: &Publisher, topic: &[u8], format:
 fn millis() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.map_or(0, |since| since.as_millis() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_may_know_of_all_values_reads_and_nobody_else() {
+        let check = |level, tenants: &[&str], told_apart, expected| {
+            let key = Allowed {
+                level,
+                tenants: tenants.iter().map(|name| (*name).to_owned()).collect(),
+                maps: true,
+                name: String::new(),
+            };
+            let read = may_read(&key, told_apart);
+            assert_eq!(read, expected, "{level:?} {tenants:?} {told_apart}");
+        };
+        check(Level::Admin, &[], false, true);
+        check(Level::Admin, &[], true, true);
+        check(Level::Basic, &[], false, true);
+        check(Level::Basic, &[], true, false);
+        check(Level::Basic, &["acme"], false, false);
+        check(Level::Basic, &["acme"], true, false);
+        for told_apart in [false, true] {
+            check(Level::Node, &[], told_apart, false);
+            check(Level::None, &[], told_apart, false);
+        }
+    }
 }

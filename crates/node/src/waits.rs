@@ -3,7 +3,7 @@
 use slackwater_wait::Site;
 
 use crate::store::WaitStats;
-use crate::{pool, serve};
+use crate::{kv_events, pool, serve};
 
 /// The waits of the message layer, of transfers and of the pool; those that never were are left out.
 pub(crate) fn of_process() -> impl Iterator<Item = WaitStats> {
@@ -14,6 +14,7 @@ pub(crate) fn of_process() -> impl Iterator<Item = WaitStats> {
         &pool::COMMIT,
         &pool::ANSWER,
         &pool::STEWARD,
+        &kv_events::EVENTS,
     ];
     let net = slackwater_net::wait_sites();
     let messages = slackwater_mq::wait_sites();

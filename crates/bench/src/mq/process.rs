@@ -35,6 +35,7 @@ pub(super) fn listen(mq: &Mq, mechanism: &str) -> Result<(), BenchError> {
     let listen = ListenOptions {
         admission: slackwater_mq::Admission::Everybody(Level::Basic),
         encrypted,
+        plain_anywhere: false,
         access: UnixAccess::default(),
     };
     let any = Endpoint::Tcp(([127, 0, 0, 1], 0).into());

@@ -471,12 +471,13 @@ impl Shard {
         });
     }
 
-    /// Closes a link as its owner wants: what is queued is still written, an inbound peer is told not to come back.
+    /// Closes a link as its owner wants: what is queued is still written, an inbound peer is told not to come back. One of a
+    /// stream would take these words for a message.
     pub(super) fn disconnect(&mut self, net: &mut Net, at: At, linger: Duration) {
         let Some(peer) = self.peers.get(at) else {
             return;
         };
-        if peer.is_incoming() && peer.up {
+        if peer.is_incoming() && peer.up && peer.role == Role::Commands {
             self.deliver(net, at, Sending::plain(Message::of([BYE])));
         }
         if let Some(conn) = self.peers.get_mut(at).and_then(|peer| peer.conn.take()) {

@@ -46,6 +46,7 @@ pub(crate) fn listen_options(admission: Admission, encrypted: bool) -> ListenOpt
     ListenOptions {
         admission,
         encrypted,
+        plain_anywhere: false,
         access: UnixAccess::default(),
     }
 }

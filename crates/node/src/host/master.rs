@@ -1,8 +1,8 @@
 use slackwater_base::{Instant, Map};
 use slackwater_meta::{Input, Master, Output};
 use slackwater_wire::{
-    ClientId, CopyTask, NodeId, OperationId, Order, Permissions, PutEnd, Reply, Report, Request,
-    Written,
+    ClientId, CopyTask, Epoch, NodeId, OperationId, Order, Permissions, PutEnd, Reply, Report,
+    Request, Written,
 };
 
 use std::sync::Arc;
@@ -56,9 +56,10 @@ impl MasterHost {
         }
     }
 
-    /// The same with somebody who is told what becomes readable and what goes, if anybody.
-    pub(crate) fn telling(mut self, events: Option<Arc<EventQueue>>) -> Self {
+    /// The same with somebody who is told what becomes readable and what goes in this life of the master, if anybody.
+    pub(crate) fn telling(mut self, events: Option<Arc<EventQueue>>, epoch: Epoch) -> Self {
         if let Some(events) = &events {
+            events.begin_life(epoch);
             self.core.tell_events();
             events.push(self.core.take_events());
         }

@@ -3,7 +3,10 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use slackwater_wait::Event;
+use slackwater_wire::Epoch;
 use slackwater_wire::kv_events::{KvBatch, KvEvent, KvEventCounts};
+
+use crate::serve::epoch;
 
 /// Events between the master and the thread that publishes them.
 pub(crate) struct EventQueue {
@@ -27,7 +30,8 @@ struct Waiting {
     is_behind_a_gap: bool,
 }
 
-/// Events that were taken, in order.
+/// Events that were taken, in order. Where events just before them were dropped they begin with the news that nothing is held:
+/// who has missed a removal, which nobody tells again, knows too little rather than something wrong.
 pub(super) struct Taken {
     pub(super) events: Vec<KvEvent>,
     /// The number of the first of them.
@@ -40,12 +44,12 @@ pub(super) struct Taken {
 const UNDER_WAY_MAX: usize = 16;
 
 impl EventQueue {
-    /// A queue of so many events, the first of which has this number.
-    pub(super) fn new(capacity: usize, first: u64) -> Self {
+    /// A queue of so many events.
+    pub(super) fn new(capacity: usize) -> Self {
         Self {
             waiting: Mutex::new(Waiting {
                 events: VecDeque::new(),
-                first,
+                first: 0,
                 is_behind_a_gap: false,
             }),
             capacity,
@@ -56,6 +60,11 @@ impl EventQueue {
             dropped: AtomicU64::new(0),
             unparsed: AtomicU64::new(0),
         }
+    }
+
+    /// Has events numbered from the first one of this life of the master. None has been added yet.
+    pub(crate) fn begin_life(&self, epoch: Epoch) {
+        self.waiting().first = epoch::versions_above(epoch).0;
     }
 
     /// Adds events; where there is no room the oldest go.
@@ -76,20 +85,28 @@ impl EventQueue {
         self.bell.notify_all();
     }
 
-    /// Takes up to `limit` events; none when there are none, or the message layer has enough to do.
+    /// Takes up to `limit` events; none when there are none, or the message layer has enough to do. A queue that is closed
+    /// waits for it no more.
     pub(super) fn take(&self, limit: usize) -> Option<Taken> {
-        if self.under_way.load(Ordering::Acquire) >= UNDER_WAY_MAX {
+        let is_full = self.under_way.load(Ordering::Acquire) >= UNDER_WAY_MAX;
+        if is_full && !self.bell.is_closed() {
             return None;
         }
         let mut waiting = self.waiting();
         let count = waiting.events.len().min(limit);
-        let events: Vec<KvEvent> = waiting.events.drain(..count).collect();
-        let first = waiting.first;
+        if count == 0 {
+            return None;
+        }
+        let is_behind_a_gap = std::mem::take(&mut waiting.is_behind_a_gap);
+        // It has the number of the last one that was dropped.
+        let cleared = is_behind_a_gap.then_some(KvEvent::Cleared);
+        let first = waiting.first - u64::from(is_behind_a_gap);
         waiting.first += count as u64;
-        (count > 0).then(|| Taken {
-            events,
+        let events = cleared.into_iter().chain(waiting.events.drain(..count));
+        Some(Taken {
+            events: events.collect(),
             first,
-            is_behind_a_gap: std::mem::take(&mut waiting.is_behind_a_gap),
+            is_behind_a_gap,
         })
     }
 
@@ -140,25 +157,39 @@ impl Drop for UnderWay {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
     use slackwater_wire::kv_events::Held;
     use slackwater_wire::{Key, SegmentKind, Tenant};
 
     use super::*;
 
-    fn events(names: std::ops::Range<u64>) -> Vec<KvEvent> {
-        let event = |name: u64| {
-            KvEvent::Stored(Held {
-                tenant: Tenant::DEFAULT,
-                key: Key::new(name.to_string().as_bytes()).unwrap(),
-                tier: SegmentKind::Memory,
-            })
-        };
-        names.map(event).collect()
+    fn held(name: u64) -> Held {
+        Held {
+            tenant: Tenant::DEFAULT,
+            key: Key::new(name.to_string().as_bytes()).unwrap(),
+            tier: SegmentKind::Memory,
+        }
     }
 
-    /// Each event is named by its number, so that a wrong one shows.
+    fn events(names: std::ops::Range<u64>) -> Vec<KvEvent> {
+        names.map(|name| KvEvent::Stored(held(name))).collect()
+    }
+
+    fn queue(capacity: usize, first: u64) -> EventQueue {
+        let queue = EventQueue::new(capacity);
+        queue.waiting().first = first;
+        queue
+    }
+
+    /// Each event is named by its number, so that a wrong one shows; those behind a gap follow the news of it.
     fn check(queue: &EventQueue, limit: usize, expected: Option<(u64, u64, bool)>) {
-        let taken = queue.take(limit).map(|taken| {
+        let taken = queue.take(limit).map(|mut taken| {
+            if taken.is_behind_a_gap {
+                assert_eq!(taken.events.remove(0), KvEvent::Cleared);
+                taken.first += 1;
+            }
             let last = taken.first + taken.events.len() as u64;
             assert_eq!(taken.events, events(taken.first..last));
             (taken.first, last, taken.is_behind_a_gap)
@@ -168,7 +199,7 @@ mod tests {
 
     #[test]
     fn the_oldest_are_dropped_and_the_gap_is_where_they_were() {
-        let queue = EventQueue::new(4, 10);
+        let queue = queue(4, 10);
         check(&queue, 9, None);
         queue.push(events(10..13));
         check(&queue, 2, Some((10, 12, false)));
@@ -184,7 +215,7 @@ mod tests {
 
     #[test]
     fn events_wait_while_the_message_layer_has_enough_to_do() {
-        let queue = Arc::new(EventQueue::new(4, 0));
+        let queue = Arc::new(EventQueue::new(4));
         let mut under_way: Vec<_> = (0..UNDER_WAY_MAX).map(|_| queue.begin()).collect();
         queue.push(events(0..1));
         check(&queue, 1, None);
@@ -192,5 +223,93 @@ mod tests {
         under_way.pop();
         assert_ne!(queue.bell.seen(), seen, "its end rings");
         check(&queue, 1, Some((0, 1, false)));
+    }
+
+    /// A server that stopped while its subscribers were slow kept to itself what still waited.
+    #[test]
+    fn what_waits_is_taken_when_the_queue_is_closed() {
+        let queue = Arc::new(EventQueue::new(4));
+        let _under_way: Vec<_> = (0..UNDER_WAY_MAX).map(|_| queue.begin()).collect();
+        queue.push(events(0..3));
+        check(&queue, 2, None);
+        queue.close();
+        check(&queue, 2, Some((0, 2, false)));
+        check(&queue, 2, Some((2, 3, false)));
+        check(&queue, 2, None);
+    }
+
+    /// The numbers followed the clock: a master that was started again after its clock had been set back told old numbers.
+    #[test]
+    fn a_life_is_numbered_from_its_epoch_on() {
+        let mut last = 0;
+        for epoch in [Epoch(1), Epoch(2), Epoch(1 << 41)] {
+            let queue = EventQueue::new(4);
+            queue.begin_life(epoch);
+            queue.push(events(0..1));
+            let first = queue.take(1).unwrap().first;
+            assert!(first > last + 100_000, "{epoch:?}: {first}");
+            last = first;
+        }
+        assert!(last < 1 << 62);
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        /// These values are stored if they are not, and removed if they are.
+        Toggle(u64, u64),
+        Take(usize),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            (0..6_u64, 1..5_u64).prop_map(|(from, count)| Step::Toggle(from, count)),
+            (1..6_usize).prop_map(Step::Take),
+        ]
+    }
+
+    proptest! {
+        /// Behind a gap a reader took for held what had been removed in it. It never does, and knows all where nothing was
+        /// dropped.
+        #[test]
+        fn a_reader_takes_nothing_for_held_that_is_not(steps in prop::collection::vec(step(), 1..60)) {
+            let queue = queue(4, 1);
+            // What is held behind each event.
+            let mut history = vec![BTreeSet::new()];
+            let mut read = BTreeSet::new();
+            for step in steps.into_iter().chain([Step::Take(9)]) {
+                match step {
+                    Step::Toggle(from, count) => {
+                        let told = (from..from + count).map(|name| {
+                            let mut now = history.last().unwrap().clone();
+                            let event = if now.remove(&held(name).key) {
+                                KvEvent::Removed(held(name))
+                            } else {
+                                now.insert(held(name).key);
+                                KvEvent::Stored(held(name))
+                            };
+                            history.push(now);
+                            event
+                        });
+                        queue.push(told.collect());
+                    }
+                    Step::Take(limit) => {
+                        let Some(taken) = queue.take(limit) else { continue };
+                        let last = taken.first + taken.events.len() as u64 - 1;
+                        for event in taken.events {
+                            match event {
+                                KvEvent::Stored(held) => drop(read.insert(held.key)),
+                                KvEvent::Removed(held) => drop(read.remove(&held.key)),
+                                KvEvent::Cleared => read.clear(),
+                            }
+                        }
+                        let all = &history[last as usize];
+                        prop_assert!(read.is_subset(all), "{read:?} {all:?}");
+                        if queue.counts().dropped_events == 0 {
+                            prop_assert_eq!(&read, all);
+                        }
+                    }
+                }
+            }
+        }
     }
 }

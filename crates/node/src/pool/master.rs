@@ -140,7 +140,7 @@ impl MasterServer {
         let shell = Arc::new_cyclic(|this| MasterShell {
             this: Weak::clone(this),
             state: Mutex::new(MasterState {
-                host: MasterHost::new(master).telling(events.as_ref().map(KvEvents::queue)),
+                host: MasterHost::new(master).telling(events.as_ref().map(KvEvents::queue), epoch),
                 wakes: Instant::NEVER,
             }),
             members: Members::new(epoch),
@@ -236,7 +236,7 @@ impl MasterServer {
     /// more. When the file cannot be read, the old list stays in force.
     pub fn reloader(&self) -> impl Fn() -> Result<(), AllowListError> + Send + Sync + use<> {
         let (list, messages) = (self.allowed.clone(), self.messages.handle());
-        reloader(list, messages, self.events.as_ref())
+        reloader(list, messages)
     }
 
     /// Takes no more requests, and answers those that have come, for at most `limit`.

@@ -43,14 +43,9 @@ pub enum ServeError {
     },
     /// It cannot listen for those who want KV events.
     #[error(
-        "cannot tell KV events at {address}: {why}; name other addresses with --kv-events and --kv-events-replay"
+        "cannot tell KV events: {0}; name other addresses with --kv-events and --kv-events-replay"
     )]
-    KvEvents {
-        /// Where they should have been told.
-        address: SocketAddr,
-        /// The cause.
-        why: ListenError,
-    },
+    KvEvents(ListenError),
     /// An address that names no interface cannot be told to clients.
     #[error("clients cannot connect to {address}: name an address of this machine with --data")]
     Unspecified {

@@ -181,7 +181,7 @@ impl Server {
     /// more. When the file cannot be read, the old list stays in force.
     pub fn reloader(&self) -> impl Fn() -> Result<(), AllowListError> + Send + Sync + use<> {
         let (list, messages) = (self.allowed.clone(), self.messages.handle());
-        reloader(list, messages, self.events.as_ref())
+        reloader(list, messages)
     }
 
     /// Where KV events are told, if anywhere.
@@ -254,6 +254,7 @@ impl Links {
         let listening = ListenOptions {
             admission,
             encrypted: self.keys.is_some(),
+            plain_anywhere: false,
             access: UnixAccess::default(),
         };
         let refused = |why: ListenError| ServeError::Listen { address, why };
@@ -304,16 +305,11 @@ pub(crate) fn engine(data: SocketAddr, links: &Links) -> Result<Engine, ServeErr
 pub(crate) fn reloader(
     allowed: Option<AllowList>,
     messages: Mq,
-    events: Option<&KvEvents>,
 ) -> impl Fn() -> Result<(), AllowListError> + Send + Sync + use<> {
-    let of_events = events.map(KvEvents::rights_changed);
     move || {
         if let Some(allowed) = &allowed {
             allowed.reload()?;
             messages.rights_changed();
-            if let Some(of_events) = &of_events {
-                of_events();
-            }
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ use slackwater_tier::arena::{Access, AccessId};
 use slackwater_tier::io::{DiskDone, DiskOp, OpId};
 use slackwater_tier::{Agent, AgentInput, FormatError, Opened, ReadEnd, RecordRead};
 use slackwater_wire::{
-    ClientId, DiskEntry, ErrorCode, ExtentRef, GetEnd, NodeId, Order, PutEnd, Reply, Report,
+    ClientId, DiskEntry, Epoch, ErrorCode, ExtentRef, GetEnd, NodeId, Order, PutEnd, Reply, Report,
     Request, TicketId, Written,
 };
 
@@ -60,10 +60,10 @@ impl Core {
         }
     }
 
-    /// The same with somebody who is told what becomes readable and what goes, where the master is here.
-    pub(super) fn telling(self, events: Option<Arc<EventQueue>>) -> Self {
+    /// The same with somebody who is told what becomes readable and what goes in this life of the master, where it is here.
+    pub(super) fn telling(self, events: Option<Arc<EventQueue>>, epoch: Epoch) -> Self {
         Self {
-            master: self.master.map(|master| master.telling(events)),
+            master: self.master.map(|master| master.telling(events, epoch)),
             ..self
         }
     }

@@ -132,9 +132,10 @@ pub(super) fn open(
         views(&config),
     );
     if let Some(served) = &served {
-        core = core.gated_by(Arc::clone(&served.gate));
+        core = core
+            .gated_by(Arc::clone(&served.gate))
+            .telling(events, served.epoch);
     }
-    core = core.telling(events);
     for warning in core.master().into_iter().flat_map(Master::warnings) {
         // Both are said by `Config::warnings` in the words of its options.
         let known = matches!(

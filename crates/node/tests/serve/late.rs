@@ -50,6 +50,7 @@ fn a_late_copy_of_an_earlier_master_writes_nothing() {
     let anybody = ListenOptions {
         admission: Admission::Everybody(Level::Admin),
         encrypted: false,
+        plain_anywhere: false,
         access: UnixAccess::default(),
     };
     let loopback = Endpoint::Tcp((Ipv4Addr::LOCALHOST, 0).into());

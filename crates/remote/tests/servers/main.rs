@@ -71,6 +71,7 @@ fn listen(builder: Builder) -> (Running, Address) {
     let options = ListenOptions {
         admission: Admission::Everybody(Level::Admin),
         encrypted: false,
+        plain_anywhere: false,
         access: UnixAccess::default(),
     };
     let any = Endpoint::Tcp((Ipv4Addr::LOCALHOST, 0).into());

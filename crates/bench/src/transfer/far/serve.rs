@@ -104,6 +104,7 @@ impl FarEnd {
         let listening = ListenOptions {
             admission,
             encrypted: seal.is_some(),
+            plain_anywhere: false,
             access: UnixAccess::default(),
         };
         let keys = seal.as_ref().map(|seal| seal.keys.clone());

@@ -151,6 +151,7 @@ fn other(command: &str, answer: &'static str) -> (Running, Address) {
     let listen = ListenOptions {
         admission: Admission::Everybody(Level::Basic),
         encrypted: false,
+        plain_anywhere: false,
         access: UnixAccess::default(),
     };
     let any = Endpoint::Tcp(([127, 0, 0, 1], 0).into());

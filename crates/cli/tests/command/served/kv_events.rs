@@ -3,6 +3,7 @@
 #[path = "../../../../zmtp/tests/common/python.rs"]
 mod python;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use slackwater_remote::{PutOptions, RemoveOptions};
@@ -104,8 +105,10 @@ impl Telling {
                     std::thread::sleep(Duration::from_millis(20));
                 }
             });
-            assert_eq!(router.line(), "heard");
+            let said = catch_unwind(AssertUnwindSafe(|| router.line()));
+            // Also where it said nothing: the other thread goes on until then.
             heard.store(true, Ordering::SeqCst);
+            assert_eq!(said.ok().as_deref(), Some("heard"));
         });
     }
 }
@@ -128,6 +131,7 @@ sys.stdin.readline()
 router.catch_up(router.last + 1)
 held = sorted(hash for hash, medium in router.held if medium == 'cpu' and hash not in (None, 4242))
 say(router.gaps, *held)
+say(router.last > 1 << 61)
 say(*sorted({str(medium) for _, medium in router.held}))
 "#;
     for (dialect, media) in [
@@ -136,6 +140,10 @@ say(*sorted({str(medium) for _, medium in router.held}))
         ("rfc1527", "cpu disk"),
     ] {
         let place = Place::new();
+        // Its clock was ahead in its last life.
+        std::fs::create_dir(place.path("store")).unwrap();
+        let last = 1_u64 << 41;
+        std::fs::write(place.path("store/epoch"), format!("{last}\n")).unwrap();
         let arguments = [
             "--memory",
             "4MiB",
@@ -179,6 +187,7 @@ say(*sorted({str(medium) for _, medium in router.held}))
         assert_eq!(told, held, "{dialect}");
         assert!(told.len() < 20, "{dialect}: nothing was evicted");
         assert!(!told.contains(&"39".to_owned()));
+        assert_eq!(router.line(), "True", "numbered from the epoch on");
         assert_eq!(router.line(), media);
         let unparsed = server.counted("skipped_unparsed_keys");
         assert_eq!(unparsed > 0, dialect != "rfc1527", "{dialect}: {unparsed}");
@@ -259,9 +268,11 @@ router = Router(sys.argv[1], sys.argv[2])
 router.hear()
 say('heard')
 while not any(one[:2] == ('+', 999) for one in router.hear()): pass
+say('here')
 router.gaps = 0
-while not any(one[0] == '0' for one in router.hear()): pass
-say(router.gaps, len(router.held))
+told = []
+while not any(one[0] == '0' for one in told): told = router.hear()
+say(router.gaps, len(router.held), *(one[0] for one in told))
 "#;
     let place = Place::new();
     let arguments = ["--memory", "16MiB", "--kv-events-queue", "8"];
@@ -276,13 +287,18 @@ say(router.gaps, len(router.held))
         server.put(&client, &key.to_string(), 100);
     }
     server.put(&client, "999", 100);
+    assert_eq!(router.line(), "here");
     let dropped = server.counted("dropped_events");
     let all = RemoveOptions {
         force: true,
         ..RemoveOptions::default()
     };
     assert_eq!(client.remove_all(&all), Ok(101));
-    assert_eq!(router.line(), "1 0", "a gap, and nothing is held");
+    let told = router.line();
+    assert_eq!(
+        told, "1 0 0 - - - - - - - 0",
+        "a gap, behind which all is new"
+    );
     // 101 are gone, and one event says that all is gone: eight of them were kept.
     assert_eq!(server.counted("dropped_events") - dropped, 94);
 }
@@ -301,6 +317,19 @@ fn only_those_who_may_connect_are_told() {
     assert!(why.contains("--kv-events-open"), "{why}");
     let why = refused(&["--kv-events", "--kv-events-replay=0.0.0.0:0"]);
     assert!(why.contains("0.0.0.0:0 can be read"), "{why}");
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().unwrap().to_string();
+    let replay = format!("--kv-events-replay={taken}");
+    let why = refused(&["--kv-events=127.0.0.1:0", &replay]);
+    assert!(
+        why.contains("cannot tell KV events") && why.contains(&taken),
+        "{why}"
+    );
+    let why = refused(&["--kv-events-open", "--staging=1"]);
+    assert!(
+        why.contains("--kv-events-open") && why.contains("no effect"),
+        "{why}"
+    );
 
     let script = r#"
 server, *keys = sys.argv[3:]
@@ -322,9 +351,7 @@ for s in said:
     let public = make_key(&place, "server", "");
     let key = |name: &str, words: &str| {
         let public = make_key(&place, name, words);
-        let file = std::fs::read_to_string(place.path(name)).unwrap();
-        let secret = file.split_whitespace().rfind(|word| word.len() == 64);
-        format!("{public},{}", secret.unwrap())
+        format!("{public},{}", secret(&place, name))
     };
     let keys = [
         key("anna", "basic"),
@@ -358,4 +385,157 @@ for s in said:
     assert_eq!(python.line(), "not told", "a node");
     assert_eq!(python.line(), "not told", "a key that is not listed");
     assert_eq!(python.line(), "told", "everybody, where that is said");
+}
+
+/// What was said to be open could be listened on for this machine alone.
+#[test]
+fn everybody_hears_what_is_open_at_every_address() {
+    let script = r#"
+places = ['tcp://127.0.0.1:' + address.rsplit(':', 1)[1] for address in sys.argv[1:3]]
+router = Router(*places)
+router.hear()
+say('heard')
+say(len(Router(*places).catch_up(0)) > 0)
+"#;
+    let place = Place::new();
+    let arguments = ["--memory", "16MiB", "--kv-events-open"];
+    let server = Telling::at("tcp://*:0", "tcp://*:0", &place, &arguments);
+    assert!(
+        server.events.starts_with("tcp://0.0.0.0:"),
+        "{}",
+        server.events
+    );
+    let Some(mut router) = router(script, &[&server.events, &server.replays]) else {
+        return;
+    };
+    let client = server.administered.served.connect();
+    server.until_heard(&client, &mut router);
+    assert_eq!(router.line(), "True", "replays too");
+}
+
+/// A peer of which nothing is known could have the server keep long messages, on each of thousands of links.
+#[test]
+fn little_is_kept_for_unauthenticated_peers() {
+    let script = r#"
+import socket
+from zmq.utils.monitor import recv_monitor_message
+d = sock(zmq.DEALER)
+m = d.get_monitor_socket(); m.rcvtimeo = 20000
+def until(event):
+    while recv_monitor_message(m)['event'] != event: pass
+d.connect(sys.argv[2])
+until(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+d.send_multipart([b'', b'x' * 5000])
+until(zmq.EVENT_DISCONNECTED)
+say('dropped')
+d.close(0)
+host, port = sys.argv[1].removeprefix('tcp://').split(':')
+GREETING = b'\xff' + bytes(8) + b'\x7f\x03\x01NULL' + bytes(16 + 32)
+READY = b'\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03SUB'
+def link(number):
+    # An address has few links that have not said who they are.
+    s = socket.create_connection((host, int(port)), 20, ('127.0.0.%d' % (2 + number // 50), 0))
+    s.sendall(GREETING + READY)
+    return s
+def stands(s):
+    got = b''
+    while b'READY' not in got:
+        more = s.recv(100)
+        assert more, got
+        got += more
+links = [link(number) for number in range(512)]
+for s in links: stands(s)
+say('full')
+more = link(600)
+more.settimeout(0.5)
+try: say('got', more.recv(1))
+except TimeoutError: say('waits')
+links.pop().close()
+more.settimeout(20)
+stands(more)
+say('stands')
+"#;
+    let place = Place::new();
+    let server = Telling::start(&place, &["--memory", "16MiB"]);
+    let Some(mut python) = Python::start(script, &[&server.events, &server.replays]) else {
+        return;
+    };
+    for expected in ["dropped", "full", "waits", "stands"] {
+        assert_eq!(python.line(), expected);
+    }
+}
+
+/// A key that is taken from the list reads no more, and without one nothing is answered.
+#[test]
+fn a_key_that_is_taken_away_hears_no_more() {
+    let script = r#"
+from zmq.utils.monitor import recv_monitor_message
+server, public, secret = map(bytes.fromhex, sys.argv[3:])
+def keyed(kind):
+    s = sock(kind)
+    s.curve_serverkey, s.curve_publickey, s.curve_secretkey = server, public, secret
+    return s
+d = sock(zmq.DEALER, rcvtimeo=1500)
+d.connect(sys.argv[2])
+d.send_multipart([b'', bytes(8)])
+try: say('told', d.recv_multipart())
+except zmq.Again: say('not told')
+d = keyed(zmq.DEALER)
+d.connect(sys.argv[2])
+d.send_multipart([b'', bytes(8)])
+say('told', d.recv_multipart()[2] != b'')
+s = keyed(zmq.SUB)
+m = s.get_monitor_socket(); m.rcvtimeo = 20000
+s.subscribe(b'')
+s.connect(sys.argv[1])
+s.recv_multipart()
+say('heard')
+for event in (zmq.EVENT_DISCONNECTED, zmq.EVENT_HANDSHAKE_FAILED_AUTH):
+    while recv_monitor_message(m)['event'] != event: pass
+    say(event.name)
+"#;
+    let place = Place::new();
+    let server_key = make_key(&place, "server", "");
+    make_key(&place, "root", "admin");
+    let list = std::fs::read_to_string(place.path("list")).unwrap();
+    let public = make_key(&place, "anna", "basic");
+    let secret = secret(&place, "anna");
+    let files = [
+        "--key-file",
+        "server",
+        "--allow",
+        "list",
+        "--memory",
+        "16MiB",
+    ];
+    let server = Telling::start(&place, &files);
+    let arguments = [
+        &*server.events,
+        &server.replays,
+        &server_key,
+        &public,
+        &secret,
+    ];
+    let Some(mut python) = Python::start(script, &arguments) else {
+        return;
+    };
+    assert_eq!(python.line(), "not told");
+    assert_eq!(python.line(), "told True");
+    let client = Client::connect(&slackwater_remote::ConnectOptions {
+        address: server.administered.served.address.parse().unwrap(),
+        key_file: Some(place.path("root")),
+        ..Default::default()
+    });
+    server.until_heard(&client.unwrap(), &mut python);
+    std::fs::write(place.path("list"), list).unwrap();
+    server.administered.served.signal(Signal::HUP);
+    assert_eq!(python.line(), "DISCONNECTED");
+    assert_eq!(python.line(), "HANDSHAKE_FAILED_AUTH");
+}
+
+/// The secret half of a key.
+fn secret(place: &Place, name: &str) -> String {
+    let file = std::fs::read_to_string(place.path(name)).unwrap();
+    let secret = file.split_whitespace().rfind(|word| word.len() == 64);
+    secret.unwrap().to_owned()
 }

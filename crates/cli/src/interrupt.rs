@@ -25,22 +25,29 @@ impl Interrupt {
     /// Takes SIGINT and SIGTERM over, for this thread and all that it starts from now on: a thread of its own waits
     /// for them, so that nothing runs inside a signal handler.
     pub(crate) fn install() -> Result<Self> {
-        Self::install_with(&[libc::SIGINT, libc::SIGTERM], || {})
+        Self::install_with(None, || {})
     }
 
     /// The same, and calls `hung_up` at each SIGHUP.
     pub(crate) fn install_for_service(hung_up: impl Fn() + Send + 'static) -> Result<Self> {
-        Self::install_with(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP], hung_up)
+        Self::install_with(Some(libc::SIGHUP), hung_up)
     }
 
-    fn install_with(numbers: &[libc::c_int], hung_up: impl Fn() + Send + 'static) -> Result<Self> {
+    /// The same, and calls `resized` when the terminal has another size.
+    pub(crate) fn install_for_terminal(resized: impl Fn() + Send + 'static) -> Result<Self> {
+        Self::install_with(Some(libc::SIGWINCH), resized)
+    }
+
+    /// Takes one more signal over, which asks for no end but calls `told`.
+    fn install_with(also: Option<libc::c_int>, told: impl Fn() + Send + 'static) -> Result<Self> {
+        let numbers = [libc::SIGINT, libc::SIGTERM].into_iter().chain(also);
         let signals = block_signals(numbers).context("cannot take signals over")?;
         let interrupt = Self::default();
         let other = interrupt.clone();
         let next = move || {
             loop {
                 match wait(&signals) {
-                    libc::SIGHUP => hung_up(),
+                    signal if Some(signal) == also => told(),
                     signal => return signal,
                 }
             }
@@ -94,7 +101,7 @@ impl Interrupt {
 }
 
 /// Blocks signals in this thread and returns their set.
-fn block_signals(numbers: &[libc::c_int]) -> std::io::Result<libc::sigset_t> {
+fn block_signals(numbers: impl Iterator<Item = libc::c_int>) -> std::io::Result<libc::sigset_t> {
     let mut set = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: sigemptyset initialises the set it is given; the set is valid for writes.
     let mut set = unsafe {
@@ -103,7 +110,7 @@ fn block_signals(numbers: &[libc::c_int]) -> std::io::Result<libc::sigset_t> {
     };
     for signal in numbers {
         // SAFETY: the set is initialised and the signal numbers are valid.
-        unsafe { libc::sigaddset(&raw mut set, *signal) };
+        unsafe { libc::sigaddset(&raw mut set, signal) };
     }
     // SAFETY: the set is initialised; no old mask is asked for.
     match unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) } {

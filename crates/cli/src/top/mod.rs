@@ -1,14 +1,23 @@
 //! `slackwater top`: what a served store or the master of a pool does, as it does it.
 //!
-//! It asks the admin address for what is counted, and shows what was counted in between. The page is drawn with the few
-//! escape sequences that every terminal knows: a library for widgets would be a quarter more crates for one page.
+//! It asks the admin address for the samples that the page is told, and shows the same in a terminal: [`view`] makes words and
+//! shares of samples, [`panes`] says what is where, and [`draw`] draws it. Where standard output is no terminal it prints
+//! lines, or with `--json` objects, of what was counted between two samples.
 
+mod cells;
+mod draw;
+#[cfg(test)]
+mod examples;
+mod figures;
 mod http;
+mod keys;
 mod page;
+mod panes;
 mod sample;
 mod terminal;
+mod view;
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -19,9 +28,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use clap::Args;
 
+use self::cells::Looks;
+use self::draw::Shown;
 use self::http::Source;
+use self::keys::Key;
 use self::sample::{Sample, Snapshot};
-use self::terminal::{Key, Terminal};
+use self::terminal::{Event, Screen, Terminal};
+use self::view::{History, View};
 use crate::answer::say;
 use crate::interrupt::Interrupt;
 use crate::{DONE, INTERRUPTED};
@@ -65,60 +78,153 @@ pub(crate) fn run(arguments: &Top) -> Result<u8> {
         address: arguments.address,
         token: token.map(|token| token.trim().to_owned()),
     });
-    let interval = arguments.interval.max(INTERVAL_MIN);
-    let mut before = Sample::take(&source)?;
-    let shows = !arguments.json && std::io::stdout().is_terminal();
+    let first = Sample::take(&source)?;
+    match !arguments.json && std::io::stdout().is_terminal() {
+        true => show(arguments, &source, first),
+        false => tell(arguments, &source, first),
+    }
+}
+
+impl Top {
+    fn interval(&self) -> Duration {
+        self.interval.max(INTERVAL_MIN)
+    }
+
+    fn is_enough(&self, taken: u64) -> bool {
+        self.count.is_some_and(|count| taken >= count)
+    }
+}
+
+/// Prints what was counted between samples, for as long as the server answers.
+fn tell(arguments: &Top, source: &Source, first: Sample) -> Result<u8> {
     let interrupt = Interrupt::install()?;
-    let mut terminal = shows.then(|| Terminal::open(&interrupt)).transpose()?;
-    let mut taken = 0;
-    loop {
-        let until = Instant::now() + interval;
-        let ended = match &mut terminal {
-            Some(terminal) => terminal.wait(Some(until), None)? == Some(Key::Quit),
-            None => interrupt.sleep_until(until),
-        };
-        if ended || interrupt.requested() {
-            return Ok(match terminal {
-                Some(_) => DONE,
-                None => INTERRUPTED,
-            });
+    let (mut before, mut taken) = (first, 0);
+    while !arguments.is_enough(taken) {
+        if interrupt.sleep_until(Instant::now() + arguments.interval()) {
+            return Ok(INTERRUPTED);
         }
-        // A server that is started again is asked again; keys are read while it answers.
-        let taking = Taking::start(&source)?;
-        if let Some(terminal) = &mut terminal
-            && terminal.wait(None, Some(&taking.ended))? == Some(Key::Quit)
-        {
-            return Ok(DONE);
-        }
-        let next = taking.sample();
-        // The server takes one sample a second for all who look.
-        if next.as_ref().is_ok_and(|next| next.is(&before)) {
+        let next = Sample::take(source)?;
+        // The server takes one sample a second for all who ask.
+        if next.is(&before) {
             continue;
         }
-        let text = match (&next, &mut terminal) {
-            (Ok(next), _) => Ok(Snapshot::between(&before, next)),
-            (Err(error), Some(_)) => Err(format!("{error:#}")),
-            (Err(_), None) => {
-                next?;
-                return Ok(DONE);
+        let snapshot = Snapshot::between(&before, &next);
+        match arguments.json {
+            true => say(snapshot.json())?,
+            false => {
+                let lines = page::lines(&snapshot, 120, usize::MAX);
+                say(lines.join("\n") + "\n")?;
+            }
+        }
+        before = next;
+        taken += 1;
+    }
+    Ok(DONE)
+}
+
+/// Shows all of it on the terminal, and follows a server that is started again.
+fn show(arguments: &Top, source: &Arc<Source>, first: Sample) -> Result<u8> {
+    let (resized, told) = UnixStream::pair().context("no pair of sockets")?;
+    told.set_nonblocking(true).context("a socket that waits")?;
+    let interrupt = Interrupt::install_for_terminal(move || {
+        // Where it is full, a change is to be seen already.
+        let _ = (&told).write(&[0]);
+    })?;
+    let mut history = History::default();
+    history.push(first);
+    let mut page = Page::open(&interrupt, resized, &history)?;
+    let mut taken = 0;
+    let mut next = Next::after(arguments.interval());
+    while !arguments.is_enough(taken) {
+        let event = match &next {
+            Next::At(due) => page.terminal.wait(Some(*due), None)?,
+            Next::Taken(taking) => page.terminal.wait(None, Some(&taking.ended))?,
+        };
+        match event {
+            Event::Stop => break,
+            Event::Keys(keys) if keys.contains(&Key::Quit) => break,
+            Event::Keys(keys) => keys.into_iter().for_each(|key| page.shown.press(key)),
+            Event::Resized => {}
+            // A server that is started again is asked again; keys are read while it answers.
+            Event::Due => {
+                next = Next::Taken(Taking::start(source)?);
+                continue;
+            }
+            Event::Ready => {
+                let later = Next::after(arguments.interval());
+                if let Next::Taken(taking) = std::mem::replace(&mut next, later) {
+                    taken += u64::from(page.take(&mut history, taking.sample()));
+                }
+            }
+        }
+        page.draw()?;
+    }
+    Ok(DONE)
+}
+
+/// What is shown, and on what: the screen ends before its terminal is given back.
+struct Page {
+    screen: ratatui::Terminal<Screen>,
+    terminal: Terminal,
+    shown: Shown,
+    view: View,
+}
+
+impl Page {
+    fn open(interrupt: &Interrupt, resized: UnixStream, history: &History) -> Result<Self> {
+        let view = history.view().context("the server told nothing")?;
+        // https://no-color.org
+        let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        let terminal = Terminal::open(interrupt, resized)?;
+        let screen = ratatui::Terminal::new(terminal.screen()?).context("standard output")?;
+        let mut page = Self {
+            screen,
+            terminal,
+            shown: Shown::new(Looks { colors: !no_color }),
+            view,
+        };
+        page.draw()?;
+        Ok(page)
+    }
+
+    /// Takes what the server told; whether that is new.
+    fn take(&mut self, history: &mut History, told: Result<Sample>) -> bool {
+        let is_new = match told {
+            Ok(sample) => {
+                self.shown.trouble = None;
+                history.push(sample)
+            }
+            Err(error) => {
+                self.shown.trouble = Some(crate::printable::printable(&format!("{error:#}")));
+                true
             }
         };
-        match (&mut terminal, text) {
-            (Some(terminal), Ok(snapshot)) => {
-                let (width, height) = terminal.size();
-                terminal.draw(&page::lines(&snapshot, width, height))?;
-            }
-            (Some(terminal), Err(why)) => terminal.draw(&[why])?,
-            (None, Ok(snapshot)) => print(&snapshot, arguments.json)?,
-            (None, Err(_)) => {}
+        if !self.shown.is_paused
+            && let Some(view) = history.view()
+        {
+            self.view = view;
         }
-        if let Ok(next) = next {
-            before = next;
-        }
-        taken += 1;
-        if arguments.count.is_some_and(|count| taken >= count) {
-            return Ok(DONE);
-        }
+        is_new
+    }
+
+    fn draw(&mut self) -> Result<()> {
+        let (view, shown) = (&self.view, &mut self.shown);
+        let drawn = self.screen.draw(|frame| draw::draw(frame, view, shown));
+        drawn.map(drop).context("standard output")
+    }
+}
+
+/// When there is something to show again.
+enum Next {
+    /// A sample is taken then.
+    At(Instant),
+    /// One is being taken.
+    Taken(Taking),
+}
+
+impl Next {
+    fn after(interval: Duration) -> Self {
+        Self::At(Instant::now() + interval)
     }
 }
 
@@ -149,12 +255,4 @@ impl Taking {
             Err(panic) => std::panic::resume_unwind(panic),
         }
     }
-}
-
-fn print(snapshot: &Snapshot, json: bool) -> Result<()> {
-    if json {
-        return say(snapshot.json());
-    }
-    let lines = page::lines(snapshot, 120, usize::MAX);
-    say(lines.join("\n") + "\n")
 }

@@ -56,12 +56,22 @@ impl Sample {
         self.life() == before.life() && self.age() == before.age()
     }
 
+    /// Whether it is of the same life of the server, and not of an earlier moment.
+    pub(super) fn follows(&self, before: &Self) -> bool {
+        self.life() == before.life() && before.age() <= self.age()
+    }
+
+    /// All that was told.
+    pub(super) fn value(&self) -> &Value {
+        &self.0
+    }
+
     fn life(&self) -> u64 {
         number(&self.0, "/epoch")
     }
 
     /// Seconds since the server began.
-    fn age(&self) -> f64 {
+    pub(super) fn age(&self) -> f64 {
         self.0["time_s"].as_f64().unwrap_or(0.0)
     }
 }
@@ -69,7 +79,7 @@ impl Sample {
 impl Snapshot {
     pub(super) fn between(before: &Sample, after: &Sample) -> Self {
         // Where the server began anew, it has counted since then.
-        let since = match after.life() == before.life() && before.age() <= after.age() {
+        let since = match after.follows(before) {
             true => before.age(),
             false => 0.0,
         };
@@ -131,7 +141,8 @@ impl Snapshot {
     }
 }
 
-fn number(value: &Value, path: &str) -> u64 {
+/// The number at a path; zero where there is none.
+pub(super) fn number(value: &Value, path: &str) -> u64 {
     value.pointer(path).and_then(Value::as_u64).unwrap_or(0)
 }
 
@@ -172,6 +183,11 @@ fn line(segment: &Value) -> SegmentLine {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+
+    /// A sample as a server would tell it.
+    pub(in crate::top) fn told(value: Value) -> Sample {
+        Sample(value)
+    }
 
     pub(in crate::top) fn sample(time_s: f64, hits: u64, misses: u64) -> Sample {
         let segment = json!({

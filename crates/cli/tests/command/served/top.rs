@@ -1,13 +1,18 @@
 //! What operators see of a server while it works.
 
+use std::fs::File;
+use std::io::Read;
 use std::net::TcpListener;
 
+use rustix::event::PollFlags;
+use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
 use serde_json::Value;
 
 use super::admin::Administered;
 use super::pool::{Node, put};
 use super::*;
-use crate::place::stderr;
+use crate::place::{end, ready, stderr};
 
 #[test]
 fn snapshots_tell_what_happened_in_between() {
@@ -73,49 +78,277 @@ fn snapshots_tell_what_happened_in_between() {
     );
 }
 
-/// A terminal is drawn on, ends at its key, and is left as it was. `script` lends one.
-#[test]
-#[expect(clippy::print_stderr, reason = "a test that is skipped says so")]
-fn a_terminal_is_left_as_it_was() {
-    if !std::path::Path::new("/usr/bin/script").exists() {
-        eprintln!("skipped: /usr/bin/script, which lends a terminal, is not installed");
-        return;
+/// A shell on a terminal of its own, in which `top` runs, and what the terminal shows.
+struct Shown {
+    shell: Child,
+    terminal: File,
+    screen: Screen,
+    /// All that was sent to it.
+    sent: Vec<u8>,
+}
+
+impl Shown {
+    fn start(place: &Place, admin: &str, more: &str) -> Self {
+        Self::start_by(place, "env", admin, more)
     }
-    let place = Place::new();
-    let store = Administered::spawn(&place, &["serve", "--memory", "16MiB"]);
-    let command = env!("CARGO_BIN_EXE_slackwater");
-    for key in ["q", "\x03"] {
-        let shell = format!(
-            "stty size cols 90 rows 20; stty -a > before; {command} top --address {} --interval 200ms; echo code $? > code; stty -a > after",
-            store.admin
+
+    /// Starts it by `env` with variables. What the terminal is before and after is for [`Shown::end`].
+    fn start_by(place: &Place, env: &str, admin: &str, more: &str) -> Self {
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let ours = openpt(flags).unwrap();
+        grantpt(&ours).unwrap();
+        unlockpt(&ours).unwrap();
+        let theirs = File::from(ioctl_tiocgptpeer(&ours, flags).unwrap());
+        let command = env!("CARGO_BIN_EXE_slackwater");
+        let line = format!(
+            "stty -a > before; {env} {command} top --address {admin} {more}; echo code $? > code; stty -a > after"
         );
-        let mut script = Command::new("/usr/bin/script");
-        script
-            .args(["-q", "-c", &shell, "/dev/null"])
-            .current_dir(place.path(""))
-            .env("TERM", "xterm")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped());
-        let mut child = script.spawn().unwrap();
-        let mut keys = child.stdin.take().unwrap();
-        let mut shown = BufReader::new(child.stdout.take().unwrap());
-        let mut page = Vec::new();
-        while !String::from_utf8_lossy(&page).contains("SEGMENT") {
-            let mut some = Vec::new();
-            assert_ne!(shown.read_until(b'\n', &mut some).unwrap(), 0, "{page:?}");
-            page.append(&mut some);
+        let end = || Stdio::from(theirs.try_clone().unwrap());
+        let mut shown = Self {
+            // The shell leads a session whose terminal this is, so that changes of its size are told to what runs in it.
+            shell: Command::new("setsid")
+                .args(["--ctty", "sh", "-c", &line])
+                .current_dir(place.path(""))
+                .env("TERM", "xterm")
+                .env_remove("NO_COLOR")
+                .env_remove("SLACKWATER_ADMIN_TOKEN_FILE")
+                .stdin(end())
+                .stdout(end())
+                .stderr(end())
+                .spawn()
+                .unwrap(),
+            terminal: File::from(ours),
+            screen: Screen::default(),
+            sent: Vec::new(),
+        };
+        shown.resize(80, 24);
+        shown
+    }
+
+    fn resize(&mut self, columns: u16, rows: u16) {
+        let size = Winsize {
+            ws_row: rows,
+            ws_col: columns,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
+        tcsetwinsize(&self.terminal, size).unwrap();
+    }
+
+    fn press(&mut self, keys: &str) {
+        self.terminal.write_all(keys.as_bytes()).unwrap();
+    }
+
+    /// Reads what is sent until the screen is so.
+    fn until(&mut self, what: &str, holds: impl Fn(&Screen) -> bool) {
+        while !holds(&self.screen) {
+            assert!(
+                self.read(),
+                "never came true: {what}\n{}",
+                self.screen.text()
+            );
         }
-        keys.write_all(key.as_bytes()).unwrap();
-        keys.flush().unwrap();
-        let mut rest = Vec::new();
-        std::io::Read::read_to_end(&mut shown, &mut rest).unwrap();
-        child.wait().unwrap();
+    }
+
+    /// Takes what is sent next; whether anything was.
+    fn read(&mut self) -> bool {
         assert!(
-            String::from_utf8_lossy(&rest).contains("\x1b[?1049l"),
-            "another screen stays"
+            ready(&self.terminal, PollFlags::IN),
+            "nothing is drawn:\n{}",
+            self.screen.text()
         );
+        let mut part = [0; 4096];
+        // An error says that nobody has it any more.
+        let read = self.terminal.read(&mut part).unwrap_or(0);
+        self.sent.extend(&part[..read]);
+        self.screen.take(&part[..read]);
+        read > 0
+    }
+
+    /// Waits for the end of the shell; the terminal is as it was.
+    fn end(mut self, place: &Place) -> Vec<u8> {
+        while self.read() {}
+        end(&mut self.shell);
+        assert!(!self.screen.is_other, "another screen stays");
+        assert!(self.screen.has_cursor, "the cursor is gone");
         let read = |name: &str| std::fs::read_to_string(place.path(name)).unwrap();
         assert_eq!(read("code"), "code 0\n");
-        assert_eq!(read("before"), read("after"));
+        let (before, after) = (read("before"), read("after"));
+        let modes = |text: &str| text.split_once('\n').unwrap().1.to_owned();
+        assert_eq!(
+            modes(&before),
+            modes(&after),
+            "its size may have changed, no mode"
+        );
+        self.sent.clone()
     }
+}
+
+impl Drop for Shown {
+    fn drop(&mut self) {
+        // It may have ended, as the test wanted.
+        let _ = self.shell.kill();
+        let _ = self.shell.wait();
+    }
+}
+
+/// The letters on a terminal, as the sequences that were sent place them.
+struct Screen {
+    cells: Vec<Vec<char>>,
+    row: usize,
+    column: usize,
+    /// The beginning of a sequence, or of a letter.
+    begun: Vec<u8>,
+    is_other: bool,
+    has_cursor: bool,
+}
+
+impl Default for Screen {
+    fn default() -> Self {
+        Self {
+            cells: vec![vec![' '; 250]; 100],
+            row: 0,
+            column: 0,
+            begun: Vec::new(),
+            is_other: false,
+            has_cursor: true,
+        }
+    }
+}
+
+impl Screen {
+    fn take(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.begun.push(*byte);
+            match &self.begun[..] {
+                [0x1b] | [0x1b, b'['] => {}
+                [0x1b, b'[', .., 0x40..=0x7e] => {
+                    let sequence = String::from_utf8(std::mem::take(&mut self.begun)).unwrap();
+                    self.obey(&sequence[2..]);
+                }
+                [0x1b, ..] => {}
+                [b'\r'] => (self.column, self.begun) = (0, Vec::new()),
+                [b'\n'] => (self.row, self.begun) = (self.row + 1, Vec::new()),
+                _ => {
+                    if let Ok(letter) = std::str::from_utf8(&self.begun) {
+                        self.cells[self.row][self.column] = letter.chars().next().unwrap();
+                        self.column += 1;
+                        self.begun.clear();
+                    }
+                }
+            }
+        }
+    }
+
+    fn obey(&mut self, sequence: &str) {
+        match sequence {
+            "?1049h" => self.is_other = true,
+            "?1049l" => self.is_other = false,
+            "?25h" => self.has_cursor = true,
+            "?25l" => self.has_cursor = false,
+            "2J" => self.cells.iter_mut().for_each(|row| row.fill(' ')),
+            place if place.ends_with('H') => {
+                let place = place.trim_end_matches('H').split_once(';').unwrap();
+                self.row = place.0.parse::<usize>().unwrap() - 1;
+                self.column = place.1.parse::<usize>().unwrap() - 1;
+            }
+            other => assert!(other.ends_with('m'), "what is {other}?"),
+        }
+    }
+
+    fn text(&self) -> String {
+        let rows = self.cells.iter().map(|row| row.iter().collect::<String>());
+        rows.map(|row| row.trim_end().to_owned() + "\n").collect()
+    }
+
+    fn has(&self, words: &str) -> bool {
+        self.text().contains(words)
+    }
+
+    /// Whether there is nothing beyond these.
+    fn is_within(&self, columns: usize, rows: usize) -> bool {
+        let blank = |cells: &[char]| cells.iter().all(|cell| *cell == ' ');
+        let beside = self.cells.iter().all(|row| blank(&row[columns..]));
+        beside && self.cells[rows..].iter().all(|row| blank(row))
+    }
+}
+
+/// Nothing was drawn again until the next sample, so the page stayed cut, or broken, for as long as that took. With an hour
+/// between samples only the change of the size can be what draws it.
+#[test]
+fn a_terminal_that_is_resized_is_drawn_anew_at_once() {
+    let place = Place::new();
+    let store = Administered::spawn(&place, &["serve", "--memory", "16MiB"]);
+    let mut shown = Shown::start(&place, &store.admin, "--interval 1h");
+    shown.until("a page", |screen| {
+        screen.has("1 Overview 2 Nodes 3 Decisions") && screen.has("q: quit")
+    });
+    assert!(shown.screen.is_within(80, 24) && shown.screen.is_other);
+    assert!(!shown.screen.has_cursor);
+    assert!(shown.screen.text().starts_with("serving  epoch "));
+    assert!(shown.screen.has("memory") && shown.screen.has("16.0 MiB"));
+    // Below what fits nothing is left of what was there.
+    shown.resize(40, 10);
+    shown.until("a small page", |screen| {
+        screen.text().contains("\n1 Overview 2 3 4 5 6 7 8\n") && screen.is_within(40, 10)
+    });
+    shown.press("2");
+    shown.until("the nodes", |screen| {
+        screen.has("1 2 Nodes 3 4 5 6 7 8") && screen.has("has a link")
+    });
+    shown.resize(200, 60);
+    shown.until("a large page", |screen| {
+        screen.has("1 Overview 2 Nodes 3 Decisions") && screen.has("q: quit")
+    });
+    shown.press("\x1b[Z");
+    shown.until("everything", |screen| {
+        screen.has("Chains that are read most") && screen.has("Jobs") && screen.has("Reasons")
+    });
+    shown.press("q");
+    let sent = String::from_utf8(shown.end(&place)).unwrap();
+    assert!(sent.contains(";32m"), "what serves is green");
+}
+
+/// Whatever ends it, and whether or not the server is still there.
+#[test]
+fn a_terminal_is_left_as_it_was() {
+    let place = Place::new();
+    for key in ["q", "\x03"] {
+        let store = Administered::spawn(&place, &["serve", "--memory", "16MiB"]);
+        let more = "--interval 200ms";
+        let mut shown = Shown::start(&place, &store.admin, more);
+        shown.until("a page", |screen| screen.has("q: quit"));
+        drop(store);
+        shown.until("that the server is gone", |screen| {
+            screen.text().starts_with("no link") && screen.has("What is below is as it was")
+        });
+        shown.press(key);
+        shown.end(&place);
+    }
+}
+
+#[test]
+fn a_terminal_without_colours_gets_none() {
+    let place = Place::new();
+    let store = Administered::spawn(&place, &["serve", "--memory", "16MiB"]);
+    let shown = Shown::start(&place, &store.admin, "--count 1 --interval 100ms");
+    let sent = String::from_utf8(shown.end(&place)).unwrap();
+    assert!(sent.contains("\x1b[0;1;32m"), "{sent:?}");
+    let plain = "env NO_COLOR=1";
+    let shown = Shown::start_by(&place, plain, &store.admin, "--count 1 --interval 100ms");
+    let sent = String::from_utf8(shown.end(&place)).unwrap();
+    let sequences = sent
+        .split("\x1b[")
+        .filter_map(|part| Some(part.split_once('m')?.0));
+    let is_codes = |codes: &&str| {
+        codes
+            .chars()
+            .all(|code| code.is_ascii_digit() || code == ';')
+    };
+    let codes = sequences
+        .filter(is_codes)
+        .flat_map(|codes| codes.split(';'));
+    assert!(sent.contains("\x1b[0;1m"), "{sent:?}");
+    // The colours of letters and of what is behind them.
+    assert!(!codes.clone().any(|code| code.len() > 1), "{sent:?}");
 }

@@ -52,6 +52,7 @@ pub(super) fn run(address: &str) -> Result<(), ClusterError> {
                     batch: number(batch)? as usize,
                     objects: number(objects)?,
                     window: Duration::from_millis(number(millis)?),
+                    every: Duration::ZERO,
                 };
                 let op = Op::parse(op).ok_or_else(|| wrong(op))?;
                 let hands = (0..number(clients)?).map(|_| Hand::connect(op, &address));
@@ -62,9 +63,20 @@ pub(super) fn run(address: &str) -> Result<(), ClusterError> {
                     batch: 1,
                     objects: 1,
                     window: Duration::from_millis(number(millis)?),
+                    every: Duration::ZERO,
                 };
                 let hand = || Asker::connect(address).map(Hand::Echo);
                 let hands = (0..number(clients)?).map(|_| hand());
+                run.on(hands.collect::<Result<_, _>>()?, &mut orders)?;
+            }
+            ["get", clients, objects, millis, every_us] => {
+                let run = Run {
+                    batch: 1,
+                    objects: number(objects)?,
+                    window: Duration::from_millis(number(millis)?),
+                    every: Duration::from_micros(number(every_us)?),
+                };
+                let hands = (0..number(clients)?).map(|_| connect(&address).map(Hand::Get));
                 run.on(hands.collect::<Result<_, _>>()?, &mut orders)?;
             }
             ["walk", objects] => {
@@ -153,6 +165,8 @@ enum Hand {
     LookUp(Box<Caller>),
     Exists(Client),
     Put(Client),
+    /// Whole reads, whose bytes come from the nodes and are compared.
+    Get(Client),
     Echo(Asker),
 }
 
@@ -206,6 +220,14 @@ impl Hand {
                     .into_iter()
                     .try_for_each(|it| it.map(drop).map_err(failed))
             }
+            Self::Get(client) => {
+                let number = rng.below(run.objects);
+                match read(client, number).map_err(failed)? {
+                    Some(true) => Ok(()),
+                    Some(false) => Err(failed(format!("object {number} has other bytes"))),
+                    None => Err(failed(format!("object {number} is not there"))),
+                }
+            }
             Self::Echo(asker) => asker.ask(),
         }
     }
@@ -217,6 +239,8 @@ struct Run {
     batch: usize,
     objects: u64,
     window: Duration,
+    /// From the beginning of a call to that of the next one, where that call has ended by then.
+    every: Duration,
 }
 
 impl Run {
@@ -233,8 +257,14 @@ impl Run {
             start.wait();
             let first = now();
             let (mut last, until) = (first, first + self.window);
+            let mut due = first;
             while last < until {
+                if last < due {
+                    std::thread::sleep(due.since(last));
+                    last = now();
+                }
                 let begun = last;
+                due = begun + self.every;
                 hand.call(self, thread, micros.len(), &mut rng)?;
                 last = now();
                 micros.push(last.since(begun).as_nanos() as f64 / 1e3);

@@ -172,6 +172,7 @@ pub fn run(options: &Options) -> Result<Report, ClusterError> {
             memory: memory_for(objects, options.nodes),
             ssd: None,
             directory: options.directory.join(objects.to_string()),
+            is_administered: false,
         })?;
         let mut load = start_load(&options.programs, &cluster.address)?;
         let before = resident_bytes_of(cluster.master.id());
@@ -218,13 +219,13 @@ struct Cell {
 }
 
 /// One round of one cell.
-struct Sample {
-    ops_per_s: f64,
-    p50_us: f64,
-    p99_us: f64,
+pub(super) struct Sample {
+    pub(super) ops_per_s: f64,
+    pub(super) p50_us: f64,
+    pub(super) p99_us: f64,
     client_cores: f64,
     node_cores: f64,
-    server_cores: f64,
+    pub(super) server_cores: f64,
 }
 
 fn cells(options: &Options) -> Vec<(Cell, Vec<Sample>)> {
@@ -257,7 +258,10 @@ fn round(
 }
 
 /// Has the load run, and takes the CPU seconds of the server and of the nodes before and after.
-fn measured(load: &mut Process, cpu: impl Fn() -> [f64; 2]) -> Result<Sample, ClusterError> {
+pub(super) fn measured(
+    load: &mut Process,
+    cpu: impl Fn() -> [f64; 2],
+) -> Result<Sample, ClusterError> {
     load.hear("begun")?;
     let (client, [server, nodes]) = (load.cpu_seconds(), cpu());
     load.say("go")?;
@@ -328,6 +332,18 @@ fn summed(clients: usize, samples: &[Sample]) -> Bare {
 }
 
 impl Sample {
+    #[cfg(test)]
+    pub(super) fn of(server_cores: f64, p99_us: f64) -> Self {
+        Self {
+            ops_per_s: 1.0,
+            p50_us: p99_us,
+            p99_us,
+            client_cores: 0.0,
+            node_cores: 0.0,
+            server_cores,
+        }
+    }
+
     fn per_cpu_second(&self) -> f64 {
         self.ops_per_s / self.server_cores.max(1e-9)
     }

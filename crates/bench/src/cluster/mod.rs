@@ -5,7 +5,9 @@ pub(crate) mod counted;
 mod echo;
 mod load;
 pub mod master;
+pub mod page;
 pub mod restart;
+mod viewer;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -79,6 +81,8 @@ struct Shape<'a> {
     ssd: Option<ByteSize>,
     /// Where the master's journal is and the nodes' SSDs are.
     directory: PathBuf,
+    /// Whether the master has an address for operators.
+    is_administered: bool,
 }
 
 /// A master with its nodes.
@@ -87,6 +91,8 @@ struct Cluster {
     directory: PathBuf,
     master: Process,
     address: String,
+    /// Where operators look, `HOST:PORT`; none without such an address.
+    admin: Option<String>,
     nodes: Vec<Process>,
 }
 
@@ -98,12 +104,19 @@ impl Cluster {
         let directory = shape.directory.join("master");
         made(&directory)?;
         let program = shape.programs.program.clone();
-        let (master, address) = start_master(&program, "127.0.0.1:0", Some(&directory))?;
+        let free = "127.0.0.1:0";
+        let admin = if shape.is_administered { free } else { NOBODY };
+        let (mut master, address) = start_master(&program, [free, admin], Some(&directory))?;
+        let admin = match shape.is_administered {
+            true => Some(master.hear("admin at http://")?),
+            false => None,
+        };
         let mut cluster = Self {
             program,
             directory,
             master,
             address,
+            admin,
             nodes: Vec::with_capacity(shape.nodes),
         };
         for number in 0..shape.nodes {
@@ -133,7 +146,7 @@ impl Cluster {
     /// Starts it again where it was.
     fn restart_master(&mut self) -> Result<(), ClusterError> {
         let listen = self.address.trim_start_matches("tcp://");
-        let (master, _) = start_master(&self.program, listen, Some(&self.directory))?;
+        let (master, _) = start_master(&self.program, [listen, NOBODY], Some(&self.directory))?;
         self.master = master;
         Ok(())
     }
@@ -145,13 +158,16 @@ impl Cluster {
     }
 }
 
-/// A master, and where it listens; without a directory it keeps nothing.
+/// No address for operators.
+const NOBODY: &str = "none";
+
+/// A master that listens to clients and operators there, and where clients reach it; without a directory it keeps nothing.
 fn start_master(
     program: &[OsString],
-    listen: &str,
+    [listen, admin]: [&str; 2],
     directory: Option<&PathBuf>,
 ) -> Result<(Process, String), ClusterError> {
-    let mut words = vec!["master", "--listen", listen, "--admin", "none"];
+    let mut words = vec!["master", "--listen", listen, "--admin", admin];
     words.extend(["--log", "warn"]);
     let kept = directory.map(|directory| directory.display().to_string());
     if let Some(kept) = &kept {

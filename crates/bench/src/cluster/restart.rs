@@ -9,7 +9,9 @@ use slackwater_remote::{CallOptions, Client, ConnectOptions};
 use slackwater_report::Bound;
 use slackwater_wait::now;
 
-use super::{Cluster, ClusterError, Programs, Shape, failed, memory_for, start_load, start_master};
+use super::{
+    Cluster, ClusterError, NOBODY, Programs, Shape, failed, memory_for, start_load, start_master,
+};
 use crate::usage::median;
 
 /// The sizes of a run.
@@ -105,6 +107,7 @@ pub fn run(options: &Options) -> Result<Report, ClusterError> {
         memory: memory_for(objects, nodes),
         ssd: Some(ssd_for(objects, nodes)),
         directory: options.directory.clone(),
+        is_administered: false,
     })?;
     let mut load = start_load(&options.programs, &cluster.address)?;
     load.say(&format!("fill {objects} 256 2"))?;
@@ -180,7 +183,7 @@ fn report(options: &Options, samples: &[Sample]) -> Report {
 /// Milliseconds until a master with nothing has answered a client.
 fn empty_start(programs: &Programs) -> Result<f64, ClusterError> {
     let begun = now();
-    let (_master, address) = start_master(&programs.program, "127.0.0.1:0", None)?;
+    let (_master, address) = start_master(&programs.program, ["127.0.0.1:0", NOBODY], None)?;
     let address: Address = address
         .parse()
         .map_err(|_| failed("the address of a master"))?;

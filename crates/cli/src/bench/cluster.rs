@@ -1,11 +1,11 @@
-//! What `slackwater bench master` and `slackwater bench restart` measure.
+//! What `slackwater bench master`, `page` and `restart` measure.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
 use slackwater_base::parse_duration;
-use slackwater_bench::cluster::{Programs, master, restart};
+use slackwater_bench::cluster::{Programs, master, page, restart};
 
 use super::args::{Output, given, one_or_more};
 
@@ -71,6 +71,45 @@ pub(crate) struct Restart {
     pub(super) output: Output,
 }
 
+/// See [`super::Bench::Page`].
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Page {
+    /// Where the master's directory is made and removed again
+    #[arg(long, default_value = ".", value_name = "DIR")]
+    pub(super) dir: PathBuf,
+
+    /// Objects in the catalog; each takes 4 KiB of the nodes' memory [default: 1000000]
+    #[arg(long, value_name = "N", value_parser = one_or_more)]
+    objects: Option<usize>,
+
+    /// Processes that lend memory [default: 10]
+    #[arg(long, value_name = "N", value_parser = one_or_more)]
+    nodes: Option<usize>,
+
+    /// Pages that are open, a row each beside none; a master has room for 16 [default: 1,10]
+    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = one_or_more)]
+    viewers: Vec<usize>,
+
+    /// Clients that read at once [default: 4]
+    #[arg(long, value_name = "N", value_parser = one_or_more)]
+    clients: Option<usize>,
+
+    /// From one get of a client to its next one; 0 leaves no pause [default: 2ms]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    every: Option<Duration>,
+
+    /// How long gets are measured with so many viewers in a round, and without; a viewer is told a sample a second [default: 4s]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    window: Option<Duration>,
+
+    /// Rounds, whose medians count [default: 7]
+    #[arg(long, value_name = "N", value_parser = one_or_more)]
+    rounds: Option<usize>,
+
+    #[command(flatten)]
+    pub(super) output: Output,
+}
+
 fn op(name: &str) -> Result<master::Op, String> {
     let names = || master::Op::ALL.map(master::Op::name).join(", ");
     master::Op::parse(name)
@@ -90,6 +129,24 @@ impl Master {
         options.nodes = self.nodes.unwrap_or(options.nodes);
         options.window = self.window.unwrap_or(options.window);
         options.rounds = self.rounds.unwrap_or(options.rounds);
+        options
+    }
+}
+
+impl Page {
+    pub(super) fn options(&self, directory: &Path, programs: Programs) -> page::Options {
+        let defaults = page::Options::new(directory.to_owned());
+        let mut options = page::Options {
+            objects: self.objects.unwrap_or(defaults.objects),
+            nodes: self.nodes.unwrap_or(defaults.nodes),
+            clients: self.clients.unwrap_or(defaults.clients),
+            every: self.every.unwrap_or(defaults.every),
+            window: self.window.unwrap_or(defaults.window),
+            rounds: self.rounds.unwrap_or(defaults.rounds),
+            programs,
+            ..defaults
+        };
+        given(&mut options.viewers, &self.viewers);
         options
     }
 }

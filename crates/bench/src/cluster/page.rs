@@ -1,0 +1,268 @@
+//! What the live page costs a master with many nodes and objects, and the gets of clients, with and without viewers.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::Serialize;
+use slackwater_report::Bound;
+use slackwater_wait::now;
+
+use super::master::{Sample, measured};
+use super::viewer::Viewer;
+use super::{Cluster, ClusterError, Programs, Shape, failed, memory_for, start_load};
+use crate::process::Process;
+use crate::usage::median;
+
+/// The load and sizes of a run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Objects in the catalog. Each takes a block of the nodes' memory.
+    pub objects: usize,
+    /// Processes that lend memory, a segment each.
+    pub nodes: usize,
+    /// With how many viewers the gets are measured, beside none.
+    pub viewers: Vec<usize>,
+    /// Clients, each with a link and a thread of its own.
+    pub clients: usize,
+    /// From one get of a client to its next one.
+    pub every: Duration,
+    /// How long gets are measured with so many viewers in a round. A viewer is told a sample a second.
+    pub window: Duration,
+    /// Rounds, in each of which all numbers of viewers take turns with none; the medians count.
+    pub rounds: usize,
+    /// Where the master's directory is made.
+    pub directory: PathBuf,
+    /// How the processes are started.
+    pub programs: Programs,
+}
+
+impl Options {
+    /// A million objects on ten nodes, with the master's files in `directory`.
+    #[must_use]
+    pub fn new(directory: PathBuf) -> Self {
+        Self {
+            objects: 1_000_000,
+            nodes: 10,
+            viewers: vec![1, 10],
+            clients: 4,
+            every: Duration::from_millis(2),
+            window: Duration::from_secs(4),
+            rounds: 7,
+            directory,
+            programs: Programs::default(),
+        }
+    }
+}
+
+/// The figures of a run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Objects in the catalog.
+    pub objects: usize,
+    /// Nodes.
+    pub nodes: usize,
+    /// Clients that read.
+    pub clients: usize,
+    /// Rounds, whose medians these are.
+    pub rounds: usize,
+    /// What was measured, a row for each number of viewers.
+    pub rows: Vec<Row>,
+    /// What is promised, held against the figures.
+    pub bounds: Vec<Bound>,
+}
+
+/// So many viewers, beside none in the same rounds.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// Pages that were open.
+    pub viewers: usize,
+    /// Samples that each was told in a second.
+    pub samples_per_s: f64,
+    /// Length of a sample.
+    pub sample_bytes: f64,
+    /// CPUs that the master used, and without viewers.
+    pub master_cores: f64,
+    /// The same without viewers.
+    pub master_cores_without: f64,
+    /// CPU of the master for each viewer, in percent of a core.
+    pub core_percent_per_viewer: f64,
+    /// Gets a second.
+    pub gets_per_s: f64,
+    /// Half of the gets took no longer.
+    pub p50_us: f64,
+    /// 99 of 100 took no longer.
+    pub p99_us: f64,
+    /// The same without viewers.
+    pub p99_without_us: f64,
+    /// The one over the other, as the median of the rounds.
+    pub p99_ratio: f64,
+}
+
+/// Gets beside some viewers, and those without in the same round.
+struct Turn {
+    without: Sample,
+    with: Sample,
+    /// Samples that a viewer was told, and their bytes.
+    seen: [f64; 2],
+    seconds: f64,
+}
+
+/// How long viewers may be told nothing after the gets.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// Measures.
+///
+/// # Errors
+/// When a process cannot be started, fails or falls silent, or a viewer is told nothing.
+pub fn run(options: &Options) -> Result<Report, ClusterError> {
+    let Options { objects, nodes, .. } = *options;
+    let cluster = Cluster::start(&Shape {
+        programs: &options.programs,
+        nodes,
+        memory: memory_for(objects, nodes),
+        ssd: None,
+        directory: options.directory.clone(),
+        is_administered: true,
+    })?;
+    let mut load = start_load(&options.programs, &cluster.address)?;
+    load.say(&format!("fill {objects} 64 0"))?;
+    load.hear("filled")?;
+    let mut turns: Vec<(usize, Vec<Turn>)> =
+        options.viewers.iter().map(|of| (*of, Vec::new())).collect();
+    for _ in 0..options.rounds {
+        for (viewers, turns) in &mut turns {
+            turns.push(turn(&cluster, &mut load, *viewers, options)?);
+        }
+    }
+    let rows: Vec<Row> = turns
+        .iter()
+        .map(|(viewers, turns)| row(*viewers, turns))
+        .collect();
+    Ok(Report {
+        objects,
+        nodes,
+        clients: options.clients,
+        rounds: options.rounds,
+        bounds: bounds(&rows),
+        rows,
+    })
+}
+
+fn turn(
+    cluster: &Cluster,
+    load: &mut Process,
+    viewers: usize,
+    options: &Options,
+) -> Result<Turn, ClusterError> {
+    let admin = cluster.admin.as_deref().unwrap_or_default();
+    let without = gets(cluster, load, options)?;
+    let open: Vec<Viewer> = (0..viewers)
+        .map(|_| Viewer::open(admin))
+        .collect::<Result<_, _>>()?;
+    let told = || {
+        open.iter()
+            .map(Viewer::seen)
+            .fold([0; 2], |all, one| [all[0] + one[0], all[1] + one[1]])
+    };
+    let (before, begun) = (told(), now());
+    let with = gets(cluster, load, options)?;
+    // A master that takes long for a sample takes the next one later.
+    while told()[0] == before[0] {
+        let waited = now().since(begun);
+        if waited > options.window + SILENCE {
+            return Err(failed(format!(
+                "{viewers} viewers were told nothing in {waited:?}"
+            )));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let seconds = now().since(begun).as_secs_f64();
+    let after = told();
+    let seen = [0, 1].map(|at| (after[at] - before[at]) as f64 / viewers as f64);
+    Ok(Turn {
+        without,
+        with,
+        seen,
+        seconds,
+    })
+}
+
+fn gets(cluster: &Cluster, load: &mut Process, options: &Options) -> Result<Sample, ClusterError> {
+    let Options {
+        clients, objects, ..
+    } = options;
+    let (millis, every) = (options.window.as_millis(), options.every.as_micros());
+    load.say(&format!("get {clients} {objects} {millis} {every}"))?;
+    measured(load, || cluster.cpu_seconds())
+}
+
+fn row(viewers: usize, turns: &[Turn]) -> Row {
+    let middle =
+        |value: &dyn Fn(&Turn) -> f64| median(&mut turns.iter().map(value).collect::<Vec<_>>());
+    let per_viewer =
+        |turn: &Turn| 100.0 * (turn.with.server_cores - turn.without.server_cores) / viewers as f64;
+    Row {
+        viewers,
+        samples_per_s: middle(&|turn| turn.seen[0] / turn.seconds),
+        sample_bytes: middle(&|turn| turn.seen[1] / turn.seen[0]),
+        master_cores: middle(&|turn| turn.with.server_cores),
+        master_cores_without: middle(&|turn| turn.without.server_cores),
+        core_percent_per_viewer: middle(&per_viewer),
+        gets_per_s: middle(&|turn| turn.with.ops_per_s),
+        p50_us: middle(&|turn| turn.with.p50_us),
+        p99_us: middle(&|turn| turn.with.p99_us),
+        p99_without_us: middle(&|turn| turn.without.p99_us),
+        p99_ratio: middle(&|turn| turn.with.p99_us / turn.without.p99_us),
+    }
+}
+
+/// What the page promises, held against the rows.
+fn bounds(rows: &[Row]) -> Vec<Bound> {
+    let mut held: Vec<Bound> = rows
+        .iter()
+        .map(|row| {
+            let what = format!(
+                "CPU of the master for each of {} viewers, % of a core",
+                row.viewers
+            );
+            Bound::at_most(what, row.core_percent_per_viewer, 1.0)
+        })
+        .collect();
+    if let Some(row) = rows.iter().max_by_key(|row| row.viewers) {
+        let what = format!(
+            "p99 of gets beside {} viewers over that without",
+            row.viewers
+        );
+        held.push(Bound::at_most(what, row.p99_ratio, 1.05));
+    }
+    held
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_viewers_cost_is_what_is_more_than_without_them() {
+        let turns: Vec<Turn> = [(0.30, 110.0), (0.25, 90.0), (0.26, 105.0)]
+            .map(|(cores, p99_us)| Turn {
+                without: Sample::of(0.20, 100.0),
+                with: Sample::of(cores, p99_us),
+                seen: [4.0, 4000.0],
+                seconds: 4.0,
+            })
+            .into();
+        let row = row(10, &turns);
+        assert!((row.core_percent_per_viewer - 0.6).abs() < 1e-9, "{row:?}");
+        assert!((row.p99_ratio - 1.05).abs() < 1e-9, "{row:?}");
+        assert_eq!((row.samples_per_s, row.sample_bytes), (1.0, 1000.0));
+        let dear = Row {
+            viewers: 1,
+            core_percent_per_viewer: 1.1,
+            ..row.clone()
+        };
+        let held = bounds(&[dear, row]);
+        let holds: Vec<bool> = held.iter().map(Bound::holds).collect();
+        assert_eq!(holds, [false, true, true]);
+    }
+}

@@ -4,6 +4,7 @@
     reason = "a test that cannot go on says so by panicking"
 )]
 
+mod started;
 mod tools;
 
 use std::collections::{BTreeMap, BTreeSet};

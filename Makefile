@@ -23,13 +23,14 @@ PACKAGING := target/packaging
 PACKAGED_FOR := x86_64-unknown-linux-gnu
 PACKAGED := target/$(PACKAGED_FOR)/release/slackwater
 
-.PHONY: help run test wheel deb static docs bench soak test-aarch64 lint test-rust test-c test-loom test-miri test-sim test-python c mutants build clean
+.PHONY: help run test wheel wheel-aarch64 deb static docs bench soak test-aarch64 lint test-rust test-c test-loom test-miri test-sim test-python c mutants build clean
 
 help:
 	@echo "make run             replay generated chat traffic through the tiered store; report in report/"
 	@echo "make run TRACE=PATH  the same with a trace in the published JSONL format"
 	@echo "make test            every check and test; what cannot run here is named"
-	@echo "make wheel           a wheel with the Python module and the command, for every Linux of x86-64 with glibc 2.28, in dist/"
+	@echo "make wheel           a wheel with the Python module and the command, for every Linux of x86-64 with glibc 2.28, in dist/;"
+	@echo "                     one for aarch64 too where Rust's library for it is installed"
 	@echo "make deb             a Debian package with the command and its services, in dist/"
 	@echo "make static          the command as one file that needs nothing of the system, in dist/"
 	@echo "make docs            all documents as a site, in target/book/site"
@@ -104,6 +105,17 @@ wheel: $(PACKAGED) $(STAMP)
 		--compatibility manylinux_2_28 --out target/package/raw
 	cargo xtask wheel --binary $(PACKAGED) --wheel target/package/raw/*.whl --python $(PYTHON) --out dist
 	$(PACKAGING)/bin/auditwheel show dist/$$(basename target/package/raw/*.whl)
+	@$(MAKE) --no-print-directory wheel-aarch64
+
+# The linker of Zig links for aarch64 too; what that needs beside it is Rust's own library for that processor. Nothing that is
+# built so runs here, so the manual comes from the command of this machine.
+AARCH64 := aarch64-unknown-linux-gnu
+wheel-aarch64: $(PACKAGED) $(STAMP)
+	@rustup target list --installed 2>/dev/null | grep -qx $(AARCH64) || { echo "skipped: a wheel for aarch64 (rustup target add $(AARCH64))"; exit 0; }; \
+	set -e; export PATH="$(CURDIR)/$(PACKAGING)/bin:$$PATH"; rm -rf target/package/raw-aarch64; \
+	CARGO_PROFILE_RELEASE_STRIP=symbols cargo-zigbuild build --release --locked --target $(AARCH64).2.28 --package slackwater-cli; \
+	maturin build --quiet --release --zig --locked --target $(AARCH64) --compatibility manylinux_2_28 --out target/package/raw-aarch64; \
+	cargo xtask wheel --binary target/$(AARCH64)/release/slackwater --native $(PACKAGED) --wheel target/package/raw-aarch64/*.whl --python $(PYTHON) --out dist
 
 deb: $(PACKAGED)
 	cargo xtask deb --binary $(PACKAGED) --out dist

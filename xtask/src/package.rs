@@ -28,21 +28,21 @@ const FACES: &[&str] = &["slackwater-cli", "slackwater-py"];
 
 /// `cargo xtask wheel`: the wheel of the Python module with the command inside.
 pub(crate) fn wheel(arguments: &[String]) -> Result<Vec<String>> {
-    let usage = "usage: cargo xtask wheel --binary FILE --wheel FILE --python FILE --out DIR";
-    let given = flags(arguments, &["binary", "wheel", "python", "out"], usage)?;
-    let made = wheel::make(
-        &given["binary"],
-        &given["wheel"],
-        &given["python"],
-        &given["out"],
-    )?;
+    let usage = "usage: cargo xtask wheel --binary FILE [--native FILE] --wheel FILE --python FILE --out DIR";
+    let needed = ["binary", "wheel", "python", "out"];
+    let given = flags(arguments, &needed, &["native"], usage)?;
+    let command = Binary {
+        file: &given["binary"],
+        native: given.get("native").map(PathBuf::as_path),
+    };
+    let made = wheel::make(command, &given["wheel"], &given["python"], &given["out"])?;
     Ok(vec![made.display().to_string()])
 }
 
 /// `cargo xtask deb`: a Debian package of the command and its services.
 pub(crate) fn deb(arguments: &[String]) -> Result<Vec<String>> {
     let usage = "usage: cargo xtask deb --binary FILE --out DIR";
-    let given = flags(arguments, &["binary", "out"], usage)?;
+    let given = flags(arguments, &["binary", "out"], &[], usage)?;
     let made = debian::make(&given["binary"], &given["out"])?;
     Ok(vec![made.display().to_string()])
 }
@@ -50,14 +50,19 @@ pub(crate) fn deb(arguments: &[String]) -> Result<Vec<String>> {
 /// `cargo xtask static`: the command as one file that needs nothing of the system.
 pub(crate) fn standalone(arguments: &[String]) -> Result<Vec<String>> {
     let usage = "usage: cargo xtask static --binary FILE --out DIR";
-    let given = flags(arguments, &["binary", "out"], usage)?;
+    let given = flags(arguments, &["binary", "out"], &[], usage)?;
     let made = standalone::make(&given["binary"], &given["out"])?;
     Ok(vec![made.display().to_string()])
 }
 
 /// `cargo xtask sbom`: what is shipped, as CycloneDX.
 pub(crate) fn sbom(arguments: &[String]) -> Result<Vec<String>> {
-    let given = flags(arguments, &["out"], "usage: cargo xtask sbom --out FILE")?;
+    let given = flags(
+        arguments,
+        &["out"],
+        &[],
+        "usage: cargo xtask sbom --out FILE",
+    )?;
     let metadata = Metadata::read()?;
     fs::write(
         &given["out"],
@@ -66,17 +71,34 @@ pub(crate) fn sbom(arguments: &[String]) -> Result<Vec<String>> {
     Ok(vec![given["out"].display().to_string()])
 }
 
-/// `--name value` of each of `names`, none left out and nothing else.
+/// A command to be packed.
+#[derive(Clone, Copy)]
+struct Binary<'a> {
+    file: &'a Path,
+    /// The same for this machine, where the one that is packed is for another: it came without symbols from its linker.
+    native: Option<&'a Path>,
+}
+
+impl<'a> From<&'a Path> for Binary<'a> {
+    /// One that runs here.
+    fn from(file: &'a Path) -> Self {
+        Self { file, native: None }
+    }
+}
+
+/// `--name value` of each of `needed`, none left out, and of `others`, and nothing else.
 fn flags<'a>(
     arguments: &[String],
-    names: &[&'a str],
+    needed: &[&'a str],
+    others: &[&'a str],
     usage: &'static str,
 ) -> Result<BTreeMap<&'a str, PathBuf>> {
     let mut given = BTreeMap::new();
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
         let name = argument.strip_prefix("--").unwrap_or_default();
-        let Some(name) = names.iter().find(|known| **known == name) else {
+        let mut known = needed.iter().chain(others);
+        let Some(name) = known.find(|known| **known == name) else {
             bail!("unknown argument `{argument}`; {usage}");
         };
         let value = rest
@@ -84,7 +106,10 @@ fn flags<'a>(
             .with_context(|| format!("--{name} needs a value; {usage}"))?;
         given.insert(*name, PathBuf::from(value));
     }
-    ensure!(given.len() == names.len(), "{usage}");
+    ensure!(
+        needed.iter().all(|name| given.contains_key(name)),
+        "{usage}"
+    );
     Ok(given)
 }
 
@@ -133,12 +158,15 @@ impl Accompanying {
 }
 
 /// Copies the command without its symbols.
-fn install_binary(binary: &Path, to: &Path) -> Result<()> {
+fn install_binary(binary: Binary<'_>, to: &Path) -> Result<()> {
+    let Binary { file, native } = binary;
     write_parent(to)?;
-    fs::copy(binary, to)
-        .with_context(|| format!("cannot copy {} to {}", binary.display(), to.display()))?;
+    fs::copy(file, to)
+        .with_context(|| format!("cannot copy {} to {}", file.display(), to.display()))?;
     fs::set_permissions(to, fs::Permissions::from_mode(0o755))?;
-    run("strip", &["--strip-all", text(to)?])?;
+    if native.is_none() {
+        run("strip", &["--strip-all", text(to)?])?;
+    }
     Ok(())
 }
 
@@ -195,13 +223,15 @@ mod tests {
         let check = |line: &str, good: bool| {
             let arguments: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
             assert_eq!(
-                flags(&arguments, &["binary", "out"], "usage").is_ok(),
+                flags(&arguments, &["binary", "out"], &["native"], "usage").is_ok(),
                 good,
                 "{line}"
             );
         };
         check("--binary a --out b", true);
         check("--out b --binary a", true);
+        check("--binary a --out b --native c", true);
+        check("--binary a --native c", false);
         check("--binary a", false);
         check("--binary a --out", false);
         check("--binary a --out b --more c", false);

@@ -49,7 +49,7 @@ pub(super) fn make(binary: &Path, out: &Path) -> Result<PathBuf> {
     let root = folder.join(NAME);
 
     let command = root.join("usr/bin").join(NAME);
-    install_binary(binary, &command)?;
+    install_binary(binary.into(), &command)?;
     install_manual(&command, &root.join("usr/share"))?;
     compress(&root.join("usr/share/man/man1"))?;
     // Debian's zsh looks for the scripts of packages elsewhere than zsh's own installation does.

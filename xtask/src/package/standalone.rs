@@ -23,7 +23,7 @@ pub(super) fn make(binary: &Path, out: &Path) -> Result<PathBuf> {
     let metadata = Metadata::read()?;
     let (version, processor) = (version(&metadata)?, std::env::consts::ARCH);
     let made = out.join(format!("{NAME}-{version}-linux-{processor}"));
-    install_binary(binary, &made)?;
+    install_binary(binary.into(), &made)?;
     let tried = attempt(&made);
     if tried.is_err() {
         fs::remove_file(&made)?;

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 
 use super::elf::Glibc;
-use super::{Accompanying, install_binary, install_manual, scratch, text, write};
+use super::{Accompanying, Binary, install_binary, install_manual, scratch, text, write};
 use crate::workspace::{Metadata, run};
 
 /// Adds the command, its manual, the licences and the bill of materials to `wheel`, and writes it into `out`.
-pub(super) fn make(binary: &Path, wheel: &Path, python: &Path, out: &Path) -> Result<PathBuf> {
+pub(super) fn make(binary: Binary<'_>, wheel: &Path, python: &Path, out: &Path) -> Result<PathBuf> {
     let name = wheel
         .file_name()
         .context("--wheel names no file")?
@@ -32,10 +32,10 @@ pub(super) fn make(binary: &Path, wheel: &Path, python: &Path, out: &Path) -> Re
         ensure!(
             needed <= promised,
             "{} needs glibc {needed}, and the wheel promises to run with {promised}: build it for that one",
-            binary.display()
+            binary.file.display()
         );
     }
-    install_manual(&command, &data.join("data/share"))?;
+    install_manual(binary.native.unwrap_or(&command), &data.join("data/share"))?;
     let with = Accompanying::gather(&Metadata::read()?)?;
     write(
         &info.join("licenses").join(THIRD_PARTY),

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use slackwater_wait::now;
 use slackwater_wire::Incarnation;
 use slackwater_wire::data::Op;
+use slackwater_zmtp::PublicKey;
 
 use crate::batch::{BatchId, Part};
 use crate::cause::{Cause, Deadline};
@@ -13,12 +14,15 @@ use crate::home::Home;
 use crate::job::Job;
 use crate::mover::{Abilities, Mover, Notice, PeerStats, Submission};
 use crate::region::{Access, Revocation};
+use crate::seal::holder_of;
 use crate::segment::Segment;
 
 /// Copies between regions of one process, on the threads that submit.
 #[derive(Debug)]
 pub struct Local {
     incarnation: Incarnation,
+    /// Whose capabilities it uses.
+    holder: Incarnation,
     stats: Mutex<BTreeMap<Incarnation, PeerStats>>,
 }
 
@@ -26,8 +30,19 @@ impl Local {
     /// The mover of this home.
     #[must_use]
     pub fn new(home: &Home) -> Self {
+        Self::of(home, home.incarnation())
+    }
+
+    /// The mover of this home, whose engine has a key: it uses what is granted to the holder of that, as its other movers do.
+    #[must_use]
+    pub fn with_key(home: &Home, key: &PublicKey) -> Self {
+        Self::of(home, holder_of(key))
+    }
+
+    fn of(home: &Home, holder: Incarnation) -> Self {
         Self {
             incarnation: home.incarnation(),
+            holder,
             stats: Mutex::default(),
         }
     }
@@ -41,12 +56,7 @@ impl Local {
         }
         let range = (job.remote.offset, job.buffers.bytes());
         let access = peer
-            .admit(
-                &job.remote.capability,
-                job.op.right(),
-                range,
-                self.incarnation,
-            )
+            .admit(&job.remote.capability, job.op.right(), range, self.holder)
             .map_err(Cause::Refused)?;
         job.part.started();
         copy(job, &access);

@@ -63,7 +63,7 @@ impl Engine {
     pub fn start(config: EngineConfig) -> Result<Self, EngineError> {
         let life = Home::open().map_err(|error| EngineError::System(error.to_string()))?;
         let seal = config.tcp.seal.clone();
-        let public_key = seal.as_ref().map(|seal| *seal.keys.public().as_bytes());
+        let key = seal.as_ref().map(|seal| seal.keys.public());
         let tcp = Arc::new(Tcp::start(&life, config.tcp)?);
         let host = match config.force_tcp {
             true => None,
@@ -73,12 +73,13 @@ impl Engine {
             name: config.name,
             incarnation: life.incarnation(),
             addresses: tcp.addresses().to_vec(),
-            public_key,
+            public_key: key.map(|key| *key.as_bytes()),
             host: host.as_ref().map(|host| host.contact()),
         };
         let mut movers: Vec<Arc<dyn Mover>> = Vec::new();
         if !config.force_tcp {
-            movers.push(Arc::new(Local::new(&life)));
+            let own = key.map_or_else(|| Local::new(&life), |key| Local::with_key(&life, &key));
+            movers.push(Arc::new(own));
         }
         let mut wires: Vec<Arc<dyn Mover>> = host
             .into_iter()

@@ -6,7 +6,7 @@ use std::time::Duration;
 use slackwater_transfer::host::{HostLimits, HostMover};
 use slackwater_transfer::{
     AllowList, BatchError, Cause, Engine, EngineConfig, GrantSpec, Home, Level, Memory, Mover, Op,
-    Region, RegionSpec, Rights, SealConfig, SealError, Segment, Tcp, TcpConfig, holder_of,
+    Refusal, Region, RegionSpec, Rights, SealConfig, SealError, Segment, Tcp, TcpConfig, holder_of,
 };
 use slackwater_wire::Incarnation;
 
@@ -119,6 +119,24 @@ fn processes_of_the_host_need_the_keys_that_others_need() {
         clients.replace([(public(ALICE), level)]);
         assert_eq!(read(), expected, "{}", level.name());
     }
+}
+
+/// Two engines with keys in one process: what was granted to the holder of a key was refused to that holder, since the mover
+/// within a process took it for its incarnation.
+#[test]
+fn engines_of_one_process_use_what_is_granted_to_their_keys() {
+    let clients = AllowList::of([(public(ALICE), Level::Basic)]);
+    let (bob, there) = bob_for(&clients);
+    let alice = Engine::start(EngineConfig {
+        tcp: sealed(ALICE, &[]),
+        ..EngineConfig::new("alice")
+    })
+    .unwrap();
+    // Its first mover is the one within the process.
+    let read = |key| read_of_bob(&alice, (&bob, &there), holder_of(&public(key)));
+    assert_eq!(read(ALICE), ([Ok(()), Ok(())], "host"));
+    let refused = [0; 2].map(|_| Err(BatchError::Failed(Cause::Refused(Refusal::Holder))));
+    assert_eq!(read(MALLORY), (refused, "tcp"));
 }
 
 /// A new key for capabilities closes the windows of links with keys as of all; what is granted under it is read.

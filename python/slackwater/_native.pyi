@@ -333,6 +333,11 @@ def connect(
 def error_codes() -> dict[str, int]: ...
 def after_fork() -> None: ...
 def checksum(address: int, size: int) -> int: ...
+def get_alloc_func_addr() -> int:
+    """The address of `void *allocate(size_t)`: zeroed memory on huge pages where there are any; null when there is none."""
+
+def get_free_func_addr() -> int:
+    """The address of `void release(void *)`, which gives back what `allocate` gave; for any other address it does nothing."""
 
 class Cancelling:
     """Ends the calls of clients that are made by `run`, from another thread."""
@@ -445,6 +450,8 @@ class RawClient:
         key_file: str | None = None,
         allow: str | None = None,
         timeout: float = 10.0,
+        file: str | None = None,
+        offset: int = 0,
     ) -> tuple[int | None, str | None]: ...
     def take_back(self, node: int, seconds: float) -> bool: ...
     def close(self) -> None: ...

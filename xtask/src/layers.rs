@@ -61,8 +61,8 @@ const LAYERS: &[(&str, Kind, &[&str])] = &[
         "bench",
         Kind::Proof,
         &[
-            "base", "wire", "zmtp", "meta", "tier", "client", "wait", "pool", "net", "mq",
-            "transfer", "node", "remote", "replay", "report",
+            "base", "wire", "zmtp", "meta", "tier", "client", "wait", "memory", "pool", "net",
+            "mq", "transfer", "node", "remote", "replay", "report",
         ],
     ),
     (
@@ -76,7 +76,9 @@ const LAYERS: &[(&str, Kind, &[&str])] = &[
     (
         "py",
         Kind::Face,
-        &["base", "wait", "wire", "transfer", "node", "mq", "remote"],
+        &[
+            "base", "wait", "wire", "memory", "transfer", "node", "mq", "remote",
+        ],
     ),
     (
         "c",

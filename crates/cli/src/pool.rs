@@ -120,6 +120,7 @@ pub(crate) fn node(arguments: &Node, layers: &Layers) -> Result<u8> {
         keys: arguments.keys.files(),
         staging: arguments.staging,
         name: arguments.name.clone(),
+        file: None,
     };
     let master = arguments.master.clone();
     service

@@ -1,8 +1,11 @@
-//! Memory mappings: the arena of a node, regions of the transfer engine, and memory that processes of one host share.
+//! Memory mappings: the arena of a node, regions of the transfer engine, memory that processes of one host share, and
+//! pieces of files that are lent by their path.
 //!
 //! A [`Mapping`] is reached by address and never handed out as a slice: a device, a peer or another process may write
 //! its bytes at any time. It is unmapped when it is dropped, so every access keeps it alive.
 
+mod cut;
+mod file;
 mod shared;
 
 use std::io;
@@ -12,12 +15,13 @@ use std::sync::Arc;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
+pub use file::{FilePiece, RefusedFile, Watch, WatchEnd};
 pub use shared::{RefusedMemory, read_only};
 
 /// Size of the huge pages that are asked for, in bytes.
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// One mapping of zeroed memory, whose pages are faulted in when they are touched.
+/// One mapping of zeroed memory, or of a piece of a file, whose pages are faulted in when they are touched.
 #[derive(Debug)]
 pub struct Mapping {
     start: NonNull<u8>,
@@ -25,6 +29,8 @@ pub struct Mapping {
     /// The sealed memfd behind it; none for private memory.
     file: Option<Arc<OwnedFd>>,
     writable: bool,
+    /// That of a piece of a file.
+    guarded: Option<cut::Guarded>,
 }
 
 // SAFETY: a mapping belongs to no thread, and its methods hand out its address alone.
@@ -117,6 +123,7 @@ impl Mapping {
             bytes,
             file,
             writable: true,
+            guarded: None,
         })
     }
 
@@ -153,11 +160,27 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        // Before the addresses are free for other memory.
+        self.guarded = None;
         // SAFETY: start and length are those of the whole mapping. Callers that use an address keep the mapping alive,
         // so no address is in use any more.
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
         debug_assert!(unmapped.is_ok(), "{unmapped:?}");
     }
+}
+
+/// Memory of this machine that can be had without swapping, by the kernel's estimate; `None` where it says nothing.
+#[must_use]
+pub fn available_bytes() -> Option<u64> {
+    available(&std::fs::read_to_string("/proc/meminfo").ok()?)
+}
+
+fn available(meminfo: &str) -> Option<u64> {
+    let line = meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib << 10)
 }
 
 impl Obtained {
@@ -204,5 +227,14 @@ mod tests {
                 "{pages:?}"
             );
         }
+    }
+
+    #[test]
+    fn free_memory_is_read_from_what_the_kernel_tells() {
+        assert_eq!(
+            available("MemTotal: 9 kB\nMemAvailable:    1024 kB\n"),
+            Some(1 << 20)
+        );
+        assert_eq!(available("MemTotal: 9 kB\n"), None);
     }
 }

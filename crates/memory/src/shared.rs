@@ -45,7 +45,7 @@ pub enum RefusedMemory {
 }
 
 /// The type of a file system of huge pages (linux/magic.h).
-const HUGETLBFS_MAGIC: rustix::fs::FsWord = 0x9584_58f6;
+pub(crate) const HUGETLBFS_MAGIC: rustix::fs::FsWord = 0x9584_58f6;
 
 impl Mapping {
     /// Memory of `bytes` zero bytes in a memfd that is sealed against any change of its size. Its owner cannot shorten

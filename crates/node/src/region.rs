@@ -7,7 +7,7 @@ use std::io;
 use std::sync::Arc;
 
 use slackwater_base::Checksum;
-use slackwater_memory::{HUGE_PAGE_BYTES, Mapping, Pages};
+use slackwater_memory::{FilePiece, HUGE_PAGE_BYTES, Mapping, Pages};
 use slackwater_pool::Pool;
 use slackwater_pool::copy::{Copied, Piece, copy_all_checksum};
 
@@ -67,6 +67,16 @@ pub fn map_shared(bytes: usize) -> io::Result<(Mapping, Selection)> {
     let mapping = Mapping::shared(bytes.next_multiple_of(HUGE_PAGE_BYTES))?;
     let reason = "shared with other processes";
     Ok((mapping, Selection::new("ordinary pages", reason)))
+}
+
+/// Maps a piece of a file that others have too.
+///
+/// # Errors
+/// When the operating system gives no address space.
+pub fn map_piece(piece: &FilePiece) -> io::Result<(Mapping, Selection)> {
+    let mapping = Mapping::piece(piece)?;
+    let reason = format!("those of {}", piece.path().display());
+    Ok((mapping, Selection::new("pages of a file", reason)))
 }
 
 impl Grant {

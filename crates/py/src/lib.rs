@@ -3,6 +3,7 @@
 //! Every call that may block, copy or take a lock lets other Python threads run meanwhile. Values are read from and
 //! written into the caller's own memory: bytes, bytearray, memoryview, numpy arrays, tensors on the CPU.
 
+mod allocator;
 mod buffers;
 mod calls;
 mod cancelling;
@@ -33,6 +34,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<raw::BufferHandle>()?;
     module.add_function(wrap_pyfunction!(error_codes, module)?)?;
     module.add_function(wrap_pyfunction!(raw::checksum, module)?)?;
+    module.add_function(wrap_pyfunction!(allocator::get_alloc_func_addr, module)?)?;
+    module.add_function(wrap_pyfunction!(allocator::get_free_func_addr, module)?)?;
     module.add_function(wrap_pyfunction!(after_fork, module)?)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))
 }

@@ -23,22 +23,12 @@ impl Free {
             what: "looking for free space",
             why: why.into(),
         })?;
-        let told = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
         Ok(Self {
             directory: directory.to_owned(),
             disk: disk.f_bavail.saturating_mul(disk.f_frsize),
-            memory: available(&told),
+            memory: slackwater_memory::available_bytes(),
         })
     }
-}
-
-/// Memory that can be had without swapping, by the kernel's estimate.
-fn available(meminfo: &str) -> Option<u64> {
-    let line = meminfo
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib << 10)
 }
 
 /// Space beside that of the values: files of the log are made before they are full.
@@ -112,14 +102,5 @@ mod tests {
             Some(10 * gib),
             Some(" of memory, and 10GiB are free"),
         );
-    }
-
-    #[test]
-    fn free_memory_is_read_from_what_the_kernel_tells() {
-        assert_eq!(
-            available("MemTotal: 9 kB\nMemAvailable:    1024 kB\n"),
-            Some(1 << 20)
-        );
-        assert_eq!(available("MemTotal: 9 kB\n"), None);
     }
 }

@@ -22,6 +22,7 @@ const OTHER_ENV: &[&str] = &[
     "SLACKWATER_LISTEN",
     "SLACKWATER_MASTER",
     "SLACKWATER_NAME",
+    "SLACKWATER_NODE_KEY_FILE",
     "SLACKWATER_PYTHON",
 ];
 /// Names that begin so are options of the transfer engine, which reads them itself.

@@ -25,7 +25,7 @@ pub(crate) use uplink::HAPPENED;
 
 pub use journal::JournalError;
 pub use master::{MasterOptions, MasterServer};
-pub use node::{NodeError, NodeOptions, NodeServer};
+pub use node::{FileMemory, NodeError, NodeOptions, NodeServer};
 pub use operated::{NodeStats, NodesStats, PoolMaster, PoolStats};
 
 use slackwater_wire::{NodeId, SegmentId};

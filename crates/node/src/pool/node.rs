@@ -1,11 +1,12 @@
 use std::io::{self, Write};
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use slackwater_base::{Backoff, ByteSize, Rng};
+use slackwater_memory::{FilePiece, RefusedFile, WatchEnd};
 use slackwater_mq::{
     Access, Address, Builder, Call, Category, ConnectOptions, ConnectionId, Level, Options,
     Queueing, Run, RunOn, Running, TimerOptions,
@@ -23,7 +24,7 @@ use crate::serve::memory::ServedMemory;
 use crate::serve::{
     Links, RECORDS_QUEUED, ServeError, ServeKeys, ServeOptions, check_data, engine, message_options,
 };
-use crate::store::{Sharing, random};
+use crate::store::{GRANULE, Sharing, random};
 use crate::{Config, OpenError, Stats, Store, StoreError};
 
 /// What a node lends to which master.
@@ -39,6 +40,18 @@ pub struct NodeOptions {
     pub staging: ByteSize,
     /// What its memory is called, for puts and jobs that name it; none for a name made of its number.
     pub name: Option<NodeName>,
+    /// The file that its memory is a piece of; none for memory of this process.
+    pub file: Option<FileMemory>,
+}
+
+/// Memory that is a piece of a file, as long as the configuration says, of which two pages are for the node itself. Others
+/// have the file too: when it is made shorter the node leaves its pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileMemory {
+    /// The file.
+    pub path: PathBuf,
+    /// Where in it the memory begins.
+    pub offset: u64,
 }
 
 impl Default for NodeOptions {
@@ -49,6 +62,7 @@ impl Default for NodeOptions {
             keys: None,
             staging: ServeOptions::default().staging,
             name: None,
+            file: None,
         }
     }
 }
@@ -59,6 +73,12 @@ pub enum NodeError {
     /// Its store, its keys or its address cannot be used.
     #[error(transparent)]
     Serve(#[from] ServeError),
+    /// Its file cannot be memory.
+    #[error(transparent)]
+    File(#[from] RefusedFile),
+    /// Records of an SSD are read into memory that only the process has.
+    #[error("memory of a file is lent without an SSD")]
+    FileWithSsd,
     /// The number by which the master knows it again cannot be kept.
     #[error("the number of this node: {0}")]
     Number(io::Error),
@@ -77,6 +97,8 @@ pub enum NodeError {
 pub struct NodeServer {
     shared: Arc<Supervised>,
     supervisor: Option<JoinHandle<Result<(), StoreError>>>,
+    /// Of the file that it lends: what ends it, and its thread.
+    watch: Option<(WatchEnd, JoinHandle<()>)>,
 }
 
 /// What the supervisor and the owner of a node share.
@@ -86,6 +108,7 @@ struct Supervised {
     links: Links,
     node: NodeId,
     beside: ByteSize,
+    piece: Option<FilePiece>,
     told: Box<dyn Fn(NodeId, Result<(), ErrorCode>) + Send + Sync>,
     current: Mutex<Current>,
 }
@@ -120,6 +143,8 @@ const NAME: &str = "node";
 const RETRY: Backoff = Backoff::doubling(Duration::from_millis(100), Duration::from_secs(2));
 /// How long one attempt to connect may take.
 const CONNECT_TIME: Duration = Duration::from_secs(2);
+/// Memory for records of an SSD, which a node that lends a file does not have: the least that there can be.
+const STAGING_OF_FILES: ByteSize = ByteSize(2 * GRANULE);
 /// How often a master is told what the clock of its node shows, by which capabilities expire.
 const CLOCK_EVERY: Duration = Duration::from_secs(60);
 
@@ -130,12 +155,24 @@ impl NodeServer {
     /// # Errors
     /// When the memory, the directory, a key or an address cannot be used.
     pub fn start(
-        config: Config,
+        mut config: Config,
         options: NodeOptions,
         told: impl Fn(NodeId, Result<(), ErrorCode>) + Send + Sync + 'static,
     ) -> Result<Self, NodeError> {
         let links = Links::read(options.keys.as_ref())?;
-        let beside = check_data(&links, options.data, options.staging)?;
+        let staging = options
+            .file
+            .as_ref()
+            .map_or(options.staging, |_| STAGING_OF_FILES);
+        let beside = check_data(&links, options.data, staging)?;
+        let piece = match &options.file {
+            Some(_) if config.ssd.0 > 0 => return Err(NodeError::FileWithSsd),
+            Some(file) => Some(FilePiece::open(&file.path, file.offset, config.memory.0)?),
+            None => None,
+        };
+        if let Some(piece) = &piece {
+            config.memory = ByteSize((piece.bytes() as u64).saturating_sub(beside.0));
+        }
         if options.master.key.is_some() && links.keys.is_none() {
             let master = options.master;
             return Err(NodeError::NeedsKeys { master });
@@ -150,6 +187,7 @@ impl NodeServer {
             links,
             node,
             beside,
+            piece,
             told: Box::new(told),
             current: Mutex::default(),
         });
@@ -163,6 +201,7 @@ impl NodeServer {
                 ServeError::from(OpenError::System { what, why })
             })?;
         Ok(Self {
+            watch: shared.watch_file(),
             shared,
             supervisor: Some(supervisor),
         })
@@ -206,17 +245,7 @@ impl NodeServer {
     /// Has what only this node's memory holds go to other nodes, where there is room, for at most `time`. The master
     /// places nothing new here from then on.
     pub fn leave(&self, time: Duration) {
-        let uplink = self.shared.current().uplink.clone();
-        match uplink.and_then(|uplink| uplink.leave(time)) {
-            None => tracing::info!("there is no master to leave"),
-            Some(Ok(left)) => tracing::info!(
-                values = left.done,
-                bytes = left.done_bytes,
-                left_bytes = left.left_bytes,
-                "values have gone to other nodes"
-            ),
-            Some(Err(why)) => tracing::warn!(why, "values have not gone to other nodes"),
-        }
+        self.shared.leave(time);
     }
 
     /// Makes everything queued for SSD durable and stops.
@@ -231,12 +260,10 @@ impl NodeServer {
         let Some(supervisor) = self.supervisor.take() else {
             return Ok(());
         };
-        let mut current = self.shared.current();
-        current.stopping = true;
-        if let Some(uplink) = &current.uplink {
-            uplink.close();
-        }
-        drop(current);
+        let watch = self.watch.take().map(|(_end, thread)| thread);
+        self.shared.end();
+        // One that panicked watches no more either.
+        let _ = watch.map(JoinHandle::join);
         supervisor.join().unwrap_or(Err(StoreError::Closed))
     }
 }
@@ -250,6 +277,55 @@ impl Drop for NodeServer {
 }
 
 impl Supervised {
+    /// Has its values go to other nodes, for at most `time`.
+    fn leave(&self, time: Duration) {
+        let uplink = self.current().uplink.clone();
+        match uplink.and_then(|uplink| uplink.leave(time)) {
+            None => tracing::info!("there is no master to leave"),
+            Some(Ok(left)) => tracing::info!(
+                values = left.done,
+                bytes = left.done_bytes,
+                left_bytes = left.left_bytes,
+                "values have gone to other nodes"
+            ),
+            Some(Err(why)) => tracing::warn!(why, "values have not gone to other nodes"),
+        }
+    }
+
+    /// Ends what it lends; its supervisor ends by itself.
+    fn end(&self) {
+        let mut current = self.current();
+        current.stopping = true;
+        if let Some(uplink) = &current.uplink {
+            uplink.close();
+        }
+    }
+
+    /// Leaves the pool when the file that is lent becomes shorter: every access behind its end would fail.
+    fn watch_file(self: &Arc<Self>) -> Option<(WatchEnd, JoinHandle<()>)> {
+        let piece = self.piece.as_ref()?;
+        let watch = piece.watch();
+        let watch = watch.inspect_err(|error| {
+            tracing::warn!(%error, "nobody tells when the file that is lent becomes shorter");
+        });
+        let watch = watch.ok()?;
+        let (end, shared) = (watch.end(), Arc::clone(self));
+        let path = piece.path().to_owned();
+        let waits = move || {
+            if watch.wait() {
+                tracing::error!(path = %path.display(), "the file that is lent became shorter: it is taken back");
+                shared.leave(Duration::ZERO);
+                shared.end();
+            }
+        };
+        let thread = std::thread::Builder::new().name("slack-file".to_owned());
+        let started = thread.spawn(waits);
+        let started = started.inspect_err(|error| {
+            tracing::warn!(%error, "no thread waits for the file that is lent to become shorter");
+        });
+        Some((end, started.ok()?))
+    }
+
     fn current(&self) -> std::sync::MutexGuard<'_, Current> {
         self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -287,6 +363,7 @@ impl Life {
         let Supervised { options, links, .. } = shared;
         let sharing = Sharing {
             beside: shared.beside,
+            piece: shared.piece.clone(),
             identity: Some(identity(shared.node)),
             events: None,
         };
@@ -551,5 +628,34 @@ mod tests {
         std::fs::write(folder.path().join(NAME), "7\n").unwrap();
         let error = number(Some(folder.path())).unwrap_err().to_string();
         assert!(error.contains("`7` is none"), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_lent_is_told_at_the_start() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        std::fs::write(&path, "short").unwrap();
+        let check = |ssd, expected: &str| {
+            let config = Config {
+                memory: ByteSize::mib(2),
+                ssd,
+                dir: Some(folder.path().join("ssd")),
+                ..Config::default()
+            };
+            let file = FileMemory {
+                path: path.clone(),
+                offset: 0,
+            };
+            let options = NodeOptions {
+                file: Some(file),
+                ..NodeOptions::default()
+            };
+            let error = NodeServer::start(config, options, |_, _| {}).err();
+            let error = error.map(|error| error.to_string()).unwrap_or_default();
+            assert!(error.contains(expected), "{error}");
+        };
+        check(ByteSize(0), "file has 5 bytes: 2097152 from byte 0 on");
+        check(ByteSize::gib(1), "lent without an SSD");
+        assert!(!folder.path().join("ssd").exists());
     }
 }

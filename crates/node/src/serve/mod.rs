@@ -115,6 +115,7 @@ impl Server {
         let events = KvEvents::start(options.kv_events.as_ref(), &links, config.tenants)?;
         let sharing = Sharing {
             beside,
+            piece: None,
             identity: None,
             events: events.as_ref().map(KvEvents::queue),
         };

@@ -2,6 +2,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use slackwater_base::ByteSize;
+use slackwater_memory::FilePiece;
 use slackwater_meta::{
     Absence, ConfigWarning, Eviction, Limits, Master, MasterConfig, Offload, OffloadMode, OnHit,
     Promotion, PutPolicy, Replication, ReplicationMode, Tenancy,
@@ -30,6 +31,8 @@ use crate::serve::{ExtentGate, epoch};
 pub(crate) struct Sharing {
     /// More memory, behind that of the store in the same mapping.
     pub(crate) beside: ByteSize,
+    /// The file that it is a piece of, which has room for both; none for memory of this process.
+    pub(crate) piece: Option<FilePiece>,
     /// The node that it is to a master in another process; none when its master is in this one.
     pub(crate) identity: Option<Identity>,
     /// Where its master tells what becomes readable and what goes.
@@ -81,6 +84,9 @@ pub(super) fn open(
     let mut warnings = config.warnings();
     let mapped = match &sharing {
         None => region::map(config.memory.0 as usize, config.huge_pages),
+        Some(Sharing {
+            piece: Some(piece), ..
+        }) => region::map_piece(piece),
         Some(sharing) => region::map_shared((config.memory.0 + sharing.beside.0) as usize),
     };
     let (region, pages) = mapped.map_err(|why| OpenError::Memory {

@@ -415,6 +415,7 @@ mod tests {
                 config,
                 Some(Sharing {
                     beside,
+                    piece: None,
                     identity: None,
                     events: None,
                 }),

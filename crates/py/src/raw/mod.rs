@@ -19,6 +19,7 @@ use std::time::Duration;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
+use slackwater_node::pool::FileMemory;
 use slackwater_remote::{ClientError, Stored};
 use slackwater_wire::{ErrorCode, NodeId, ReplicaAt, ReplicaState};
 
@@ -91,11 +92,11 @@ impl RawClient {
         Ok(())
     }
 
-    /// lend(memory, *, name=None, ssd=None, directory=None, data=None, key_file=None, allow=None, timeout=10.0)
+    /// lend(memory, *, name=None, ssd=None, directory=None, data=None, key_file=None, allow=None, timeout=10.0, file=None, offset=0)
     ///
-    /// Lends memory of this process, and an SSD, to the master: the number of the node that it is there. Otherwise a text
+    /// Lends memory of this process, or a piece of a file from `offset` on, and an SSD, to the master: the number of the node that it is there. Otherwise a text
     /// that says why the master takes none.
-    #[pyo3(signature = (memory, *, name=None, ssd=None, directory=None, data=None, key_file=None, allow=None, timeout=10.0))]
+    #[pyo3(signature = (memory, *, name=None, ssd=None, directory=None, data=None, key_file=None, allow=None, timeout=10.0, file=None, offset=0))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn lend(
         &self,
@@ -108,6 +109,8 @@ impl RawClient {
         key_file: Option<std::path::PathBuf>,
         allow: Option<std::path::PathBuf>,
         timeout: f64,
+        file: Option<std::path::PathBuf>,
+        offset: u64,
     ) -> PyResult<(Option<u32>, Option<String>)> {
         let timeout: Duration = seconds_of("timeout", timeout)?;
         let session = self.open_session().map_err(|_| {
@@ -115,6 +118,7 @@ impl RawClient {
         })?;
         let loan = session::Loan {
             memory,
+            file: file.map(|path| FileMemory { path, offset }),
             ssd: ssd.zip(directory),
             data: data.map(session::data_address).transpose()?,
             keys: key_file.zip(allow),

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use slackwater_mq::Address;
 use slackwater_node::Config;
 use slackwater_node::config::ConfigProblem;
-use slackwater_node::pool::{NodeError, NodeOptions, NodeServer};
+use slackwater_node::pool::{FileMemory, NodeError, NodeOptions, NodeServer};
 use slackwater_node::serve::ServeKeys;
 use slackwater_remote::{
     CallOptions, Client, ClientError, ConnectError, ConnectOptions, GetOptions, PutOptions,
@@ -53,6 +53,8 @@ pub(super) struct Opening {
 pub(super) struct Loan {
     /// Bytes of memory.
     pub(super) memory: u64,
+    /// The file that the memory is a piece of; none for memory of this process.
+    pub(super) file: Option<FileMemory>,
     /// Bytes of an SSD and the directory there.
     pub(super) ssd: Option<(u64, PathBuf)>,
     /// Where its bytes come in and leave.
@@ -107,6 +109,9 @@ impl Session {
         if let Some((bytes, directory)) = loan.ssd {
             flags.push(("ssd".to_owned(), bytes.to_string()));
             flags.push(("dir".to_owned(), directory.display().to_string()));
+        } else if loan.file.is_some() {
+            // Whatever the environment says.
+            flags.push(("ssd".to_owned(), "0".to_owned()));
         }
         let config = Config::load(None, std::env::vars_os(), &flags).map_err(LoanError::Config)?;
         let defaults = NodeOptions::default();
@@ -117,6 +122,7 @@ impl Session {
                 .keys
                 .map(|(key_file, allowed)| ServeKeys { key_file, allowed }),
             name: loan.name,
+            file: loan.file,
             ..defaults
         };
         let told = Arc::new((Mutex::new(None::<Answer>), Condvar::new()));

@@ -14,6 +14,7 @@ from types import ModuleType
 __all__ = ["MODULES", "active", "install", "installed_mooncake"]
 
 MODULES = (
+    "allocator",
     "store",
     "async_store",
     "buffer_pool",

@@ -221,7 +221,7 @@ def test_a_pool_has_the_memory_that_its_clients_lend(started: Starter, soon: Non
         assert one.is_exist("k") == 0 and one.get("k") == b""
 
 
-def test_memory_is_lent_for_a_time(started: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_lent_for_a_time(started: Starter) -> None:
     with started("master", "--put-wait", "100ms") as (address, _):
         store = MooncakeDistributedStore()
         refused = {"ret": -600, "segment_ids": [], "allocated_size": 0}
@@ -234,14 +234,15 @@ def test_memory_is_lent_for_a_time(started: Starter, monkeypatch: pytest.MonkeyP
         assert all(part.isdigit() for part in identity.split("-"))
         assert store.put("k", b"v") == 0
         more = store.allocate_and_mount_segment(16 << 20, location="*")["segment_ids"]
-        for ids in ([identity, "1-2"], ["x"], [""]):
+        for ids in (["1-2"], ["x"], [""]):
             assert store.unmount_and_free_segment(ids) == -1
         assert store.get("k") == b"v"
         # What the one held goes to the other.
         assert store.unmount_and_free_segment([identity], grace_period_seconds=10) == 0
         assert store.get("k") == b"v"
         assert store.unmount_and_free_segment([identity]) == -1
-        assert store.unmount_and_free_segment(more) == 0 == store.unmount_and_free_segment([])
+        # Those that are right are taken back all the same.
+        assert store.unmount_and_free_segment(["1-2", *more]) == -1 and store.unmount_and_free_segment([]) == 0
         assert store.get("k") == b"" and store.put("k", b"v") == -200
         bad = refused | {"ret": -1}
         assert store.allocate_and_mount_segment(0) == bad == store.allocate_and_mount_segment(1, "pigeon")
@@ -249,9 +250,6 @@ def test_memory_is_lent_for_a_time(started: Starter, monkeypatch: pytest.MonkeyP
         for given in (("x",), ([], -1), ([], 1 << 30)):
             with pytest.raises(TypeError):
                 store.unmount_and_free_segment(*given)
-        monkeypatch.setenv("SLACKWATER_KEY_FILE", "somewhere")
-        assert store.allocate_and_mount_segment(1) == bad
-        monkeypatch.delenv("SLACKWATER_KEY_FILE")
         assert store.allocate_and_mount_segment(1)["ret"] == 0 == store.close()
     with started("serve") as (address, _):
         assert setup(store, address) == 0

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -20,6 +21,8 @@ from slackwater.compat.mooncake import http_metadata_server, http_service, moonc
 from slackwater.compat.mooncake.http_metadata_server import MetadataServer
 from slackwater.compat.mooncake.http_service import Answer, Asked, Service
 from slackwater.compat.mooncake.mooncake_store_service import MooncakeStoreService, configuration
+
+from conftest import Starter
 
 Row = tuple[str, str, bytes, int, bytes]
 
@@ -199,6 +202,10 @@ def j(**fields: Any) -> bytes:
 
 FINE, GONE = j(status="success"), j(error="Key not found")
 GRACE = j(error="Invalid grace_period_seconds, must be a non-negative integer no greater than 3600")
+NO_NAME, NO_PATH = j(error="Missing or invalid name or size"), j(error="Missing path or size for decode mode")
+NO_PIECE = j(error="Invalid size or offset, must be a positive integer, and a non-negative one")
+NOT_ALL, NO_MODE = "Unmount failed for one or more segments", j(error="Invalid mode. Use 'decode' or 'prefill'")
+ROLLED_BACK = j(error="Mount failed, ret=-1; rolled back to prefill", mode="prefill")
 NO_SIZE = j(error="Invalid size, must be a positive integer")
 
 STORE: list[Row] = [
@@ -236,7 +243,18 @@ STORE: list[Row] = [
     ("GET", "/other/get/a", b"", 404, b"404: Not Found"),
     ("POST", "/api/unmount_local_disk", j(grace_period_seconds=5), 200, j(status="success")),
     ("POST", "/api/unmount_local_disk", j(grace_period_seconds=-1), 400, GRACE),
-    ("POST", "/api/mount_shm", j(name="a"), 501, j(error="mount_shm is not supported: the memory of nodes is their own")),
+    *[("POST", "/api/mount_shm", j(name=name, size=1), 400, NO_NAME) for name in ("", "/", "a/b", "//a", ".", "..", 5, None)],
+    ("POST", "/api/mount_shm", j(name="a"), 400, NO_NAME),
+    *[("POST", "/api/mount_shm", j(name="a", **wrong), 400, NO_PIECE) for wrong in ({"size": 0}, {"size": "1"}, {"size": 1, "offset": -1})],
+    ("POST", "/api/mount_shm", j(name="a", size=1, location=5), 400, j(error="protocol and location must be texts")),
+    ("POST", "/api/mount_shm", j(name="/none-of-these", size=1 << 24), 500, j(error="Mount failed", code=-1)),
+    ("POST", "/api/unmount_shm", j(), 400, j(error="Missing segment_ids")),
+    ("POST", "/api/unmount_shm", j(segment_ids=["1-2"], grace_period_seconds=-1), 400, GRACE),
+    ("POST", "/api/unmount_shm", j(segment_ids="1-2"), 500, j(error=NOT_ALL, failed_segment_ids=["1-2"])),
+    *[("POST", "/api/reconfigure", body, 400, NO_MODE) for body in (j(), j(mode=""), j(mode=5), j(mode="idle"))],
+    *[("POST", "/api/reconfigure", j(mode="decode", **few), 400, NO_PATH) for few in ({}, {"path": "/x"}, {"path": "", "size": 1})],
+    ("POST", "/api/reconfigure", j(mode="decode", path="/none", size=1 << 24), 500, ROLLED_BACK),
+    ("POST", "/api/reconfigure", j(mode="Prefill"), 200, j(status="success", mode="prefill")),
 ]  # fmt: skip
 
 
@@ -254,6 +272,41 @@ def test_a_store_by_http(player: calls.Player, kind: str) -> None:
         mounted = json.loads(body)
         assert status == 200 and mounted["allocated_size"] == 16 << 20 and mounted["status"] == "success"
         assert ask(port, "POST", "/api/unmount", j(segment_ids=mounted["segment_ids"])) == (200, FINE)
+
+
+def test_files_are_lent_by_http(started: Starter, soon: None) -> None:
+    """A new one is there before the old one goes, and what failed can be tried again."""
+    name = f"slackwater-services-{os.getpid()}"
+    path = Path("/dev/shm", name)
+    with open(path, "wb") as file:
+        file.truncate(64 << 20)
+    try:
+        with started("master", "--put-wait", "100ms") as (address, _):
+            store = calls.opened(mooncake.store, address, segment=0).store
+            with serving(MooncakeStoreService(store).answer) as port:
+                lend = j(name=f"/{name}", size=16 << 20, offset=4096, protocol="tcp", location="cpu:0")
+                status, body = ask(port, "POST", "/api/mount_shm", lend)
+                assert status == 200
+                ids = json.loads(body)["segment_ids"]
+                assert ask(port, "POST", "/api/unmount_shm", j(segment_ids=ids, grace_period_seconds=1)) == (200, FINE)
+                again = j(error=NOT_ALL, failed_segment_ids=ids)
+                assert ask(port, "POST", "/api/unmount_shm", j(segment_ids=ids)) == (500, again)
+                found: list[list[str]] = []
+                for offset in (0, 32 << 20):
+                    decode = j(mode="decode", path=str(path), size=16 << 20, offset=offset)
+                    status, body = ask(port, "POST", "/api/reconfigure", decode)
+                    answer = json.loads(body)
+                    assert (status, answer["status"], answer["mode"]) == (200, "success", "decode")
+                    found.append(answer["segment_ids"])
+                assert [len(one) for one in found] == [1, 1] and found[0] != found[1]
+                assert store.unmount_segment(found[0]) == -1, "the first is taken back"
+                kept = j(error="Mount failed, ret=-1; keeping previous decode segments", mode="decode")
+                assert ask(port, "POST", "/api/reconfigure", j(mode="decode", path="/none", size=1 << 24)) == (500, kept)
+                assert ask(port, "POST", "/api/reconfigure", j(mode="prefill")) == (200, j(status="success", mode="prefill"))
+                assert store.unmount_segment(found[1]) == -1 and store.put("k", b"v") == -200
+            store.close()
+    finally:
+        path.unlink()
 
 
 def test_values_have_the_grace_of_a_request_to_move() -> None:

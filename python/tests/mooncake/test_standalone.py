@@ -106,7 +106,7 @@ def test_flags_are_read() -> None:
     assert settings(["--master_server_address=[::1]:1"], False)[0].setup["local_hostname"] == "[::1]"
     with pytest.raises(FlagError, match="no port"):
         settings(["--master_server_address=a:b"], False)
-    with pytest.raises(FlagError, match="run `slackwater node`"):
+    with pytest.raises(FlagError, match="SLACKWATER_NODE_KEY_FILE"):
         settings([], has_keys=True)
     assert settings(["--global_segment_size=0"], has_keys=True)[0].setup["global_segment_size"] == 0
 

@@ -94,7 +94,8 @@ class MooncakeDistributedStore(ParallelTensors, Segments, Tasks, Thin):
             self._await_calls()
             self._raw.close()
             self._detach()
-            self._setup, self._hostname, self._mounted = None, "", {}
+            self._forget_segments()
+            self._setup, self._hostname = None, ""
         return 0
 
     def health_check(self) -> int:

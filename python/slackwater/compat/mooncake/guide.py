@@ -37,8 +37,9 @@ active one. The reason of each code is logged once to `slackwater.mooncake`.
 `setup` connects to the `slackwater master` or `slackwater serve` at `master_server_addr`. With a segment of more than 0 bytes it
 lends memory of its process to a master; `serve` has memory of its own and takes none, which is logged. Without keys both
 sides are on one machine; for others give `master_server_addr` as `curve://HOST:PORT/KEY`, as
-[the guide to serving](serving.md) says, our own key in `SLACKWATER_KEY_FILE`, and the keys whose transfers a segment takes in
-`SLACKWATER_ALLOW`. `mooncake.async_store` is there too; up to eight calls of a store are awaited at a time, and cancelled ones
+[the guide to serving](serving.md) says, our own key in `SLACKWATER_KEY_FILE`, the keys of what we lend in `SLACKWATER_NODE_KEY_FILE`,
+one for each segment, with the level `node` in the master's list, and the keys whose transfers a segment takes in `SLACKWATER_ALLOW`.
+`mooncake.async_store` is there too; up to eight calls of a store are awaited at a time, and cancelled ones
 end. `mooncake.engine` has `TransferEngine` for the processes of one machine. What only the memory of a client held misses once that client is closed, and 10 s after it dies.
 
 Memory that is to outlive the programs that use it belongs to `mooncake_client`, which lends it to the pool until it is ended
@@ -98,8 +99,7 @@ def text() -> str:
         _HEAD,
         "## Methods\n\nThere, with the same arguments and results but for what the next table says:\n",
         _names(has),
-        "\nNot there yet; calling one is an `AttributeError`:\n",
-        _names(lacks),
+        *(["\nNot there yet; calling one is an `AttributeError`:\n", _names(lacks)] if lacks else []),
         "\nOf the names of `mooncake.store` these are not there yet:\n",
         _names(name for name in names["mooncake.store"] if name not in module),
         "\n## What is different\n",

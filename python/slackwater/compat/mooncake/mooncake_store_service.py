@@ -6,6 +6,7 @@ import difflib
 import json
 import logging
 import sys
+import threading
 import time
 from typing import Any
 
@@ -18,6 +19,7 @@ BODY_BYTES_MAX = 100_000_000
 # What another try may change: a master that does not answer yet, or is about to end.
 _RETRIED = (ErrorCode.RPC_FAIL, ErrorCode.RPC_TIMEOUT, ErrorCode.DEADLINE_PASSED, ErrorCode.SHUTTING_DOWN)
 _GRACE_SECONDS_MAX = 3600
+_DECODE, _PREFILL = "decode", "prefill"
 _BARE = {"metadata_server": "P2PHANDSHAKE", "local_hostname": "localhost"}
 
 
@@ -30,6 +32,9 @@ class MooncakeStoreService:
 
     def __init__(self, store: MooncakeDistributedStore) -> None:
         self._store = store
+        # What requests to lend a file have made of it, one after another.
+        self._state = threading.Lock()
+        self._mode, self._segments = _PREFILL, list[str]()
         self._routes = {
             ("put",): ("PUT", self._put),
             ("get", "*"): ("GET", self._get),
@@ -38,10 +43,9 @@ class MooncakeStoreService:
             ("remove_all",): ("DELETE", self._remove_all),
             ("mount",): ("POST", self._mount),
             ("unmount",): ("POST", self._unmount),
-            **{
-                (name,): ("POST", self._missing)
-                for name in ("mount_shm", "unmount_shm", "reconfigure")
-            },
+            ("mount_shm",): ("POST", self._mount_shm),
+            ("unmount_shm",): ("POST", self._unmount_shm),
+            ("reconfigure",): ("POST", self._reconfigure),
             ("unmount_local_disk",): ("POST", self._unmount_local_disk),
         }
 
@@ -105,17 +109,68 @@ class MooncakeStoreService:
 
     def _unmount(self, asked: Asked) -> Answer:
         given = _fields(asked)
-        ids, grace = given.get("segment_ids"), given.get("grace_period_seconds", 0)
-        if not isinstance(ids, list) or not ids or not all(isinstance(one, str) for one in ids):
-            raise _BadInput("Missing segment_ids")
-        return _done(self._store.unmount_and_free_segment(ids, _grace(grace)), "Unmount and free failed")
+        ids, grace = _ids(given.get("segment_ids")), _grace(given.get("grace_period_seconds", 0))
+        return _done(self._store.unmount_and_free_segment(ids, grace), "Unmount and free failed")
 
     def _unmount_local_disk(self, asked: Asked) -> Answer:
         grace = _grace(_fields(asked).get("grace_period_seconds", 0))
         return _done(self._store.unmount_local_disk_segment(grace), "Unmount local disk failed")
 
-    def _missing(self, asked: Asked) -> Answer:
-        return Answer.json(501, error=f"{asked.path[1]} is not supported: the memory of nodes is their own")
+    def _mount_shm(self, asked: Asked) -> Answer:
+        given = _fields(asked)
+        path = _shared_memory(given.get("name"))
+        if path is None or given.get("size") is None:
+            raise _BadInput("Missing or invalid name or size")
+        mounted = self._store.mount_segment(path, *_piece(given))
+        if mounted["ret"]:
+            return _done(mounted["ret"], "Mount failed")
+        return Answer.json(200, status="success", segment_ids=mounted["segment_ids"])
+
+    def _unmount_shm(self, asked: Asked) -> Answer:
+        given = _fields(asked)
+        ids, grace = _ids(given.get("segment_ids")), _grace(given.get("grace_period_seconds", 0))
+        with self._state:
+            failed = self._taken_back(ids, grace)
+            self._segments = [one for one in self._segments if one not in ids or one in failed]
+            if not self._segments:
+                self._mode = _PREFILL
+        if failed:
+            return Answer.json(500, error="Unmount failed for one or more segments", failed_segment_ids=failed)
+        return Answer.json(200, status="success")
+
+    def _reconfigure(self, asked: Asked) -> Answer:
+        """`decode` lends a file, and takes those back that it lent before; `prefill` takes all of them back."""
+        given = _fields(asked)
+        mode = given.get("mode")
+        if not isinstance(mode, str) or mode.lower() not in (_DECODE, _PREFILL):
+            raise _BadInput("Invalid mode. Use 'decode' or 'prefill'")
+        if mode.lower() == _PREFILL:
+            with self._state:
+                self._segments = self._taken_back(self._segments, 0)
+                if self._segments:
+                    return Answer.json(500, error="Unmount failed", failed_segment_ids=self._segments)
+                self._mode = _PREFILL
+                return Answer.json(200, status="success", mode=self._mode)
+        path = given.get("path")
+        if not isinstance(path, str) or not path or given.get("size") is None:
+            raise _BadInput("Missing path or size for decode mode")
+        piece = _piece(given)
+        with self._state:
+            # Before the others go, so that there is room all the time.
+            mounted = self._store.mount_segment(path, *piece)
+            if mounted["ret"]:
+                self._mode = self._mode if self._segments else _PREFILL
+                kept = "keeping previous decode segments" if self._segments else "rolled back to prefill"
+                error = f"Mount failed, ret={mounted['ret']}; {kept}"
+                return Answer.json(500, error=error, mode=self._mode)
+            # Those that could not be taken back can be tried again.
+            self._segments = [*mounted["segment_ids"], *self._taken_back(self._segments, 0)]
+            self._mode = _DECODE
+            return Answer.json(200, status="success", mode=self._mode, segment_ids=self._segments)
+
+    def _taken_back(self, ids: list[str], grace: int) -> list[str]:
+        """Takes files back, one at a time, so that it is known of each; those that it could not."""
+        return [one for one in ids if self._store.unmount_segment([one], grace)]
 
 
 def _fields(asked: Asked) -> dict[str, Any]:
@@ -126,6 +181,30 @@ def _fields(asked: Asked) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise _BadInput("the body must be an object of names and values")
     return given
+
+
+def _ids(given: Any) -> list[str]:
+    ids = [given] if isinstance(given, str) and given else given
+    if not isinstance(ids, list) or not ids or not all(isinstance(one, str) for one in ids):
+        raise _BadInput("Missing segment_ids")
+    return ids
+
+
+def _piece(given: dict[str, Any]) -> tuple[int, int, str, str]:
+    """Size, offset, protocol and location of a file that is to be lent."""
+    size, offset = given["size"], given.get("offset", 0)
+    protocol, location = given.get("protocol", "tcp"), given.get("location", "")
+    if type(size) is not int or type(offset) is not int or size <= 0 or offset < 0:
+        raise _BadInput("Invalid size or offset, must be a positive integer, and a non-negative one")
+    if not isinstance(protocol, str) or not isinstance(location, str):
+        raise _BadInput("protocol and location must be texts")
+    return size, offset, protocol, location
+
+
+def _shared_memory(name: Any) -> str | None:
+    """The file of shared memory of a name; None for what is no name of any."""
+    given = name.removeprefix("/") if isinstance(name, str) else ""
+    return f"/dev/shm/{given}" if given and "/" not in given and given not in (".", "..") else None
 
 
 def _grace(given: Any) -> int:

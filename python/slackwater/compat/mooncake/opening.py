@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slackwater._native import RawClient
+from slackwater.compat.mooncake import node_keys
 from slackwater.compat.mooncake.variables import milliseconds, number, without_effect
 from slackwater.errors import SlackwaterError
 
@@ -211,12 +212,24 @@ def opened(client: RawClient, arguments: Arguments, key_file: str = "") -> tuple
     else:
         return 0, name
     client.close()
+    node_keys.give_back_all(client)
     return code, ""
 
 
-def lend(client: RawClient, arguments: Arguments, name: str, port: int | None = None) -> int | None:
-    """Lends memory under a name, and an SSD if it is asked for: the number of the node, None when it is not taken; raises
-    what is wrong. Its bytes come in at the port of the name unless another is given."""
+@dataclass(frozen=True)
+class Lent:
+    """Memory that is lent: the number of its node, and the file of the key that is the node's alone, if it has one."""
+
+    node: int
+    key: str | None
+
+
+def lend(
+    client: RawClient, arguments: Arguments, name: str, port: int | None = None, piece: tuple[str, int] | None = None
+) -> Lent | None:
+    """Lends memory under a name, and an SSD if it is asked for; None when it is not taken; raises what is wrong. Its bytes
+    come in at the port of the name unless another is given. The memory is that of a file from an offset on, or of this
+    process."""
     address = server_address(arguments.master_server_addr)
     ssd, directory = None, None
     if arguments.enable_ssd_offload:
@@ -225,19 +238,31 @@ def lend(client: RawClient, arguments: Arguments, name: str, port: int | None = 
         if not path.is_absolute() or path.is_symlink() or not os.access(path, os.W_OK) or not path.is_dir():
             raise ValueError(f"{directory!r} is no directory that can be written, by its whole path and not by a link")
         ssd = number("MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES")
-    node, refused = client.lend(
-        max(arguments.global_segment_size, _NODE_BYTES_MIN),
-        name=name,
-        ssd=ssd,
-        directory=directory,
-        data=_data_address(name, address, port),
-        key_file=os.environ.get("SLACKWATER_KEY_FILE"),
-        allow=os.environ.get("SLACKWATER_ALLOW"),
-        timeout=milliseconds("MC_RPC_CONNECT_TIMEOUT_MS"),
-    )
-    if refused is not None:
+    size = arguments.global_segment_size
+    file, offset = piece or (None, 0)
+    key = node_keys.take(client) if address.startswith("curve://") else None
+    node = None
+    try:
+        node, refused = client.lend(
+            size if piece else max(size, _NODE_BYTES_MIN),
+            name=name,
+            ssd=ssd,
+            directory=directory,
+            data=_data_address(name, address, port),
+            # Without one for what is lent, the master says what the key of the client may not do.
+            key_file=key or os.environ.get("SLACKWATER_KEY_FILE"),
+            allow=os.environ.get("SLACKWATER_ALLOW"),
+            timeout=milliseconds("MC_RPC_CONNECT_TIMEOUT_MS"),
+            file=file,
+            offset=offset,
+        )
+    finally:
+        if node is None:
+            node_keys.give_back(key)
+    if node is None:
         log.warning("setup: %s takes no memory of this process (%s): its own memory is used", address, refused)
-    return node
+        return None
+    return Lent(node, key)
 
 
 def _data_address(name: str, master: str, other_port: int | None) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from slackwater.compat import installed_mooncake
-from slackwater.compat.mooncake import opening
+from slackwater.compat.mooncake import node_keys, opening
 from slackwater.compat.mooncake.client import MooncakeDistributedStore
 from slackwater.compat.mooncake.http_service import NOT_ALLOWED, NOT_FOUND, Answer, Asked, Service
 from slackwater.compat.mooncake.master import FlagError, given_flags, help_if_asked
@@ -51,7 +51,7 @@ class Settings:
 
 
 def settings(words: Sequence[str], has_keys: bool) -> tuple[Settings, list[str]]:
-    """What the flags say, and what is to be warned of."""
+    """What the flags say, and what is to be warned of. With keys, and none for what is lent, nothing is."""
     found = given_flags(words, FLAGS)
     values = {name: found.get(name, flag["default"]) for name, flag in FLAGS.items()}
     for name in ("port", "http_port"):
@@ -64,8 +64,8 @@ def settings(words: Sequence[str], has_keys: bool) -> tuple[Settings, list[str]]
         raise FlagError(str(error)) from None
     if segment and has_keys:
         raise FlagError(
-            "with keys, a process is a client or a node: give --global_segment_size=0, and run `slackwater node` with a key of"
-            " its own"
+            "with keys, what is lent needs a key of its own: name it in SLACKWATER_NODE_KEY_FILE, or give"
+            " --global_segment_size=0, and run `slackwater node` with it"
         )
     setup = {flag["option"]: values[name] for name, flag in FLAGS.items() if flag["option"] in _SETUP}
     setup |= {"local_hostname": host, "global_segment_size": segment, "local_buffer_size": 0}
@@ -231,7 +231,7 @@ def main() -> None:
         other = installed_mooncake()
         if other is not None:
             raise FlagError(f"{other} is installed beside slackwater-mooncake: uninstall one of them")
-        given, warnings = settings(words, bool(os.environ.get("SLACKWATER_KEY_FILE")))
+        given, warnings = settings(words, bool(os.environ.get("SLACKWATER_KEY_FILE")) and not node_keys.files())
     except FlagError as error:
         sys.exit(f"mooncake_client: {error}")
     logging.basicConfig(level=given.level)

@@ -1,6 +1,6 @@
 """The names of `mooncake.store`."""
 
-from slackwater._native import BufferHandle
+from slackwater._native import BufferHandle, get_alloc_func_addr, get_free_func_addr
 from slackwater.compat.mooncake.buffer_pool import (
     BufferLease,
     BufferLeaseView,
@@ -9,6 +9,7 @@ from slackwater.compat.mooncake.buffer_pool import (
     RegisteredBufferPool,
 )
 from slackwater.compat.mooncake.client import MooncakeDistributedStore
+from slackwater.compat.mooncake.engram import EngramStore, EngramStoreConfig
 from slackwater.compat.mooncake.kinds import ObjectDataType, ReplicaStatus, SoftPinAction, TaskStatus, TaskType
 from slackwater.compat.mooncake.numa import bind_to_numa_node
 from slackwater.compat.mooncake.parallelism import ParallelAxis, ReadTarget, TensorParallelism
@@ -34,6 +35,8 @@ __all__ = [
     "BufferPool",
     "Descriptor",
     "DiskDescriptor",
+    "EngramStore",
+    "EngramStoreConfig",
     "MemoryDescriptor",
     "MooncakeDistributedStore",
     "MooncakeHostMemAllocator",
@@ -52,6 +55,8 @@ __all__ = [
     "TaskType",
     "TensorParallelism",
     "bind_to_numa_node",
+    "get_alloc_func_addr",
+    "get_free_func_addr",
 ]
 
 def _tensor_metadata_size() -> int:

@@ -1,5 +1,6 @@
 """The wheel: one file that gives the Python module and the command, with nothing compiled where it is installed."""
 
+import contextlib
 import email
 import json
 import os
@@ -8,6 +9,9 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
+import urllib.parse
+import urllib.request
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,13 +52,18 @@ def wheel(command: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clean environment with the wheel: no registry, no other package, no compiler."""
-    place = tmp_path_factory.mktemp("clean") / "venv"
+def install(wheel: Path, place: Path) -> None:
+    """Makes a clean environment with the wheel: no registry, no other package, no compiler."""
     subprocess.run([sys.executable, "-m", "venv", place], check=True, timeout=300)
     pip = [place / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", wheel]
     subprocess.run(pip, check=True, timeout=300, env=alone(place))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel and nothing else."""
+    place = tmp_path_factory.mktemp("clean") / "venv"
+    install(wheel, place)
     return place
 
 
@@ -63,25 +72,74 @@ def alone(place: Path) -> dict[str, str]:
     return {"PATH": str(place / "bin"), "HOME": str(place)}
 
 
-@pytest.fixture
-def address(installed: Path) -> Iterator[str]:
-    """Where the server of the wheel is."""
-    line = ["slackwater", "serve", "--listen", "127.0.0.1:0", "--admin", "none", "--memory", "16MiB", "--log", "warn"]
-    binary = installed / "bin" / "slackwater"
-    with subprocess.Popen(line, executable=binary, env=alone(installed), stdout=subprocess.PIPE, text=True) as server:
+@contextlib.contextmanager
+def served(place: Path) -> Iterator[tuple[str, str]]:
+    """Where the server of the wheel is, and its page."""
+    free = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
+    line = ["slackwater", "serve", *free, "--memory", "16MiB", "--log", "warn"]
+    binary = place / "bin" / "slackwater"
+    with subprocess.Popen(line, executable=binary, env=alone(place), stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
-            yield server.stdout.readline().strip().removeprefix("serving at ")
+            address = server.stdout.readline().strip().removeprefix("serving at ")
+            yield address, server.stdout.readline().strip().removeprefix("admin at ")
         finally:
             server.kill()
 
 
-def test_the_module_and_the_command_of_a_clean_environment_work_together(installed: Path, address: str) -> None:
-    python = installed / "bin" / "python"
-    assert shutil.which("cargo", path=alone(installed)["PATH"]) is None
-    # Isolated: without the folder that it is called in, and without what the caller's variables name.
-    done = subprocess.run([python, "-I", "-c", ROUND_TRIP, address], env=alone(installed), cwd="/", timeout=120, check=False)
+@pytest.fixture
+def address(installed: Path) -> Iterator[str]:
+    """Where the server of the wheel is."""
+    with served(installed) as (address, _):
+        yield address
+
+
+def round_trip(place: Path, address: str) -> None:
+    """Puts and gets from Python, isolated: without the folder that it is called in, and without what variables name."""
+    assert shutil.which("cargo", path=alone(place)["PATH"]) is None
+    python = place / "bin" / "python"
+    done = subprocess.run([python, "-I", "-c", ROUND_TRIP, address], env=alone(place), cwd="/", timeout=120, check=False)
     assert done.returncode == 0
+
+
+# What a file of the page names that belongs to it.
+NAMED = re.compile(r'(?:src|href)="([^"#]+)"|(?:from|import) "(\./[^"]+)"')
+
+
+def opened(page: str) -> list[str]:
+    """The files of the page, as a browser asks for them: what each names is asked for too, and each has the policy."""
+    found, asked = ["/"], set()
+    for path in found:
+        if path in asked:
+            continue
+        asked.add(path)
+        with urllib.request.urlopen(page + path, timeout=30) as answer:
+            assert answer.status == 200, path
+            policy = answer.headers["content-security-policy"]
+            assert "default-src 'none'" in policy and "unsafe" not in policy, f"{path}: {policy}"
+            text = answer.read().decode()
+        for names in NAMED.findall(text):
+            found += [urllib.parse.urljoin(path, name) for name in names if name]
+    return sorted(asked)
+
+
+def test_from_nothing_but_python_to_a_value_and_a_page(
+    wheel: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    began = time.monotonic()
+    place = tmp_path / "venv"
+    install(wheel, place)
+    with served(place) as (address, page):
+        files = opened(page)
+        round_trip(place, address)
+    took = time.monotonic() - began
+    assert "/page/main.js" in files and "/page/page.css" in files and "/page/uplot/uPlot.esm.js" in files, files
+    with capsys.disabled():
+        print(f"\nfrom nothing but Python to a value and a page of {len(files)} files: {took:.1f} s")
+
+
+def test_the_module_and_the_command_of_a_clean_environment_work_together(installed: Path, address: str) -> None:
+    round_trip(installed, address)
     line = ["slackwater", "get", "k", "--connect", address]
     got = subprocess.run(line, executable=installed / "bin" / "slackwater", env=alone(installed), capture_output=True, timeout=60, check=True)
     assert got.stdout == bytes(range(256)) * 1000

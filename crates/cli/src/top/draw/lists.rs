@@ -86,8 +86,10 @@ pub(super) fn latest(view: &View, width: usize, looks: Looks) -> Vec<Line<'stati
             Cell::rest(it.subject.clone()),
             Cell::right(it.ago.clone(), 11).style(looks.of(Tone::Quiet)),
         ];
-        let reason = Line::raw(fit(&format!("  {}", it.reason), width));
-        [row(width, cells), reason]
+        let reason = wrapped(&it.reason, width.saturating_sub(2)).into_iter();
+        let mut lines = vec![row(width, cells)];
+        lines.extend(reason.map(|line| Line::raw(format!("  {line}"))));
+        lines
     };
     view.latest.iter().flat_map(decision).collect()
 }

@@ -1,6 +1,6 @@
 //! What the files of `deploy/` start is started: by their own words, at free ports and in a place of its own.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Lines};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
@@ -299,6 +299,50 @@ fn the_processes_of_the_chart_begin_and_miss_nothing_but_their_keys() {
             "{process:?}: {said}"
         );
     }
+}
+
+/// The fields of the chart's objects, but for those of Prometheus' operator. Rendered, the objects were decoded strictly into
+/// the types of k8s.io/api v0.31.3, where nothing was unknown. A field that is not here is a mistake, or is to be decoded so once more.
+const FIELDS: &str = "\
+    accessModes affinity allowPrivilegeEscalation apiVersion args automountServiceAccountToken capabilities \
+    clusterIP command containerPort containers cpu defaultMode drop emptyDir enableServiceLinks env \
+    failureThreshold fieldPath fieldRef fsGroup fsGroupChangePolicy hostPath httpGet image imagePullPolicy \
+    imagePullSecrets initContainers initialDelaySeconds kind labels limits livenessProbe matchLabels \
+    maxUnavailable medium memory metadata mountPath name nodeSelector path periodSeconds podManagementPolicy port \
+    ports publishNotReadyAddresses readOnly readOnlyRootFilesystem readinessProbe replicas requests resources \
+    rollingUpdate runAsGroup runAsNonRoot runAsUser seccompProfile secret secretName securityContext selector \
+    serviceName sizeLimit spec startupProbe storage storageClassName targetPort tcpSocket template \
+    terminationGracePeriodSeconds timeoutSeconds tolerations type updateStrategy value valueFrom \
+    volumeClaimTemplates volumeMounts volumes";
+
+/// Names at the beginning of a value, outside comments and what Helm replaces.
+fn fields(text: &str) -> BTreeSet<String> {
+    let lines = text
+        .lines()
+        .filter(|line| !line.trim_start().starts_with('#'));
+    let text = lines.collect::<Vec<_>>().join("\n");
+    let actions = text.split("{{");
+    let plain = actions.map(|part| part.split_once("}}").map_or(part, |(_, rest)| rest));
+    let words = plain.flat_map(|part| part.split([' ', '\n', ',', '{']));
+    let names = words.filter_map(|word| word.strip_suffix(':'));
+    let is_name = |name: &&str| !name.is_empty() && name.chars().all(|it| it.is_ascii_alphabetic());
+    names.filter(is_name).map(str::to_owned).collect()
+}
+
+/// A cluster drops what it does not know, in silence, where nobody asks for strict validation.
+#[test]
+fn the_chart_has_no_field_that_a_cluster_does_not_know() {
+    let known = FIELDS.split_whitespace().map(str::to_owned).collect();
+    let mut found = BTreeSet::new();
+    for name in ["master.yaml", "node.yaml", "_helpers.tpl"] {
+        found.append(&mut fields(&read(&format!(
+            "helm/slackwater/templates/{name}"
+        ))));
+    }
+    let beside: Vec<&String> = found.symmetric_difference(&known).collect();
+    assert_eq!(beside, Vec::<&String>::new());
+    let wrong = fields("spec:\n  - { nam: x, {{ .a }} replica: 3 }\n  # no: field\n");
+    assert_eq!(wrong, ["nam", "replica", "spec"].map(str::to_owned).into());
 }
 
 /// What the packaging leaves is what the container is made of, and it runs as the user that the chart says.

@@ -9,10 +9,14 @@ use serde_json::{Value, json};
 use super::deploy;
 
 /// Programs that are asked, and how they are had.
-const TOOLS: [(&str, &str); 4] = [
+const TOOLS: [(&str, &str); 5] = [
     ("promtool", "apt-get install prometheus"),
     ("systemd-analyze", "apt-get install systemd"),
     ("helm", "go install helm.sh/helm/v3/cmd/helm@v3.16.4"),
+    (
+        "kubeconform",
+        "go install github.com/yannh/kubeconform/cmd/kubeconform@latest",
+    ),
     ("python3", "apt-get install python3"),
 ];
 
@@ -27,13 +31,17 @@ fn tool(program: &str, arguments: &[&str], folder: &Path) -> Option<Output> {
         Ok(output) => Some(output),
         Err(error) if error.kind() == ErrorKind::NotFound => {
             let asked = arguments.join(" ");
-            // What a test that passes prints is shown to nobody; this is.
-            let mut all = std::io::stderr().lock();
-            writeln!(all, "skipped: {program} {asked} ({had_by})").unwrap();
+            skipped(&format!("{program} {asked} ({had_by})"));
             None
         }
         Err(error) => panic!("{program}: {error}"),
     }
+}
+
+/// Says what was not checked. What a test that passes prints is shown to nobody; this is.
+fn skipped(what: &str) {
+    let mut all = std::io::stderr().lock();
+    writeln!(all, "skipped: {what}").unwrap();
 }
 
 fn accepts(program: &str, arguments: &[&str], folder: &str) {
@@ -135,6 +143,21 @@ fn the_dashboard_is_what_its_source_says() {
     );
 }
 
+/// What is rendered is what the schemas of Kubernetes allow, where these can be fetched.
+fn conforms(rendered: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("rendered.yaml"), rendered).unwrap();
+    let arguments = ["-strict", "-ignore-missing-schemas", "rendered.yaml"];
+    let Some(output) = tool("kubeconform", &arguments, folder.path()) else {
+        return;
+    };
+    let said = String::from_utf8_lossy(&output.stdout);
+    match said.contains("failed downloading schema") {
+        true => skipped("kubeconform (the schemas of Kubernetes cannot be fetched)"),
+        false => assert!(output.status.success(), "{said}"),
+    }
+}
+
 #[test]
 fn helm_renders_the_chart() {
     let key = "keys.masterPublicKey=abc";
@@ -187,6 +210,7 @@ fn helm_renders_the_chart() {
         for part in common.iter().chain(&parts) {
             assert!(text.contains(part), "{kind}: {part}: {text}");
         }
+        conforms(&text);
     }
     accepts(
         "helm",

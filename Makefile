@@ -23,7 +23,7 @@ PACKAGING := target/packaging
 PACKAGED_FOR := x86_64-unknown-linux-gnu
 PACKAGED := target/$(PACKAGED_FOR)/release/slackwater
 
-.PHONY: help run test wheel wheel-aarch64 deb static docs bench soak test-aarch64 lint test-rust test-c test-loom test-miri test-sim test-python c mutants build clean
+.PHONY: help run test wheel wheel-aarch64 deb static docs bench soak test-aarch64 lint test-rust test-otel test-c test-loom test-miri test-sim test-python c mutants build clean
 
 help:
 	@echo "make run             replay generated chat traffic through the tiered store; report in report/"
@@ -52,7 +52,7 @@ bench: build $(STAMP)
 # A release asks which commit passed: the one that was there at the beginning, and still is at the end.
 TESTED := $(shell git rev-parse HEAD 2>/dev/null)
 
-test: lint test-rust test-c test-loom test-miri test-sim test-python
+test: lint test-rust test-otel test-c test-loom test-miri test-sim test-python
 	@rm -f target/.tested; [ -n "$$(git status --porcelain 2>&1)" ] || [ "$$(git rev-parse HEAD)" != "$(TESTED)" ] || echo "$(TESTED)" > target/.tested
 	@echo "all checks and tests passed"
 
@@ -64,6 +64,12 @@ lint: toolchain
 # The Python of the folder has pyzmq, which the message layer is tested against.
 test-rust: toolchain $(STAMP)
 	$(call bounded,SLACKWATER_PYTHON=$(CURDIR)/$(PYTHON) cargo test --workspace --locked --exclude slackwater-py --exclude slackwater-sim)
+
+# Traces are exported with the feature `otel` alone, which these crates have.
+OTEL := --locked --package slackwater-otel --package slackwater-cli --features slackwater-otel/otel,slackwater-cli/otel
+test-otel: toolchain
+	cargo clippy $(OTEL) --bin slackwater --test command -- -D warnings
+	$(call bounded,cargo test $(OTEL) --lib --test command -- otlp post traces)
 
 test-loom: toolchain
 	$(call bounded,RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --locked --release --package slackwater-wait --package slackwater-pool --lib models)

@@ -8,9 +8,10 @@ True
 b'bytes of a block'
 """
 
+import atexit as _atexit
 import os as _os
 
-from ._native import Chain, Client, Store, View, __version__, connect
+from ._native import Chain, Client, Store, View, __version__, connect, export_traces
 from ._native import after_fork as _after_fork
 from .errors import (
     ErrorCode,
@@ -36,6 +37,8 @@ __all__ = [
     "Views",
     "__version__",
     "connect",
+    "export_traces",
 ]
 
 _os.register_at_fork(after_in_child=_after_fork)
+_atexit.register(export_traces, None)

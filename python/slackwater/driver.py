@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import contextlib
+import contextvars
 import os
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -41,7 +42,9 @@ class Driver:
         if self._process != os.getpid():
             # A fork has none of the threads, and perhaps a lock that one of them held.
             self._begin()
-        running = self._threads.submit(cancelling.run, function, arguments, keywords)
+        # The trace that the coroutine is in, for one.
+        run = contextvars.copy_context().run
+        running = self._threads.submit(run, cancelling.run, function, arguments, keywords)
         ended = asyncio.wrap_future(running)
         try:
             return await asyncio.shield(ended)

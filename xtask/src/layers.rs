@@ -21,6 +21,8 @@ const LAYERS: &[(&str, Kind, &[&str])] = &[
     ("memory", Kind::Shell, &[]),
     ("pool", Kind::Shell, &["base", "wait"]),
     ("net", Kind::Shell, &["base", "wait"]),
+    ("trace", Kind::Shell, &["base", "wire", "wait"]),
+    ("otel", Kind::Shell, &["trace"]),
     ("keys", Kind::Shell, &["zmtp"]),
     (
         "mq",
@@ -31,22 +33,22 @@ const LAYERS: &[(&str, Kind, &[&str])] = &[
         "transfer",
         Kind::Shell,
         &[
-            "base", "wire", "zmtp", "wait", "net", "keys", "memory", "pool",
+            "base", "wire", "zmtp", "wait", "trace", "net", "keys", "memory", "pool",
         ],
     ),
     (
         "node",
         Kind::Shell,
         &[
-            "base", "wire", "zmtp", "meta", "tier", "client", "wait", "memory", "pool", "net",
-            "mq", "transfer",
+            "base", "wire", "zmtp", "meta", "tier", "client", "wait", "trace", "memory", "pool",
+            "net", "mq", "transfer",
         ],
     ),
     (
         "remote",
         Kind::Shell,
         &[
-            "base", "wire", "zmtp", "client", "wait", "pool", "mq", "transfer",
+            "base", "wire", "zmtp", "client", "wait", "trace", "pool", "mq", "transfer",
         ],
     ),
     (
@@ -69,15 +71,15 @@ const LAYERS: &[(&str, Kind, &[&str])] = &[
         "cli",
         Kind::Face,
         &[
-            "base", "wire", "meta", "wait", "pool", "node", "remote", "mq", "zmtp", "net", "bench",
-            "replay", "report", "admin",
+            "base", "wire", "meta", "wait", "trace", "otel", "pool", "node", "remote", "mq",
+            "zmtp", "net", "bench", "replay", "report", "admin",
         ],
     ),
     (
         "py",
         Kind::Face,
         &[
-            "base", "wait", "wire", "memory", "transfer", "node", "mq", "remote",
+            "base", "wait", "trace", "otel", "wire", "memory", "transfer", "node", "mq", "remote",
         ],
     ),
     (

@@ -24,6 +24,7 @@ mod size;
 mod source;
 mod tools;
 mod top;
+mod traces;
 mod usage;
 
 use std::process::ExitCode;

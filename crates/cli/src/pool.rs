@@ -18,6 +18,7 @@ use crate::config::Layers;
 use crate::kv_events::{KvEventsArguments, shown};
 use crate::serve::DRAIN;
 use crate::service::{KeyFiles, Service, code, reload_of};
+use crate::traces::TraceArguments;
 
 /// How a master is served.
 #[derive(Clone, Debug, Args)]
@@ -40,6 +41,9 @@ pub(crate) struct Master {
 
     #[command(flatten)]
     events: KvEventsArguments,
+
+    #[command(flatten)]
+    traces: TraceArguments,
 }
 
 /// What a node lends.
@@ -80,10 +84,14 @@ pub(crate) struct Node {
     /// Memory for what is read from SSD on behalf of clients; they can read values of up to half of it from there
     #[arg(long, value_name = "SIZE", default_value_t = NodeOptions::default().staging)]
     staging: ByteSize,
+
+    #[command(flatten)]
+    traces: TraceArguments,
 }
 
 pub(crate) fn master(arguments: &Master, layers: &Layers) -> Result<u8> {
     let (config, service) = Service::prepare(layers)?;
+    let _exporter = arguments.traces.start("slackwater-master", 0.0)?;
     let options = MasterOptions {
         listen: arguments.listen,
         directory: arguments.directory.clone(),
@@ -114,6 +122,7 @@ pub(crate) fn master(arguments: &Master, layers: &Layers) -> Result<u8> {
 
 pub(crate) fn node(arguments: &Node, layers: &Layers) -> Result<u8> {
     let (config, service) = Service::prepare(layers)?;
+    let _exporter = arguments.traces.start("slackwater-node", 0.0)?;
     let options = NodeOptions {
         master: arguments.master.clone(),
         data: arguments.data,

@@ -19,6 +19,7 @@ use slackwater_wire::{
 };
 
 use crate::answer::{self, say};
+use crate::traces::CallTraceArguments;
 use crate::{DONE, WRONG};
 
 /// Which server, and how.
@@ -79,6 +80,9 @@ pub(crate) struct Put {
 
     #[command(flatten)]
     connection: Connection,
+
+    #[command(flatten)]
+    trace: CallTraceArguments,
 }
 
 /// See the command.
@@ -93,6 +97,9 @@ pub(crate) struct Get {
 
     #[command(flatten)]
     connection: Connection,
+
+    #[command(flatten)]
+    trace: CallTraceArguments,
 }
 
 /// See the command.
@@ -167,7 +174,9 @@ pub(crate) fn put(arguments: &Put) -> Result<u8> {
         ..PutOptions::default()
     };
     let key = arguments.key.as_bytes();
-    let stored = client.put(key, &value, &options)?;
+    let stored = arguments
+        .trace
+        .during(|| Ok(client.put(key, &value, &options)?))?;
     let shown = arguments.key.display();
     if arguments.connection.json {
         let stored = stored == Stored::New;
@@ -191,7 +200,8 @@ pub(crate) fn get(arguments: &Get) -> Result<u8> {
         ..GetOptions::default()
     };
     let shown = arguments.key.display();
-    let Some(value) = client.get(arguments.key.as_bytes(), &options)? else {
+    let get = || Ok(client.get(arguments.key.as_bytes(), &options)?);
+    let Some(value) = arguments.trace.during(get)? else {
         bail!("there is no object with the key {shown}")
     };
     match &arguments.output {

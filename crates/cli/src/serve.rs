@@ -13,6 +13,7 @@ use crate::admin::AdminArguments;
 use crate::config::Layers;
 use crate::kv_events::{KvEventsArguments, shown};
 use crate::service::{KeyFiles, Service, code};
+use crate::traces::TraceArguments;
 
 /// How a store is served.
 #[derive(Clone, Debug, Args)]
@@ -40,6 +41,9 @@ pub(crate) struct Serve {
     #[command(flatten)]
     events: KvEventsArguments,
 
+    #[command(flatten)]
+    traces: TraceArguments,
+
     /// Memory for what is read from SSD on behalf of clients; they can read values of up to half of it from there
     #[arg(long, value_name = "SIZE", default_value_t = ServeOptions::default().staging)]
     staging: ByteSize,
@@ -50,6 +54,7 @@ pub(crate) const DRAIN: Duration = Duration::from_secs(5);
 
 pub(crate) fn run(arguments: &Serve, layers: &Layers) -> Result<u8> {
     let (config, service) = Service::prepare(layers)?;
+    let _exporter = arguments.traces.start("slackwater-serve", 0.0)?;
     let options = ServeOptions {
         listen: arguments.listen,
         data: arguments.data,

@@ -19,7 +19,13 @@ pub(crate) fn of_process() -> impl Iterator<Item = WaitStats> {
     let net = slackwater_net::wait_sites();
     let messages = slackwater_mq::wait_sites();
     let transfers = slackwater_transfer::wait_sites();
-    let all = ours.into_iter().chain(net).chain(messages).chain(transfers);
+    let traces = slackwater_trace::wait_sites();
+    let others = net
+        .into_iter()
+        .chain(messages)
+        .chain(transfers)
+        .chain(traces);
+    let all = ours.into_iter().chain(others);
     all.map(WaitStats::of)
         .filter(|wait| wait.waits > 0 || wait.parked > 0)
 }

@@ -13,6 +13,7 @@ mod options;
 mod raw;
 mod remote;
 mod store;
+mod traces;
 mod view;
 
 use pyo3::prelude::*;
@@ -32,6 +33,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<engine::RawEngine>()?;
     module.add_class::<raw::RawPlan>()?;
     module.add_class::<raw::BufferHandle>()?;
+    module.add_function(wrap_pyfunction!(traces::export_traces, module)?)?;
     module.add_function(wrap_pyfunction!(error_codes, module)?)?;
     module.add_function(wrap_pyfunction!(raw::checksum, module)?)?;
     module.add_function(wrap_pyfunction!(allocator::get_alloc_func_addr, module)?)?;

@@ -16,6 +16,7 @@ use crate::cancelling::current;
 use crate::errors::{exception, not_connected, refused};
 use crate::options::{Chain, chain, seconds_of, tenant};
 use crate::store::{LIST_KEYS_MAX, forks};
+use crate::traces::detached;
 
 /// connect(address="tcp://127.0.0.1:50051", *, key_file=None, timeout=10.0)
 ///
@@ -88,7 +89,7 @@ impl Client {
         )?);
         let (client, value) = (self.client(py)?, Memory::of(value)?);
         let (key, bytes) = (key.as_slice(py), value.as_slice());
-        let stored = py.detach(|| client.put(key, bytes, &options));
+        let stored = detached(py, || client.put(key, bytes, &options));
         stored
             .map(|stored| stored == Stored::New)
             .map_err(|error| refused(py, &error))
@@ -123,7 +124,7 @@ impl Client {
             .zip(&values)
             .map(|(key, value)| (key.as_slice(py), value.as_slice()))
             .collect();
-        let results = py.detach(|| client.put_batch(&entries, &options));
+        let results = detached(py, || client.put_batch(&entries, &options));
         each(py, results, |stored| Ok(stored == Stored::New))
     }
 
@@ -139,7 +140,7 @@ impl Client {
     ) -> PyResult<Option<Bound<'py, PyBytes>>> {
         let (client, options) = (self.client(py)?, get_options(false, tenant, None)?);
         let key = key.as_slice(py);
-        let value = py.detach(|| client.get(key, &options));
+        let value = detached(py, || client.get(key, &options));
         let value = value.map_err(|error| refused(py, &error))?;
         Ok(value.map(|value| PyBytes::new(py, &value)))
     }
@@ -158,8 +159,7 @@ impl Client {
         let (client, options) = (self.client(py)?, get_options(false, tenant, None)?);
         let mut buffer = Memory::of(buffer)?;
         let (key, bytes) = (key.as_slice(py), buffer.as_mut_slice()?);
-        py.detach(|| client.get_into(key, bytes, &options))
-            .map_err(|error| refused(py, &error))
+        detached(py, || client.get_into(key, bytes, &options)).map_err(|error| refused(py, &error))
     }
 
     /// get_batch(keys, *, prefix_only=False, tenant=None, chain=None)
@@ -177,7 +177,7 @@ impl Client {
         let client = self.client(py)?;
         let options = get_options(prefix_only, tenant, chain)?;
         let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
-        let results = py.detach(|| client.get_batch(&keys, &options));
+        let results = detached(py, || client.get_batch(&keys, &options));
         each(py, results, |value| {
             Ok(value.map(|value| PyBytes::new(py, &value)))
         })
@@ -202,7 +202,7 @@ impl Client {
         let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
         let mut memory: Vec<Memory> = buffers.iter().map(Memory::of).collect::<PyResult<_>>()?;
         let mut buffers = disjoint(&mut memory)?;
-        let results = py.detach(|| client.get_batch_into(&keys, &mut buffers, &options));
+        let results = detached(py, || client.get_batch_into(&keys, &mut buffers, &options));
         each(py, results, Ok)
     }
 

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::time::Duration;
 
 use slackwater_base::{Checksum, Instant, Map};
+use slackwater_trace::{SpanKind, TraceSpan};
 use slackwater_transfer::{Batch, Capability, Cause, Engine, Target};
 use slackwater_wait::now;
 use slackwater_wire::{Class, ExtentRef, Incarnation};
@@ -306,18 +307,49 @@ impl Carrier<'_> {
         &self,
         reads: &mut [(Target, &mut [u8], Duration)],
     ) -> Vec<Result<Checksum, Cause>> {
-        match self.cancel {
+        let moves = reads.iter().map(|(target, into, _)| (target, into.len()));
+        let span = self.span("slackwater.read", moves);
+        let read = span.during(|| match self.cancel {
             Some(cancel) => self.engine.read_all_watched(reads, &watch(cancel)),
             None => self.engine.read_all(reads),
-        }
+        });
+        end(span, &read);
+        read
     }
 
     fn write_together(&self, writes: &[(Target, &[u8])]) -> Vec<Result<(), Cause>> {
         let left = now().until(self.until);
-        match self.cancel {
+        let moves = writes.iter().map(|(target, from)| (target, from.len()));
+        let span = self.span("slackwater.write", moves);
+        let written = span.during(|| match self.cancel {
             Some(cancel) => self.engine.write_all_watched(writes, left, &watch(cancel)),
             None => self.engine.write_all(writes, left),
+        });
+        end(span, &written);
+        written
+    }
+
+    /// The span of what goes between this process and nodes together. Where the way is one copy within the host, the nodes
+    /// have no part in it, and no span.
+    fn span<'t>(
+        &self,
+        name: &'static str,
+        mut moves: impl Iterator<Item = (&'t Target, usize)>,
+    ) -> TraceSpan {
+        let Some((first, bytes)) = moves.next() else {
+            return TraceSpan::default();
+        };
+        let mut span = TraceSpan::here(name, SpanKind::Client);
+        if span.is_recording() {
+            let (count, bytes) = moves.fold((1u64, bytes), |(count, sum), (_, bytes)| {
+                (count + 1, sum + bytes)
+            });
+            let way = self.engine.mover(first.peer);
+            span.note("slackwater.values", count);
+            span.note("slackwater.bytes", bytes as u64);
+            span.note("slackwater.way", way.unwrap_or("none"));
         }
+        span
     }
 
     fn target(&self, capability: Capability, offset: u64) -> Result<Target, NotMoved> {
@@ -346,6 +378,13 @@ impl Carrier<'_> {
             Class::Gone => NotMoved::Stale,
             _ => NotMoved::Failed,
         }
+    }
+}
+
+/// Ends the span of what went together, and some of which may have failed.
+fn end<T>(mut span: TraceSpan, outcomes: &[Result<T, Cause>]) {
+    if let Some(cause) = outcomes.iter().find_map(|outcome| outcome.as_ref().err()) {
+        span.fail(cause);
     }
 }
 

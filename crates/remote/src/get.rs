@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use slackwater_base::{Checksum, Instant};
 use slackwater_client::{Action, GetFlow, GetOutcome, ReadFailure, Stamp};
+use slackwater_trace::{SpanKind, TraceSpan};
 use slackwater_transfer::Capability;
 use slackwater_wait::{failpoint, now};
 use slackwater_wire::limits::BATCH_KEYS_MAX;
@@ -95,6 +96,29 @@ impl Wanted {
 impl Call<'_> {
     /// Reads values into their sinks, an outcome each.
     pub(crate) fn read(
+        &self,
+        keys: &[&[u8]],
+        sinks: &mut [Sink<'_>],
+        options: &GetOptions,
+    ) -> Vec<Outcome> {
+        let mut span = TraceSpan::root("slackwater.get", SpanKind::Client);
+        let outcomes = span.during(|| self.read_all(keys, sinks, options));
+        if span.is_recording() {
+            let found = outcomes
+                .iter()
+                .filter_map(|outcome| outcome.as_ref().ok()?.as_ref());
+            let (hits, bytes) = found.fold((0u64, 0), |(hits, sum), bytes| (hits + 1, sum + bytes));
+            span.note("slackwater.keys", keys.len() as u64);
+            span.note("slackwater.hits", hits);
+            span.note("slackwater.bytes", bytes as u64);
+            if let Some(error) = outcomes.iter().find_map(|outcome| outcome.as_ref().err()) {
+                span.fail(error);
+            }
+        }
+        outcomes
+    }
+
+    fn read_all(
         &self,
         keys: &[&[u8]],
         sinks: &mut [Sink<'_>],
@@ -335,6 +359,7 @@ impl Reading<'_, '_> {
             entry,
             bytes,
             checksum,
+            trace: None,
         };
         let staged = self.carrier.link.read_record(record, until, cancel);
         if let (ReplicaAt::Disk { node, .. }, Err(Unanswered::Late)) = (wanted.from, &staged) {

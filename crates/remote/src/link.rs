@@ -7,12 +7,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use slackwater_base::Instant;
 use slackwater_client::Paces;
 use slackwater_mq::{Answer, ConnectionId, Mq, Refusal, RequestError, RequestOptions};
+use slackwater_trace::{SpanKind, TraceSpan};
 use slackwater_transfer::{Engine, PeerId, PeerStats};
 use slackwater_wait::{Completion, Site, Stopped, Waiting, now};
 use slackwater_wire::body::{self, BodyError};
 use slackwater_wire::{
     Answered, Asked, ClientId, Epoch, ErrorCode, Hello, Incarnation, OperationId, ReadRecord,
-    RecordStaged, Release, Reply, Request, StagedRecord, Welcome,
+    RecordStaged, Release, Reply, Request, StagedRecord, TraceContext, Welcome,
 };
 
 use crate::Cancel;
@@ -49,6 +50,18 @@ pub(crate) enum Unanswered {
     Foreign(String),
     /// The caller does not wait any longer.
     Cancelled,
+}
+
+impl Unanswered {
+    fn words(&self) -> &'static str {
+        match self {
+            Self::Late => "no answer came in time",
+            Self::Lost => "the link broke, or the server was busy",
+            Self::Refused(code) => code.name(),
+            Self::Foreign(_) => "an answer of another release",
+            Self::Cancelled => "cancelled",
+        }
+    }
 }
 
 static ANSWER: Site = Site::new("client, answer");
@@ -155,8 +168,10 @@ impl Link {
         until: Instant,
         cancel: Option<&Cancel>,
     ) -> Result<Answered, Unanswered> {
-        let body = self.asked(operation, request)?;
-        let answer = self.exchange(command(request), &body, until, cancel)?;
+        let mut span = TraceSpan::here(span_name(request), SpanKind::Client);
+        let body = self.asked(operation, request, span.context())?;
+        let answer = self.exchange(command(request), &body, until, cancel);
+        let answer = answer.inspect_err(|unanswered| span.fail(unanswered.words()))?;
         self.answered(&answer)
     }
 
@@ -167,7 +182,7 @@ impl Link {
         request: &Request,
         heard: impl FnOnce(Result<Answered, Unanswered>) + Send + 'static,
     ) {
-        let Ok(body) = self.asked(operation, request) else {
+        let Ok(body) = self.asked(operation, request, None) else {
             return heard(Err(Unanswered::Refused(ErrorCode::InvalidParams)));
         };
         let options = RequestOptions {
@@ -190,8 +205,11 @@ impl Link {
         until: Instant,
         cancel: Option<&Cancel>,
     ) -> Result<StagedRecord, Unanswered> {
+        let mut span = TraceSpan::here("slackwater.read_record", SpanKind::Client);
         (record.epoch, record.client) = (self.epoch(), self.client);
-        let answer = self.exchange("records.read", &encoded(&record), until, cancel)?;
+        record.trace = span.context();
+        let answer = self.exchange("records.read", &encoded(&record), until, cancel);
+        let answer = answer.inspect_err(|unanswered| span.fail(unanswered.words()))?;
         let staged: RecordStaged = self.decode(&answer)?;
         self.see(staged.epoch)?;
         staged.result.map_err(Unanswered::Refused)
@@ -209,12 +227,18 @@ impl Link {
             .send(self.to, "records.release", [encoded(&release)]);
     }
 
-    fn asked(&self, operation: OperationId, request: &Request) -> Result<Vec<u8>, Unanswered> {
+    fn asked(
+        &self,
+        operation: OperationId,
+        request: &Request,
+        trace: Option<TraceContext>,
+    ) -> Result<Vec<u8>, Unanswered> {
         let asked = Asked {
             epoch: self.epoch(),
             client: self.client,
             operation,
             request: request.clone(),
+            trace,
         };
         body::encode(&asked).map_err(|_| Unanswered::Refused(ErrorCode::InvalidParams))
     }
@@ -313,6 +337,16 @@ fn encoded<M: body::Message>(message: &M) -> Vec<u8> {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What is asked of the master, in traces.
+fn span_name(request: &Request) -> &'static str {
+    match request {
+        Request::Get(_) => "slackwater.look_up",
+        Request::PutStart(_) => "slackwater.put_start",
+        Request::PutEnd(_) => "slackwater.put_end",
+        _ => "slackwater.request",
+    }
 }
 
 /// The end of a put has the server read the bytes, which it does on a worker.

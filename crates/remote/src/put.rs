@@ -1,6 +1,7 @@
 use slackwater_base::Checksum;
 use slackwater_client::{Action, PutFlow, PutOutcome, WriteFailure};
 use slackwater_pool::copy::checksum;
+use slackwater_trace::{SpanKind, TraceSpan};
 use slackwater_transfer::Capability;
 use slackwater_wait::{failpoint, now};
 use slackwater_wire::limits::BATCH_KEYS_MAX;
@@ -26,6 +27,16 @@ struct Writing<'a, 'v> {
 impl Call<'_> {
     /// Puts values, an outcome each.
     pub(crate) fn write(&self, entries: &[(&[u8], &[u8])], options: &PutOptions) -> Vec<Outcome> {
+        let mut span = TraceSpan::root("slackwater.put", SpanKind::Client);
+        span.note("slackwater.keys", entries.len() as u64);
+        let outcomes = span.during(|| self.write_all(entries, options));
+        if let Some(error) = outcomes.iter().find_map(|outcome| outcome.as_ref().err()) {
+            span.fail(error);
+        }
+        outcomes
+    }
+
+    fn write_all(&self, entries: &[(&[u8], &[u8])], options: &PutOptions) -> Vec<Outcome> {
         if let Err(error) = self.check_room() {
             return vec![Err(error); entries.len()];
         }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use slackwater_base::Instant;
+use slackwater_wire::TraceContext;
 use slackwater_wire::data::{Capability, Op};
 
 pub use crate::batch::Part;
@@ -36,6 +37,8 @@ pub struct Remote {
     pub capability: Capability,
     /// The key that the mover at the peer gave the region, for fabrics that need one.
     pub key: Option<RegionKey>,
+    /// The trace that the request belongs to.
+    pub trace: Option<TraceContext>,
 }
 
 /// The order among waiting requests.

@@ -67,11 +67,13 @@ pub struct Submit {
 }
 
 impl Target {
+    /// The place as movers take it, with the trace that this thread is in.
     pub(crate) fn remote(&self) -> Remote {
         Remote {
             offset: self.offset,
             capability: self.capability,
             key: self.key,
+            trace: slackwater_trace::current(),
         }
     }
 }

@@ -12,6 +12,7 @@ mod id;
 mod job;
 mod key;
 pub mod kv_events;
+mod metrics;
 mod name;
 mod numbered;
 mod order;
@@ -19,6 +20,7 @@ mod permissions;
 mod pool;
 mod reply;
 mod request;
+mod trace;
 
 pub use attach::{
     Attached, BytesCopied, CheckWritten, CopyBytes, MemoryAccess, NodeHello, NodeLeave, NodeLeft,
@@ -30,6 +32,7 @@ pub use id::{
 };
 pub use job::{CopyTask, JobSpec, JobState, JobStatus, JobWork, TooManyPlaces};
 pub use key::{Key, KeyError, Tenant, TenantError};
+pub use metrics::MetricsFormat;
 pub use name::{NodeName, NodeNameError};
 pub use numbered::{Numbered, NumberedReceiver, NumberedSender, OutOfStep};
 pub use order::{
@@ -49,6 +52,7 @@ pub use request::{
     PutDone, PutEnd, PutEntry, PutMode, PutStart, ReadCall, Reads, Remove, RemoveAll,
     RemoveMatching, ReplicaClear, Request, SegmentKind,
 };
+pub use trace::{SpanId, TraceContext, TraceId, Traceparent, TraceparentError};
 
 /// The checksum as a plain number on the wire: its crate knows no serialisation.
 pub(crate) mod checksum_serde {

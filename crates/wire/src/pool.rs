@@ -9,7 +9,7 @@ use slackwater_base::Checksum;
 use crate::data::{Capability, Rights, Segment};
 use crate::{
     ClientId, DiskEntry, Epoch, ErrorCode, ExtentRef, Lookup, NodeId, OperationId, PutStarted,
-    ReplicaAt, Reply, Request, checksum_serde,
+    ReplicaAt, Reply, Request, TraceContext, checksum_serde,
 };
 
 /// The first message of a client on a link. Answered by [`Welcome`].
@@ -43,6 +43,13 @@ pub struct Asked {
     pub operation: OperationId,
     /// The request.
     pub request: Request,
+    /// The trace that it belongs to, if that is recorded. Earlier releases pass over it.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        with = "crate::trace::optional"
+    )]
+    pub trace: Option<TraceContext>,
 }
 
 /// The master's answer to a request.
@@ -72,6 +79,13 @@ pub struct ReadRecord {
     /// The checksum that its bytes must have.
     #[serde(with = "checksum_serde")]
     pub checksum: Checksum,
+    /// The trace that the read belongs to, if that is recorded. Earlier releases pass over it.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        with = "crate::trace::optional"
+    )]
+    pub trace: Option<TraceContext>,
 }
 
 /// A record in memory, or why it is not there.

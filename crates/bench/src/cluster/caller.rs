@@ -80,6 +80,7 @@ impl Caller {
                 hold: Hold::Lease,
                 prefix_only: false,
             }),
+            trace: None,
         };
         let answered: Answered = self.exchange("pool.request", &asked)?;
         let found = match &answered.reply {

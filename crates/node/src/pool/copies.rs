@@ -70,6 +70,7 @@ impl MasterShell {
             entry: task.entry.clone(),
             bytes: task.bytes,
             checksum: task.checksum,
+            trace: None,
         };
         let stage = StageRecord {
             record,

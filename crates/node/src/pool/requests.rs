@@ -161,8 +161,10 @@ impl Backend for MasterShell {
         else {
             return answer(Err(ErrorCode::UnavailableInCurrentStatus));
         };
+        // The node works for what this thread is within, which ends with the answer.
+        let trace = slackwater_trace::current();
         let stage = StageRecord {
-            record,
+            record: ReadRecord { trace, ..record },
             holder: key.map(|key| *key.as_bytes()),
             lease: self.lease,
         };

@@ -9,6 +9,7 @@ use slackwater_base::Instant;
 use slackwater_mq::{
     Answer, Call, ConnectionId, LinkEvent, Mq, Refusal, RequestError, RequestOptions, SendOptions,
 };
+use slackwater_trace::{SpanKind, TraceSpan};
 use slackwater_wait::{Event, Park, Site, Waiting, now};
 use slackwater_wire::{
     Attached, BytesCopied, CheckWritten, CopyBytes, Epoch, ErrorCode, JobState, NodeHello,
@@ -354,7 +355,10 @@ impl Uplink {
             .map_err(|_| ErrorCode::DeserializeFail)
             .and_then(|stage| {
                 let holder = stage.holder.map(PublicKey::from_bytes);
-                memory.stage(holder, &stage.record, stage.lease)
+                let trace = stage.record.trace;
+                let mut span = TraceSpan::of(trace, "slackwater.node.stage", SpanKind::Server);
+                let staged = span.during(|| memory.stage(holder, &stage.record, stage.lease));
+                staged.inspect_err(|code| span.fail(code))
             });
         let epoch = self.epoch();
         let staged = RecordStaged { epoch, result };

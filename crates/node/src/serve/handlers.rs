@@ -2,15 +2,16 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use slackwater_mq::{AllowList, Call, Level, LinkEvent};
+use slackwater_trace::{SpanKind, TraceSpan, within};
 use slackwater_transfer::holder_of;
 use slackwater_wire::{
     Asked, ClientId, Durability, Epoch, ErrorCode, Hello, Hold, NodeId, Permissions, ReadRecord,
-    RecordStaged, Release, Request, StagedRecord, Tenant, Welcome, body,
+    RecordStaged, Release, Request, StagedRecord, Tenant, Traceparent, Welcome, body,
 };
 use slackwater_zmtp::PublicKey;
 
 use super::backend::Backend;
-use super::outgoing::{Outgoing, refused};
+use super::outgoing::{Outgoing, Unanswered, refused};
 use crate::store::remote::RemoteRequest;
 
 /// Most keys in one page of a list, so that a page fits into a message.
@@ -71,6 +72,7 @@ impl Handlers {
             client,
             operation,
             mut request,
+            trace,
             ..
         } = asked;
         let permissions = admitted.and_then(|permissions| {
@@ -87,16 +89,19 @@ impl Handlers {
         let Ok(deferred) = call.defer() else {
             return;
         };
+        let span = TraceSpan::of(trace, span_name(&request), SpanKind::Server);
+        let parent = Traceparent(span.context());
+        let unanswered = Unanswered { deferred, span };
         self.outgoing
             .clients()
-            .wait(call.from(), client, operation, deferred);
+            .wait(call.from(), client, operation, unanswered);
         let remote = RemoteRequest {
             client,
             operation,
             permissions,
             request,
         };
-        if let Err(code) = self.backend.ask_for(remote) {
+        if let Err(code) = within(parent, || self.backend.ask_for(remote)) {
             let reply = slackwater_wire::Reply::Failed(code);
             self.outgoing.answer(client, operation, reply);
         }
@@ -117,8 +122,15 @@ impl Handlers {
             return reply(call, &staged(Err(code)));
         }
         if let Ok(deferred) = call.defer() {
-            let answer = Box::new(move |result| deferred.reply([staged(result)]));
-            self.backend.stage(call.key(), record, answer);
+            let mut span = TraceSpan::of(record.trace, "slackwater.master.stage", SpanKind::Server);
+            let parent = Traceparent(span.context());
+            let answer = Box::new(move |result: Result<StagedRecord, ErrorCode>| {
+                if let Err(code) = &result {
+                    span.fail(code);
+                }
+                deferred.reply([staged(result)]);
+            });
+            within(parent, || self.backend.stage(call.key(), record, answer));
         }
     }
 
@@ -252,6 +264,16 @@ impl Handlers {
 pub(crate) fn reply(call: &Call<'_>, body: &[u8]) {
     // Every command that replies is registered as a request.
     let _ = call.reply([body]);
+}
+
+/// What a master does for a request, in traces.
+fn span_name(request: &Request) -> &'static str {
+    match request {
+        Request::Get(_) => "slackwater.master.look_up",
+        Request::PutStart(_) => "slackwater.master.put_start",
+        Request::PutEnd(_) => "slackwater.master.put_end",
+        _ => "slackwater.master.request",
+    }
 }
 
 fn may_read(permissions: &Permissions, record: &ReadRecord) -> Result<(), ErrorCode> {

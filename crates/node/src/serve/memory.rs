@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slackwater_base::ByteSize;
+use slackwater_trace::{SpanKind, TraceSpan};
 use slackwater_transfer::{
     Engine, Extent, Memory, RegionId, RegionSpec, RegisterError, Rights, Segment as Contact,
 };
@@ -106,7 +107,10 @@ impl ServedMemory {
             .take(now(), borrower, record.bytes, &mut released);
         self.transfers.release(&released);
         let room = room.ok_or(ErrorCode::TaskPendingLimitExceeded)?;
+        let mut span = TraceSpan::here("slackwater.node.ssd_read", SpanKind::Internal);
+        span.note("slackwater.bytes", record.bytes);
         let filled = self.store.read_record(record);
+        drop(span);
         let filled = filled.map_err(|error: StoreError| error.code());
         let value = filled.and_then(|value| value.ok_or(ErrorCode::ReplicaIsGone));
         let value = match value {

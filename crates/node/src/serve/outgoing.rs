@@ -2,6 +2,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use slackwater_mq::{ConnectionId, Deferred};
+use slackwater_trace::TraceSpan;
 use slackwater_transfer::{Capability, Extent};
 use slackwater_wait::now;
 use slackwater_wire::{Answered, ClientId, Epoch, ErrorCode, ExtentUse, OperationId, Reply, body};
@@ -18,7 +19,13 @@ pub(crate) struct Outgoing {
     pub(crate) minters: Minters,
     /// How long a granted extent may be written.
     write_time: Duration,
-    clients: Mutex<Clients<ConnectionId, PublicKey, Deferred>>,
+    clients: Mutex<Clients<ConnectionId, PublicKey, Unanswered>>,
+}
+
+/// A request that waits for its answer, which ends its span too.
+pub(crate) struct Unanswered {
+    pub(crate) deferred: Deferred,
+    pub(crate) span: TraceSpan,
 }
 
 impl Outgoing {
@@ -31,7 +38,7 @@ impl Outgoing {
         }
     }
 
-    pub(crate) fn clients(&self) -> MutexGuard<'_, Clients<ConnectionId, PublicKey, Deferred>> {
+    pub(crate) fn clients(&self) -> MutexGuard<'_, Clients<ConnectionId, PublicKey, Unanswered>> {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -41,8 +48,15 @@ impl Outgoing {
         if waiting.is_empty() {
             return;
         }
+        let failure = match &reply {
+            Reply::Failed(code) => Some(*code),
+            _ => None,
+        };
         let body = self.body(reply, key);
-        for deferred in waiting {
+        for Unanswered { deferred, mut span } in waiting {
+            if let Some(code) = failure {
+                span.fail(&code);
+            }
             deferred.reply([&body]);
         }
     }

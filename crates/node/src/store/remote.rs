@@ -521,6 +521,7 @@ mod tests {
                 },
                 bytes: bytes as u64,
                 checksum: slackwater_pool::copy::checksum(&[byte; BYTES]),
+                trace: None,
             };
             let read = store.read_record(&record).unwrap();
             assert_eq!(read.as_ref(), expected, "{bytes} bytes of {byte}");

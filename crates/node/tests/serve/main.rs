@@ -183,6 +183,7 @@ impl Peer {
             client: self.client,
             operation: OperationId(operation),
             request,
+            trace: None,
         };
         let command = match asked.request {
             Request::PutEnd(_) => "records.put_end",
@@ -376,6 +377,7 @@ fn a_waiting_put_that_is_revoked_is_answered() {
             client: peer.client,
             operation: OperationId(2),
             request: put_start("k", 1, waits),
+            trace: None,
         };
         std::thread::scope(|scope| {
             let waiting =
@@ -529,6 +531,7 @@ fn a_link_speaks_for_one_client_and_for_no_master_of_the_future() {
                 client: ClientId(client),
                 operation: OperationId(1),
                 request: Request::Quotas,
+                trace: None,
             };
             let answered: Answered = ask(&peer.mq, peer.to, "pool.request", &asked);
             assert_eq!(answered.reply, Reply::Failed(code));
@@ -562,6 +565,7 @@ fn a_record_that_is_not_there_is_gone() {
             },
             bytes,
             checksum: Checksum(1),
+            trace: None,
         };
         let staged: RecordStaged = ask(&peer.mq, peer.to, "records.read", &record);
         assert_eq!(staged.result.unwrap_err(), code, "{bytes}");
@@ -616,6 +620,7 @@ fn only_bytes_that_came_have_a_time_on_their_way() {
             },
             bytes: value.len() as u64,
             checksum: Checksum::of(&value),
+            trace: None,
         };
         let staged: RecordStaged = ask(&peer.mq, peer.to, "records.read", &record);
         let staged = staged.result.unwrap();

@@ -312,6 +312,7 @@ impl Link {
             client: self.client,
             operation: OperationId(number),
             request: request.clone(),
+            trace: None,
         };
         let command = match request {
             Request::PutEnd(_) => "records.put_end",
@@ -472,6 +473,7 @@ fn nobody_learns_of_the_objects_of_other_tenants() {
         },
         bytes: 100,
         checksum: Checksum(1),
+        trace: None,
     };
     let staged: RecordStaged = of_b.send("records.read", &record).unwrap();
     assert_eq!(staged.result, Err(ErrorCode::TenantNotPermitted));

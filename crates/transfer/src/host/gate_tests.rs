@@ -121,6 +121,7 @@ fn read(window: &OpenWindow, capability: Capability) -> Result<(Vec<u8>, Checksu
         offset: capability.claims().offset,
         capability,
         key: None,
+        trace: None,
     };
     let request = CopyRequest {
         op: Op::Read,

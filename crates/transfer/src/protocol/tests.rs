@@ -37,6 +37,7 @@ fn read() -> Request {
         bytes: 8,
         time_left_nanos: u64::MAX,
         capability: CapabilityKey::new(&[0; 32]).mint(&grant),
+        trace: None,
     }
 }
 
@@ -67,6 +68,7 @@ fn a_read_that_is_acknowledged_before_its_bytes_fails() {
         offset,
         bytes,
         capability,
+        trace: None,
     };
     let start = Input::Start {
         call,

@@ -242,14 +242,12 @@ fn fresh() -> Result<KeyPair, SealError> {
 }
 
 fn offer(greeting: Greeting, ephemeral: &KeyPair) -> Greeting {
-    let aes = if Cipher::has_aes() {
-        Features::AES.0
-    } else {
-        0
+    let aes = match Cipher::has_aes() {
+        true => Features::AES,
+        false => Features::default(),
     };
-    let features = Features(Features::SEALED.0 | aes);
     Greeting {
-        features,
+        features: greeting.features.with(Features::SEALED).with(aes),
         public_key: *ephemeral.public().as_bytes(),
         proof: [0; 32],
         ..greeting

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slackwater_base::{Instant, Rng};
-use slackwater_wire::Incarnation;
 use slackwater_wire::data::{Op, Refusal, Rights};
+use slackwater_wire::{Incarnation, TraceContext};
 
 use super::ledger::{Job, value_of};
 use super::target::{EXTENT_BYTES, EXTENTS, Held, Server, Target, greeting};
@@ -267,6 +267,8 @@ impl World {
                 offset,
                 bytes,
                 capability,
+                // Some headers are longer than others.
+                trace: TraceContext::new(1, bytes).filter(|_| urgent),
             },
             deadline: task.deadline,
             task,

@@ -94,7 +94,7 @@ pub(super) fn greeting(incarnation: Incarnation, expects: Incarnation) -> Greeti
     Greeting {
         version_min: VERSION,
         version_max: VERSION,
-        features: Features::default(),
+        features: Features::TRACED,
         incarnation,
         expects,
         frame_bytes_max: 64 << 10,

@@ -2,8 +2,9 @@
 
 use slackwater_base::Instant;
 use slackwater_net::ConnId;
+use slackwater_trace::{SpanKind, TraceSpan};
 use slackwater_wire::Incarnation;
-use slackwater_wire::data::{Features, Frame, Greeting, Refusal};
+use slackwater_wire::data::{Features, Frame, Greeting, Op, Refusal};
 use slackwater_zmtp::PublicKey;
 
 use super::context::{ConnectionCount, TcpContext};
@@ -171,7 +172,7 @@ impl End for ServerEnd<'_> {
         let server = &mut *self.server;
         server.mistaken = greeting.expects != Incarnation(0) && greeting.expects != own;
         server.holder = Some(greeting.incarnation);
-        let own = context.greeting(greeting.incarnation, Features::default());
+        let own = context.greeting(greeting.incarnation, Features::TRACED);
         let Some(seal) = &context.config.seal else {
             server.responder.greet(&own);
             return Ok(Greeted {
@@ -224,6 +225,8 @@ impl End for ServerEnd<'_> {
             return self.handle(Input::Frame(frame));
         };
         let (home, range) = (&self.turn.context.home, (request.offset, request.bytes));
+        let mut trace = TraceSpan::of(request.trace, span_name(request.op), SpanKind::Server);
+        trace.note("slackwater.bytes", request.bytes);
         let admitted = home
             .admit(
                 &request.capability,
@@ -231,7 +234,8 @@ impl End for ServerEnd<'_> {
                 range,
                 self.server.holder(),
             )
-            .and_then(AdmittedMemory::of);
+            .inspect_err(|refusal| trace.fail(refusal));
+        let admitted = admitted.and_then(|access| AdmittedMemory::of(access, trace));
         self.handle(Input::Request(&request, admitted))
     }
 
@@ -281,5 +285,13 @@ impl End for ServerEnd<'_> {
 
     fn wrote(&mut self, bytes: usize) -> Result<(), CloseReason> {
         self.handle(Input::Wrote(bytes))
+    }
+}
+
+/// What the target does for a request, in traces.
+fn span_name(op: Op) -> &'static str {
+    match op {
+        Op::Read => "slackwater.node.read",
+        Op::Write => "slackwater.node.write",
     }
 }

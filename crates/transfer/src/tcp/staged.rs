@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use slackwater_base::Instant;
 use slackwater_net::ConnId;
+use slackwater_trace::TraceSpan;
 
 use super::cursor::{Cursor, Place, SpanMemory};
 use super::loop_state::Command;
@@ -20,6 +21,8 @@ use slackwater_wire::data::Refusal;
 pub(crate) struct AdmittedMemory {
     pub(crate) access: Arc<Access>,
     reach: Reach,
+    /// Ends with the request, when nothing touches the memory any more.
+    _trace: TraceSpan,
 }
 
 #[derive(Debug)]
@@ -59,14 +62,18 @@ impl Chunk {
 
 impl AdmittedMemory {
     /// The memory under an access; refused for what neither the processor nor a stage reaches.
-    pub(crate) fn of(access: Access) -> Result<Admitted<Self>, Refusal> {
+    pub(crate) fn of(access: Access, trace: TraceSpan) -> Result<Admitted<Self>, Refusal> {
         let memory = access.region().memory();
         if memory.location().is_host() {
             let access = Arc::new(access);
             let buffers = Buffers::shared(Arc::clone(&access));
             let reach = Reach::Host(buffers, Cursor::default());
             return Ok(Admitted {
-                memory: Self { access, reach },
+                memory: Self {
+                    access,
+                    reach,
+                    _trace: trace,
+                },
                 chunk_bytes: None,
             });
         }
@@ -82,6 +89,7 @@ impl AdmittedMemory {
             memory: Self {
                 access: Arc::new(access),
                 reach: Reach::Device(Box::new(device)),
+                _trace: trace,
             },
             chunk_bytes,
         })

@@ -79,6 +79,7 @@ impl Task {
                 offset: job.remote.offset,
                 bytes: job.buffers.bytes(),
                 capability: job.remote.capability,
+                trace: job.remote.trace,
             },
             TaskKind::Notify { notice, .. } => Call::Notify(notice.clone()),
             TaskKind::Probe { .. } => Call::Ping,

@@ -44,6 +44,7 @@ impl Lending {
             bytes: extent.bytes,
             time_left_nanos: u64::MAX,
             capability: mint(self.engine.home(), &self.region, extent, op.right()),
+            trace: None,
         })
     }
 

@@ -107,6 +107,7 @@ pub(crate) fn ask(op: Op, id: u64, capability: Capability, bytes: u64) -> Frame 
         bytes,
         time_left_nanos: u64::MAX,
         capability,
+        trace: None,
     })
 }
 

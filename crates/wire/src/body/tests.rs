@@ -421,6 +421,7 @@ fn asked() -> Vec<Asked> {
         client: ClientId(u64::MAX),
         operation: OperationId(6),
         request: Request::Quotas,
+        trace: None,
     }]
 }
 
@@ -473,6 +474,7 @@ fn record_reads() -> Vec<ReadRecord> {
         entry: entry(),
         bytes: 65_536,
         checksum: Checksum(7),
+        trace: None,
     }]
 }
 
@@ -696,6 +698,67 @@ fn other_releases_are_understood_or_refused() {
     assert_eq!(decode::<Request>(&body), Err(BodyError::Format { found }));
     assert_eq!(decode::<Request>(&[]), Err(BodyError::Empty));
     assert!(decode::<Reply>(&encode(&Request::Quotas).unwrap()).is_err());
+}
+
+/// A release without traces, which takes messages of one with them for its own.
+#[derive(Debug, PartialEq, Serialize, serde::Deserialize)]
+struct EarlierAsked {
+    epoch: Epoch,
+    client: ClientId,
+    operation: OperationId,
+    request: Request,
+}
+
+#[test]
+fn a_trace_travels_behind_what_earlier_releases_know_and_costs_nothing_where_there_is_none() {
+    let plain = asked().swap_remove(0);
+    let earlier = EarlierAsked {
+        epoch: plain.epoch,
+        client: plain.client,
+        operation: plain.operation,
+        request: plain.request.clone(),
+    };
+    assert_eq!(encode(&plain).unwrap(), body_of(&earlier));
+    assert_eq!(decode::<Asked>(&body_of(&earlier)), Ok(plain.clone()));
+    let trace = TraceContext::new(0xa1, 0xb2);
+    let traced = Asked { trace, ..plain };
+    let body = encode(&traced).unwrap();
+    let known: EarlierAsked = rmp_serde::from_slice(&body[1..]).unwrap();
+    assert_eq!(known, earlier);
+    assert_eq!(decode::<Asked>(&body), Ok(traced));
+    let field = [b"\xa5trace\xc4\x19".as_slice(), &trace.unwrap().to_bytes()].concat();
+    assert!(body.ends_with(&field), "{body:02x?}");
+    assert_eq!(body.len(), encode(&asked()[0]).unwrap().len() + field.len());
+    let read = ReadRecord {
+        trace,
+        ..record_reads().swap_remove(0)
+    };
+    round_trips(&[read]);
+}
+
+/// A context comes from afar like all else: what is no context is passed over, and what is no bytes is no message.
+#[test]
+fn a_hostile_trace_is_none() {
+    let of = |trace: &[u8]| {
+        let mut body = encode(&asked()[0]).unwrap();
+        body[1] += 1;
+        body.extend(b"\xa5trace");
+        body.extend(trace);
+        decode::<Asked>(&body).map(|asked| asked.trace)
+    };
+    let context = TraceContext::new(1, 2).unwrap();
+    assert_eq!(
+        of(&[b"\xc4\x19".as_slice(), &context.to_bytes()].concat()),
+        Ok(Some(context))
+    );
+    assert_eq!(of(&[b"\xc4\x19".as_slice(), &[0; 25]].concat()), Ok(None));
+    assert_eq!(of(b"\xc4\x00"), Ok(None));
+    assert_eq!(of(b"\xc0"), Ok(None));
+    let long = [b"\xc6\x00\x01\x00\x00".as_slice(), &[1; 1 << 16]].concat();
+    assert_eq!(of(&long), Ok(None));
+    assert!(of(b"\xc4\x19short").is_err());
+    assert!(of(b"\x07").is_err(), "a number");
+    assert!(of(b"\x91\x01").is_err(), "a list");
 }
 
 #[derive(Serialize)]

@@ -3,6 +3,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::capability::{Capability, Refusal, Rights};
+use crate::TraceContext;
 
 /// What a request does, seen from the initiator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -41,6 +42,8 @@ pub struct Request {
     pub time_left_nanos: u64,
     /// The right to do it.
     pub capability: Capability,
+    /// The trace that it belongs to, for targets with [`Features::TRACED`](super::Features::TRACED).
+    pub trace: Option<TraceContext>,
 }
 
 /// Goes before payload, of a read or of a write alike.
@@ -152,6 +155,14 @@ struct RequestLayout {
     capability: Capability,
 }
 
+/// Follows a request with [`FLAG_TRACED`].
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct TraceLayout {
+    context: [u8; TraceContext::BYTES],
+    padding: [u8; 7],
+}
+
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct DataLayout {
@@ -196,6 +207,8 @@ const GOAWAY: u8 = 8;
 /// A write rather than a read.
 const FLAG_WRITE: u8 = 1;
 const FLAG_URGENT: u8 = 2;
+/// The context of a trace follows the request.
+const FLAG_TRACED: u8 = 4;
 /// The last data frame of its request.
 const FLAG_LAST: u8 = 1;
 
@@ -208,7 +221,7 @@ pub const ACK_BYTES: usize = size_of::<AckLayout>();
 
 impl Frame {
     /// The longest header, in bytes.
-    pub const BYTES_MAX: usize = size_of::<RequestLayout>();
+    pub const BYTES_MAX: usize = size_of::<RequestLayout>() + size_of::<TraceLayout>();
 
     /// The header at the start of `bytes` and its length; none while it is not all there.
     ///
@@ -220,9 +233,7 @@ impl Frame {
         };
         let (kind, code) = (prefix.kind, prefix.code.get());
         let frame = match kind {
-            REQUEST => RequestLayout::ref_from_prefix(bytes)
-                .ok()
-                .map(|(layout, _)| (layout.frame(), size_of_val(layout))),
+            REQUEST => RequestLayout::read(bytes),
             DATA => DataLayout::ref_from_prefix(bytes)
                 .ok()
                 .map(|(layout, _)| (layout.frame(), size_of_val(layout))),
@@ -253,7 +264,7 @@ impl Frame {
             return Err(FrameError::Value { kind, value: code });
         }
         let known = match kind {
-            REQUEST => FLAG_WRITE | FLAG_URGENT,
+            REQUEST => FLAG_WRITE | FLAG_URGENT | FLAG_TRACED,
             DATA => FLAG_LAST,
             _ => 0,
         };
@@ -269,7 +280,12 @@ impl Frame {
     /// Appends the header to `out`.
     pub fn write(&self, out: &mut Vec<u8>) {
         match self {
-            Frame::Request(request) => out.extend_from_slice(RequestLayout::of(request).as_bytes()),
+            Frame::Request(request) => {
+                out.extend_from_slice(RequestLayout::of(request).as_bytes());
+                if let Some(trace) = request.trace {
+                    out.extend_from_slice(TraceLayout::of(trace).as_bytes());
+                }
+            }
             Frame::Data(data) => out.extend_from_slice(&data.to_bytes()),
             Frame::Ack(ack) => out.extend_from_slice(AckLayout::of(ack).as_bytes()),
             Frame::Notify(notify) => out.extend_from_slice(NotifyLayout::of(notify).as_bytes()),
@@ -317,14 +333,30 @@ impl Data {
 }
 
 impl RequestLayout {
+    /// The request at the start of `bytes`, and its length with what follows it.
+    fn read(bytes: &[u8]) -> Option<(Frame, usize)> {
+        let (layout, rest) = Self::ref_from_prefix(bytes).ok()?;
+        if layout.prefix.flags & FLAG_TRACED == 0 {
+            return Some((layout.frame(None), size_of_val(layout)));
+        }
+        let (trace, _) = TraceLayout::ref_from_prefix(rest).ok()?;
+        // One that cannot be read is none: the bytes are wanted all the same.
+        let context = TraceContext::from_bytes(&trace.context);
+        Some((
+            layout.frame(context),
+            size_of_val(layout) + size_of_val(trace),
+        ))
+    }
+
     fn of(request: &Request) -> Self {
         let op = match request.op {
             Op::Read => 0,
             Op::Write => FLAG_WRITE,
         };
         let urgent = if request.urgent { FLAG_URGENT } else { 0 };
+        let traced = request.trace.map_or(0, |_| FLAG_TRACED);
         Self {
-            prefix: prefix(REQUEST, op | urgent, 0, 0),
+            prefix: prefix(REQUEST, op | urgent | traced, 0, 0),
             id: request.id.into(),
             offset: request.offset.into(),
             bytes: request.bytes.into(),
@@ -333,7 +365,7 @@ impl RequestLayout {
         }
     }
 
-    fn frame(&self) -> Frame {
+    fn frame(&self, trace: Option<TraceContext>) -> Frame {
         Frame::Request(Request {
             id: self.id.get(),
             op: if self.prefix.flags & FLAG_WRITE == 0 {
@@ -346,7 +378,17 @@ impl RequestLayout {
             bytes: self.bytes.get(),
             time_left_nanos: self.time_left_nanos.get(),
             capability: self.capability,
+            trace,
         })
+    }
+}
+
+impl TraceLayout {
+    fn of(trace: TraceContext) -> Self {
+        Self {
+            context: trace.to_bytes(),
+            padding: [0; 7],
+        }
     }
 }
 
@@ -439,6 +481,7 @@ mod tests {
             bytes: 0x8000,
             time_left_nanos: 0x7100_0000,
             capability,
+            trace: None,
         };
         vec![
             Frame::Request(request),
@@ -520,6 +563,33 @@ mod tests {
         assert!(rest.is_empty());
     }
 
+    /// A trace is behind its request, which is otherwise as it would be without: targets that do not ask for traces get none.
+    #[test]
+    fn a_trace_follows_its_request_and_one_that_cannot_be_read_is_none() {
+        let Some(Frame::Request(plain)) = frames().into_iter().next() else {
+            panic!("the first frame is a request");
+        };
+        let trace = TraceContext::new(0xa1, 0xb2);
+        let request = Request { trace, ..plain };
+        let (mut bytes, mut known) = (Vec::new(), Vec::new());
+        Frame::Request(request).write(&mut bytes);
+        Frame::Request(plain).write(&mut known);
+        assert_eq!(bytes.len(), Frame::BYTES_MAX);
+        assert_eq!(bytes[1], known[1] | FLAG_TRACED);
+        let (head, context) = bytes.split_at(known.len());
+        assert_eq!(head[2..], known[2..]);
+        assert_eq!(context[..25], trace.unwrap().to_bytes());
+        assert_eq!(context[25..], [0; 7]);
+        for cut in 0..bytes.len() {
+            assert_eq!(Frame::read(&bytes[..cut]), Ok(None), "{cut}");
+        }
+        let read = Frame::read(&bytes).unwrap();
+        assert_eq!(read, Some((Frame::Request(request), bytes.len())));
+        bytes[known.len()..].fill(0);
+        let read = Frame::read(&bytes).unwrap();
+        assert_eq!(read, Some((Frame::Request(plain), bytes.len())));
+    }
+
     #[test]
     fn other_versions_and_other_protocols_are_refused() {
         use super::super::GreetingError;
@@ -542,7 +612,7 @@ mod tests {
     #[test]
     fn flags_of_another_version_are_refused() {
         let known = [
-            (REQUEST, 3),
+            (REQUEST, 7),
             (DATA, 1),
             (ACK, 0),
             (CANCEL, 0),

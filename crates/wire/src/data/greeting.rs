@@ -16,11 +16,19 @@ impl Features {
     pub const SEALED: Features = Features(1);
     /// Its processor has instructions for AES and GCM; when both ends' have, records are AES-256-GCM.
     pub const AES: Features = Features(2);
+    /// As a target it takes requests with the context of a trace.
+    pub const TRACED: Features = Features(4);
 
     /// Whether all of `other` is in it.
     #[must_use]
     pub const fn has(self, other: Features) -> bool {
         self.0 & other.0 == other.0
+    }
+
+    /// What is in either.
+    #[must_use]
+    pub const fn with(self, other: Features) -> Features {
+        Features(self.0 | other.0)
     }
 }
 

@@ -10,6 +10,7 @@ mod pool;
 mod replicas;
 mod signals;
 mod top;
+mod traces;
 mod verbs;
 
 use std::io::{BufRead, BufReader, Write};

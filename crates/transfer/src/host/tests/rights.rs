@@ -69,6 +69,7 @@ fn a_write_through_memory_for_reading_is_refused() {
         offset: 0,
         capability: near.grant(&own),
         key: None,
+        trace: None,
     };
     let write = CopyRequest {
         op: Op::Write,

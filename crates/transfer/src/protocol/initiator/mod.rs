@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use slab::Slab;
 use slackwater_base::Instant;
-use slackwater_wire::Incarnation;
-use slackwater_wire::data::{Capability, Data, Frame, Greeting, Notify, Op, Request};
+use slackwater_wire::data::{Capability, Data, Features, Frame, Greeting, Notify, Op, Request};
+use slackwater_wire::{Incarnation, TraceContext};
 
 use super::send_queue::{PayloadSource, SendQueue};
 use super::{
@@ -21,6 +21,8 @@ use ending::finish;
 pub(crate) struct Initiator<T> {
     limits: InitiatorLimits,
     ready: bool,
+    /// The peer takes requests with a trace.
+    traced: bool,
     queue: SendQueue,
     payload: Option<Payload>,
     flights: Slab<Flight<T>>,
@@ -64,6 +66,8 @@ pub(crate) enum Call {
         offset: u64,
         bytes: u64,
         capability: Capability,
+        /// The trace that it belongs to; peers that take none are not told.
+        trace: Option<TraceContext>,
     },
     /// Deliver a notice.
     Notify(Notice),
@@ -144,6 +148,7 @@ impl<T> Initiator<T> {
         Self {
             limits,
             ready: false,
+            traced: false,
             queue: SendQueue::new(limits.slice_bytes),
             payload: None,
             flights: Slab::new(),
@@ -326,6 +331,7 @@ impl<T> Initiator<T> {
         }
         self.queue.agree(greeting.frame_bytes_max)?;
         self.ready = true;
+        self.traced = greeting.features.has(Features::TRACED);
         self.idle_since = now;
         self.need(now + self.limits.gc_interval);
         out.push(Output::Ready(Credit {
@@ -383,6 +389,7 @@ impl<T> Initiator<T> {
                 offset,
                 bytes,
                 capability,
+                trace,
             } => {
                 let request = Frame::Request(Request {
                     id,
@@ -392,6 +399,7 @@ impl<T> Initiator<T> {
                     bytes,
                     time_left_nanos: time_left.as_nanos().try_into().unwrap_or(u64::MAX),
                     capability,
+                    trace: trace.filter(|_| self.traced),
                 });
                 match op {
                     Op::Read => self.queue.push(&request),

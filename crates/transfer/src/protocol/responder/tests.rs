@@ -37,6 +37,7 @@ fn request(id: u64, op: Op) -> Request {
         bytes: 1000,
         time_left_nanos: u64::MAX,
         capability: CapabilityKey::new(&[7; 32]).mint(&grant),
+        trace: None,
     }
 }
 

@@ -162,6 +162,7 @@ impl BorrowedConnection {
             offset: remote.offset,
             bytes: buffers.bytes(),
             capability: remote.capability,
+            trace: remote.trace,
         };
         let start = Input::Start {
             call,

@@ -78,6 +78,7 @@ impl World {
             offset: 0,
             capability: CapabilityKey::new(&[0; 32]).mint(&grant),
             key: None,
+            trace: None,
         };
         let part = parts.pop().unwrap();
         let job = Job {

@@ -8,6 +8,7 @@
 //! before anything is proven: connections, the time that a request may take to arrive, and its length.
 #![forbid(unsafe_code)]
 
+mod accept;
 mod arguments;
 mod described;
 mod drop_in;

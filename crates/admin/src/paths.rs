@@ -5,8 +5,8 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, RawQuery, Request, State};
-use axum::http::header::CONTENT_TYPE;
-use axum::http::{HeaderName, StatusCode};
+use axum::http::header::{CONTENT_TYPE, VARY};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -20,7 +20,7 @@ use crate::described::{described, shown};
 use crate::guard::TokenInForce;
 use crate::json::Json;
 use crate::viewers::Viewers;
-use crate::{Failure, Segment, Source, drop_in, jobs, page, viewers};
+use crate::{Failure, Segment, Source, accept, drop_in, jobs, page, viewers};
 
 /// Longest body of a request, in bytes.
 const BODY_BYTES_MAX: usize = 64 << 10;
@@ -101,9 +101,17 @@ async fn readyz(State(source): Shared) -> Response {
     }
 }
 
-pub(crate) async fn metrics(State(source): Shared) -> Result<Response, Failure> {
-    let text = call(source, |source| source.metrics()).await?;
-    Ok(plain(text, "text/plain; version=0.0.4; charset=utf-8"))
+pub(crate) async fn metrics(
+    State(source): Shared,
+    headers: HeaderMap,
+) -> Result<Response, Failure> {
+    let format = accept::metrics_format(&headers);
+    let text = call(source, move |source| source.metrics(format)).await?;
+    let mut response = plain(text, format.media_type());
+    response
+        .headers_mut()
+        .insert(VARY, HeaderValue::from_static("accept"));
+    Ok(response)
 }
 
 pub(crate) fn plain(text: String, kind: &'static str) -> Response {

@@ -1,6 +1,7 @@
 use slackwater_wire::kv_events::KvEventCounts;
 use slackwater_wire::{
-    Description, JobId, JobSpec, JobState, Key, List, Listed, QuotaState, SegmentState, Tenant,
+    Description, JobId, JobSpec, JobState, Key, List, Listed, MetricsFormat, QuotaState,
+    SegmentState, Tenant,
 };
 
 use crate::Failure;
@@ -19,8 +20,8 @@ pub trait Source: Send + Sync + 'static {
     /// The address that clients connect to, with the key of the server where links are encrypted.
     fn address(&self) -> String;
 
-    /// Every metric, in the text form of Prometheus.
-    fn metrics(&self) -> String;
+    /// Every metric, in a text form.
+    fn metrics(&self, format: MetricsFormat) -> String;
 
     /// What was told of KV events.
     fn kv_events(&self) -> KvEventCounts;

@@ -17,8 +17,8 @@ use slackwater_node::serve::ServedStore;
 use slackwater_node::{Operated, Store, StoreError};
 use slackwater_wire::kv_events::KvEventCounts;
 use slackwater_wire::{
-    Description, ErrorCode, JobId, JobSpec, JobState, Key, List, Listed, QuotaState, SegmentKind,
-    SegmentState, Tenant,
+    Description, ErrorCode, JobId, JobSpec, JobState, Key, List, Listed, MetricsFormat, QuotaState,
+    SegmentKind, SegmentState, Tenant,
 };
 
 use crate::service::Reloader;
@@ -179,8 +179,8 @@ impl<O: Operated> Source for Administered<O> {
         self.address.clone()
     }
 
-    fn metrics(&self) -> String {
-        self.operated.metrics_text()
+    fn metrics(&self, format: MetricsFormat) -> String {
+        self.operated.metrics_text(format)
     }
 
     fn kv_events(&self) -> KvEventCounts {

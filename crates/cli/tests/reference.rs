@@ -9,7 +9,7 @@ use std::{env, fs};
 use slackwater_base::ByteSize;
 use slackwater_node::pool::{MasterOptions, MasterServer};
 use slackwater_node::{Config, Operated, Store};
-use slackwater_wire::{Class, ErrorCode};
+use slackwater_wire::{Class, ErrorCode, MetricsFormat};
 
 const UPDATE: &str = "SLACKWATER_UPDATE_REFERENCE";
 
@@ -82,7 +82,7 @@ fn metrics_are_current() {
         ..Config::default()
     })
     .unwrap();
-    let text = store.metrics_text();
+    let text = store.metrics_text(MetricsFormat::Prometheus);
     let mut page = String::from(
         "# Metrics\n\nGenerated from the code: what a store counts (`Store::metrics_text`, in Python `Store.metrics`), in the text \
          form of Prometheus. Times are in seconds, sizes in bytes.\n\n",
@@ -93,7 +93,7 @@ fn metrics_are_current() {
         ..MasterOptions::default()
     };
     let master = MasterServer::start(&Config::default(), &options).unwrap();
-    let of_master = master.operated().metrics_text();
+    let of_master = master.operated().metrics_text(MetricsFormat::Prometheus);
     deployment::check_queries(&[&text, &of_master]);
     page.push_str(
         "\nThe master of a pool counts what a store's master does, over all nodes, and these; those of KV events a served store counts \

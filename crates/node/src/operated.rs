@@ -3,8 +3,8 @@ use slackwater_base::Instant;
 use slackwater_meta::{Books, Imbalance, Master};
 use slackwater_wire::kv_events::KvEventCounts;
 use slackwater_wire::{
-    Description, Epoch, ErrorCode, JobId, JobSpec, JobState, Key, List, Listed, NodeId, QuotaState,
-    Remove, RemoveAll, Reply, Request, SegmentState, Tenant,
+    Description, Epoch, ErrorCode, JobId, JobSpec, JobState, Key, List, Listed, MetricsFormat,
+    NodeId, QuotaState, Remove, RemoveAll, Reply, Request, SegmentState, Tenant,
 };
 
 use crate::StoreError;
@@ -74,8 +74,8 @@ pub trait Operated: Send + Sync + 'static {
     /// Everything that is counted.
     fn stats(&self) -> Self::Stats;
 
-    /// Metrics in the text form of Prometheus.
-    fn metrics_text(&self) -> String;
+    /// Metrics in a text form.
+    fn metrics_text(&self, format: MetricsFormat) -> String;
 
     /// What was told of KV events.
     fn kv_events(&self) -> KvEventCounts;

@@ -1,12 +1,15 @@
-//! Metrics in the text form of Prometheus (exposition format 0.0.4).
+//! Metrics in the text forms of Prometheus (exposition format 0.0.4) and OpenMetrics (1.0.0), which differ in a few lines.
 
 use std::fmt::Write;
+use std::time::SystemTime;
 
 use slackwater_meta::{OffloadMetrics, PromotionMetrics, ReplicationMetrics};
+use slackwater_trace::TraceCounts;
+use slackwater_wire::MetricsFormat;
 use slackwater_wire::kv_events::KvEventCounts;
 
 use crate::pool::NodesStats;
-use crate::store::meters::{Distribution, PhaseMeters};
+use crate::store::meters::{Distribution, Exemplar, PhaseMeters};
 use crate::store::{EvictionRules, Stats, TierStats, ViewStats, WaitStats};
 
 /// Upper ends of the buckets of times, in seconds.
@@ -16,19 +19,28 @@ pub(crate) const BOUNDS: [f64; 16] = [
 ];
 
 /// Metrics as they are written, family after family.
-#[derive(Default)]
-pub(crate) struct Text(String);
-
-impl From<String> for Text {
-    fn from(text: String) -> Self {
-        Self(text)
-    }
+pub(crate) struct Text {
+    text: String,
+    format: MetricsFormat,
 }
 
+/// Units that names of families end in.
+const UNITS: [&str; 3] = ["seconds", "bytes", "ratio"];
+
 impl Text {
+    pub(crate) fn new(format: MetricsFormat) -> Self {
+        Self {
+            text: String::new(),
+            format,
+        }
+    }
+
     /// The whole text, as it is sent in answer to a request for metrics.
-    pub(crate) fn finish(self) -> String {
-        self.0
+    pub(crate) fn finish(mut self) -> String {
+        if self.format == MetricsFormat::OpenMetrics {
+            self.text.push_str("# EOF\n");
+        }
+        self.text
     }
 
     /// What a master counts.
@@ -477,37 +489,71 @@ impl Text {
         );
     }
 
+    /// The spans of this process, by how they ended.
+    pub(crate) fn traces(&mut self, counts: TraceCounts) {
+        let ends = [
+            ("status=\"exported\"", counts.exported),
+            ("status=\"dropped\"", counts.dropped),
+        ];
+        let help = "Spans of traces, by whether a collector took them.";
+        self.counter("slackwater_trace_spans_total", help, &ends);
+    }
+
     pub(crate) fn histogram(&mut self, name: &str, help: &str, series: &[(&str, Distribution)]) {
         self.head(name, help, "histogram");
-        for (
-            labels,
-            Distribution {
+        for (labels, distribution) in series {
+            let Distribution {
                 below,
                 count,
                 seconds,
-            },
-        ) in series
-        {
-            for (bound, count) in BOUNDS.iter().zip(below) {
+                exemplars,
+            } = distribution;
+            let ends = BOUNDS.iter().map(|bound| self.bound(*bound));
+            let ends: Vec<String> = ends.chain(["+Inf".to_owned()]).collect();
+            let counts = below.iter().chain([count]);
+            for ((end, count), exemplar) in ends.iter().zip(counts).zip(exemplars) {
+                let exemplar = exemplar.as_ref().map(shown).unwrap_or_default();
+                let exemplar = match self.format {
+                    MetricsFormat::Prometheus => "",
+                    MetricsFormat::OpenMetrics => &exemplar,
+                };
                 self.sample(
                     &format!("{name}_bucket"),
-                    &format!("{labels},le=\"{bound}\""),
-                    &count.to_string(),
+                    &format!("{labels},le=\"{end}\""),
+                    &format!("{count}{exemplar}"),
                 );
             }
-            self.sample(
-                &format!("{name}_bucket"),
-                &format!("{labels},le=\"+Inf\""),
-                &count.to_string(),
-            );
             self.sample(&format!("{name}_sum"), labels, &seconds.to_string());
             self.sample(&format!("{name}_count"), labels, &count.to_string());
         }
     }
 
+    /// The upper end of a bucket. OpenMetrics wants the digits that other programs write, as it compares them as text.
+    fn bound(&self, bound: f64) -> String {
+        match self.format {
+            MetricsFormat::Prometheus => bound.to_string(),
+            MetricsFormat::OpenMetrics if bound < 1e-4 => {
+                let scientific = format!("{bound:e}");
+                let (digits, exponent) = scientific.split_once("e-").unwrap_or((&scientific, "0"));
+                format!("{digits}e-{exponent:0>2}")
+            }
+            MetricsFormat::OpenMetrics => format!("{bound:?}"),
+        }
+    }
+
     fn head(&mut self, name: &str, help: &str, kind: &str) {
+        let is_open = self.format == MetricsFormat::OpenMetrics;
+        // There the ending is of the samples of a counter, not of its name.
+        let family = match name.strip_suffix("_total") {
+            Some(family) if is_open => family,
+            _ => name,
+        };
         // Writing to a `String` does not fail.
-        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
+        let _ = writeln!(self.text, "# HELP {family} {help}\n# TYPE {family} {kind}");
+        let unit = family.rsplit_once('_').map(|(_, last)| last);
+        if let Some(unit) = unit.filter(|unit| is_open && UNITS.contains(unit)) {
+            let _ = writeln!(self.text, "# UNIT {family} {unit}");
+        }
     }
 
     fn sample(&mut self, name: &str, labels: &str, value: &str) {
@@ -516,8 +562,16 @@ impl Text {
         } else {
             format!("{{{labels}}}")
         };
-        let _ = writeln!(self.0, "{name}{labels} {value}");
+        let _ = writeln!(self.text, "{name}{labels} {value}");
     }
+}
+
+/// An exemplar as it follows a sample.
+fn shown(exemplar: &Exemplar) -> String {
+    let Exemplar { trace, seconds, at } = exemplar;
+    let at = at.duration_since(SystemTime::UNIX_EPOCH);
+    let at = at.unwrap_or_default().as_secs_f64();
+    format!(" # {{trace_id=\"{trace}\"}} {seconds} {at:.3}")
 }
 
 /// The labels of a segment: of one tier there are as many as there are nodes.

@@ -6,7 +6,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 use slackwater_node::{GetOptions, StoreError, Stored};
-use slackwater_wire::{ErrorCode, Key, List, QuotaState};
+use slackwater_wire::{ErrorCode, Key, List, MetricsFormat, QuotaState};
 
 use crate::buffers::{KeyBytes, Memory, disjoint};
 use crate::calls::{
@@ -518,7 +518,7 @@ impl Store {
     /// The same as metrics in the text form of Prometheus.
     fn metrics(&self, py: Python<'_>) -> PyResult<String> {
         let store = self.store(py)?;
-        Ok(py.detach(|| store.metrics_text()))
+        Ok(py.detach(|| store.metrics_text(MetricsFormat::Prometheus)))
     }
 
     /// flush(timeout=60.0)

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use serde_json::Value;
 use slackwater_wire::kv_events::KvEventCounts;
 use slackwater_wire::{
-    Description, ErrorCode, JobId, JobSpec, JobState, Key, List, Listed, QuotaState, Tenant,
+    Description, ErrorCode, JobId, JobSpec, JobState, Key, List, Listed, MetricsFormat, QuotaState,
+    Tenant,
 };
 
 use super::*;
@@ -40,7 +41,7 @@ impl Source for Counted {
     fn address(&self) -> String {
         String::new()
     }
-    fn metrics(&self) -> String {
+    fn metrics(&self, _: MetricsFormat) -> String {
         String::new()
     }
     fn kv_events(&self) -> KvEventCounts {

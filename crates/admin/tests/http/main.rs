@@ -21,8 +21,8 @@ use slackwater_base::Checksum;
 use slackwater_wire::kv_events::KvEventCounts;
 use slackwater_wire::{
     Description, Draining, ErrorCode, ExtentRef, Incarnation, JobId, JobSpec, JobState, JobStatus,
-    JobWork, Key, List, Listed, NodeId, Pin, Presence, QuotaState, ReplicaAt, ReplicaState,
-    SegmentId, SegmentKind, SegmentState, Tenant, Version,
+    JobWork, Key, List, Listed, MetricsFormat, NodeId, Pin, Presence, QuotaState, ReplicaAt,
+    ReplicaState, SegmentId, SegmentKind, SegmentState, Tenant, Version,
 };
 
 /// Longer than any answer takes.
@@ -87,8 +87,11 @@ impl Source for Fake {
         "tcp://127.0.0.1:50051".to_owned()
     }
 
-    fn metrics(&self) -> String {
-        "slackwater_objects 2\n".to_owned()
+    fn metrics(&self, format: MetricsFormat) -> String {
+        match format {
+            MetricsFormat::Prometheus => "slackwater_objects 2\n".to_owned(),
+            MetricsFormat::OpenMetrics => "slackwater_objects 2\n# EOF\n".to_owned(),
+        }
     }
 
     fn kv_events(&self) -> KvEventCounts {
@@ -305,6 +308,31 @@ fn ask(to: SocketAddr, method: &str, path: &str, body: &str) -> (u16, String) {
     );
     let (status, _, body) = exchange(to, &request);
     (status, body)
+}
+
+#[test]
+fn metrics_come_in_the_form_that_is_asked_for() {
+    let admin = start(fake(2), None);
+    let check = |accept: &str, kind: &str, expected: &str| {
+        for path in ["/metrics", "/metrics/summary"] {
+            let request = format!(
+                "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{accept}\r\n"
+            );
+            let (status, head, body) = exchange(admin.address(), &request);
+            assert_eq!((status, body.as_str()), (200, expected), "{accept}");
+            let kind = format!("content-type: {kind}; charset=utf-8");
+            assert!(head.to_lowercase().contains(&kind), "{head}");
+            assert!(head.to_lowercase().contains("vary: accept"), "{head}");
+        }
+    };
+    let plain = "text/plain; version=0.0.4";
+    check("", plain, "slackwater_objects 2\n");
+    check("Accept: */*\r\n", plain, "slackwater_objects 2\n");
+    check(
+        "Accept: application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.4\r\n",
+        "application/openmetrics-text; version=1.0.0",
+        "slackwater_objects 2\n# EOF\n",
+    );
 }
 
 #[test]

@@ -8,7 +8,7 @@ use slackwater_meta::{Master, OffloadMetrics, PromotionMetrics, ReplicationMetri
 use slackwater_wait::{Park, Site, Waiting, now};
 use slackwater_wire::kv_events::KvEventCounts;
 use slackwater_wire::{
-    Epoch, Key, NodeId, Presence, Reply, Request, SegmentKind, SegmentState, Tenant,
+    Epoch, Key, MetricsFormat, NodeId, Presence, Reply, Request, SegmentKind, SegmentState, Tenant,
 };
 
 use super::master::{MasterServer, MasterShell};
@@ -239,13 +239,14 @@ impl Operated for PoolMaster {
         }
     }
 
-    fn metrics_text(&self) -> String {
+    fn metrics_text(&self, format: MetricsFormat) -> String {
         let (stats, nodes) = self.counts();
-        let mut text = Text::default();
+        let mut text = Text::new(format);
         text.master(&stats);
         text.nodes(&nodes);
         text.phases(&self.0.phases);
         text.waits(&waits::of_process().collect::<Vec<_>>());
+        text.traces(slackwater_trace::counts());
         text.kv_events(&self.kv_events());
         text.finish()
     }

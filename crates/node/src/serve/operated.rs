@@ -3,7 +3,7 @@ use std::sync::Arc;
 use slackwater_base::Instant;
 use slackwater_meta::Master;
 use slackwater_wire::kv_events::KvEventCounts;
-use slackwater_wire::{Epoch, ErrorCode, Key, NodeId, Reply, Request, Tenant};
+use slackwater_wire::{Epoch, ErrorCode, Key, MetricsFormat, NodeId, Reply, Request, Tenant};
 
 use super::{Server, epoch};
 use crate::kv_events::{EventQueue, KvEvents};
@@ -74,8 +74,9 @@ impl Operated for ServedStore {
         self.store.stats()
     }
 
-    fn metrics_text(&self) -> String {
-        let mut text = Text::from(self.store.metrics_text());
+    fn metrics_text(&self, format: MetricsFormat) -> String {
+        let mut text = Text::new(format);
+        self.store.write_metrics(&mut text);
         text.kv_events(&self.kv_events());
         text.finish()
     }

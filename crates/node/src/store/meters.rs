@@ -1,8 +1,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
 
 use hdrhistogram::Histogram;
+use slackwater_wire::TraceId;
 
 use super::{Latencies, Latency, Phases, StoreError, Stored, Tier};
 use crate::disk::RecordRead;
@@ -49,6 +50,17 @@ pub(crate) struct Distribution {
     pub(crate) count: u64,
     /// The sum of all.
     pub(crate) seconds: f64,
+    /// Of each bucket the last that was a part of a trace.
+    pub(crate) exemplars: Exemplars,
+}
+
+/// A time that was a part of a trace.
+#[derive(Clone, Copy)]
+pub(crate) struct Exemplar {
+    pub(crate) trace: TraceId,
+    pub(crate) seconds: f64,
+    /// When it was added.
+    pub(crate) at: SystemTime,
 }
 
 /// The parts of reads that a process sees.
@@ -85,36 +97,63 @@ impl PhaseMeters {
     /// The distributions with their labels, for the text form.
     pub(crate) fn distributions(&self) -> [(&'static str, Distribution); 4] {
         [
-            ("phase=\"look_up\"", self.look_up.buckets(&BOUNDS)),
-            ("phase=\"queue\"", self.queue.buckets(&BOUNDS)),
-            ("phase=\"ssd\"", self.ssd.buckets(&BOUNDS)),
-            ("phase=\"wire\"", self.wire.buckets(&BOUNDS)),
+            ("phase=\"look_up\"", self.look_up.buckets()),
+            ("phase=\"queue\"", self.queue.buckets()),
+            ("phase=\"ssd\"", self.ssd.buckets()),
+            ("phase=\"wire\"", self.wire.buckets()),
         ]
     }
 }
 
 /// A distribution of times; the lock is held for one entry.
-pub(crate) struct Meter(Mutex<Histogram<u64>>);
+pub(crate) struct Meter(Mutex<Times>);
+
+struct Times {
+    histogram: Histogram<u64>,
+    /// The last time of each bucket that was a part of a trace; none before the first.
+    exemplars: Option<Box<Exemplars>>,
+}
+
+/// One place for each of the [`BOUNDS`], and one for what is beyond.
+type Exemplars = [Option<Exemplar>; BOUNDS.len() + 1];
 
 impl Default for Meter {
     fn default() -> Self {
         let histogram =
             Histogram::new_with_bounds(1, LONGEST_NANOS, 2).expect("the bounds are in order");
-        Self(Mutex::new(histogram))
+        Self(Mutex::new(Times {
+            histogram,
+            exemplars: None,
+        }))
     }
 }
 
 impl Meter {
+    /// Adds a time, as that of the trace that this thread is within, if it is within one.
     pub(crate) fn add(&self, took: Duration) {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .saturating_record(nanos);
+        let exemplar = slackwater_trace::current().map(|context| Exemplar {
+            trace: context.trace,
+            seconds: took.as_secs_f64(),
+            at: SystemTime::now(),
+        });
+        let mut times = self.times();
+        times.histogram.saturating_record(nanos);
+        if let Some(exemplar) = exemplar {
+            let exemplars = times.exemplars.get_or_insert_default();
+            let ends = BOUNDS.iter();
+            let bucket = ends.take_while(|end| exemplar.seconds > **end).count();
+            exemplars[bucket] = Some(exemplar);
+        }
+    }
+
+    fn times(&self) -> MutexGuard<'_, Times> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn latency(&self) -> Latency {
-        let histogram = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let times = self.times();
+        let histogram = &times.histogram;
         let at = |quantile: f64| histogram.value_at_quantile(quantile) as f64 / 1e3;
         if histogram.is_empty() {
             return Latency::default();
@@ -129,15 +168,17 @@ impl Meter {
         }
     }
 
-    fn buckets(&self, bounds: &[f64]) -> Distribution {
-        let histogram = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    fn buckets(&self) -> Distribution {
+        let times = self.times();
+        let histogram = &times.histogram;
         Distribution {
-            below: bounds
+            below: BOUNDS
                 .iter()
                 .map(|seconds| histogram.count_between(0, (seconds * 1e9) as u64))
                 .collect(),
             count: histogram.len(),
             seconds: histogram.mean() * histogram.len() as f64 / 1e9,
+            exemplars: times.exemplars.as_deref().copied().unwrap_or_default(),
         }
     }
 }
@@ -174,11 +215,11 @@ impl Meters {
     }
 
     /// The distributions with their labels, for the text form.
-    pub(super) fn distributions(&self, bounds: &[f64]) -> [(&'static str, Distribution); 3] {
+    pub(super) fn distributions(&self) -> [(&'static str, Distribution); 3] {
         [
-            ("op=\"get\",tier=\"memory\"", self.memory.buckets(bounds)),
-            ("op=\"get\",tier=\"ssd\"", self.ssd.buckets(bounds)),
-            ("op=\"put\",tier=\"memory\"", self.put.buckets(bounds)),
+            ("op=\"get\",tier=\"memory\"", self.memory.buckets()),
+            ("op=\"get\",tier=\"ssd\"", self.ssd.buckets()),
+            ("op=\"put\",tier=\"memory\"", self.put.buckets()),
         ]
     }
 }

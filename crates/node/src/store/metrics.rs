@@ -10,7 +10,7 @@ use super::shared::Shared;
 use super::{
     EvictionRules, Flow, PutStats, ReadStats, SsdStats, Stats, TierStats, ViewStats, WaitStats,
 };
-use crate::prometheus::{BOUNDS, Text};
+use crate::prometheus::Text;
 use crate::waits;
 
 impl Shared {
@@ -105,10 +105,9 @@ impl Shared {
         self.waits.sites().into_iter().chain(disk)
     }
 
-    /// Everything of [`Stats`] in the text form of Prometheus (exposition format 0.0.4).
-    pub(super) fn metrics_text(&self) -> String {
+    /// Everything of [`Stats`] in a text form.
+    pub(super) fn write_metrics(&self, text: &mut Text) {
         let stats = self.stats();
-        let mut text = Text::default();
         text.master(&stats);
         let ssd = stats.ssd.unwrap_or_default();
         text.gauge(
@@ -171,10 +170,10 @@ impl Shared {
         text.histogram(
             "slackwater_call_seconds",
             "Time of a value.",
-            &self.meters.distributions(&BOUNDS),
+            &self.meters.distributions(),
         );
         text.phases(&self.meters.phases);
-        text.finish()
+        text.traces(slackwater_trace::counts());
     }
 }
 

@@ -35,8 +35,8 @@ use slackwater_base::Instant;
 use slackwater_meta::{Books, Imbalance, Master};
 use slackwater_wait::now;
 use slackwater_wire::{
-    Description, ErrorCode, Exists, Key, QuotaState, Remove, RemoveAll, RemoveMatching, Reply,
-    Request, SegmentState, Tenant, limits,
+    Description, ErrorCode, Exists, Key, MetricsFormat, QuotaState, Remove, RemoveAll,
+    RemoveMatching, Reply, Request, SegmentState, Tenant, limits,
 };
 
 pub use error::{OpenError, StoreError};
@@ -55,6 +55,7 @@ use self::sink::Sink;
 use self::socket::AnswerSocket;
 use crate::config::Config;
 use crate::host::Stopped;
+use crate::prometheus::Text;
 
 /// The name of the one memory segment.
 const MEMORY_NAME: &str = "memory";
@@ -397,10 +398,16 @@ impl Store {
         self.shared().stats()
     }
 
-    /// Metrics in the text form of Prometheus.
+    /// Metrics in a text form.
     #[must_use]
-    pub fn metrics_text(&self) -> String {
-        self.shared().metrics_text()
+    pub fn metrics_text(&self, format: MetricsFormat) -> String {
+        let mut text = Text::new(format);
+        self.write_metrics(&mut text);
+        text.finish()
+    }
+
+    pub(crate) fn write_metrics(&self, text: &mut Text) {
+        self.shared().write_metrics(text);
     }
 
     /// Moves the store's clock to at least `since_open` after it was opened, as if the caller had waited: what is

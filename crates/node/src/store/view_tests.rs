@@ -309,7 +309,7 @@ fn views_are_bounded_in_number_and_refused_while_one_is_late() {
         (1, 5000, 1, 1)
     );
     assert_eq!((stats.opened, stats.refused), (2, 8));
-    let text = store.metrics_text();
+    let text = store.metrics_text(MetricsFormat::Prometheus);
     assert!(text.contains("slackwater_views_late 1\n"), "{text}");
     // Late or not, it keeps its bytes.
     let options = RemoveOptions {

@@ -1,5 +1,6 @@
 //! The embedded store on a real directory, through its public face.
 
+mod exposition;
 mod tiers;
 
 use std::path::Path;
@@ -264,7 +265,7 @@ fn values_that_cannot_fit_are_refused_with_their_sizes() {
     );
     assert!(
         store
-            .metrics_text()
+            .metrics_text(MetricsFormat::Prometheus)
             .contains("slackwater_waits_total{site=\"put, space\"} 1\n")
     );
     let durable = PutOptions {
@@ -327,7 +328,7 @@ fn metrics_follow_one_naming_rule() {
     let store = Store::open(memory_only(ByteSize::mib(2))).unwrap();
     store.put(b"a", b"value", &PutOptions::default()).unwrap();
     store.get(b"a", &GetOptions::default()).unwrap();
-    let text = store.metrics_text();
+    let text = store.metrics_text(MetricsFormat::Prometheus);
     let mut kinds = std::collections::BTreeMap::new();
     for line in text.lines() {
         if let Some(kind) = line.strip_prefix("# TYPE ") {

@@ -45,7 +45,7 @@ fn what_memory_has_no_room_for_is_read_from_ssd_on_both_devices() {
         );
         assert!(
             store
-                .metrics_text()
+                .metrics_text(MetricsFormat::Prometheus)
                 .contains("slackwater_offloads_total{status=\"completed\"} 300\n")
         );
         let tiers: Vec<Option<Tier>> = keys.iter().map(|key| read(&store, key, bytes)).collect();

@@ -2,9 +2,13 @@
 
 use std::io::{ErrorKind, Write};
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
+use slackwater_base::ByteSize;
+use slackwater_node::{Config, Store};
+use slackwater_trace::within;
+use slackwater_wire::{MetricsFormat, TraceContext, Traceparent};
 
 use super::deploy;
 
@@ -22,10 +26,15 @@ const TOOLS: [(&str, &str); 5] = [
 
 /// The outcome of a program, or nothing where there is no such program, which is said.
 fn tool(program: &str, arguments: &[&str], folder: &Path) -> Option<Output> {
+    tool_reading(Stdio::null(), program, arguments, folder)
+}
+
+fn tool_reading(input: Stdio, program: &str, arguments: &[&str], folder: &Path) -> Option<Output> {
     let (_, had_by) = TOOLS.iter().find(|(tool, _)| *tool == program).unwrap();
     let run = Command::new(program)
         .args(arguments)
         .current_dir(folder)
+        .stdin(input)
         .output();
     match run {
         Ok(output) => Some(output),
@@ -68,6 +77,50 @@ fn prometheus_takes_the_alerts_and_its_settings() {
         &["check", "config", "prometheus.yaml"],
         "prometheus",
     );
+}
+
+/// Reads OpenMetrics by the reader of Prometheus's own client, where Python has it.
+const READ_OPENMETRICS: &str = "import sys
+try:
+    from prometheus_client.openmetrics.parser import text_string_to_metric_families as read
+except ImportError:
+    sys.exit(77)
+print(len(list(read(sys.stdin.read()))))";
+
+/// Each form of the metrics is one that a reader of that form takes.
+#[test]
+fn readers_of_prometheus_take_the_metrics() {
+    let store = Store::open(Config {
+        memory: ByteSize::mib(1),
+        ..Config::default()
+    });
+    let store = store.unwrap();
+    store.put(b"k", b"value", &Default::default()).unwrap();
+    let trace = TraceContext::new(1, 2);
+    within(Traceparent(trace), || store.get(b"k", &Default::default())).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = |format: MetricsFormat| {
+        let path = folder.path().join("metrics");
+        std::fs::write(&path, store.metrics_text(format)).unwrap();
+        Stdio::from(std::fs::File::open(path).unwrap())
+    };
+    let plain = file(MetricsFormat::Prometheus);
+    let arguments = ["check", "metrics"];
+    if let Some(output) = tool_reading(plain, "promtool", &arguments, folder.path()) {
+        let complained = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{complained}");
+    }
+    let open = file(MetricsFormat::OpenMetrics);
+    let arguments = ["-c", READ_OPENMETRICS];
+    if let Some(output) = tool_reading(open, "python3", &arguments, folder.path()) {
+        let complained = String::from_utf8_lossy(&output.stderr);
+        match output.status.code() {
+            Some(77) => {
+                skipped("OpenMetrics as Prometheus reads it (pip install prometheus-client)")
+            }
+            code => assert_eq!(code, Some(0), "{complained}"),
+        }
+    }
 }
 
 /// The queries of the dashboard, with Grafana's variables replaced, are ones that Prometheus can read.

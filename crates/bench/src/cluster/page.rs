@@ -20,7 +20,7 @@ pub struct Options {
     pub objects: usize,
     /// Processes that lend memory, a segment each.
     pub nodes: usize,
-    /// With how many viewers the gets are measured, beside none.
+    /// With how many viewers the gets are measured, beside none; a row of none says how much that differs from itself.
     pub viewers: Vec<usize>,
     /// Clients, each with a link and a thread of its own.
     pub clients: usize,
@@ -43,7 +43,7 @@ impl Options {
         Self {
             objects: 1_000_000,
             nodes: 10,
-            viewers: vec![1, 10],
+            viewers: vec![0, 1, 10],
             clients: 4,
             every: Duration::from_millis(2),
             window: Duration::from_secs(4),
@@ -101,7 +101,12 @@ pub struct Row {
 /// Gets beside some viewers, and those without in the same round.
 struct Turn {
     without: Sample,
-    with: Sample,
+    with: Watched,
+}
+
+/// Gets while pages are open.
+struct Watched {
+    sample: Sample,
     /// Samples that a viewer was told, and their bytes.
     seen: [f64; 2],
     seconds: f64,
@@ -129,9 +134,25 @@ pub fn run(options: &Options) -> Result<Report, ClusterError> {
     load.hear("filled")?;
     let mut turns: Vec<(usize, Vec<Turn>)> =
         options.viewers.iter().map(|of| (*of, Vec::new())).collect();
-    for _ in 0..options.rounds {
+    for round in 0..options.rounds {
         for (viewers, turns) in &mut turns {
-            turns.push(turn(&cluster, &mut load, *viewers, options)?);
+            // What grows or falls with time is for as many rounds as against the viewers.
+            turns.push(match round % 2 {
+                0 => {
+                    let without = gets(&cluster, &mut load, options)?;
+                    Turn {
+                        without,
+                        with: watched(&cluster, &mut load, *viewers, options)?,
+                    }
+                }
+                _ => {
+                    let with = watched(&cluster, &mut load, *viewers, options)?;
+                    Turn {
+                        without: gets(&cluster, &mut load, options)?,
+                        with,
+                    }
+                }
+            });
         }
     }
     let rows: Vec<Row> = turns
@@ -148,26 +169,25 @@ pub fn run(options: &Options) -> Result<Report, ClusterError> {
     })
 }
 
-fn turn(
+/// Gets while so many pages are open.
+fn watched(
     cluster: &Cluster,
     load: &mut Process,
     viewers: usize,
     options: &Options,
-) -> Result<Turn, ClusterError> {
+) -> Result<Watched, ClusterError> {
     let admin = cluster.admin.as_deref().unwrap_or_default();
-    let without = gets(cluster, load, options)?;
     let open: Vec<Viewer> = (0..viewers)
         .map(|_| Viewer::open(admin))
         .collect::<Result<_, _>>()?;
     let told = || {
-        open.iter()
-            .map(Viewer::seen)
-            .fold([0; 2], |all, one| [all[0] + one[0], all[1] + one[1]])
+        let each = open.iter().map(Viewer::seen);
+        each.fold([0; 2], |all, one| [all[0] + one[0], all[1] + one[1]])
     };
     let (before, begun) = (told(), now());
-    let with = gets(cluster, load, options)?;
+    let sample = gets(cluster, load, options)?;
     // A master that takes long for a sample takes the next one later.
-    while told()[0] == before[0] {
+    while viewers > 0 && told()[0] == before[0] {
         let waited = now().since(begun);
         if waited > options.window + SILENCE {
             return Err(failed(format!(
@@ -178,10 +198,9 @@ fn turn(
     }
     let seconds = now().since(begun).as_secs_f64();
     let after = told();
-    let seen = [0, 1].map(|at| (after[at] - before[at]) as f64 / viewers as f64);
-    Ok(Turn {
-        without,
-        with,
+    let seen = [0, 1].map(|at| (after[at] - before[at]) as f64 / viewers.max(1) as f64);
+    Ok(Watched {
+        sample,
         seen,
         seconds,
     })
@@ -199,20 +218,22 @@ fn gets(cluster: &Cluster, load: &mut Process, options: &Options) -> Result<Samp
 fn row(viewers: usize, turns: &[Turn]) -> Row {
     let middle =
         |value: &dyn Fn(&Turn) -> f64| median(&mut turns.iter().map(value).collect::<Vec<_>>());
-    let per_viewer =
-        |turn: &Turn| 100.0 * (turn.with.server_cores - turn.without.server_cores) / viewers as f64;
+    let per_viewer = |turn: &Turn| {
+        let more = turn.with.sample.server_cores - turn.without.server_cores;
+        100.0 * more / viewers.max(1) as f64
+    };
     Row {
         viewers,
-        samples_per_s: middle(&|turn| turn.seen[0] / turn.seconds),
-        sample_bytes: middle(&|turn| turn.seen[1] / turn.seen[0]),
-        master_cores: middle(&|turn| turn.with.server_cores),
+        samples_per_s: middle(&|turn| turn.with.seen[0] / turn.with.seconds),
+        sample_bytes: middle(&|turn| turn.with.seen[1] / turn.with.seen[0].max(1.0)),
+        master_cores: middle(&|turn| turn.with.sample.server_cores),
         master_cores_without: middle(&|turn| turn.without.server_cores),
         core_percent_per_viewer: middle(&per_viewer),
-        gets_per_s: middle(&|turn| turn.with.ops_per_s),
-        p50_us: middle(&|turn| turn.with.p50_us),
-        p99_us: middle(&|turn| turn.with.p99_us),
+        gets_per_s: middle(&|turn| turn.with.sample.ops_per_s),
+        p50_us: middle(&|turn| turn.with.sample.p50_us),
+        p99_us: middle(&|turn| turn.with.sample.p99_us),
         p99_without_us: middle(&|turn| turn.without.p99_us),
-        p99_ratio: middle(&|turn| turn.with.p99_us / turn.without.p99_us),
+        p99_ratio: middle(&|turn| turn.with.sample.p99_us / turn.without.p99_us),
     }
 }
 
@@ -220,6 +241,7 @@ fn row(viewers: usize, turns: &[Turn]) -> Row {
 fn bounds(rows: &[Row]) -> Vec<Bound> {
     let mut held: Vec<Bound> = rows
         .iter()
+        .filter(|row| row.viewers > 0)
         .map(|row| {
             let what = format!(
                 "CPU of the master for each of {} viewers, % of a core",
@@ -228,7 +250,8 @@ fn bounds(rows: &[Row]) -> Vec<Bound> {
             Bound::at_most(what, row.core_percent_per_viewer, 1.0)
         })
         .collect();
-    if let Some(row) = rows.iter().max_by_key(|row| row.viewers) {
+    let most = rows.iter().max_by_key(|row| row.viewers);
+    if let Some(row) = most.filter(|row| row.viewers > 0) {
         let what = format!(
             "p99 of gets beside {} viewers over that without",
             row.viewers
@@ -247,9 +270,11 @@ mod tests {
         let turns: Vec<Turn> = [(0.30, 110.0), (0.25, 90.0), (0.26, 105.0)]
             .map(|(cores, p99_us)| Turn {
                 without: Sample::of(0.20, 100.0),
-                with: Sample::of(cores, p99_us),
-                seen: [4.0, 4000.0],
-                seconds: 4.0,
+                with: Watched {
+                    sample: Sample::of(cores, p99_us),
+                    seen: [4.0, 4000.0],
+                    seconds: 4.0,
+                },
             })
             .into();
         let row = row(10, &turns);
@@ -261,7 +286,13 @@ mod tests {
             core_percent_per_viewer: 1.1,
             ..row.clone()
         };
-        let held = bounds(&[dear, row]);
+        let none = Row {
+            viewers: 0,
+            core_percent_per_viewer: 2.0,
+            ..row.clone()
+        };
+        assert!(bounds(std::slice::from_ref(&none)).is_empty());
+        let held = bounds(&[none, dear, row]);
         let holds: Vec<bool> = held.iter().map(Bound::holds).collect();
         assert_eq!(holds, [false, true, true]);
     }

@@ -86,8 +86,8 @@ pub(crate) struct Page {
     #[arg(long, value_name = "N", value_parser = one_or_more)]
     nodes: Option<usize>,
 
-    /// Pages that are open, a row each beside none; a master has room for 16 [default: 1,10]
-    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = one_or_more)]
+    /// Pages that are open, a row each beside none, of up to 16; a row of 0 is what the machine does by itself [default: 0,1,10]
+    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = viewers)]
     viewers: Vec<usize>,
 
     /// Clients that read at once [default: 4]
@@ -108,6 +108,12 @@ pub(crate) struct Page {
 
     #[command(flatten)]
     pub(super) output: Output,
+}
+
+fn viewers(text: &str) -> Result<usize, String> {
+    let number: Option<usize> = text.parse().ok();
+    let number = number.filter(|number| *number <= 16);
+    number.ok_or_else(|| format!("`{text}` is no number of pages from 0 to 16"))
 }
 
 fn op(name: &str) -> Result<master::Op, String> {

@@ -187,7 +187,7 @@ fn a_master_is_asked_in_every_way_and_serves_again_after_a_kill() {
 fn viewers_of_a_page_are_told_samples_while_gets_are_measured() {
     let place = Place::new();
     let sizes = ["--objects", "600", "--nodes", "2", "--rounds", "1"];
-    let load = ["--viewers", "1,3", "--clients", "2", "--window", "1500ms"];
+    let load = ["--viewers", "0,1,3", "--clients", "2", "--window", "1500ms"];
     let more = ["--dir", "tmp", "--json"];
     let output = place.run(&[&["bench", "page"], &sizes[..], &load, &more].concat());
     assert!(output.status.success(), "{}", stderr(&output));
@@ -196,20 +196,28 @@ fn viewers_of_a_page_are_told_samples_while_gets_are_measured() {
     let report = object(&output);
     let rows = report["rows"].as_array().unwrap();
     let viewers: Vec<_> = rows.iter().map(|row| row["viewers"].as_u64()).collect();
-    assert_eq!(viewers, [Some(1), Some(3)]);
+    assert_eq!(viewers, [Some(0), Some(1), Some(3)]);
     for row in rows {
         let figure = |name: &str| row[name].as_f64().unwrap();
-        assert!(figure("samples_per_s") > 0.0, "{row}");
+        let is_watched = row["viewers"] != 0;
+        assert_eq!(figure("samples_per_s") > 0.0, is_watched, "{row}");
         // A sample has its segments and their nodes.
-        assert!(figure("sample_bytes") > 1000.0, "{row}");
+        assert_eq!(figure("sample_bytes") > 1000.0, is_watched, "{row}");
         assert!(
             figure("gets_per_s") > 0.0 && figure("p99_ratio") > 0.0,
             "{row}"
         );
         assert!(figure("p50_us") <= figure("p99_us"), "{row}");
         assert!(figure("master_cores") > 0.0, "{row}");
+        assert!(figure("core_percent_per_viewer").is_finite(), "{row}");
     }
     assert_eq!(report["bounds"].as_array().unwrap().len(), 3);
+    let wrong = place.run(&["bench", "page", "--viewers", "17"]);
+    assert!(
+        stderr(&wrong).contains("pages from 0 to 16"),
+        "{}",
+        stderr(&wrong)
+    );
 }
 
 #[test]

@@ -184,7 +184,15 @@ const NAMES: [&str; 7] = [
 /// A pool of this process could not be started. Missing peers are no error: the report names them.
 pub fn run(options: &Options) -> Result<Report, BenchError> {
     let workshop = Workshop::new().map_err(BenchError::Workshop)?;
+    let machine = Machine::detect();
     let mut skipped = Vec::new();
+    if machine.nodes == 1 {
+        skipped.push(Skipped {
+            peer: "crews of several NUMA nodes",
+            reason: "this machine has one node; tests run them on the description of a machine with more, and no figure is of them"
+                .to_owned(),
+        });
+    }
     let programs = if options.peers {
         programs(&workshop, &mut skipped)
     } else {
@@ -213,7 +221,7 @@ pub fn run(options: &Options) -> Result<Report, BenchError> {
     let bounds = report::bounds(&rows, &ratios);
     Ok(Report {
         bench: "pool",
-        machine: Machine::detect(),
+        machine,
         compared: report::compared(&rows),
         rows,
         ratios,

@@ -108,7 +108,7 @@ impl RawFile {
         })?;
         let next = AtomicU64::new(0);
         let begun = Instant::now();
-        both(|| {
+        together(2, |_| {
             let mut buffer = Aligned::new(WRITE_BYTES);
             loop {
                 let at = next.fetch_add(WRITE_BYTES as u64, Ordering::Relaxed);
@@ -129,9 +129,13 @@ impl Drop for RawFile {
     }
 }
 
-fn both(work: impl Fn() -> Result<(), Error> + Sync) -> Result<(), Error> {
+/// Runs a worker on each of so many threads, which are numbered.
+fn together(threads: u64, worker: impl Fn(u64) -> Result<(), Error> + Sync) -> Result<(), Error> {
+    let worker = &worker;
     std::thread::scope(|scope| {
-        let threads = [scope.spawn(&work), scope.spawn(&work)];
+        let threads: Vec<_> = (0..threads)
+            .map(|number| scope.spawn(move || worker(number)))
+            .collect();
         threads
             .into_iter()
             .try_for_each(|thread| thread.join().expect("a reader does not panic"))
@@ -172,15 +176,7 @@ pub(crate) fn reads_per_s(directory: &Path, bytes: usize, reads: u64) -> Result<
         }
         Ok(())
     };
-    let worker = &worker;
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..READERS)
-            .map(|seed| scope.spawn(move || worker(seed)))
-            .collect();
-        threads
-            .into_iter()
-            .try_for_each(|thread| thread.join().expect("a reader does not panic"))
-    })?;
+    together(READERS, worker)?;
     Ok(reads as f64 / begun.elapsed().as_secs_f64())
 }
 
@@ -218,15 +214,7 @@ pub(super) fn floor(options: &Options, row: &Row) -> Result<f64, Error> {
             }
         }
     };
-    let worker = &worker;
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..row.in_flight.max(2) as u64)
-            .map(|seed| scope.spawn(move || worker(seed)))
-            .collect();
-        threads
-            .into_iter()
-            .try_for_each(|thread| thread.join().expect("a reader does not panic"))
-    })?;
+    together(row.in_flight.max(2) as u64, worker)?;
     let moved = (reads * bytes as u64 + writes * WRITE_BYTES as u64).max(1);
     Ok(begun.elapsed().as_secs_f64() * all as f64 / moved as f64)
 }

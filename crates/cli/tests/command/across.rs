@@ -1,5 +1,6 @@
 //! `slackwater bench transfer` between two machines, which processes and networks of this one stand for.
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStderr, Output, Stdio};
 
@@ -265,6 +266,20 @@ fn a_far_end_that_is_killed_in_the_middle_is_named() {
     );
 }
 
+/// The report of a run over a shaped link, and what it told people.
+fn shaped(place: &Place, rate: &str, path: &OsStr) -> (Value, String) {
+    let words = ["bench", "transfer", "--shaped", rate, "--json"];
+    let mut command = place.command(&[&words[..], &ROWS[..]].concat());
+    command.env("PATH", path);
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let made = output(command.spawn().unwrap());
+    assert!(made.status.success(), "{}", stderr(&made));
+    (object(&made), stderr(&made))
+}
+
 #[test]
 #[expect(clippy::print_stderr, reason = "a test that measures less says so")]
 fn rates_stay_below_that_of_a_shaped_link_between_two_networks() {
@@ -272,20 +287,11 @@ fn rates_stay_below_that_of_a_shaped_link_between_two_networks() {
     const LINK: f64 = 0.1;
     const BURST: f64 = 1.5;
     let place = Place::new();
-    let words = ["bench", "transfer", "--shaped", "800mbit", "--json"];
-    let mut command = place.command(&[&words[..], &ROWS[..]].concat());
-    command.env("PATH", std::env::var_os("PATH").unwrap());
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    let made = output(command.spawn().unwrap());
-    assert!(made.status.success(), "{}", stderr(&made));
-    let report = object(&made);
+    let (report, told) = shaped(&place, "800mbit", &std::env::var_os("PATH").unwrap());
     let rates = check(&report);
     let link = report["across"]["link"].as_str().unwrap();
     if link.starts_with("loopback, not shaped: this machine gives no networks of one's own: ") {
-        assert!(stderr(&made).contains(link), "{}", stderr(&made));
+        assert!(told.contains(link), "{told}");
         eprintln!("over loopback only: {link}");
         return;
     }
@@ -308,24 +314,15 @@ fn rates_stay_below_that_of_a_shaped_link_between_two_networks() {
 #[test]
 fn where_no_network_can_be_made_the_run_is_over_loopback_and_says_why() {
     let place = Place::new();
-    let words = ["bench", "transfer", "--shaped", "4gbit", "--json"];
-    let mut command = place.command(&[&words[..], &ROWS[..]].concat());
     // Neither setpriv nor iperf3 is found.
-    command.env("PATH", "nowhere");
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    let made = output(command.spawn().unwrap());
-    assert!(made.status.success(), "{}", stderr(&made));
-    let report = object(&made);
+    let (report, told) = shaped(&place, "4gbit", OsStr::new("nowhere"));
     check(&report);
     let link = report["across"]["link"].as_str().unwrap();
     assert!(
         link.starts_with("loopback, not shaped: ") && link.contains("setpriv: "),
         "{link}"
     );
-    assert!(stderr(&made).contains(link), "{}", stderr(&made));
+    assert!(told.contains(link), "{told}");
     assert_eq!(report["across"]["sealed"], false);
     let notes = report["notes"].to_string();
     assert!(notes.contains("no iperf3: at the far end: "), "{notes}");

@@ -30,31 +30,10 @@ fn benchmarks_print_the_keys_of_their_contract_and_leave_nothing_behind() {
         "/post_ssd_reads",
         "/promote_delay_p50_us",
     ];
-    check(
-        &[
-            "promotion",
-            "--samples",
-            "20",
-            "--value-bytes",
-            "64KiB",
-            "--dir",
-            "tmp",
-        ],
-        &promotion,
-    );
-    check(
-        &[
-            "promotion",
-            "--served",
-            "--samples",
-            "20",
-            "--value-bytes",
-            "64KiB",
-            "--dir",
-            "tmp",
-        ],
-        &promotion,
-    );
+    let few = ["--samples", "20", "--value-bytes", "64KiB", "--dir", "tmp"];
+    for form in [&["promotion"][..], &["promotion", "--served"]] {
+        check(&[form, &few].concat(), &promotion);
+    }
     check(
         &["store", "--passes", "1", "--dir", "tmp"],
         &[

@@ -379,7 +379,6 @@ impl Shard {
             _ => false,
         };
         if !again {
-            self.fail_pending(net, at);
             return self.remove(net, at, was_up, reason);
         }
         self.fail_sent(net, at);
@@ -397,19 +396,23 @@ impl Shard {
         };
         let was_up = std::mem::take(&mut peer.up);
         peer.link = None;
-        // A caller that knows of the end finds the link no longer.
+        let conn = peer.conn.take();
+        self.remove(net, at, was_up, reason);
+        // The peer sees the end only now: what it then asks of this process finds the link no longer.
+        if let Some(conn) = conn {
+            net.close(conn, ENDING);
+        }
+    }
+
+    /// The only place that removes a link. A caller that is told of the end finds the link no longer.
+    fn remove(&mut self, net: &mut Net, at: At, was_up: bool, reason: &str) {
+        let Some(peer) = self.peers.get(at) else {
+            return;
+        };
         if let Some(key) = peer.node() {
             self.context.remove_link_of(&key, peer.origin.link);
         }
-        if let Some(conn) = peer.conn.take() {
-            net.close(conn, ENDING);
-        }
         self.fail_pending(net, at);
-        self.remove(net, at, was_up, reason);
-    }
-
-    /// The only place that removes a link.
-    fn remove(&mut self, net: &mut Net, at: At, was_up: bool, reason: &str) {
         if was_up {
             self.down(at, reason, false);
         }
@@ -421,9 +424,6 @@ impl Shard {
         let id = peer.origin.link;
         if let Some((timer, _)) = peer.rest.timer.take() {
             net.cancel_timer(timer);
-        }
-        if let Some(key) = peer.node() {
-            self.context.remove_link_of(&key, id);
         }
         match &mut peer.rest.kind {
             Kind::Incoming { route, .. } => {

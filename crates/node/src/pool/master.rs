@@ -235,8 +235,7 @@ impl MasterServer {
     /// Reads the list of keys again when it is called, on any thread, and ends the links of those that may not connect any
     /// more. When the file cannot be read, the old list stays in force.
     pub fn reloader(&self) -> impl Fn() -> Result<(), AllowListError> + Send + Sync + use<> {
-        let (list, messages) = (self.allowed.clone(), self.messages.handle());
-        reloader(list, messages)
+        reloader(self.allowed.clone(), self.messages.handle())
     }
 
     /// Takes no more requests, and answers those that have come, for at most `limit`.

@@ -181,8 +181,7 @@ impl Server {
     /// Reads the list of keys again when it is called, on any thread, and ends the links of those that may not connect any
     /// more. When the file cannot be read, the old list stays in force.
     pub fn reloader(&self) -> impl Fn() -> Result<(), AllowListError> + Send + Sync + use<> {
-        let (list, messages) = (self.allowed.clone(), self.messages.handle());
-        reloader(list, messages)
+        reloader(self.allowed.clone(), self.messages.handle())
     }
 
     /// Where KV events are told, if anywhere.

@@ -7,13 +7,13 @@ use slackwater_base::Map;
 use slackwater_net::Loop;
 use slackwater_zmtp::{KeyPair, LinkConfig, Message, PublicKey, Routes};
 
-use crate::deliver::Sending;
+use crate::deliver::{SendError, Sending};
 use crate::jobs::Jobs;
 use crate::link_config::OutgoingKind;
 use crate::registry::Registry;
 use crate::resolve::{Lookups, Resolve};
 use crate::shard::{LoopCommand, Shard};
-use crate::{Address, Metrics, Options, Route};
+use crate::{Address, Metrics, Options, RequestError, Route};
 
 /// How to find a node.
 pub(crate) type Lookup = Arc<dyn Fn(&PublicKey) -> Option<Address> + Send + Sync>;
@@ -158,6 +158,21 @@ impl Context {
             link.shard,
             LoopCommand::Send(link.serial, Box::new(sending)),
         );
+    }
+
+    /// Reports to the waiter and the failure callback of a message why it was not delivered.
+    pub(crate) fn fail(&self, sending: Sending, error: SendError) {
+        if let Some((waiter, _)) = sending.waiter {
+            let error = match error {
+                SendError::Gone => RequestError::Gone,
+                SendError::Full => RequestError::Full,
+            };
+            waiter.tell(&self.jobs, Err(error));
+        }
+        if let Some(on_failure) = sending.on_failure {
+            // When even callbacks queue up beyond their limit, the counters tell.
+            let _ = self.jobs.reply(Box::new(move || on_failure(error)));
+        }
     }
 
     /// Sends a message without a waiter on a link.

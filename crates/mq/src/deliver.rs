@@ -48,8 +48,28 @@ pub(crate) struct Sending {
     /// For a request: its caller and its deadline.
     pub(crate) waiter: Option<(Waiter, slackwater_base::Instant)>,
     pub(crate) on_failure: Option<Box<dyn FnOnce(SendError) + Send>>,
-    /// The destination when it is a node: another of its links is tried when this one is gone.
-    pub(crate) node: Option<(PublicKey, Route)>,
+    /// The destination when it is a node: another of its links is tried when this one is gone, or opened.
+    pub(crate) node: Option<Destination>,
+}
+
+/// A node that a message goes to.
+pub(crate) struct Destination {
+    pub(crate) key: PublicKey,
+    pub(crate) route: Route,
+    pub(crate) hint: Option<Address>,
+    pub(crate) keep_alive: Option<std::time::Duration>,
+    /// Whether a link was opened for this message: no second one is.
+    pub(crate) opened: bool,
+}
+
+impl Destination {
+    /// Whether a link may be opened where there is none.
+    pub(crate) fn may_open(&self) -> bool {
+        match self.route {
+            Route::OnlyConnected | Route::OnlyInbound => false,
+            Route::Any | Route::OnlyOutbound => !self.opened,
+        }
+    }
 }
 
 impl Sending {

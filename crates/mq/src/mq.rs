@@ -9,7 +9,7 @@ use slackwater_wait::{Completion, now};
 use slackwater_zmtp::{PublicKey, SocketType};
 
 use crate::context::{ConnectionId, Context, LinkId, Opened};
-use crate::deliver::{SendError, SendOptions, Sending};
+use crate::deliver::{Destination, SendError, SendOptions, Sending};
 use crate::frames::{self, TAG_BYTES};
 use crate::link_config::OutgoingKind;
 use crate::request::{Answer, RequestError, RequestOptions, Waiter};
@@ -569,34 +569,40 @@ impl Mq {
         hint: Option<Address>,
         keep_alive: Option<Duration>,
     ) -> Option<u16> {
-        let link = match to {
-            ConnectionId::Link(link) => Some(link),
-            ConnectionId::Node(key) => {
-                sending.node = Some((key, route));
-                let known = self.0.links_of(&key, route).last().copied();
-                known.or_else(|| match route {
-                    Route::OnlyConnected | Route::OnlyInbound => None,
-                    Route::Any | Route::OnlyOutbound => {
-                        let keep_alive = keep_alive.unwrap_or(self.0.options.keep_alive_implicit);
-                        self.open_node(key, hint, keep_alive).ok()
-                    }
-                })
+        match to {
+            ConnectionId::Link(link) => {
+                self.0.send(link, sending);
+                Some(link.shard)
             }
-        };
+            ConnectionId::Node(key) => {
+                sending.node = Some(Destination {
+                    key,
+                    route,
+                    hint,
+                    keep_alive,
+                    opened: false,
+                });
+                self.send_to_node(sending)
+            }
+        }
+    }
+
+    /// Hands a message to a link of its node, a new one where there is none; the loop it went to.
+    pub(crate) fn send_to_node(&self, mut sending: Sending) -> Option<u16> {
+        let link = sending.node.as_mut().and_then(|to| {
+            let known = self.0.links_of(&to.key, to.route).last().copied();
+            known.or_else(|| {
+                if !to.may_open() {
+                    return None;
+                }
+                to.opened = true;
+                let keep_alive = to.keep_alive.unwrap_or(self.0.options.keep_alive_implicit);
+                self.open_node(to.key, to.hint.take(), keep_alive).ok()
+            })
+        });
         match link {
             Some(link) => self.0.send(link, sending),
-            None => {
-                if let Some((waiter, _)) = sending.waiter.take() {
-                    waiter.tell(&self.0.jobs, Err(RequestError::Gone));
-                }
-                if let Some(on_failure) = sending.on_failure.take() {
-                    // If the queue of callbacks is full too, only the counters show it.
-                    let _ = self
-                        .0
-                        .jobs
-                        .reply(Box::new(move || on_failure(SendError::Gone)));
-                }
-            }
+            None => self.0.fail(sending, SendError::Gone),
         }
         link.map(|link| link.shard)
     }

@@ -208,6 +208,53 @@ fn nodes_are_reached_by_key_over_any_of_their_links() {
     });
 }
 
+/// A request whose link ended while it was on its way to the loop failed, where a later one had a new link opened for it.
+#[test]
+fn a_request_that_finds_its_link_ended_has_another_opened() {
+    let server = server_builder(options(1)).start().unwrap();
+    let address = listen(&server, &everybody(true));
+    let node = keys(1).public();
+    let mut builder = Builder::new(Options {
+        is_node: true,
+        ..options(2)
+    });
+    builder.node_lookup(move |_| Some(address.clone()));
+    let client = builder.start().unwrap();
+    client.set_nodes([node]);
+    let to = ConnectionId::Node(node);
+    // The loop of the link is held in a callback, so that it comes to what follows in its order.
+    let ((began, begun), (release, held)) = (channel(), channel::<()>());
+    let inline = RequestOptions {
+        inline: true,
+        ..RequestOptions::default()
+    };
+    client.request(to, "test.echo", ["held"], &inline, move |_| {
+        began.send(()).unwrap();
+        // Released, or the test has ended.
+        let _ = held.recv();
+    });
+    next(&begun, "the loop is held");
+    client.disconnect(to);
+    let (told, outcomes) = channel();
+    for route in [Route::OnlyConnected, Route::Any] {
+        let (told, options) = (told.clone(), RequestOptions { route, ..RequestOptions::default() });
+        client.request(to, "test.echo", ["x"], &options, move |outcome| {
+            let outcome = outcome.map(|answer| answer.part(0).map(<[u8]>::to_vec));
+            told.send((route, outcome)).unwrap();
+        });
+    }
+    release.send(()).unwrap();
+    let mut outcomes = [(); 2].map(|()| next(&outcomes, "an outcome"));
+    outcomes.sort_by_key(|(route, _)| *route == Route::Any);
+    assert_eq!(
+        outcomes,
+        [
+            (Route::OnlyConnected, Err(RequestError::Gone)),
+            (Route::Any, Ok(Some(b"x".to_vec()))),
+        ]
+    );
+}
+
 #[test]
 fn a_node_needs_keys() {
     let options = Options {

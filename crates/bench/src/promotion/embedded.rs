@@ -6,7 +6,7 @@ use slackwater_base::Rng;
 use slackwater_node::{Config, GetOptions, PutOptions, Stats, Store, Tier};
 use slackwater_wire::Tenant;
 
-use super::{Burst, Measured, Options, PATIENCE, THRESHOLD, is_in_memory, micros, value};
+use super::{Burst, Measured, Options, PATIENCE, Progress, THRESHOLD, is_in_memory, micros, value};
 use crate::store::{Failure, expect, shuffled};
 
 /// Objects that one call of the burst reads.
@@ -139,8 +139,9 @@ impl Bench {
         let all = self.keys.len() as u64;
         let done = |stats: &Stats| stats.promotions.completed - before.promotions.completed;
         let mut stats = store.stats();
+        let mut progress = Progress::default();
         while done(&stats) < all {
-            if begun.elapsed() > PATIENCE {
+            if progress.is_over(done(&stats)) {
                 return Err(Failure::Unexpected(format!(
                     "{} of {all} promoted: {stats:?}",
                     done(&stats)

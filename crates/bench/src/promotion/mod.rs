@@ -13,8 +13,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::Serialize;
-use slackwater_base::{ByteSize, hash64};
+use slackwater_base::{ByteSize, Instant, hash64};
 use slackwater_report::{Better, Bound, Compared};
+use slackwater_wait::now;
 use slackwater_wire::{ReplicaAt, ReplicaState};
 use thiserror::Error;
 
@@ -298,6 +299,24 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const READS_MAX: usize = 2000;
 /// Reads that earn a promotion.
 pub(crate) const THRESHOLD: u32 = 2;
+
+/// Whether a burst goes on: a slow device takes long for all of it, but not for the next promotion.
+#[derive(Default)]
+struct Progress {
+    ended: u64,
+    since: Option<Instant>,
+}
+
+impl Progress {
+    /// Whether none has ended for too long, now that so many have.
+    fn is_over(&mut self, ended: u64) -> bool {
+        let since = self.since.get_or_insert_with(now);
+        if std::mem::replace(&mut self.ended, ended) != ended {
+            *since = now();
+        }
+        now().since(*since) > PATIENCE
+    }
+}
 
 fn value(key: &str, bytes: usize) -> Vec<u8> {
     store::random(hash64(key.as_bytes()), bytes)

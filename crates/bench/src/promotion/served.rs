@@ -11,7 +11,7 @@ use slackwater_remote::{CallOptions, Client, ConnectOptions, GetOptions, PutOpti
 use slackwater_wait::now;
 use slackwater_wire::{Durability, ReplicaAt, ReplicaState};
 
-use super::{Burst, Measured, Options, PATIENCE, is_in_memory, micros, value};
+use super::{Burst, Measured, Options, PATIENCE, Progress, is_in_memory, micros, value};
 use crate::cluster::ClusterError;
 use crate::cluster::counted::{OfMaster, OfNode};
 use crate::process::Process;
@@ -260,9 +260,12 @@ impl Bench {
         })?;
         let all = self.keys.len() as u64;
         let mut master = OfMaster::ask(&mut pool.master)?;
+        let mut progress = Progress::default();
         while master.promoted - decided.promoted < all {
             let ended = master.promoted - decided.promoted;
-            patient(begun, || format!("{ended} of {all} are promoted"))?;
+            if progress.is_over(ended) {
+                return Err(failed(format!("{ended} of {all} are promoted")));
+            }
             std::thread::sleep(Duration::from_micros(200));
             master = OfMaster::ask(&mut pool.master)?;
         }

@@ -8,10 +8,10 @@ use slackwater_zmtp::{Message, Out, PublicKey};
 use super::peer::{Peer, Queued, Role};
 use super::peers::At;
 use super::{LoopCommand, Shard, Token};
-use crate::RequestError;
 use crate::deliver::{SendError, Sending};
 use crate::frames::TAG_BYTES;
 use crate::request::Waiter;
+use crate::{LinkId, Mq, RequestError};
 
 /// The bytes that a request and its reply share.
 pub(crate) type Tag = [u8; TAG_BYTES];
@@ -36,7 +36,7 @@ impl Shard {
         let options = &self.context.options;
         if peer.is_full_for(size, (options.queue_messages, options.queue_bytes)) {
             self.context.metrics.rare(&self.context.metrics.queue_full);
-            return self.fail(sending, SendError::Full);
+            return self.context.fail(sending, SendError::Full);
         }
         let mut request = None;
         if let Some((waiter, deadline)) = sending.waiter.take() {
@@ -192,36 +192,28 @@ impl Shard {
     }
 
     /// A message whose link is gone: it takes another link of the same node. Each dead link is removed when it is
-    /// tried, so there are at most as many tries as links.
+    /// tried, so there are at most as many tries as links, and one that is opened.
     fn reroute(&mut self, dead: At, sending: Sending) {
-        if let Some((key, route)) = sending.node {
-            self.context.remove_link_of(
-                &key,
-                crate::LinkId {
-                    shard: self.number,
-                    serial: dead.serial(),
-                },
-            );
-            if let Some(next) = self.context.links_of(&key, route).last() {
-                return self.context.send(*next, sending);
-            }
+        let Some(to) = &sending.node else {
+            return self.context.fail(sending, SendError::Gone);
+        };
+        let dead = LinkId {
+            shard: self.number,
+            serial: dead.serial(),
+        };
+        self.context.remove_link_of(&to.key, dead);
+        if let Some(next) = self.context.links_of(&to.key, to.route).last() {
+            return self.context.send(*next, sending);
         }
-        self.fail(sending, SendError::Gone);
-    }
-
-    /// Reports to the waiter and the failure callback of a message why it was not delivered.
-    pub(super) fn fail(&mut self, sending: Sending, error: SendError) {
-        if let Some((waiter, _)) = sending.waiter {
-            let error = match error {
-                SendError::Gone => RequestError::Gone,
-                SendError::Full => RequestError::Full,
-            };
-            waiter.tell(&self.context.jobs, Err(error));
+        if self.stopping || !to.may_open() {
+            return self.context.fail(sending, SendError::Gone);
         }
-        if let Some(on_failure) = sending.on_failure {
-            // When even callbacks queue up beyond their limit, the counters tell.
-            let _ = self.context.jobs.reply(Box::new(move || on_failure(error)));
-        }
+        let mq = Mq(Arc::clone(&self.context));
+        // On a worker: the look-up of a node's address is the caller's code, which holds up no loop. Where the workers have too
+        // much to do, the waiter is told that the link is gone.
+        let _ = self.context.jobs.reply(Box::new(move || {
+            mq.send_to_node(sending);
+        }));
     }
 
     pub(super) fn on_stray_reply(&mut self, net: &mut Net, key: PublicKey, message: Message) {

@@ -74,6 +74,10 @@ pub(crate) struct Node {
     )]
     name: Option<NodeName>,
 
+    /// Have processes of this machine reach the memory by TCP too, as if it were another machine's
+    #[arg(long)]
+    force_tcp: bool,
+
     #[command(flatten)]
     keys: KeyFiles,
 
@@ -130,6 +134,7 @@ pub(crate) fn node(arguments: &Node, layers: &Layers) -> Result<u8> {
         staging: arguments.staging,
         name: arguments.name.clone(),
         file: None,
+        force_tcp: arguments.force_tcp,
     };
     let master = arguments.master.clone();
     service

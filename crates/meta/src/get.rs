@@ -73,7 +73,13 @@ impl Master {
         answers.resize(get.keys.len(), Lookup::Missing);
         let chain = self.chain_start(tenant, &get.chain);
         self.tell_policies(now, &mut reading, chain, found);
-        self.consider(now, &reading.links, &reading.cold, chain);
+        self.consider(
+            now,
+            &reading.links,
+            &reading.cold,
+            chain,
+            caller.host.as_deref(),
+        );
         self.reading = reading;
         Reply::Get(answers)
     }

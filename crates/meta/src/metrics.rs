@@ -63,6 +63,8 @@ pub struct OffloadMetrics {
     pub completed: u64,
     /// Bytes of the completed ones.
     pub completed_bytes: u64,
+    /// Of the completed ones, those to a node of the reader's host, from a record on another.
+    pub to_reader: u64,
     /// Ended by an error.
     pub failed: u64,
     /// Ended by their deadline.
@@ -125,6 +127,8 @@ pub struct PromotionMetrics {
     pub completed: u64,
     /// Bytes of the completed ones.
     pub completed_bytes: u64,
+    /// Of the completed ones, those to a node of the reader's host, from a record on another.
+    pub to_reader: u64,
     /// Ended by an error.
     pub failed: u64,
     /// Ended by their deadline.

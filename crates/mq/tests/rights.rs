@@ -237,7 +237,13 @@ fn a_request_that_finds_its_link_ended_has_another_opened() {
     client.disconnect(to);
     let (told, outcomes) = channel();
     for route in [Route::OnlyConnected, Route::Any] {
-        let (told, options) = (told.clone(), RequestOptions { route, ..RequestOptions::default() });
+        let (told, options) = (
+            told.clone(),
+            RequestOptions {
+                route,
+                ..RequestOptions::default()
+            },
+        );
         client.request(to, "test.echo", ["x"], &options, move |outcome| {
             let outcome = outcome.map(|answer| answer.part(0).map(<[u8]>::to_vec));
             told.send((route, outcome)).unwrap();

@@ -336,6 +336,11 @@ impl Text {
             "Bytes brought back into memory.",
         );
         self.counter(bytes.0, bytes.1, &[("", p.completed_bytes)]);
+        self.counter(
+            "slackwater_promotions_to_reader_total",
+            "Promotions to a node of the reader's host, from a record on another.",
+            &[("", p.to_reader)],
+        );
         let refusals = [
             ("status=\"frequency\"", p.rejected_frequency),
             ("status=\"index\"", p.rejected_index),

@@ -111,6 +111,7 @@ impl Link {
         let hello = Hello {
             epoch: self.epoch(),
             client: self.client,
+            host: (self.engine.segment().host.as_ref()).map(|host| host.boot_id.clone()),
         };
         let answer = self.exchange("pool.hello", &encoded(&hello), until, cancel)?;
         let welcome: Welcome = self.decode(&answer)?;

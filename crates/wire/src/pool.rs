@@ -19,6 +19,10 @@ pub struct Hello {
     pub epoch: Epoch,
     /// The life of the client's process, the same on all its links.
     pub client: ClientId,
+    /// The boot id of the client's host, where it shares memory with processes of that: what it reads often is brought to a
+    /// node there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
 }
 
 /// What a client needs to know of the pool.

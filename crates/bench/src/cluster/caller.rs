@@ -59,6 +59,7 @@ impl Caller {
         let hello = Hello {
             epoch: caller.epoch,
             client: caller.client,
+            host: None,
         };
         let welcome: Welcome = caller.exchange("pool.hello", &hello)?;
         caller.epoch = welcome.epoch;

@@ -236,7 +236,9 @@ fn ctrl_c_ends_a_load_at_once_and_its_report_is_printed() {
     stopped(&server.child);
     // It waits for an answer when it wakes no more.
     let mut seen = 0;
-    until("it waits", || std::mem::replace(&mut seen, switches(child.id())) == seen);
+    until("it waits", || {
+        std::mem::replace(&mut seen, switches(child.id())) == seen
+    });
     kill_process(id, Signal::INT).unwrap();
     let output = output(child);
     let report = object(&output);

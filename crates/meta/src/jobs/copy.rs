@@ -1,13 +1,10 @@
 //! Copies of values from node to node, for jobs and for what is read much.
 
 use slackwater_base::{Instant, Planted, planted};
-use slackwater_wire::{
-    ChainPlace, CopyTask, ErrorCode, JobId, ReplicaAt, ReplicaState, SegmentKind, TicketId,
-};
+use slackwater_wire::{CopyTask, ErrorCode, JobId, ReplicaAt, ReplicaState, SegmentKind, TicketId};
 
 use super::{COPY_TIME, Copying, Job, Unit};
 use crate::catalog::{ReplicaId, SegmentIndex};
-use crate::evict::Slot;
 use crate::master::{Due, Master};
 use crate::pressure::Evictable;
 use crate::release::Reason;
@@ -20,13 +17,15 @@ pub(crate) enum Whose {
     Job(JobId),
     /// Because it is read much.
     Heat,
+    /// It is promoted to a node of its reader's host.
+    Reader,
 }
 
 impl Master {
     fn job_of(&mut self, whose: Whose) -> Option<&mut Job> {
         match whose {
             Whose::Job(id) => self.jobs.all.get_mut(&id),
-            Whose::Heat => None,
+            Whose::Heat | Whose::Reader => None,
         }
     }
 
@@ -46,7 +45,7 @@ impl Master {
         let fits = match whose {
             // A replica that moves takes its room twice for a moment only.
             Whose::Job(_) if unit.from.is_some() => true,
-            Whose::Job(_) => self.fit_quota(now, tenant, Ledger::Memory, charge),
+            Whose::Job(_) | Whose::Reader => self.fit_quota(now, tenant, Ledger::Memory, charge),
             // Its place was chosen within the quota: nothing goes for what nobody asked for.
             Whose::Heat => true,
         };
@@ -145,6 +144,8 @@ impl Master {
                 let at_fault = is_current && code != ErrorCode::SegmentNotFound;
                 self.replicated(now, &unit, Err(at_fault));
             }
+            (Whose::Reader, Ok(())) => self.brought(now, &unit, (!gone).then_some(staged)),
+            (Whose::Reader, Err(code)) => self.not_brought(now, &unit, code, is_current),
             (Whose::Job(_), Err(_)) if planted(Planted::FailedCopyLetsSourceGo) => {
                 self.let_source_go(now, &unit, source);
             }
@@ -161,15 +162,11 @@ impl Master {
     fn publish_unit(&mut self, now: Instant, unit: &Unit, source: ReplicaId, staged: ReplicaId) {
         let from = *self.catalog.replica(source);
         let standing = match from.state {
-            ReplicaState::Complete => self
-                .segments
-                .at(from.segment)
-                .policy
-                .standing(now, Slot(from.slot)),
+            ReplicaState::Complete => self.standing_of(now, source, unit.chain),
             // Its policy has forgotten it.
             ReplicaState::Processing | ReplicaState::Removed => None,
         };
-        self.publish_copy(now, unit.object, staged, ChainPlace::default(), standing);
+        self.publish_copy(now, unit.object, staged, unit.chain, standing);
         let segment = self.catalog.replica(staged).segment;
         let lease = self.lease_end(unit.object);
         if lease > now {

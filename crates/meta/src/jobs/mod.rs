@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use slackwater_base::{Instant, Planted, planted};
 use slackwater_wire::{
-    ErrorCode, Incarnation, JobId, JobSpec, JobState, JobStatus, JobWork, Key, Reply, SegmentId,
-    SegmentKind, TicketId, Version,
+    ChainPlace, ErrorCode, Incarnation, JobId, JobSpec, JobState, JobStatus, JobWork, Key, Reply,
+    SegmentId, SegmentKind, TicketId, Version,
 };
 
 use crate::budget::Budget;
@@ -96,6 +96,8 @@ pub(crate) struct Unit {
     from: Option<SegmentId>,
     /// The segments that it may go to; empty for any memory.
     to: Arc<[SegmentId]>,
+    /// The place of the object in the chain of its reader, where that is known.
+    pub(crate) chain: ChainPlace,
     /// Whether the object may be at one of them already.
     drains: bool,
     tries: u32,
@@ -121,6 +123,7 @@ impl Unit {
             key,
             from: None,
             to,
+            chain: ChainPlace::default(),
             drains: false,
             tries: 0,
             not_before: Instant::ZERO,
@@ -217,6 +220,12 @@ impl Jobs {
     pub(crate) fn is_carried(&self, object: ObjectId) -> bool {
         let mut copies = self.copies.values();
         copies.any(|copying| copying.unit.object == object)
+    }
+
+    /// Whether an object is being carried for this.
+    pub(crate) fn carries(&self, object: ObjectId, whose: Whose) -> bool {
+        let mut copies = self.copies.values();
+        copies.any(|copying| copying.unit.object == object && copying.whose == whose)
     }
 
     fn count_offload(&mut self, job: JobId, offloads: bool) {

@@ -231,14 +231,11 @@ impl Master {
                 let (version, key) = (record.version, record.key.clone());
                 if let Some(job) = self.jobs.all.get_mut(&id) {
                     job.queue.push_back(Unit {
-                        object,
-                        version,
-                        key,
                         from: Some(from),
-                        to: Arc::clone(&job.targets),
                         drains: true,
                         tries,
                         not_before: now,
+                        ..Unit::copy_of(object, version, key, Arc::clone(&job.targets))
                     });
                 }
             }

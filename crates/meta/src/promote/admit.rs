@@ -6,7 +6,7 @@ use slackwater_wire::{ChainPlace, NodeId, SegmentKind};
 
 use super::retry::Tried;
 use super::{Promoting, Stage};
-use crate::catalog::{Mark, ObjectId, ReplicaId};
+use crate::catalog::{Mark, ObjectId, ReplicaId, SegmentIndex};
 use crate::config::{OnHit, PromotionAdmission};
 use crate::decisions::{Choice, Kind, PromotionCause, PromotionRefusal};
 use crate::evict::{Link, Slot};
@@ -19,12 +19,14 @@ const GROUP_REQUESTED_MAX: usize = 1024;
 
 /// A request to promote an object.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PromotionRequest {
+pub(super) struct PromotionRequest<'a> {
     pub(super) object: ObjectId,
     /// Reads that the sketch counts.
     pub(super) heat: u8,
     pub(super) chain: ChainPlace,
     pub(super) earned: Earned,
+    /// The host of its reader, if that is known.
+    pub(super) reader: Option<&'a str>,
 }
 
 /// Whether an object has met the condition for promotion.
@@ -57,6 +59,14 @@ pub(super) enum Verdict {
     QueueFull,
     /// It is promoted from this record by this node.
     Admit(ReplicaId, NodeId),
+    /// It is brought from this record of another host to this memory of the reader's.
+    Bring(ReplicaId, SegmentIndex),
+}
+
+impl Verdict {
+    pub(super) fn is_admitted(self) -> bool {
+        matches!(self, Self::Admit(..) | Self::Bring(..))
+    }
 }
 
 impl Master {
@@ -67,6 +77,7 @@ impl Master {
         links: &[Link],
         cold: &[(ObjectId, u32)],
         chain: ChainPlace,
+        reader: Option<&str>,
     ) {
         for (id, at) in cold {
             // It may have been evicted to make room for an earlier one.
@@ -86,7 +97,8 @@ impl Master {
             let earned = match self.config.promotion.admission {
                 PromotionAdmission::Frequency => Earned::ByHeat,
                 PromotionAdmission::Index => Earned::ByIndex {
-                    kept: self.memory_would_keep(now, *id),
+                    kept: self.place_beside(now, *id, reader).is_some()
+                        || self.memory_would_keep(now, *id),
                 },
             };
             let request = PromotionRequest {
@@ -94,13 +106,14 @@ impl Master {
                 heat,
                 chain,
                 earned,
+                reader,
             };
             let verdict = self.request_promotion(now, request, None);
             if let Verdict::NoRoom(_) | Verdict::QueueFull = verdict {
                 self.remember(now, *id, chain);
             }
-            if let Verdict::Admit(..) = verdict {
-                self.request_group(now, *id, heat, None);
+            if verdict.is_admitted() {
+                self.request_group(now, *id, heat, None, reader);
             }
         }
     }
@@ -110,10 +123,10 @@ impl Master {
     pub(super) fn request_promotion(
         &mut self,
         now: Instant,
-        request: PromotionRequest,
+        request: PromotionRequest<'_>,
         tried: Option<Tried>,
     ) -> Verdict {
-        let verdict = self.plan_promotion(request);
+        let verdict = self.plan_promotion(now, request);
         if let Some(refusal) = refusal(verdict, request) {
             self.decided_not_to_promote(now, request.object, refusal);
         }
@@ -140,12 +153,23 @@ impl Master {
                 self.deliver(now, node);
                 self.forget_candidate(request.object);
             }
+            Verdict::Bring(source, target) => {
+                if !self.begin_bringing(now, request, source, target) {
+                    let reader = None;
+                    return self.request_promotion(
+                        now,
+                        PromotionRequest { reader, ..request },
+                        tried,
+                    );
+                }
+                self.forget_candidate(request.object);
+            }
         }
         verdict
     }
 
     /// Checks every gate, in the documented order, without changing anything.
-    fn plan_promotion(&self, request: PromotionRequest) -> Verdict {
+    fn plan_promotion(&self, now: Instant, request: PromotionRequest<'_>) -> Verdict {
         let config = &self.config.promotion;
         if config.on_hit == OnHit::Stay {
             return Verdict::Off;
@@ -157,6 +181,9 @@ impl Master {
         };
         if !has_earned {
             return Verdict::Unearned;
+        }
+        if let Some((source, target)) = self.place_beside(now, request.object, request.reader) {
+            return Verdict::Bring(source, target);
         }
         let is_there = self.catalog.is_object(request.object);
         let sources = if is_there {
@@ -175,7 +202,7 @@ impl Master {
         if object.is(Mark::Open) {
             return Verdict::Ineligible;
         }
-        if object.is(Mark::Promotion) {
+        if object.is(Mark::Promotion) || self.is_brought(request.object) {
             return Verdict::InFlight;
         }
         let mut replicas = self.catalog.replicas(request.object);
@@ -226,7 +253,7 @@ impl Master {
 
     /// Whether a node's memory, including what is promised already, is below the watermark of admission, and what leaves it has
     /// made room.
-    fn has_room(&self, node: NodeId) -> bool {
+    pub(super) fn has_room(&self, node: NodeId) -> bool {
         let (mut staying, mut used, mut capacity) = (0, 0, 0);
         for index in self.segments.of_node(node) {
             let segment = self.segments.at(index);
@@ -277,6 +304,7 @@ impl Master {
         id: ObjectId,
         heat: u8,
         tried: Option<Tried>,
+        reader: Option<&str>,
     ) {
         let object = self.catalog.object(id);
         if !object.is(Mark::Group) {
@@ -293,6 +321,7 @@ impl Master {
                 heat,
                 chain,
                 earned: Earned::Before,
+                reader,
             };
             let verdict = self.request_promotion(now, request, tried);
             if let Verdict::NoRoom(_) | Verdict::QueueFull = verdict {
@@ -317,16 +346,11 @@ impl Master {
     fn begin_promotion(
         &mut self,
         now: Instant,
-        request: PromotionRequest,
+        request: PromotionRequest<'_>,
         (source, node): (ReplicaId, NodeId),
         tried: Option<Tried>,
     ) {
-        let cause = match request.earned {
-            Earned::ByHeat => PromotionCause::Reads(request.heat),
-            Earned::ByIndex { .. } => PromotionCause::Worth,
-            Earned::Before => PromotionCause::Earlier,
-        };
-        self.decided(now, source, Kind::Promotion, Choice::Promoted(cause));
+        self.decided_to_promote(now, request, source);
         let ticket = self.numbers.ticket();
         let entry = self.entry(request.object);
         let object = self.catalog.object_mut(request.object);
@@ -350,10 +374,24 @@ impl Master {
         self.metrics.promotion.admitted += 1;
         self.metrics.promotion.in_flight += 1;
     }
+
+    pub(super) fn decided_to_promote(
+        &mut self,
+        now: Instant,
+        request: PromotionRequest<'_>,
+        source: ReplicaId,
+    ) {
+        let cause = match request.earned {
+            Earned::ByHeat => PromotionCause::Reads(request.heat),
+            Earned::ByIndex { .. } => PromotionCause::Worth,
+            Earned::Before => PromotionCause::Earlier,
+        };
+        self.decided(now, source, Kind::Promotion, Choice::Promoted(cause));
+    }
 }
 
 /// The gate that a verdict names, as people are told.
-fn refusal(verdict: Verdict, request: PromotionRequest) -> Option<PromotionRefusal> {
+fn refusal(verdict: Verdict, request: PromotionRequest<'_>) -> Option<PromotionRefusal> {
     match verdict {
         Verdict::Unearned => Some(match request.earned {
             Earned::ByIndex { .. } => PromotionRefusal::NotWorth,
@@ -365,6 +403,7 @@ fn refusal(verdict: Verdict, request: PromotionRequest) -> Option<PromotionRefus
         | Verdict::Gone
         | Verdict::Ineligible
         | Verdict::InFlight
-        | Verdict::Admit(..) => None,
+        | Verdict::Admit(..)
+        | Verdict::Bring(..) => None,
     }
 }

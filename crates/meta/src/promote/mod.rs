@@ -2,7 +2,8 @@
 //! that causes it.
 //!
 //! `admit` requests a promotion and applies the verdict of `plan_promotion`, which checks all gates; `run` sends,
-//! stages and ends what was admitted; `retry` requests again what was refused for lack of room. A promotion ends in
+//! stages and ends what was admitted; `bring` has a node of the reader's host take the value in place of the one that has
+//! the record; `retry` requests again what was refused for lack of room. A promotion ends in
 //! exactly one of four ways, each through [`Promotions::remove`], so that `admitted = completed + failed + cancelled +
 //! expired + in flight` holds always.
 
@@ -17,6 +18,7 @@ use crate::catalog::{Catalog, ObjectId, ReplicaId, SegmentIndex, TenantIndex};
 use crate::config::{OnHit, Promotion};
 
 mod admit;
+mod bring;
 mod retry;
 mod run;
 
@@ -153,7 +155,10 @@ impl Promotions {
 
     /// A promotion was requested again: if it waits, it moves up.
     fn reheat(&mut self, id: ObjectId, heat: u8) {
-        let ticket = self.of[&id];
+        // What is brought to its reader waits for nobody.
+        let Some(ticket) = self.of.get(&id).copied() else {
+            return;
+        };
         let promoting = self.at_mut(ticket);
         let before = std::mem::replace(&mut promoting.heat, heat);
         let (node, stage) = (promoting.node, promoting.stage);

@@ -96,11 +96,12 @@ impl Master {
             heat,
             chain,
             earned: Earned::Before,
+            reader: None,
         };
         match self.request_promotion(now, request, Some(tried)) {
-            Verdict::Admit(..) => {
+            Verdict::Admit(..) | Verdict::Bring(..) => {
                 self.metrics.promotion.candidate_admitted += 1;
-                self.request_group(now, id, heat, Some(tried));
+                self.request_group(now, id, heat, Some(tried), None);
             }
             Verdict::NoRoom(_) | Verdict::QueueFull => {
                 self.metrics.promotion.candidate_admission_rejected += 1;

@@ -1,13 +1,16 @@
 //! The course of an admitted promotion: it is sent to its node, staged, and ended once.
 
+use std::time::Duration;
+
 use slackwater_base::{Instant, Planted, planted};
 use slackwater_wire::{
-    ExtentRef, NodeId, Order, PromoteTask, PromotionFailure, SegmentKind, TicketId,
+    ChainPlace, ExtentRef, NodeId, Order, PromoteTask, PromotionFailure, SegmentKind, TicketId,
 };
 
 use super::{Exit, Next, Promoting, Stage};
 use crate::catalog::{Mark, ObjectId, ReplicaId, SegmentIndex};
 use crate::evict::{self, Slot};
+use crate::jobs::Whose;
 use crate::master::{Due, Master};
 use crate::pressure::Evictable;
 use crate::release::Reason;
@@ -139,35 +142,42 @@ impl Master {
             source,
             ..
         } = self.end_promotion(now, ticket, Exit::Completed);
-        let record = self.catalog.replica(source);
-        // For a block inside a chain segment the policy knows only the position of the segment's head.
-        let standing = self
-            .segments
-            .at(record.segment)
-            .policy
-            .standing(now, Slot(record.slot));
-        let position = |standing: evict::Standing| {
-            if chain.parent.is_some() {
-                chain.position
-            } else {
-                standing.position
-            }
-        };
-        let standing = standing.map(|standing| evict::Standing {
-            position: position(standing),
-            ..standing
-        });
+        let standing = self.standing_of(now, source, chain);
         self.metrics.promotion.completed_bytes += bytes;
         self.publish_copy(now, object, staged, chain, standing);
         let segment = self.catalog.replica(staged).segment;
-        if self.config.promotion.grace > std::time::Duration::ZERO {
-            self.set_aside(
-                staged,
-                Evictable::NotBefore(now + self.config.promotion.grace),
-            );
-        }
+        self.grant_grace(now, staged);
         self.unsettled.press(segment);
         self.deliver(now, node);
+    }
+
+    /// What the policy of a replica's segment knows of its value, which is copied to another one.
+    pub(crate) fn standing_of(
+        &self,
+        now: Instant,
+        source: ReplicaId,
+        chain: ChainPlace,
+    ) -> Option<evict::Standing> {
+        let record = self.catalog.replica(source);
+        let policy = &self.segments.at(record.segment).policy;
+        let standing = policy.standing(now, Slot(record.slot))?;
+        // For a block inside a chain segment the policy knows only the position of the segment's head.
+        let position = match chain.parent {
+            Some(_) => chain.position,
+            None => standing.position,
+        };
+        Some(evict::Standing {
+            position,
+            ..standing
+        })
+    }
+
+    /// What was promoted is not evicted at once.
+    pub(super) fn grant_grace(&mut self, now: Instant, promoted: ReplicaId) {
+        let grace = self.config.promotion.grace;
+        if grace > Duration::ZERO {
+            self.set_aside(promoted, Evictable::NotBefore(now + grace));
+        }
     }
 
     /// The node could not do it. A repeated report changes nothing.
@@ -245,7 +255,7 @@ impl Master {
         );
         assert_eq!(
             metrics.in_flight,
-            self.promotions.tickets.len() as u64,
+            (self.promotions.tickets.len() + self.jobs.copies_of(Whose::Reader)) as u64,
             "one slot a ticket"
         );
         if exit != Exit::Failed || !planted(Planted::PromotionKeepsSource) {

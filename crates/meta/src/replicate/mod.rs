@@ -69,6 +69,11 @@ impl Replicating {
             next_segment: 0,
         }
     }
+
+    /// Whether a node gets no copy, as one to it has failed a moment ago.
+    pub(crate) fn rests(&self, now: Instant, node: NodeId) -> bool {
+        self.resting.get(&node).is_some_and(|until| *until > now)
+    }
 }
 
 impl Master {
@@ -185,14 +190,8 @@ impl Master {
             }
             Err(at_fault) => {
                 metrics.failed += 1;
-                // Another place may fare better.
-                let to = unit.to().first().filter(|_| at_fault);
-                let to = to.and_then(|id| self.segments.find(*id));
-                let until = now + self.config.replication.rest_after_loss;
-                let resting = &mut self.replicating.resting;
-                resting.retain(|_, until| *until > now);
-                if let Some(index) = to {
-                    resting.insert(self.segments.at(index).node, until);
+                if at_fault {
+                    self.rest_target(now, unit);
                 }
             }
         }
@@ -201,6 +200,17 @@ impl Master {
             let rest = now + self.config.replication.rest;
             let (id, version) = (unit.object, unit.version);
             self.replicating.heat.rest(id, version, rest);
+        }
+    }
+
+    /// A copy has failed: another place may fare better.
+    pub(crate) fn rest_target(&mut self, now: Instant, unit: &Unit) {
+        let to = unit.to().first().and_then(|id| self.segments.find(*id));
+        let until = now + self.config.replication.rest_after_loss;
+        let resting = &mut self.replicating.resting;
+        resting.retain(|_, until| *until > now);
+        if let Some(index) = to {
+            resting.insert(self.segments.at(index).node, until);
         }
     }
 
@@ -244,8 +254,7 @@ impl Master {
             self.segments.iter().skip(start),
         );
         for (index, segment) in from.chain(before).take(PLACES) {
-            let resting = self.replicating.resting.get(&segment.node);
-            let rests = resting.is_some_and(|until| *until > now);
+            let rests = self.replicating.rests(now, segment.node);
             let has_it = in_memory.iter().any(|(_, it)| it.node == segment.node);
             let memory = segment.kind() == SegmentKind::Memory;
             if !memory || has_it || rests || !segment.takes_new() {

@@ -24,6 +24,8 @@ pub(crate) struct World {
     pub(crate) orders: VecDeque<(NodeId, Order)>,
     /// Copies that no node has made yet.
     pub(crate) copies: VecDeque<(NodeId, CopyTask)>,
+    /// The host of the clients, if they say it.
+    pub(crate) host: Option<&'static str>,
     replies: Vec<(ClientId, OperationId, Reply)>,
     next_operation: u64,
     /// Whether nodes carry out fences and drops after each step.
@@ -39,6 +41,7 @@ impl World {
             now: Instant::from_nanos(1_000_000_000),
             orders: VecDeque::new(),
             copies: VecDeque::new(),
+            host: None,
             replies: Vec::new(),
             next_operation: 0,
             obedient: true,
@@ -163,7 +166,7 @@ impl World {
         let operation = OperationId(self.next_operation);
         self.input(Input::Request {
             client,
-            host: None,
+            host: self.host.map(Into::into),
             permissions: Permissions::FULL,
             operation,
             request,

@@ -99,13 +99,14 @@ impl MasterHost {
     pub(crate) fn ask_for(&mut self, now: Instant, remote: RemoteRequest) {
         let RemoteRequest {
             client,
+            host,
             operation,
             permissions,
             request,
         } = remote;
         let input = Input::Request {
             client,
-            host: None,
+            host,
             permissions,
             operation,
             request,
@@ -136,6 +137,7 @@ impl MasterHost {
             now,
             RemoteRequest {
                 client: remote.client,
+                host: None,
                 operation,
                 permissions: remote.permissions.clone(),
                 request: Request::PutRevoke {

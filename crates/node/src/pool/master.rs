@@ -13,8 +13,8 @@ use slackwater_mq::{
 };
 use slackwater_wait::{Event, Park, Site, Waiting, now};
 use slackwater_wire::{
-    Attached, ErrorCode, NodeHello, NodeId, NodeName, NodeWelcome, Permissions, Reply, Reports,
-    Request, SegmentKind, TicketId, body,
+    Attached, ErrorCode, Mount, NodeHello, NodeId, NodeName, NodeWelcome, Permissions, Reply,
+    Reports, Request, SegmentKind, TicketId, body,
 };
 use slackwater_zmtp::PublicKey;
 
@@ -421,8 +421,15 @@ impl MasterShell {
         }
         self.forget(node);
         host.take(now, Input::NodeLost(node));
+        // Processes of its host reach its memory without the network: what they read is brought there.
+        let contact = hello.memory.contact.host.as_ref();
+        let boot_id = contact.map(|host| host.boot_id.clone()).unwrap_or_default();
         for mount in &hello.segments {
-            host.begin(now, Request::Mount(mount.clone()));
+            let mount = Mount {
+                host: boot_id.clone(),
+                ..mount.clone()
+            };
+            host.begin(now, Request::Mount(mount));
             let refused = match host.end() {
                 Asked::Now(Reply::Done) => continue,
                 Asked::Now(Reply::Failed(code)) => code,

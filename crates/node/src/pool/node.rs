@@ -42,6 +42,8 @@ pub struct NodeOptions {
     pub name: Option<NodeName>,
     /// The file that its memory is a piece of; none for memory of this process.
     pub file: Option<FileMemory>,
+    /// Processes of this host reach it as others do: by TCP.
+    pub force_tcp: bool,
 }
 
 /// Memory that is a piece of a file, as long as the configuration says, of which two pages are for the node itself. Others
@@ -63,6 +65,7 @@ impl Default for NodeOptions {
             staging: ServeOptions::default().staging,
             name: None,
             file: None,
+            force_tcp: false,
         }
     }
 }
@@ -368,7 +371,7 @@ impl Life {
             events: None,
         };
         let store = Store::open_for(shared.config.clone(), Some(sharing))?;
-        let engine = engine(options.data, links)?;
+        let engine = engine(options.data, links, options.force_tcp)?;
         let memory = ServedMemory::new(store.clone(), engine.clone(), shared.beside);
         let memory = memory.map_err(|why| ServeError::Data {
             address: options.data,

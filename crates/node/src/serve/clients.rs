@@ -5,6 +5,7 @@
 //! a link with another key cannot take part in its operations.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use slackwater_wire::{ClientId, ErrorCode, OperationId};
 
@@ -18,10 +19,13 @@ pub(crate) struct Clients<L, K, A> {
 struct Client<L, K> {
     key: Option<K>,
     links: Vec<L>,
+    host: Option<Arc<str>>,
 }
 
 /// Most links of one client: a client opens one, and a lost one may be noticed here only after its successor.
 const LINKS_MAX: usize = 16;
+/// Longest name of a host, in bytes: a boot id has 36.
+const HOST_BYTES_MAX: usize = 64;
 /// Most repetitions of one operation that are answered.
 const REPEATED_MAX: usize = 4;
 /// Names up to this one are the process's own.
@@ -56,6 +60,7 @@ impl<L: Copy + Ord, K: Copy + Eq, A> Clients<L, K, A> {
         let known = self.by_id.entry(client).or_insert_with(|| Client {
             key,
             links: Vec::new(),
+            host: None,
         });
         if known.key != key {
             return Err(ErrorCode::IllegalClient);
@@ -66,6 +71,19 @@ impl<L: Copy + Ord, K: Copy + Eq, A> Clients<L, K, A> {
         known.links.push(link);
         self.by_link.insert(link, client);
         Ok(())
+    }
+
+    /// A client says on which host it is. A name that is none is as good as no word of it.
+    pub(crate) fn place(&mut self, client: ClientId, host: Option<&str>) {
+        let host = host.filter(|host| (1..=HOST_BYTES_MAX).contains(&host.len()));
+        if let Some(known) = self.by_id.get_mut(&client) {
+            known.host = host.map(Arc::from);
+        }
+    }
+
+    /// The host of a client, if it has said so.
+    pub(crate) fn host_of(&self, client: ClientId) -> Option<Arc<str>> {
+        self.by_id.get(&client)?.host.clone()
     }
 
     /// A link is gone: the client whose last one it was.
@@ -169,6 +187,28 @@ mod tests {
         assert_eq!(table.waiting[&(ANNA, operation)].len(), REPEATED_MAX);
         assert_eq!(table.leave(1), Some(ANNA));
         assert_eq!(table.waiting.len(), 1, "the other client's");
+    }
+
+    #[test]
+    fn a_client_is_on_the_host_that_it_said_last() {
+        let mut table = Table::new();
+        let mut check = |said: Option<&str>, expected: Option<&str>| {
+            table.arrive(1, ANNA, None).unwrap();
+            table.place(ANNA, said);
+            assert_eq!(table.host_of(ANNA).as_deref(), expected, "{said:?}");
+            assert_eq!(table.host_of(BERT), None, "who has no link is nowhere");
+            table.place(BERT, Some("b"));
+        };
+        let longest = "x".repeat(HOST_BYTES_MAX);
+        check(Some("a"), Some("a"));
+        check(Some(&longest), Some(&longest));
+        check(Some(&(longest.clone() + "x")), None);
+        check(Some("a"), Some("a"));
+        check(Some(""), None);
+        check(None, None);
+        table.place(ANNA, Some("a"));
+        table.leave(1);
+        assert_eq!(table.host_of(ANNA), None);
     }
 
     #[test]

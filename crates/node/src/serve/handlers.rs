@@ -34,6 +34,7 @@ impl Handlers {
         if let Err(code) = self.admit(call, hello.epoch, hello.client) {
             return self.refuse(call, code);
         }
+        (self.outgoing.clients()).place(hello.client, hello.host.as_deref());
         let (nodes, value_bytes_max) = self.backend.nodes();
         let welcome = Welcome {
             epoch: self.outgoing.epoch,
@@ -92,11 +93,14 @@ impl Handlers {
         let span = TraceSpan::of(trace, span_name(&request), SpanKind::Server);
         let parent = Traceparent(span.context());
         let unanswered = Unanswered { deferred, span };
-        self.outgoing
-            .clients()
-            .wait(call.from(), client, operation, unanswered);
+        let host = {
+            let mut clients = self.outgoing.clients();
+            clients.wait(call.from(), client, operation, unanswered);
+            clients.host_of(client)
+        };
         let remote = RemoteRequest {
             client,
+            host,
             operation,
             permissions,
             request,

@@ -120,7 +120,7 @@ impl Server {
             events: events.as_ref().map(KvEvents::queue),
         };
         let store = Store::open_for(config, Some(sharing))?;
-        let engine = engine(data, &links)?;
+        let engine = engine(data, &links, false)?;
         let memory = ServedMemory::new(store.clone(), engine.clone(), beside).map_err(|why| {
             ServeError::Data {
                 address: data,
@@ -286,13 +286,18 @@ pub(crate) fn check_data(
 }
 
 /// The transfer engine of a process whose memory others reach.
-pub(crate) fn engine(data: SocketAddr, links: &Links) -> Result<Engine, ServeError> {
+pub(crate) fn engine(
+    data: SocketAddr,
+    links: &Links,
+    force_tcp: bool,
+) -> Result<Engine, ServeError> {
     let sealed = links.keys.as_ref().zip(links.allowed.as_ref());
     let seal = sealed.map(|(keys, clients)| SealConfig {
         keys: keys.clone(),
         clients: clients.clone(),
     });
     let mut config = EngineConfig::new("node");
+    config.force_tcp = force_tcp;
     config.tcp = TcpConfig {
         bind: vec![data],
         seal,

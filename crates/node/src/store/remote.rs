@@ -30,6 +30,8 @@ pub(crate) struct Served {
 /// A request of a client in another process.
 pub(crate) struct RemoteRequest {
     pub(crate) client: ClientId,
+    /// The host that it is on, if it has said so.
+    pub(crate) host: Option<Arc<str>>,
     pub(crate) operation: OperationId,
     /// What the key of its link permits.
     pub(crate) permissions: Permissions,
@@ -488,6 +490,7 @@ mod tests {
     fn ask(store: &Store, operation: u64, request: Request) -> Result<(), ErrorCode> {
         store.ask_for(RemoteRequest {
             client: CLIENT,
+            host: None,
             operation: OperationId(operation),
             permissions: Permissions::admin(),
             request,

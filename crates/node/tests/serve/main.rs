@@ -164,6 +164,7 @@ impl Peer {
         let hello = Hello {
             epoch: Epoch(0),
             client: ClientId(client),
+            host: None,
         };
         let welcome: Welcome = ask(&mq, to, "pool.hello", &hello);
         let [node] = welcome.nodes.try_into().unwrap();

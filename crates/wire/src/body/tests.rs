@@ -443,10 +443,13 @@ fn answered() -> Vec<Answered> {
 }
 
 fn hellos() -> Vec<Hello> {
-    vec![Hello {
+    let hello = Hello {
         epoch: Epoch(0),
         client: ClientId(7),
-    }]
+        host: None,
+    };
+    let host = Some("b".into());
+    vec![hello.clone(), Hello { host, ..hello }]
 }
 
 fn welcomes() -> Vec<Welcome> {

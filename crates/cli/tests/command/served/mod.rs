@@ -73,11 +73,15 @@ impl Served {
     }
 
     pub(crate) fn connect(&self) -> Client {
+        self.connect_as(ConnectOptions::default())
+    }
+
+    pub(crate) fn connect_as(&self, options: ConnectOptions) -> Client {
         Client::connect(&ConnectOptions {
             address: self.address.parse().unwrap(),
             connect_timeout: PATIENCE,
             deadline: PATIENCE,
-            ..ConnectOptions::default()
+            ..options
         })
         .unwrap()
     }

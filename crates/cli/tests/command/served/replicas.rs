@@ -1,8 +1,10 @@
 //! Replicas that a master makes because a value is read much.
 
 use serde_json::Value;
-use slackwater_remote::{CallOptions, Cancel, Client, ClientError, GetOptions, PutOptions};
-use slackwater_wire::ReplicaAt;
+use slackwater_remote::{
+    CallOptions, Cancel, Client, ClientError, ConnectOptions, GetOptions, PutOptions, Stored,
+};
+use slackwater_wire::{Durability, ReplicaAt};
 
 use super::admin::Administered;
 use super::pool::{Node, get, put};
@@ -47,6 +49,73 @@ fn what_is_read_much_outlives_its_node() {
     assert!(readers.iter().all(|reader| get(reader, 1).is_some()));
     let fresh = server.served.connect();
     assert!(get(&fresh, 1).is_some());
+}
+
+/// What was read on one machine was promoted on another, which had its record: every later read took the network.
+#[test]
+fn what_is_read_often_comes_to_a_node_of_its_readers_host() {
+    let place = Place::new();
+    let server = Administered::spawn(&place, &["master"]);
+    let address = &server.served.address;
+    let sizes = [
+        "--memory",
+        "16MiB",
+        "--ssd",
+        "64MiB",
+        "--file-bytes",
+        "4MiB",
+    ];
+    // It stands for a node of another host.
+    let start = || {
+        Node::start(
+            &place,
+            address,
+            &[&sizes[..], &["--dir", "kv", "--force-tcp"]].concat(),
+        )
+    };
+    let far = start();
+    let client = server.served.connect();
+    let durable = PutOptions {
+        durability: Durability::Disk,
+        ..PutOptions::default()
+    };
+    for name in 0..8 {
+        let put = client.put(
+            format!("k{name}").as_bytes(),
+            &value(name, 1 << 18),
+            &durable,
+        );
+        assert_eq!(put, Ok(Stored::New));
+    }
+    far.kill();
+    let _far = start();
+    let _near = Node::start(&place, address, &["--memory", "16MiB"]);
+    let known = |name: u64| client.stat(format!("k{name}").as_bytes(), &CallOptions::default());
+    until("all records are announced", || {
+        (0..8).all(|name| {
+            known(name)
+                .unwrap()
+                .is_some_and(|found| !found.replicas.is_empty())
+        })
+    });
+    let read = |reader: &Client, names: std::ops::Range<u64>| {
+        for name in names {
+            assert!((0..2).all(|_| get(reader, name).is_some()));
+            until("it is promoted", || holders(&client, name).len() == 1);
+        }
+    };
+    let to_reader = || server.json("/api/v1/stats")["promotions"]["to_reader"].clone();
+    read(&client, 0..4);
+    assert_eq!(to_reader(), 4);
+    let elsewhere = server.served.connect_as(ConnectOptions {
+        force_tcp: true,
+        ..ConnectOptions::default()
+    });
+    read(&elsewhere, 4..8);
+    assert_eq!(to_reader(), 4, "its reader is on no host that is known");
+    let [near, far] = [0, 4].map(|name| holders(&client, name));
+    assert!(near != far && (0..4).all(|name| holders(&client, name) == near));
+    assert!((0..8).all(|name| get(&client, name).is_some()));
 }
 
 /// A reader waited for a stopped node until its deadline, though another node had the value.

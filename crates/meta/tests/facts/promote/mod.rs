@@ -1,5 +1,6 @@
 //! Promotion on hit.
 
+mod bring;
 mod life;
 mod retry;
 mod review;

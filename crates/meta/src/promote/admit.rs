@@ -212,7 +212,7 @@ impl Master {
         let Some((source, node)) = roomy else {
             return Verdict::Ineligible;
         };
-        if self.promotions.tickets.len() >= config.queue_limit {
+        if self.is_queue_full() {
             return Verdict::QueueFull;
         }
         Verdict::Admit(*source, *node)

@@ -21,6 +21,15 @@ impl Master {
         self.jobs.carries(id, Whose::Reader)
     }
 
+    /// Promotions under way, those to readers' hosts among them.
+    pub(super) fn under_way(&self) -> usize {
+        self.promotions.tickets.len() + self.jobs.copies_of(Whose::Reader)
+    }
+
+    pub(super) fn is_queue_full(&self) -> bool {
+        self.under_way() >= self.config.promotion.queue_limit
+    }
+
     /// The record of an object that is on other hosts than its reader, and memory of the reader's host that has room for it.
     pub(super) fn place_beside(
         &self,
@@ -66,9 +75,8 @@ impl Master {
         if preferred < rank(target) {
             return None;
         }
-        let under_way = self.jobs.copies_of(Whose::Reader);
-        let limit = ACTIVE_MAX.min(self.config.promotion.queue_limit);
-        (under_way < limit && !self.jobs.is_carried(id)).then_some((record?, target))
+        let has_slot = self.jobs.copies_of(Whose::Reader) < ACTIVE_MAX && !self.is_queue_full();
+        (has_slot && !self.jobs.is_carried(id)).then_some((record?, target))
     }
 
     /// Has the target's node bring an object; whether it has begun.

@@ -10,7 +10,6 @@ use slackwater_wire::{
 use super::{Exit, Next, Promoting, Stage};
 use crate::catalog::{Mark, ObjectId, ReplicaId, SegmentIndex};
 use crate::evict::{self, Slot};
-use crate::jobs::Whose;
 use crate::master::{Due, Master};
 use crate::pressure::Evictable;
 use crate::release::Reason;
@@ -247,6 +246,7 @@ impl Master {
             Exit::Cancelled => metrics.cancelled += 1,
             Exit::Expired => metrics.expired += 1,
         }
+        let metrics = &self.metrics.promotion;
         let ended = metrics.completed + metrics.failed + metrics.cancelled + metrics.expired;
         assert_eq!(
             metrics.admitted,
@@ -255,7 +255,7 @@ impl Master {
         );
         assert_eq!(
             metrics.in_flight,
-            (self.promotions.tickets.len() + self.jobs.copies_of(Whose::Reader)) as u64,
+            self.under_way() as u64,
             "one slot a ticket"
         );
         if exit != Exit::Failed || !planted(Planted::PromotionKeepsSource) {

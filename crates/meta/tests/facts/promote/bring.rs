@@ -207,6 +207,28 @@ fn a_preferred_segment_comes_before_the_reader() {
     check("nowhere", (vec![NEAR], vec![]));
 }
 
+/// The limit counted those that a node promotes alone, and as many again were brought to readers.
+#[test]
+fn the_limit_of_promotions_counts_both_ways() {
+    let limited = Promotion {
+        queue_limit: 2,
+        ..Promotion::default()
+    };
+    let mut world = world_with(config(limited), &["a", "b", "c"]);
+    assert_eq!(earned(&mut world, "a").0, [NEAR]);
+    world.host = None;
+    assert_eq!(earned(&mut world, "b").1, [NODE]);
+    for host in [None, Some(NEAR_HOST)] {
+        world.host = host;
+        assert_eq!(
+            earned(&mut world, "c"),
+            (vec![NEAR], vec![NODE]),
+            "{host:?}"
+        );
+    }
+    assert_eq!(funnel(&world).in_flight, 2);
+}
+
 #[test]
 fn so_many_are_brought_at_once_and_the_rest_is_promoted_where_it_is() {
     let names: Vec<String> = (0..20).map(|at| format!("k{at}")).collect();

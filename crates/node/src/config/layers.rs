@@ -24,6 +24,7 @@ const OTHER_ENV: &[&str] = &[
     "SLACKWATER_NAME",
     "SLACKWATER_NODE_KEY_FILE",
     "SLACKWATER_PYTHON",
+    "SLACKWATER_TRACES",
 ];
 /// Names that begin so are options of the transfer engine, which reads them itself.
 const TRANSFER_ENV: &str = "SLACKWATER_TCP_";

@@ -63,8 +63,6 @@ pub struct OffloadMetrics {
     pub completed: u64,
     /// Bytes of the completed ones.
     pub completed_bytes: u64,
-    /// Of the completed ones, those to a node of the reader's host, from a record on another.
-    pub to_reader: u64,
     /// Ended by an error.
     pub failed: u64,
     /// Ended by their deadline.

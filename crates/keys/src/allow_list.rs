@@ -56,6 +56,8 @@ struct Inner {
     keys: ArcSwap<BTreeMap<PublicKey, Allowed>>,
     version: AtomicU64,
     watchers: Watchers,
+    /// Held from the reading of the file until what it says is in force.
+    reloading: Mutex<()>,
 }
 
 /// What is called when the list has changed.
@@ -187,14 +189,24 @@ impl AllowList {
         })))
     }
 
-    /// Reads its file again, if it has one.
+    /// Reads its file again, if it has one. Of several that do so at once each reads what is there when its turn comes.
     ///
     /// # Errors
     /// As [`AllowList::load`]; the old list stays in force then.
     pub fn reload(&self) -> Result<(), AllowListError> {
-        if let Some(path) = &self.0.path {
-            self.set(read(path)?);
+        match &self.0.path {
+            Some(path) => self.reload_by(|| read(path)),
+            None => Ok(()),
         }
+    }
+
+    fn reload_by(
+        &self,
+        read: impl FnOnce() -> Result<BTreeMap<PublicKey, Allowed>, AllowListError>,
+    ) -> Result<(), AllowListError> {
+        let reloading = &self.0.reloading;
+        let _turn = reloading.lock().unwrap_or_else(PoisonError::into_inner);
+        self.set(read()?);
         Ok(())
     }
 
@@ -225,7 +237,7 @@ impl AllowList {
     }
 
     /// Calls `changed` each time that the list was replaced, on the thread that did it, until it returns false. It must not
-    /// replace the list itself.
+    /// replace or reload the list itself.
     pub fn when_changed(&self, changed: impl Fn() -> bool + Send + 'static) {
         let Watchers(watchers) = &self.0.watchers;
         let mut watchers = watchers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -400,6 +412,35 @@ mod tests {
     use super::*;
 
     const KEY: &str = "54fcba24e93249969316fb617c872bb0c1d1ff14800427c594cbfacf1bc2d652";
+
+    /// Of two reloads at once the one that had read the file first could put its list in force last: a key that was taken away
+    /// stayed.
+    #[test]
+    fn the_list_that_was_read_last_is_in_force() {
+        let list = AllowList::of([]);
+        let entries = |level: &str| parse(Path::new("list"), &format!("{KEY} {level}"));
+        let (done, is_done) = std::sync::mpsc::channel();
+        let newer = std::thread::scope(|scope| {
+            let mut newer = None;
+            let older = list.reload_by(|| {
+                let read = entries("admin");
+                newer = Some(scope.spawn(|| {
+                    let reloaded = list.reload_by(|| entries("node"));
+                    // The older one may be over by then.
+                    let _ = done.send(());
+                    reloaded
+                }));
+                // Nothing comes while the newer one waits for its turn.
+                let _ = is_done.recv_timeout(std::time::Duration::from_millis(50));
+                read
+            });
+            assert!(older.is_ok());
+            newer.unwrap().join().unwrap()
+        });
+        assert!(newer.is_ok());
+        let levels = list.those(|_| true).into_iter().map(|(_, level)| level);
+        assert_eq!(levels.collect::<Vec<_>>(), [Level::Node]);
+    }
 
     #[test]
     fn lists_read_and_errors_name_the_line() {

@@ -70,6 +70,9 @@ impl Default for StreamOptions {
     }
 }
 
+/// Called when a peer asks for messages that are not kept any more.
+pub(crate) type Missed = Box<dyn Fn() + Send>;
+
 /// A message on its way to the loop of its stream.
 pub(crate) struct Publishing {
     pub(crate) topic: Vec<u8>,
@@ -133,6 +136,13 @@ impl Publisher {
 
     fn order(&self, publishing: Publishing) {
         let order = LoopCommand::Publish(self.stream, Box::new(publishing));
+        self.context.order(self.shard, order);
+    }
+
+    /// Has `missed` called on the loop of the stream, where it must not block, each time that a peer asks for messages which
+    /// are not kept any more: what it knows by them then, it does not know.
+    pub fn when_missed(&self, missed: impl Fn() + Send + 'static) {
+        let order = LoopCommand::WhenMissed(self.stream, Box::new(missed));
         self.context.order(self.shard, order);
     }
 

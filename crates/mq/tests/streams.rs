@@ -198,3 +198,59 @@ fn what_its_source_lost_is_a_gap_and_each_message_is_done_with() {
     publisher.publish_after(0, b"t", Vec::new(), move || ended.send(()).unwrap());
     next(&ends, "a message that nobody can take is done with too");
 }
+
+/// A peer that asked for what was not kept any more got the rest, and its source never knew.
+#[test]
+fn a_source_hears_of_messages_that_are_asked_for_and_not_kept() {
+    let server = client(1);
+    let options = StreamOptions {
+        replay_messages: 3,
+        ..StreamOptions::default()
+    };
+    let (publisher, address) = publish(&server, false, &options);
+    let (missed, misses) = channel();
+    publisher.when_missed(move || missed.send(()).unwrap());
+    let (said, heard) = channel();
+    let listener = client(2);
+    listener.subscribe(
+        &address,
+        &[b"t"],
+        &ConnectOptions::default(),
+        move |message| said.send(message.sequence).unwrap(),
+    );
+    subscribed(&server, 1);
+    for number in 0..5 {
+        publisher.publish(b"t", b"body");
+        assert_eq!(next(&heard, "every message"), number);
+    }
+    let Some(slackwater_net::Endpoint::Tcp(replays)) = publisher.replay_endpoint() else {
+        panic!("TCP")
+    };
+    let mut asks = std::net::TcpStream::connect(replays).unwrap();
+    let mut greeting = [0u8; 64];
+    (greeting[0], greeting[9], greeting[10], greeting[11]) = (0xff, 0x7f, 3, 1);
+    greeting[12..16].copy_from_slice(b"NULL");
+    asks.write_all(&greeting).unwrap();
+    asks.write_all(b"\x04\x1c\x05READY\x0bSocket-Type\0\0\0\x06DEALER")
+        .unwrap();
+    asks.read_exact(&mut greeting).unwrap();
+    for (from, expected, misses_too) in [
+        (0u64, 2..5, true),
+        (1, 2..5, true),
+        (2, 2..5, false),
+        (9, 9..9, false),
+    ] {
+        asks.write_all(b"\x01\x00\x00\x08").unwrap();
+        asks.write_all(&from.to_be_bytes()).unwrap();
+        let mut bytes = Vec::new();
+        // The end has the number -1.
+        while !bytes.windows(8).any(|number| number == [0xff; 8]) {
+            let mut chunk = [0; 1_000];
+            let count = asks.read(&mut chunk).unwrap();
+            assert!(count > 0, "the link stays");
+            bytes.extend_from_slice(&chunk[..count]);
+        }
+        assert_eq!(sequence_numbers(&bytes), expected.collect::<Vec<u64>>());
+        assert_eq!(misses.try_recv().is_ok(), misses_too, "from {from}");
+    }
+}

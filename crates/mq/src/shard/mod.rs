@@ -27,7 +27,7 @@ pub(crate) use streams::{StreamId, StreamSetup};
 
 use crate::context::Context;
 use crate::deliver::Sending;
-use crate::stream::Publishing;
+use crate::stream::{Missed, Publishing};
 use crate::timer::Ticking;
 use crate::{Admission, Level};
 use peer::{Peer, Role};
@@ -61,6 +61,7 @@ pub(crate) enum LoopCommand {
     CancelTimer(u64),
     OpenStream(StreamId, StreamSetup),
     Publish(StreamId, Box<Publishing>),
+    WhenMissed(StreamId, Missed),
     Inspect(Sender<Inspection>),
     /// Stop listening; open links go on.
     Drain,
@@ -217,6 +218,11 @@ impl Shard {
                 self.on_message(net, self.peers.find(serial), message)
             }
             LoopCommand::Publish(stream, publishing) => self.publish(net, stream, &publishing),
+            LoopCommand::WhenMissed(stream, called) => {
+                if let Some(Stream::Publisher { missed, .. }) = self.streams.get_mut(&stream) {
+                    *missed = Some(called);
+                }
+            }
             LoopCommand::Verdict(serial, level) => {
                 self.on_verdict(net, self.peers.find(serial), level)
             }

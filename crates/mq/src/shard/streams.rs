@@ -9,7 +9,7 @@ use super::Shard;
 use super::outbound::put;
 use super::peer::{Queued, Role};
 use super::peers::At;
-use crate::stream::{Published, Publishing, StreamHandler};
+use crate::stream::{Missed, Published, Publishing, StreamHandler};
 
 /// A stream of one loop, published or listened to.
 pub(crate) type StreamId = u64;
@@ -39,6 +39,9 @@ pub(super) enum Stream {
         window: VecDeque<(u64, Arc<Message>)>,
         window_bytes: usize,
         window_limit: (usize, usize),
+        /// The number of the last message that is not kept any more.
+        forgotten: Option<u64>,
+        missed: Option<Missed>,
         /// Replays under way: what each link gets next, read from the window as it takes it, so that a slow link keeps
         /// no memory.
         replays: BTreeMap<At, u64>,
@@ -71,6 +74,8 @@ impl Stream {
                 window: VecDeque::new(),
                 window_bytes: 0,
                 window_limit: (replay_messages, replay_bytes),
+                forgotten: None,
+                missed: None,
                 replays: BTreeMap::new(),
             },
             StreamSetup::Listen { topics, handler } => {
@@ -101,6 +106,7 @@ impl Shard {
             window,
             window_bytes,
             window_limit,
+            forgotten,
             ..
         }) = self.streams.get_mut(&stream)
         else {
@@ -118,9 +124,10 @@ impl Shard {
         window.push_back((sequence, Arc::clone(&message)));
         *window_bytes += size;
         while window.len() > window_limit.0 || *window_bytes > window_limit.1 {
-            let Some((_, oldest)) = window.pop_front() else {
+            let Some((number, oldest)) = window.pop_front() else {
                 break;
             };
+            *forgotten = Some(number);
             *window_bytes -= oldest.payload_bytes();
         }
         let (receivers, cap) = (subscriptions.receivers(topic), *cap_bytes);
@@ -189,8 +196,15 @@ impl Shard {
             .last()
             .and_then(|part| part.try_into().ok())
             .map(u64::from_be_bytes);
-        let (Some(from), Some(Stream::Publisher { replays, .. })) =
-            (from, self.streams.get_mut(&stream))
+        let (
+            Some(from),
+            Some(Stream::Publisher {
+                replays,
+                forgotten,
+                missed,
+                ..
+            }),
+        ) = (from, self.streams.get_mut(&stream))
         else {
             return self
                 .context
@@ -201,6 +215,10 @@ impl Shard {
             Entry::Occupied(_) => self.context.metrics.rare(&self.context.metrics.queue_full),
             Entry::Vacant(place) => {
                 place.insert(from);
+                let is_missed = forgotten.is_some_and(|last| from <= last);
+                if let Some(missed) = missed.as_ref().filter(|_| is_missed) {
+                    missed();
+                }
                 self.go_on_with_replay(net, at, stream);
             }
         }

@@ -65,7 +65,8 @@ pub(crate) struct KvEventsArguments {
     #[arg(long, value_name = "BOOL", requires = "kv_events")]
     kv_events_type: Option<bool>,
 
-    /// Events that may wait to be published; beyond them the oldest are dropped, and readers see a gap in the numbers
+    /// Events that may wait to be published; beyond them all that wait are dropped: readers see a gap in the numbers, and are
+    /// told what is held anew
     #[arg(long, value_name = "N", requires = "kv_events", default_value_t = QUEUE,
           value_parser = clap::value_parser!(u32).range(1..=16_777_216))]
     kv_events_queue: u32,

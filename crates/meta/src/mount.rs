@@ -85,7 +85,7 @@ impl Master {
         if !self.has_node(node) || self.due.at(&Due::Absence(node)).is_some() {
             return;
         }
-        self.segments.set_presence(node, Presence::Away);
+        self.set_presence(node, Presence::Away);
         self.due
             .set(Due::Absence(node), now + self.config.absence.hidden_after);
     }
@@ -98,7 +98,7 @@ impl Master {
 
     fn show(&mut self, node: NodeId) {
         self.due.cancel(Due::Absence(node));
-        self.segments.set_presence(node, Presence::Here);
+        self.set_presence(node, Presence::Here);
         self.unsettled.room();
         self.resume_jobs();
     }
@@ -115,7 +115,7 @@ impl Master {
             return self.node_lost(now, node);
         }
         self.metrics.nodes_hidden += 1;
-        self.segments.set_presence(node, Presence::Hidden);
+        self.set_presence(node, Presence::Hidden);
         self.resume_jobs();
         segments
             .into_iter()
@@ -184,6 +184,9 @@ impl Master {
         }
         self.lose_drops(index);
         self.segments.take(index);
+        if !self.has_node(node) {
+            self.feed.forget(node);
+        }
         self.outbox.forget_segment(id);
         self.due.cancel(Due::Relieve(index));
         self.unsettled.forget(index);

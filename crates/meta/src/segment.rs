@@ -404,6 +404,12 @@ impl Segments {
         }
     }
 
+    /// Whether what a node holds can be read, as far as it holds anything.
+    pub(crate) fn is_shown(&self, node: NodeId) -> bool {
+        let mut of_node = self.iter().filter(|(_, segment)| segment.node == node);
+        of_node.all(|(_, segment)| segment.presence != Presence::Hidden)
+    }
+
     /// Whether the node of a segment may announce more that belongs there, or to the SSD below it.
     pub(crate) fn is_announcing(&self, index: SegmentIndex) -> bool {
         let segment = self.at(index);

@@ -2,25 +2,29 @@
 //! in messages that any subscriber of ZeroMQ reads.
 //!
 //! Under its lock the master only puts events into a queue of bounded length. A thread writes them, and a message layer of
-//! its own sends them, so that neither slow subscribers nor many delay requests.
+//! its own sends them, so that neither slow subscribers nor many delay requests. Where the queue was too short, readers are
+//! told that nothing is held, and then what there is: the thread asks the master for a slice of it when nothing else is to
+//! be told, and no sooner than a moment after the last one, which leaves the master to requests and lets subscribers keep up.
+//! The same is done for readers who ask for messages that are not kept any more, once in a while.
 
 mod queue;
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
+use slackwater_base::Instant;
 use slackwater_mq::{
     Admission, AllowList, Allowed, Builder, Level, ListenOptions, Mq, Options, Publisher, Running,
     StreamOptions, Workers,
 };
 use slackwater_net::{Endpoint, UnixAccess};
-use slackwater_wait::{Park, Site, Waiting};
-use slackwater_wire::kv_events::KvEventFormat;
+use slackwater_wait::{Park, Site, Waiting, now};
+use slackwater_wire::kv_events::{KvEncoder, KvEventFormat};
 use slackwater_zmtp::{KeyPair, Limits};
 
-pub(crate) use queue::EventQueue;
+pub(crate) use queue::{Dropped, EventQueue, MoreEvents, Rung};
 
 use crate::OpenError;
 use crate::serve::{Links, ServeError};
@@ -38,7 +42,7 @@ pub struct KvEventsOptions {
     pub topic: String,
     /// How events are written.
     pub format: KvEventFormat,
-    /// Events that wait to be published at most; beyond them the oldest are dropped.
+    /// Events that wait to be published at most; beyond them all are dropped, and readers are told anew what is held.
     pub queue: usize,
     /// Messages kept for those who have missed them.
     pub replay_messages: usize,
@@ -128,13 +132,12 @@ impl KvEvents {
             replay: publisher.replay_endpoint().map(tcp),
         };
         let queue = Arc::new(EventQueue::new(options.queue));
-        let (taken, topic, format) = (
-            Arc::clone(&queue),
-            options.topic.clone(),
-            options.format.clone(),
-        );
+        let told = Arc::clone(&queue);
+        publisher.when_missed(move || told.miss());
+        let (taken, topic) = (Arc::clone(&queue), options.topic.clone());
+        let encoder = KvEncoder::new(options.format.clone());
         let thread = std::thread::Builder::new().name("slack-kv-events".to_owned());
-        let run = move || publish(&taken, &publisher, topic.as_bytes(), &format);
+        let run = move || publish(&taken, &publisher, topic.as_bytes(), encoder);
         let thread = thread.spawn(run).map_err(|why| OpenError::System {
             what: "a thread",
             why,
@@ -178,6 +181,12 @@ const REQUEST_PARTS_MAX: usize = 8;
 const TOPICS_MAX: usize = 16;
 /// Events of one message.
 const BATCH_EVENTS_MAX: usize = 256;
+/// Objects of one slice of what there is, which readers are told anew: the master looks at them in some tens of microseconds.
+const SLICE_OBJECTS: usize = 256;
+/// Time between two slices: a million objects take eight seconds.
+const SLICE_PAUSE: Duration = Duration::from_millis(2);
+/// Time between two times that everything is told once more: all subscribers hear it.
+const REPEAT_PAUSE: Duration = Duration::from_secs(30);
 
 pub(crate) static EVENTS: Site = Site::new("master, KV events");
 
@@ -207,6 +216,8 @@ struct Readers {
     tenants: bool,
     list: AllowList,
     messages: Mq,
+    /// Held while the one list is made of the other.
+    reviewing: Mutex<()>,
 }
 
 impl Readers {
@@ -217,6 +228,7 @@ impl Readers {
             tenants,
             list: AllowList::of([]),
             messages,
+            reviewing: Mutex::default(),
         });
         let following = Arc::downgrade(&readers);
         allowed.when_changed(move || {
@@ -230,6 +242,7 @@ impl Readers {
 
     /// Takes over what has changed in the list of the allowed, and ends the links of those that may not read any more.
     fn review(&self) {
+        let _turn = self.reviewing.lock();
         let readers = self.allowed.those(|key| may_read(key, self.tenants));
         self.list.replace(readers);
         self.messages.rights_changed();
@@ -253,9 +266,10 @@ fn tcp(endpoint: &Endpoint) -> SocketAddr {
 }
 
 /// Publishes what waits until the queue is closed and empty.
-fn publish(queue: &Arc<EventQueue>, publisher: &Publisher, topic: &[u8], format: &KvEventFormat) {
+fn publish(queue: &Arc<EventQueue>, publisher: &Publisher, topic: &[u8], mut encoder: KvEncoder) {
     // Messages begin with the number of the first event, which is above all of earlier lives.
     let mut lost = None;
+    let (mut next_slice, mut next_repeat) = (Instant::ZERO, Instant::ZERO);
     loop {
         // Taken before the look at the queue: what comes from here on ends the wait.
         let (seen, closed) = (queue.bell.seen(), queue.bell.is_closed());
@@ -264,19 +278,38 @@ fn publish(queue: &Arc<EventQueue>, publisher: &Publisher, topic: &[u8], format:
             let gap = u64::from(taken.is_behind_a_gap);
             let before = lost.map_or(taken.first, |lost: u64| lost.max(gap));
             lost = Some(before);
-            let batch = format.encode(millis(), taken.first, &taken.events);
+            let batch = encoder.encode(millis(), taken.first, &taken.events);
             queue.told(&batch);
             if let Some(body) = batch.body {
                 let room = queue.begin();
                 publisher.publish_after(before, topic, body, move || drop(room));
                 lost = Some(0);
             }
-        } else if closed {
-            return;
-        } else {
-            // Rung or closed: the next turn looks at both.
-            let _ = queue.bell.wait(seen, &Waiting::at(&EVENTS).by(&Park));
+            continue;
         }
+        if closed {
+            return;
+        }
+        let (now, mut wakes) = (now(), Instant::NEVER);
+        if queue.is_missed() {
+            if now >= next_repeat {
+                next_repeat = now + REPEAT_PAUSE;
+                queue.ask(MoreEvents::Repeated);
+                continue;
+            }
+            wakes = next_repeat;
+        }
+        if queue.wants_more() {
+            if now >= next_slice {
+                next_slice = now + SLICE_PAUSE;
+                queue.ask(MoreEvents::Objects(SLICE_OBJECTS));
+                continue;
+            }
+            wakes = wakes.min(next_slice);
+        }
+        // Rung, closed or time for more: the next turn looks at all three.
+        let waiting = Waiting::at(&EVENTS).by(&Park).until(wakes);
+        let _ = queue.bell.wait(seen, &waiting);
     }
 }
 

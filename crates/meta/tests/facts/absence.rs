@@ -5,18 +5,18 @@ use slackwater_wire::*;
 
 use super::world::*;
 
-const FAR: NodeId = NodeId(2);
-const FAR_MEMORY: SegmentId = SegmentId(3);
+pub(crate) const FAR: NodeId = NodeId(2);
+pub(crate) const FAR_MEMORY: SegmentId = SegmentId(3);
 
 /// Two nodes with a memory each; what is put prefers the far one.
-fn two_nodes() -> World {
+pub(crate) fn two_nodes() -> World {
     let mut world = World::new(plain());
     world.mount(NODE, MEMORY, SegmentKind::Memory, 16 * BLOCK);
     world.mount(FAR, FAR_MEMORY, SegmentKind::Memory, 16 * BLOCK);
     world
 }
 
-fn put_on(world: &mut World, name: &str, segment: SegmentId) {
+pub(crate) fn put_on(world: &mut World, name: &str, segment: SegmentId) {
     let preferring = PutConfig {
         preferred: vec![format!("segment-{segment}")],
         ..PutConfig::default()
@@ -27,7 +27,7 @@ fn put_on(world: &mut World, name: &str, segment: SegmentId) {
     assert!(found.replicas.iter().all(on));
 }
 
-fn hidden_after() -> std::time::Duration {
+pub(crate) fn hidden_after() -> std::time::Duration {
     MasterConfig::DEFAULT.absence.hidden_after
 }
 

@@ -70,6 +70,12 @@ enum Step {
     Pass {
         millis: u32,
     },
+    /// Who follows what is told has missed something.
+    Missed,
+    /// Is told of so many objects more.
+    Tell {
+        count: u8,
+    },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -94,6 +100,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (any::<bool>(), any::<bool>()).prop_map(|(accepting, pressure)| Step::Disk { accepting, pressure }),
         1 => Just(Step::Restart),
         4 => (0..20_000u32).prop_map(|millis| Step::Pass { millis }),
+        1 => Just(Step::Missed),
+        3 => (1..8u8).prop_map(|count| Step::Tell { count }),
     ]
 }
 
@@ -317,6 +325,8 @@ impl Run {
             }
             Step::Restart => self.restart(),
             Step::Pass { millis } => self.world.pass(Duration::from_millis(millis.into())),
+            Step::Missed => self.told.lose(&mut self.world),
+            Step::Tell { count } => self.world.master.tell_more(count.into()),
             Step::End { .. } | Step::Revoke { .. } | Step::GetEnd { .. } => {}
         }
         self.collect();
@@ -582,6 +592,8 @@ proptest! {
         for step in steps {
             run.step(step);
         }
+        let keys = (0..12).map(|of| key(&name(of)));
+        run.told.catch_up(&mut run.world, 3, keys);
         run.wind_up();
     }
 

@@ -8,7 +8,7 @@ use slackwater_wire::{
 use std::sync::Arc;
 
 use crate::StoreError;
-use crate::kv_events::EventQueue;
+use crate::kv_events::{Dropped, EventQueue, MoreEvents, Rung};
 use crate::store::remote::RemoteRequest;
 use crate::store::slot::{Later, Owed};
 
@@ -39,6 +39,12 @@ pub(crate) struct MasterHost {
     pub(crate) replies: Vec<(ClientId, OperationId, Reply)>,
     /// Where it is told what becomes readable and what goes; none when nobody wants to know.
     events: Option<Arc<EventQueue>>,
+    /// Whether the queue was told that there is more to tell.
+    has_more_events: bool,
+    /// Whether the queue is to be rung.
+    rings: bool,
+    /// Events that are to be freed then.
+    dropped: Dropped,
 }
 
 impl MasterHost {
@@ -53,6 +59,9 @@ impl MasterHost {
             copies: Vec::new(),
             replies: Vec::new(),
             events: None,
+            has_more_events: false,
+            rings: false,
+            dropped: Dropped::default(),
         }
     }
 
@@ -61,9 +70,37 @@ impl MasterHost {
         if let Some(events) = &events {
             events.begin_life(epoch);
             self.core.tell_events();
-            events.push(self.core.take_events());
         }
-        Self { events, ..self }
+        self.events = events;
+        self.tell_events();
+        if let Some((events, _)) = self.take_rung() {
+            events.ring();
+        }
+        self
+    }
+
+    /// Has the readers of events told more of what there is.
+    pub(crate) fn tell_more_events(&mut self, more: MoreEvents) {
+        let Some(events) = &self.events else { return };
+        match more {
+            MoreEvents::Repeated => self.core.repeat_events(),
+            MoreEvents::Objects(count) if events.is_empty() => {
+                self.core.tell_more(count);
+                events.push_asked(self.core.take_events());
+            }
+            MoreEvents::Objects(_) => {}
+        }
+        self.tell_events();
+    }
+
+    /// The queue of events, if it is to be rung, and what it had no room for. The owner does that once others may use the
+    /// master again: to wake the thread that takes events is a system call.
+    pub(crate) fn take_rung(&mut self) -> Option<Rung> {
+        if !std::mem::take(&mut self.rings) {
+            return None;
+        }
+        let events = self.events.as_ref().map(Arc::clone)?;
+        Some((events, std::mem::take(&mut self.dropped)))
     }
 
     /// Makes a request of the process itself. Nothing between the two can lose or repeat the request, so the master
@@ -185,10 +222,27 @@ impl MasterHost {
         self.sort();
     }
 
-    fn sort(&mut self) {
-        if let Some(events) = &self.events {
-            events.push(self.core.take_events());
+    /// Gives on what readers of events were told.
+    fn tell_events(&mut self) {
+        let Some(events) = &self.events else { return };
+        let told = self.core.take_events();
+        if !told.is_empty() {
+            self.rings = true;
+            if let Err(dropped) = events.push(told) {
+                self.dropped = dropped;
+                self.core.tell_again();
+            }
         }
+        let has_more = self.core.has_more_to_tell();
+        if has_more != self.has_more_events {
+            self.has_more_events = has_more;
+            self.rings = true;
+            events.set_more(has_more);
+        }
+    }
+
+    fn sort(&mut self) {
+        self.tell_events();
         for output in std::mem::take(&mut self.out) {
             match output {
                 Output::Reply {

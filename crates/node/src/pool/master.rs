@@ -155,6 +155,15 @@ impl MasterServer {
             phases: PhaseMeters::default(),
             events: events.as_ref().map(KvEvents::queue),
         });
+        if let Some(events) = &shell.events {
+            let asked = Weak::clone(&shell.this);
+            events.ask_by(move |more| {
+                let tell = |host: &mut MasterHost, _| host.tell_more_events(more);
+                asked
+                    .upgrade()
+                    .is_some_and(|shell| shell.with(tell).is_ok())
+            });
+        }
         let committer = shell.start_committer()?;
         let handlers = Arc::new(Handlers {
             backend: Arc::clone(&shell) as _,
@@ -295,6 +304,7 @@ impl MasterShell {
         if ring {
             state.wakes = next;
         }
+        let events = state.host.take_rung();
         drop(state);
         // Orders before the answers that follow from them: what is removed is mostly fenced when its client hears of it.
         told.into_iter().for_each(|node| self.members.send(node));
@@ -304,6 +314,9 @@ impl MasterShell {
         self.begin_copies(copies);
         if ring {
             self.bell.notify_all();
+        }
+        if let Some((events, _dropped)) = events {
+            events.ring();
         }
         Ok(result)
     }

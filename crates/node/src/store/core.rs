@@ -17,7 +17,7 @@ use super::slot::{Later, Owed};
 use super::views::{Hold, ViewId, Views};
 pub(super) use crate::host::Asked;
 use crate::host::{MasterHost, NodeHost, Stopped};
-use crate::kv_events::EventQueue;
+use crate::kv_events::{EventQueue, MoreEvents, Rung};
 use crate::serve::ExtentGate;
 
 /// The only node of an embedded store.
@@ -66,6 +66,18 @@ impl Core {
             master: self.master.map(|master| master.telling(events, epoch)),
             ..self
         }
+    }
+
+    /// Has the readers of events told more of what there is.
+    pub(super) fn tell_more_events(&mut self, more: MoreEvents) {
+        if let Some(master) = &mut self.master {
+            master.tell_more_events(more);
+        }
+    }
+
+    /// The queue of events, if it is to be rung as soon as the lock is free, and what is to be freed then.
+    pub(super) fn take_rung(&mut self) -> Option<Rung> {
+        self.master.as_mut().and_then(MasterHost::take_rung)
     }
 
     /// The master; none when it is in another process.

@@ -140,7 +140,7 @@ pub(super) fn open(
     if let Some(served) = &served {
         core = core
             .gated_by(Arc::clone(&served.gate))
-            .telling(events, served.epoch);
+            .telling(events.clone(), served.epoch);
     }
     for warning in core.master().into_iter().flat_map(Master::warnings) {
         // Both are said by `Config::warnings` in the words of its options.
@@ -165,6 +165,15 @@ pub(super) fn open(
         served,
         identity,
     }));
+    if let Some(events) = events {
+        let asked = Arc::downgrade(&shared);
+        events.ask_by(move |more| {
+            let tell = |core: &mut Core, _| core.tell_more_events(more);
+            asked
+                .upgrade()
+                .is_some_and(|shared| shared.with(tell).is_ok())
+        });
+    }
     let threads = shared.start().map_err(|why| OpenError::System {
         what: "a thread",
         why,

@@ -146,6 +146,7 @@ impl Shared {
         if ring {
             core.steward_wakes = next;
         }
+        let events = core.take_rung();
         drop(core);
         if let Some(ssd) = &self.disk {
             ssd.disk.device.submit(&mut ops);
@@ -157,6 +158,9 @@ impl Shared {
         }
         if ring {
             self.ring();
+        }
+        if let Some((events, _dropped)) = events {
+            events.ring();
         }
         Ok(result)
     }

@@ -1,12 +1,14 @@
 //! The hash of a block, read out of the key of its value.
 
 /// The hash of a block as the engine that made it tells it in its own events: 64 bits, with a sign where the engine gives one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+///
+/// One number has one form, as in MessagePack: readers take the same number for the same block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum BlockHash {
-    /// Of vLLM and LMCache.
+    /// Of vLLM and LMCache, and half of those of SGLang.
     Unsigned(u64),
-    /// Of SGLang, and of LMCache where Python's own hash is negative.
-    Signed(i64),
+    /// Below zero: the other half, and of LMCache where Python's own hash is negative.
+    Negative(i64),
 }
 
 impl BlockHash {
@@ -35,7 +37,7 @@ impl BlockHash {
         if let Some(rest) = key.strip_prefix("sglang:") {
             // A page of another pool has its name after the hash.
             let (_, digits) = rest.rsplit_once(':')?;
-            return first_bits(digits.split('_').next()?).map(Self::Signed);
+            return first_bits(digits.split('_').next()?);
         }
         if let Some(rest) = key.strip_prefix("lmcache:") {
             let (_, key) = rest.split_once(':')?;
@@ -47,7 +49,7 @@ impl BlockHash {
         }
         of_lmcache(key).or_else(|| {
             let mut parts = key.split('_').filter(|part| part.len() == DIGITS_OF_SHA256);
-            parts.find_map(first_bits).map(Self::Signed)
+            parts.find_map(first_bits)
         })
     }
 }
@@ -79,10 +81,18 @@ fn last_bits(digits: &str) -> Option<u64> {
 }
 
 /// The first 64 bits of a SHA-256 in hex, as SGLang makes an integer of a page's hash.
-fn first_bits(digits: &str) -> Option<i64> {
+fn first_bits(digits: &str) -> Option<BlockHash> {
     let first = digits.get(..DIGITS)?;
     let bits = is_hex(digits).then(|| u64::from_str_radix(first, 16).ok())?;
-    bits.map(u64::cast_signed)
+    bits.map(|bits| signed(bits.cast_signed()))
+}
+
+/// A number with a sign, in its one form.
+fn signed(number: i64) -> BlockHash {
+    match u64::try_from(number) {
+        Ok(number) => BlockHash::Unsigned(number),
+        Err(_) => BlockHash::Negative(number),
+    }
 }
 
 /// The fourth part of a key of LMCache, with the mark of a value that begins with its description after it.
@@ -93,7 +103,7 @@ fn of_lmcache(key: &str) -> Option<BlockHash> {
     match digits.strip_prefix('-') {
         Some(digits) if is_hex(digits) => {
             let size = i64::from_str_radix(digits, 16).ok()?;
-            Some(BlockHash::Signed(-size))
+            Some(signed(-size))
         }
         _ => last_bits(digits).map(BlockHash::Unsigned),
     }
@@ -113,7 +123,7 @@ mod tests {
         };
         let (last, first) = (0x0123_4567_89ab_cdef, 0xf00d_cafe_0123_4567_u64);
         let last = Some(BlockHash::Unsigned(last));
-        let first = Some(BlockHash::Signed(first.cast_signed()));
+        let first = Some(BlockHash::Negative(first.cast_signed()));
         check("12345", Some(BlockHash::Unsigned(12_345)));
         check("18446744073709551615", Some(BlockHash::Unsigned(u64::MAX)));
         check("18446744073709551616", None);
@@ -135,6 +145,11 @@ mod tests {
         check("SHA_0_k", first);
         check("tag_model_SHA_1_0_v", first);
         check("SHA", first);
+        let digits = format!("7{}", &SHA[1..]);
+        let positive = BlockHash::Unsigned(0x700d_cafe_0123_4567);
+        check(&digits, Some(positive));
+        check(&format!("0x{}", &digits[..16]), Some(positive));
+        check("lmcache::model@1@0@-0", Some(BlockHash::Unsigned(0)));
         check("lmcache:tag:model@00000001@0@SHA", last);
         check("lmcache:tag:model@00000001@0@SHA@salt", last);
         check(
@@ -145,7 +160,7 @@ mod tests {
             "lmcache::model@1@0@89abcdef#",
             Some(BlockHash::Unsigned(0x89ab_cdef)),
         );
-        check("org/model@8@3@-7b@half", Some(BlockHash::Signed(-123)));
+        check("org/model@8@3@-7b@half", Some(BlockHash::Negative(-123)));
         check("org/model@8@3@zz@half", None);
         check("org/model@8@world@7b@half", None);
         check("user-data", None);

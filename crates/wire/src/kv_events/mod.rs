@@ -4,11 +4,13 @@
 //! or, for older readers, arrays with the fields in the order of their declaration.
 
 mod hash;
+mod holders;
 
 use serde::ser::{SerializeMap, SerializeSeq};
 use serde::{Serialize, Serializer};
 
 pub use hash::BlockHash;
+use holders::Holders;
 
 use crate::{Key, SegmentKind, Tenant};
 
@@ -19,8 +21,21 @@ pub enum KvEvent {
     Stored(Held),
     /// The last replica of a value in a tier is gone.
     Removed(Held),
+    /// A value can still be read in a tier: told once more, for readers who have missed that it was stored.
+    Repeated(Held),
     /// Nothing is held any more, whatever was told before.
     Cleared,
+}
+
+impl KvEvent {
+    /// The value that it is about; none when about all.
+    #[must_use]
+    pub fn held(&self) -> Option<&Held> {
+        match self {
+            Self::Stored(held) | Self::Removed(held) | Self::Repeated(held) => Some(held),
+            Self::Cleared => None,
+        }
+    }
 }
 
 /// A value in a tier.
@@ -99,60 +114,127 @@ impl Default for KvEventFormat {
 pub struct KvBatch {
     /// Its bytes; none when no event is left of it.
     pub body: Option<Vec<u8>>,
-    /// Events in it.
+    /// Events in it. Those that say of a block what readers know already are not.
     pub events: u64,
     /// Events that are not in it because no block can be named by their keys.
     pub unparsed: u64,
 }
 
-impl KvEventFormat {
-    /// Writes events of one moment, `millis` after the beginning of 1970. The first of them is number `first` of all, which
-    /// only RFC 1527 tells.
+/// Writes the events of a store in their order, in one form.
+///
+/// Values share the hash of a block where they are parts of it, of ranks, groups or layers, or where tenants have the same
+/// one. Readers take a block for one thing, which they hear of twice: when the first value of it is stored in a medium, and
+/// when the last of them is gone. For that the values of each block in each medium are counted here, which takes memory in
+/// proportion to what is held. RFC 1527 tells of values: of each with its key, and of its block where it is stored and
+/// where the last value of it is gone; it tells tenants apart.
+#[derive(Debug)]
+pub struct KvEncoder {
+    format: KvEventFormat,
+    holders: Holders,
+}
+
+impl KvEncoder {
+    /// A writer for a store that holds nothing yet.
     #[must_use]
-    pub fn encode(&self, millis: u64, first: u64, events: &[KvEvent]) -> KvBatch {
-        let written = events.iter().zip(first..);
-        let written = written.filter_map(|(event, number)| self.fields(millis, number, event));
-        let written: Vec<Value<'_>> = written.collect();
-        let count = written.len() as u64;
-        let batch = Value::List(vec![
-            Value::Seconds(millis as f64 / 1000.0),
-            Value::List(written),
-            self.dp_rank.map_or(Value::Nil, Value::from),
-        ]);
-        let body = (count > 0)
-            .then(|| rmp_serde::to_vec(&batch).expect("memory takes whatever is written to it"));
-        KvBatch {
-            body,
-            events: count,
-            unparsed: events.len() as u64 - count,
+    pub fn new(format: KvEventFormat) -> Self {
+        Self {
+            format,
+            holders: Holders::default(),
         }
     }
 
-    /// An event; none when it cannot be told in this dialect.
-    fn fields<'a>(&'a self, millis: u64, number: u64, event: &'a KvEvent) -> Option<Value<'a>> {
-        let hash = match event {
-            KvEvent::Stored(held) | KvEvent::Removed(held) => BlockHash::of(held.key.as_bytes()),
-            KvEvent::Cleared => None,
+    /// Writes events of one moment, `millis` after the beginning of 1970. The first of them is number `first` of all, which
+    /// only RFC 1527 tells.
+    #[must_use]
+    pub fn encode(&mut self, millis: u64, first: u64, events: &[KvEvent]) -> KvBatch {
+        let said: Vec<Said> = events.iter().map(|event| self.count(event)).collect();
+        let numbered = events.iter().zip(first..).zip(&said);
+        let told = numbered.filter_map(|((event, number), said)| match said {
+            Said::Told(hash) => Some(self.format.fields(millis, number, event, *hash)),
+            Said::Known | Said::Unparsed => None,
+        });
+        let told: Vec<Value<'_>> = told.collect();
+        let count = told.len() as u64;
+        let batch = Value::List(vec![
+            Value::Seconds(millis as f64 / 1000.0),
+            Value::List(told),
+            self.format.dp_rank.map_or(Value::Nil, Value::from),
+        ]);
+        let body = (count > 0)
+            .then(|| rmp_serde::to_vec(&batch).expect("memory takes whatever is written to it"));
+        let unparsed = said.iter().filter(|said| **said == Said::Unparsed);
+        KvBatch {
+            body,
+            events: count,
+            unparsed: unparsed.count() as u64,
+        }
+    }
+
+    /// Counts what an event says of a block, and decides how it is told.
+    fn count(&mut self, event: &KvEvent) -> Said {
+        let is_rfc = self.format.dialect == KvDialect::Rfc1527;
+        let with_key = is_rfc && self.format.with_key;
+        let Some(held) = event.held() else {
+            self.holders.clear();
+            return Said::Told(None);
         };
-        let told = hash.is_some()
-            || *event == KvEvent::Cleared
-            || (self.dialect == KvDialect::Rfc1527 && self.with_key);
+        let Some(hash) = BlockHash::of(held.key.as_bytes()) else {
+            return if with_key {
+                Said::Told(None)
+            } else {
+                Said::Unparsed
+            };
+        };
+        let tenant = is_rfc.then(|| held.tenant.clone());
+        let changes = match event {
+            KvEvent::Stored(_) => self.holders.add(tenant, hash, held.tier),
+            KvEvent::Removed(_) => self.holders.remove(tenant, hash, held.tier),
+            KvEvent::Repeated(_) | KvEvent::Cleared => true,
+        };
+        match (changes, with_key) {
+            (true, _) => Said::Told(Some(hash)),
+            (false, true) => Said::Told(matches!(event, KvEvent::Stored(_)).then_some(hash)),
+            (false, false) => Said::Known,
+        }
+    }
+}
+
+/// How an event is told.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Said {
+    /// With the hash of a block, if it says anything of one.
+    Told(Option<BlockHash>),
+    /// Not at all: other values of the block are held there.
+    Known,
+    /// Not at all: its key names no block.
+    Unparsed,
+}
+
+impl KvEventFormat {
+    /// An event, with the hash of a block if it says anything of one.
+    fn fields<'a>(
+        &'a self,
+        millis: u64,
+        number: u64,
+        event: &'a KvEvent,
+        hash: Option<BlockHash>,
+    ) -> Value<'a> {
         let hashes = || Value::List(hash.map(Value::Hash).into_iter().collect());
-        told.then(|| match self.dialect {
+        match self.dialect {
             KvDialect::Map => Value::Map(self.of_engines(event, hashes)),
             KvDialect::LegacyArray => {
                 let fields = self.of_engines(event, hashes);
                 Value::List(fields.into_iter().map(|(_, value)| value).collect())
             }
             KvDialect::Rfc1527 => Value::Map(self.of_rfc(millis, number, event, hashes)),
-        })
+        }
     }
 
     /// The fields of vLLM and SGLang, in their order. What a store does not know of a block is empty: its tokens, its parent.
     /// Fields that readers take for absent where they are missing are left out.
     fn of_engines<'a>(&self, event: &KvEvent, hashes: impl Fn() -> Value<'a>) -> Vec<Field<'a>> {
         match event {
-            KvEvent::Stored(held) => vec![
+            KvEvent::Stored(held) | KvEvent::Repeated(held) => vec![
                 ("type", Value::Text("BlockStored")),
                 ("block_hashes", hashes()),
                 ("parent_block_hash", Value::Nil),
@@ -179,7 +261,7 @@ impl KvEventFormat {
         hashes: impl Fn() -> Value<'a>,
     ) -> Vec<Field<'a>> {
         let kind = match event {
-            KvEvent::Stored(_) => "stored",
+            KvEvent::Stored(_) | KvEvent::Repeated(_) => "stored",
             KvEvent::Removed(_) => "removed",
             KvEvent::Cleared => "cleared",
         };
@@ -195,7 +277,7 @@ impl KvEventFormat {
         if let Some(rank) = self.dp_rank {
             fields.push(("dp_rank", Value::from(rank)));
         }
-        if let KvEvent::Stored(held) | KvEvent::Removed(held) = event {
+        if let Some(held) = event.held() {
             let medium = match held.tier {
                 SegmentKind::Memory => "cpu",
                 SegmentKind::Disk => "disk",
@@ -257,7 +339,7 @@ impl Serialize for Value<'_> {
             Self::Number(number) => serializer.serialize_u64(*number),
             Self::Seconds(seconds) => serializer.serialize_f64(*seconds),
             Self::Hash(BlockHash::Unsigned(hash)) => serializer.serialize_u64(*hash),
-            Self::Hash(BlockHash::Signed(hash)) => serializer.serialize_i64(*hash),
+            Self::Hash(BlockHash::Negative(hash)) => serializer.serialize_i64(*hash),
             Self::Text(text) => serializer.serialize_str(text),
             Self::Key(key) => match std::str::from_utf8(key.as_bytes()) {
                 Ok(text) => serializer.serialize_str(text),

@@ -53,7 +53,7 @@ fn golden() -> String {
         ),
     ];
     for (name, format) in formats {
-        let batch = format.encode(1_760_000_000_250, 41, &events());
+        let batch = KvEncoder::new(format).encode(1_760_000_000_250, 41, &events());
         write!(text, "{name} {} {} ", batch.events, batch.unparsed).unwrap();
         for byte in batch.body.unwrap() {
             write!(text, "{byte:02x}").unwrap();
@@ -79,7 +79,7 @@ fn a_batch_of_which_nothing_can_be_told_has_no_bytes() {
             with_key,
             ..KvEventFormat::default()
         };
-        let batch = format.encode(0, 0, std::slice::from_ref(&unparsed));
+        let batch = KvEncoder::new(format).encode(0, 0, std::slice::from_ref(&unparsed));
         assert_eq!(batch.body.is_some(), told, "{dialect:?} {with_key}");
         assert_eq!(
             [batch.events, batch.unparsed],
@@ -90,4 +90,83 @@ fn a_batch_of_which_nothing_can_be_told_has_no_bytes() {
     check(KvDialect::LegacyArray, true, false);
     check(KvDialect::Rfc1527, true, true);
     check(KvDialect::Rfc1527, false, false);
+}
+
+/// What a batch of events told, in short: `+` stored, `-` removed or `0` cleared, and how many hashes; `.` when nothing.
+fn told(encoder: &mut KvEncoder, events: &[KvEvent]) -> String {
+    let each = events.iter().map(|event| match encoder.count(event) {
+        Said::Known => ".".to_owned(),
+        Said::Unparsed => "?".to_owned(),
+        Said::Told(hash) => {
+            let kind = match event {
+                KvEvent::Stored(_) | KvEvent::Repeated(_) => '+',
+                KvEvent::Removed(_) => '-',
+                KvEvent::Cleared => '0',
+            };
+            format!("{kind}{}", usize::from(hash.is_some()))
+        }
+    });
+    each.collect::<Vec<_>>().join(" ")
+}
+
+/// The first of the ranks of a block that went had routers take the block for gone, although the others were there.
+#[test]
+fn a_block_of_several_values_is_told_when_the_first_comes_and_when_the_last_goes() {
+    let rank = |rank: u32| format!("model@8@{rank}@7b@half");
+    let of = |tenant: &str, rank_of: u32, tier| Held {
+        tenant: Tenant::new(tenant).unwrap(),
+        key: Key::new(rank(rank_of).as_bytes()).unwrap(),
+        tier,
+    };
+    let (memory, disk) = (SegmentKind::Memory, SegmentKind::Disk);
+    let events = [
+        KvEvent::Stored(of("acme", 0, memory)),
+        KvEvent::Stored(of("acme", 1, memory)),
+        KvEvent::Stored(of("acme", 1, disk)),
+        KvEvent::Removed(of("acme", 0, memory)),
+        KvEvent::Stored(of("globex", 0, memory)),
+        KvEvent::Removed(of("acme", 1, memory)),
+        KvEvent::Removed(of("globex", 0, memory)),
+        KvEvent::Removed(of("acme", 1, disk)),
+        KvEvent::Stored(of("acme", 0, memory)),
+        KvEvent::Stored(of("acme", 1, memory)),
+        KvEvent::Cleared,
+        KvEvent::Stored(of("acme", 1, memory)),
+        KvEvent::Removed(of("acme", 1, memory)),
+    ];
+    let check = |dialect, with_key, expected: &str| {
+        let mut encoder = KvEncoder::new(KvEventFormat {
+            dialect,
+            with_key,
+            ..KvEventFormat::default()
+        });
+        assert_eq!(told(&mut encoder, &events), expected, "{dialect:?}");
+        assert_eq!(encoder.holders.len(), 0, "nothing is held");
+    };
+    let of_blocks = "+1 . +1 . . . -1 -1 +1 . 00 +1 -1";
+    check(KvDialect::Map, true, of_blocks);
+    check(KvDialect::LegacyArray, true, of_blocks);
+    // It tells tenants apart, and values by their keys.
+    let of_values = "+1 +1 +1 -0 +1 -1 -1 -1 +1 +1 00 +1 -1";
+    check(KvDialect::Rfc1527, true, of_values);
+    check(
+        KvDialect::Rfc1527,
+        false,
+        "+1 . +1 . +1 -1 -1 -1 +1 . 00 +1 -1",
+    );
+}
+
+#[test]
+fn what_is_known_already_is_neither_told_nor_taken_for_unparsed() {
+    let mut encoder = KvEncoder::new(KvEventFormat::default());
+    let one = |key: &[u8]| KvEvent::Stored(held(key, SegmentKind::Memory));
+    let batch = encoder.encode(0, 0, &[one(b"255"), one(b"0xff"), one(b"no hash")]);
+    assert_eq!([batch.events, batch.unparsed], [1, 1]);
+    let again = encoder.encode(0, 0, &[one(b"0x00ff")]);
+    assert_eq!((again.body, again.unparsed), (None, 0));
+    let late = [KvEvent::Repeated(held(b"255", SegmentKind::Memory))];
+    assert_eq!(encoder.encode(0, 0, &late).events, 1);
+    let gone = |key: &[u8]| KvEvent::Removed(held(key, SegmentKind::Memory));
+    let gone = [b"255".as_slice(), b"0xff", b"0x00ff"].map(gone);
+    assert_eq!(told(&mut encoder, &gone), ". . -1", "it counts for nothing");
 }

@@ -25,11 +25,14 @@ impl Administered {
         )
     }
 
-    /// Starts a process that serves, at free ports.
+    /// Starts a process that serves, at free ports where nothing else is said.
     pub(crate) fn spawn(place: &Place, arguments: &[&str]) -> Self {
-        let free = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"];
+        let mut free = vec!["--admin", "127.0.0.1:0", "--log", "warn"];
+        if !arguments.contains(&"--listen") {
+            free.extend(["--listen", "127.0.0.1:0"]);
+        }
         let mut child = place
-            .command(&[arguments, &free, &["--log", "warn"]].concat())
+            .command(&[arguments, &free].concat())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()

@@ -3,13 +3,16 @@
 #[path = "../../../../zmtp/tests/common/python.rs"]
 mod python;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use slackwater_remote::{PutOptions, RemoveOptions};
+use slackwater_remote::{CallOptions, PutOptions, RemoveOptions};
+use slackwater_wire::{ReplicaAt, SegmentId};
 
 use super::admin::Administered;
 use super::keys::make_key;
+use super::pool::Node;
 use super::*;
 use crate::place::stderr;
 use python::Python;
@@ -71,8 +74,13 @@ impl Telling {
     }
 
     fn at(events: &str, replays: &str, place: &Place, arguments: &[&str]) -> Self {
-        let listen = format!("--kv-events={events}");
-        let places = ["serve", &listen, "--kv-events-replay", replays];
+        Self::of("serve", [events, replays], place, arguments)
+    }
+
+    /// A store or the master of a pool.
+    fn of(command: &str, at: [&str; 2], place: &Place, arguments: &[&str]) -> Self {
+        let listen = format!("--kv-events={}", at[0]);
+        let places = [command, &listen, "--kv-events-replay", at[1]];
         let mut administered = Administered::spawn(place, &[&places, arguments].concat());
         let events = administered.told("KV events at ");
         let replays = administered.told("replays of KV events at ");
@@ -260,22 +268,98 @@ say(short(again.catch_up(last + 1)))
     assert!(router.line().starts_with("0 +6"), "all of the new life");
 }
 
-/// Events that come faster than they are published are dropped, the oldest first, and every subscriber sees that.
+/// What a script knows to be held, which it compares with each line of numbers that it is given once it knows of the last of
+/// them.
+const COMPARED: &str = r#"
+def held(): return {hash for hash, medium in router.held if hash != 4242}
+def compare(hear):
+    for line in sys.stdin:
+        if line == 'gap\n':
+            gaps, told = router.gaps, []
+            while router.gaps == gaps: told = hear()
+            say('heard')
+            say('told', told[0][0])
+            continue
+        wanted = set(map(int, line.split()))
+        try:
+            while held() != wanted: hear()
+            say('same')
+        except zmq.Again: say('held:', *sorted(held() - wanted), 'missing:', *sorted(wanted - held()))
+"#;
+
+/// Gives a script the numbers that are held, and waits until it knows of these and no others.
+fn compare(router: &mut Python, held: impl IntoIterator<Item = u64>) {
+    let held: Vec<String> = held.into_iter().map(|name| name.to_string()).collect();
+    router.tell(&held.join(" "));
+    assert_eq!(router.line(), "same", "of {held:?}");
+}
+
+/// Events that come faster than they are published are dropped, and every subscriber sees that. They knew of nothing then that
+/// was not stored again.
 #[test]
-fn what_is_dropped_leaves_a_gap() {
+fn behind_what_is_dropped_everything_is_told_anew() {
     let script = r#"
 router = Router(sys.argv[1], sys.argv[2])
 router.hear()
 say('heard')
-while not any(one[:2] == ('+', 999) for one in router.hear()): pass
-say('here')
-router.gaps = 0
-told = []
-while not any(one[0] == '0' for one in told): told = router.hear()
-say(router.gaps, len(router.held), *(one[0] for one in told))
+compare(router.hear)
 "#;
     let place = Place::new();
-    let arguments = ["--memory", "16MiB", "--kv-events-queue", "8"];
+    let arguments = ["--memory", "64MiB", "--kv-events-queue", "8"];
+    let server = Telling::start(&place, &arguments);
+    let arguments = [&*server.events, &server.replays];
+    let Some(mut router) = router(&format!("{COMPARED}{script}"), &arguments) else {
+        return;
+    };
+    let client = server.administered.served.connect();
+    server.until_heard(&client, &mut router);
+    for key in (0..600).chain(1_000..1_100) {
+        server.put(&client, &key.to_string(), 100);
+    }
+    compare(&mut router, (0..600).chain(1_000..1_100));
+    let dropped = server.counted("dropped_events");
+    let force = RemoveOptions {
+        force: true,
+        ..RemoveOptions::default()
+    };
+    // In one step of the master, for which the queue has no room.
+    assert_eq!(client.remove_matching("^1...$", &force), Ok(100));
+    compare(&mut router, 0..600);
+    assert!(server.counted("dropped_events") >= dropped + 100);
+    server.put(&client, "600", 100);
+    remove(&client, "0");
+    compare(&mut router, 1..601);
+    assert_eq!(client.remove_all(&force), Ok(600));
+    compare(&mut router, []);
+    server.put(&client, "7", 100);
+    compare(&mut router, [7]);
+}
+
+/// A subscriber that takes nothing for a while misses what does not fit its link. It sees that by the numbers, and has it
+/// when it asks.
+#[test]
+fn a_slow_subscriber_asks_for_what_it_has_missed() {
+    let script = r#"
+router = Router(sys.argv[1], sys.argv[2])
+router.s.close(0)
+router.s = sock(zmq.SUB, rcvhwm=1, rcvbuf=4096)
+router.s.subscribe(b'')
+router.s.connect(sys.argv[1])
+router.hear()
+say('heard')
+sys.stdin.readline()
+missed = 0
+while not missed or 999999 not in {hash for hash, _ in router.held}:
+    _, sequence, body = router.s.recv_multipart()
+    sequence, last = int.from_bytes(sequence, 'big'), router.last
+    missed += sequence - last - 1
+    if sequence > last + 1: router.catch_up(last + 1)
+    router.take(sequence, body)
+say('heard')
+say(router.gaps, missed > 0, len({hash for hash, _ in router.held if hash != 4242}))
+"#;
+    let place = Place::new();
+    let arguments = ["--memory", "128MiB", "--kv-events-dialect", "rfc1527"];
     let server = Telling::start(&place, &arguments);
     let arguments = [&*server.events, &server.replays];
     let Some(mut router) = router(script, &arguments) else {
@@ -283,24 +367,50 @@ say(router.gaps, len(router.held), *(one[0] for one in told))
     };
     let client = server.administered.served.connect();
     server.until_heard(&client, &mut router);
-    for key in 0..100 {
+    // Events name the key: these are more than a link and the sockets below it keep.
+    let model = "m".repeat(1_000);
+    let keys: Vec<String> = (100_000..116_000)
+        .map(|name| format!("{model}@0@0@{name:x}"))
+        .collect();
+    for keys in keys.chunks(250) {
+        let pairs: Vec<(&[u8], &[u8])> = keys
+            .iter()
+            .map(|key| (key.as_bytes(), &b"value"[..]))
+            .collect();
+        let stored = client.put_batch(&pairs, &PutOptions::default());
+        assert!(stored.iter().all(Result::is_ok));
+    }
+    server.put(&client, "999999", 100);
+    assert_eq!(server.counted("dropped_events"), 0);
+    router.go_on();
+    server.until_heard(&client, &mut router);
+    assert_eq!(router.line(), "0 True 16001", "it knows all");
+}
+
+/// A router that begins when most is kept no more asked for it, got nothing, and never knew what had been stored before.
+#[test]
+fn a_router_that_comes_late_is_told_what_is_held() {
+    let script = r#"
+router = Router(sys.argv[1], sys.argv[2])
+router.hear()
+say('heard')
+router.catch_up(0)
+compare(router.hear)
+"#;
+    let place = Place::new();
+    let kept = ["--memory", "16MiB", "--kv-events-replay-messages", "4"];
+    let server = Telling::start(&place, &kept);
+    let client = server.administered.served.connect();
+    for key in 0..300 {
         server.put(&client, &key.to_string(), 100);
     }
-    server.put(&client, "999", 100);
-    assert_eq!(router.line(), "here");
-    let dropped = server.counted("dropped_events");
-    let all = RemoveOptions {
-        force: true,
-        ..RemoveOptions::default()
+    remove(&client, "7");
+    let arguments = [&*server.events, &server.replays];
+    let Some(mut router) = router(&format!("{COMPARED}{script}"), &arguments) else {
+        return;
     };
-    assert_eq!(client.remove_all(&all), Ok(101));
-    let told = router.line();
-    assert_eq!(
-        told, "1 0 0 - - - - - - - 0",
-        "a gap, behind which all is new"
-    );
-    // 101 are gone, and one event says that all is gone: eight of them were kept.
-    assert_eq!(server.counted("dropped_events") - dropped, 94);
+    server.until_heard(&client, &mut router);
+    compare(&mut router, (0..300).filter(|key| *key != 7));
 }
 
 /// Keys of values are told to those alone who may connect, unless it is said that everybody may know them.
@@ -538,4 +648,127 @@ fn secret(place: &Place, name: &str) -> String {
     let file = std::fs::read_to_string(place.path(name)).unwrap();
     let secret = file.split_whitespace().rfind(|word| word.len() == 64);
     secret.unwrap().to_owned()
+}
+
+/// A router hears of a pool by keys: what its nodes hold is told through evictions, the death of a node, and that of the master.
+#[test]
+fn a_router_follows_a_pool() {
+    let script = r#"
+plain = sock
+server, public, secret = map(bytes.fromhex, sys.argv[3:])
+def sock(kind, **opts):
+    s = plain(kind, **opts)
+    s.curve_serverkey, s.curve_publickey, s.curve_secretkey = server, public, secret
+    return s
+router = Router(sys.argv[1], sys.argv[2])
+def hear():
+    _, sequence, body = router.s.recv_multipart()
+    sequence, last = int.from_bytes(sequence, 'big'), router.last or 0
+    told = router.catch_up(last + 1) if sequence > last + 1 else []
+    return told + router.take(sequence, body)
+hear()
+say('heard')
+compare(hear)
+"#;
+    let place = Place::new();
+    let server_key = make_key(&place, "server", "");
+    let public = make_key(&place, "root", "admin");
+    let secret = secret(&place, "root");
+    make_key(&place, "one", "node");
+    make_key(&place, "two", "node");
+    let files = ["--key-file", "server", "--allow", "list"];
+    let files = [&files[..], &["--directory", "master"]].concat();
+    let free = ["127.0.0.1:0"; 2];
+    let master = Telling::of("master", free, &place, &files);
+    let arguments = [
+        &*master.events,
+        &master.replays,
+        &server_key,
+        &public,
+        &secret,
+    ];
+    let Some(mut router) = router(&format!("{COMPARED}{script}"), &arguments) else {
+        return;
+    };
+    let address = master.administered.served.address.clone();
+    let node = |key: &str| {
+        let sizes = ["--memory", "4MiB", "--key-file", key, "--allow", "list"];
+        Node::start(&place, &address, &sizes)
+    };
+    let _one = node("one");
+    let client = Client::connect(&ConnectOptions {
+        address: address.parse().unwrap(),
+        key_file: Some(place.path("root")),
+        connect_timeout: PATIENCE,
+        deadline: PATIENCE,
+        ..ConnectOptions::default()
+    });
+    let client = client.unwrap();
+    let put = |name: u64, bytes: usize| {
+        let (key, bytes) = (name.to_string(), value(7, bytes));
+        until("there is room", || {
+            let stored = client.put(key.as_bytes(), &bytes, &PutOptions::default());
+            stored.is_ok()
+        });
+    };
+    put(1000, 100);
+    let one = segment_of(&client, 1000).unwrap();
+    let two = node("two");
+    master.until_heard(&client, &mut router);
+    (0..60).for_each(|name| put(name, 256 << 10));
+    (1001..1003).for_each(|name| put(name, 100));
+    let force = RemoveOptions {
+        force: true,
+        ..RemoveOptions::default()
+    };
+    // It may have been evicted already.
+    let _ = client.remove(&[b"1002"], &force);
+    let look = || -> BTreeMap<u64, SegmentId> {
+        let names = (0..60).chain(1000..1003);
+        let found = names.filter_map(|name| Some((name, segment_of(&client, name)?)));
+        found.collect()
+    };
+    let mut places = look();
+    until("nothing is evicted any more", || {
+        let before = std::mem::replace(&mut places, look());
+        before == places
+    });
+    assert!(places.len() < 60 && !places.contains_key(&1002));
+    compare(&mut router, places.keys().copied());
+    two.kill();
+    let on_one = places.iter().filter(|(_, at)| **at == one);
+    let of_one: BTreeSet<u64> = on_one.map(|(name, _)| *name).collect();
+    assert!(!of_one.is_empty() && of_one.len() < places.len());
+    compare(&mut router, of_one.iter().copied());
+    // The master is killed, and another begins at its addresses.
+    let place_of = |told: &str| told.strip_prefix("tcp://").unwrap().to_owned();
+    let (events, replays) = (place_of(&master.events), place_of(&master.replays));
+    let (listen, _) = address
+        .strip_prefix("curve://")
+        .unwrap()
+        .split_once('/')
+        .unwrap();
+    drop(master);
+    let files = [&files[..], &["--listen", listen]].concat();
+    let master = Telling::of("master", [&events, &replays], &place, &files);
+    let known = of_one.first().unwrap().to_string();
+    until("the node has said what it holds", || {
+        let there = client.exists(&[known.as_bytes()], &CallOptions::default());
+        there == Ok(vec![true])
+    });
+    put(1003, 100);
+    router.tell("gap");
+    master.until_heard(&client, &mut router);
+    assert_eq!(router.line(), "told 0", "nothing is held in a new life");
+    compare(&mut router, of_one.into_iter().chain([1003]));
+}
+
+/// The segment of the only replica of a value that can be read.
+fn segment_of(client: &Client, name: u64) -> Option<SegmentId> {
+    let found = client.stat(name.to_string().as_bytes(), &CallOptions::default());
+    let found = found.unwrap()?;
+    let ReplicaAt::Memory(extent) = &found.replicas.first()?.0 else {
+        panic!("the pool has no SSD");
+    };
+    Some(extent.segment)
 }

@@ -70,7 +70,7 @@ impl Default for StreamOptions {
     }
 }
 
-/// Called when a peer asks for messages that are not kept any more.
+/// Called when a peer wants messages that are not kept any more.
 pub(crate) type Missed = Box<dyn Fn() + Send>;
 
 /// A message on its way to the loop of its stream.
@@ -139,8 +139,8 @@ impl Publisher {
         self.context.order(self.shard, order);
     }
 
-    /// Has `missed` called on the loop of the stream, where it must not block, each time that a peer asks for messages which
-    /// are not kept any more: what it knows by them then, it does not know.
+    /// Has `missed` called on the loop of the stream, where it must not block, each time that a peer is to be given messages
+    /// which are not kept any more: it asked for them too late, or takes them so slowly that they were dropped meanwhile.
     pub fn when_missed(&self, missed: impl Fn() + Send + 'static) {
         let order = LoopCommand::WhenMissed(self.stream, Box::new(missed));
         self.context.order(self.shard, order);

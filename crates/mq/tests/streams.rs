@@ -223,6 +223,57 @@ fn a_source_hears_of_messages_that_are_asked_for_and_not_kept() {
         publisher.publish(b"t", b"body");
         assert_eq!(next(&heard, "every message"), number);
     }
+    let mut asks = dealer(&publisher);
+    for (from, expected, misses_too) in [
+        (0u64, 2..5, true),
+        (1, 2..5, true),
+        (2, 2..5, false),
+        (9, 9..9, false),
+    ] {
+        ask(&mut asks, from);
+        let told = until_the_end(&mut asks, Vec::new());
+        assert_eq!(told, expected.collect::<Vec<u64>>());
+        assert_eq!(misses.try_recv().is_ok(), misses_too, "from {from}");
+    }
+}
+
+/// What was dropped while a peer took a replay slowly was missing from it, and its source never knew.
+#[test]
+fn a_source_hears_of_messages_that_are_dropped_before_a_slow_peer_takes_them() {
+    let server = client(1);
+    let options = StreamOptions {
+        replay_messages: 24,
+        ..StreamOptions::default()
+    };
+    let (publisher, _) = publish(&server, false, &options);
+    let (missed, misses) = channel();
+    publisher.when_missed(move || missed.send(()).unwrap());
+    // More than a link and the sockets below it keep.
+    let published = |count: usize| {
+        for _ in 0..count {
+            let (ended, end) = channel();
+            let done = move || ended.send(()).unwrap();
+            publisher.publish_after(0, b"t", vec![1; 1 << 20], done);
+            next(&end, "it is given to the links");
+        }
+    };
+    published(24);
+    let mut asks = dealer(&publisher);
+    ask(&mut asks, 0);
+    let mut first = vec![0; 100];
+    asks.read_exact(&mut first).unwrap();
+    published(24);
+    let told = until_the_end(&mut asks, first);
+    assert_eq!(told.last(), Some(&47));
+    assert_eq!(told.first(), Some(&0));
+    let gaps = told.windows(2).filter(|pair| pair[1] != pair[0] + 1);
+    assert_eq!(gaps.count(), 1, "{told:?}");
+    assert!(misses.try_recv().is_ok());
+    assert!(misses.try_recv().is_err(), "of one gap it hears once");
+}
+
+/// A peer by hand that asks for replays.
+fn dealer(publisher: &Publisher) -> std::net::TcpStream {
     let Some(slackwater_net::Endpoint::Tcp(replays)) = publisher.replay_endpoint() else {
         panic!("TCP")
     };
@@ -234,23 +285,24 @@ fn a_source_hears_of_messages_that_are_asked_for_and_not_kept() {
     asks.write_all(b"\x04\x1c\x05READY\x0bSocket-Type\0\0\0\x06DEALER")
         .unwrap();
     asks.read_exact(&mut greeting).unwrap();
-    for (from, expected, misses_too) in [
-        (0u64, 2..5, true),
-        (1, 2..5, true),
-        (2, 2..5, false),
-        (9, 9..9, false),
-    ] {
-        asks.write_all(b"\x01\x00\x00\x08").unwrap();
-        asks.write_all(&from.to_be_bytes()).unwrap();
-        let mut bytes = Vec::new();
-        // The end has the number -1.
-        while !bytes.windows(8).any(|number| number == [0xff; 8]) {
-            let mut chunk = [0; 1_000];
-            let count = asks.read(&mut chunk).unwrap();
-            assert!(count > 0, "the link stays");
-            bytes.extend_from_slice(&chunk[..count]);
-        }
-        assert_eq!(sequence_numbers(&bytes), expected.collect::<Vec<u64>>());
-        assert_eq!(misses.try_recv().is_ok(), misses_too, "from {from}");
+    asks
+}
+
+fn ask(asks: &mut std::net::TcpStream, from: u64) {
+    asks.write_all(b"\x01\x00\x00\x08").unwrap();
+    asks.write_all(&from.to_be_bytes()).unwrap();
+}
+
+/// The numbers of a replay, of which some bytes were read already.
+fn until_the_end(asks: &mut std::net::TcpStream, mut bytes: Vec<u8>) -> Vec<u64> {
+    let mut chunk = vec![0; 1 << 20];
+    let mut seen = 0;
+    // The end has the number -1.
+    while !bytes[seen..].windows(8).any(|number| number == [0xff; 8]) {
+        seen = bytes.len().saturating_sub(7);
+        let count = asks.read(&mut chunk).unwrap();
+        assert!(count > 0, "the link stays");
+        bytes.extend_from_slice(&chunk[..count]);
     }
+    sequence_numbers(&bytes)
 }

@@ -196,15 +196,8 @@ impl Shard {
             .last()
             .and_then(|part| part.try_into().ok())
             .map(u64::from_be_bytes);
-        let (
-            Some(from),
-            Some(Stream::Publisher {
-                replays,
-                forgotten,
-                missed,
-                ..
-            }),
-        ) = (from, self.streams.get_mut(&stream))
+        let (Some(from), Some(Stream::Publisher { replays, .. })) =
+            (from, self.streams.get_mut(&stream))
         else {
             return self
                 .context
@@ -215,10 +208,6 @@ impl Shard {
             Entry::Occupied(_) => self.context.metrics.rare(&self.context.metrics.queue_full),
             Entry::Vacant(place) => {
                 place.insert(from);
-                let is_missed = forgotten.is_some_and(|last| from <= last);
-                if let Some(missed) = missed.as_ref().filter(|_| is_missed) {
-                    missed();
-                }
                 self.go_on_with_replay(net, at, stream);
             }
         }
@@ -227,7 +216,11 @@ impl Shard {
     /// Puts on the link what of its replay has room there.
     pub(super) fn go_on_with_replay(&mut self, net: &mut Net, at: At, stream: StreamId) {
         let Some(Stream::Publisher {
-            window, replays, ..
+            window,
+            forgotten,
+            missed,
+            replays,
+            ..
         }) = self.streams.get_mut(&stream)
         else {
             return;
@@ -235,6 +228,11 @@ impl Shard {
         let (Some(cursor), Some(peer)) = (replays.get_mut(&at), self.peers.get_mut(at)) else {
             return;
         };
+        // It was asked for too late, or has left the window since.
+        if let Some(last) = forgotten.filter(|last| *cursor <= *last) {
+            *cursor = last.saturating_add(1);
+            missed.iter().for_each(|missed| missed());
+        }
         loop {
             // What has left the window meanwhile, and what its source lost, is a gap that its reader sees.
             let from = window.partition_point(|(sequence, _)| *sequence < *cursor);

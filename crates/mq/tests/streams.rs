@@ -277,20 +277,20 @@ fn dealer(publisher: &Publisher) -> std::net::TcpStream {
     let Some(slackwater_net::Endpoint::Tcp(replays)) = publisher.replay_endpoint() else {
         panic!("TCP")
     };
-    let mut asks = std::net::TcpStream::connect(replays).unwrap();
+    let mut asks = std::net::TcpStream::connect(replays).expect("the link stays");
     let mut greeting = [0u8; 64];
     (greeting[0], greeting[9], greeting[10], greeting[11]) = (0xff, 0x7f, 3, 1);
     greeting[12..16].copy_from_slice(b"NULL");
-    asks.write_all(&greeting).unwrap();
+    asks.write_all(&greeting).expect("the link stays");
     asks.write_all(b"\x04\x1c\x05READY\x0bSocket-Type\0\0\0\x06DEALER")
-        .unwrap();
-    asks.read_exact(&mut greeting).unwrap();
+        .expect("the link stays");
+    asks.read_exact(&mut greeting).expect("the link stays");
     asks
 }
 
 fn ask(asks: &mut std::net::TcpStream, from: u64) {
-    asks.write_all(b"\x01\x00\x00\x08").unwrap();
-    asks.write_all(&from.to_be_bytes()).unwrap();
+    asks.write_all(b"\x01\x00\x00\x08").expect("the link stays");
+    asks.write_all(&from.to_be_bytes()).expect("the link stays");
 }
 
 /// The numbers of a replay, of which some bytes were read already.
@@ -300,7 +300,7 @@ fn until_the_end(asks: &mut std::net::TcpStream, mut bytes: Vec<u8>) -> Vec<u64>
     // The end has the number -1.
     while !bytes[seen..].windows(8).any(|number| number == [0xff; 8]) {
         seen = bytes.len().saturating_sub(7);
-        let count = asks.read(&mut chunk).unwrap();
+        let count = asks.read(&mut chunk).expect("the link stays");
         assert!(count > 0, "the link stays");
         bytes.extend_from_slice(&chunk[..count]);
     }

@@ -7,14 +7,14 @@
 //! be told, and no sooner than a moment after the last one, which leaves the master to requests and lets subscribers keep up.
 //! The same is done for readers who ask for messages that are not kept any more, once in a while.
 
+mod pace;
 mod queue;
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-use slackwater_base::Instant;
 use slackwater_mq::{
     Admission, AllowList, Allowed, Builder, Level, ListenOptions, Mq, Options, Publisher, Running,
     StreamOptions, Workers,
@@ -25,6 +25,8 @@ use slackwater_wire::kv_events::{KvEncoder, KvEventFormat};
 use slackwater_zmtp::{KeyPair, Limits};
 
 pub(crate) use queue::{Dropped, EventQueue, MoreEvents, Rung};
+
+use pace::{Next, Pace};
 
 use crate::OpenError;
 use crate::serve::{Links, ServeError};
@@ -181,12 +183,6 @@ const REQUEST_PARTS_MAX: usize = 8;
 const TOPICS_MAX: usize = 16;
 /// Events of one message.
 const BATCH_EVENTS_MAX: usize = 256;
-/// Objects of one slice of what there is, which readers are told anew: the master looks at them in some tens of microseconds.
-const SLICE_OBJECTS: usize = 256;
-/// Time between two slices: a million objects take eight seconds.
-const SLICE_PAUSE: Duration = Duration::from_millis(2);
-/// Time between two times that everything is told once more: all subscribers hear it.
-const REPEAT_PAUSE: Duration = Duration::from_secs(30);
 
 pub(crate) static EVENTS: Site = Site::new("master, KV events");
 
@@ -269,7 +265,7 @@ fn tcp(endpoint: &Endpoint) -> SocketAddr {
 fn publish(queue: &Arc<EventQueue>, publisher: &Publisher, topic: &[u8], mut encoder: KvEncoder) {
     // Messages begin with the number of the first event, which is above all of earlier lives.
     let mut lost = None;
-    let (mut next_slice, mut next_repeat) = (Instant::ZERO, Instant::ZERO);
+    let mut pace = Pace::default();
     loop {
         // Taken before the look at the queue: what comes from here on ends the wait.
         let (seen, closed) = (queue.bell.seen(), queue.bell.is_closed());
@@ -290,26 +286,14 @@ fn publish(queue: &Arc<EventQueue>, publisher: &Publisher, topic: &[u8], mut enc
         if closed {
             return;
         }
-        let (now, mut wakes) = (now(), Instant::NEVER);
-        if queue.is_missed() {
-            if now >= next_repeat {
-                next_repeat = now + REPEAT_PAUSE;
-                queue.ask(MoreEvents::Repeated);
-                continue;
+        match pace.next(now(), queue.need()) {
+            Next::Ask(more) => queue.ask(more),
+            // Rung, closed or time for more: the next turn looks at all three.
+            Next::Wait(until) => {
+                let waiting = Waiting::at(&EVENTS).by(&Park).until(until);
+                let _ = queue.bell.wait(seen, &waiting);
             }
-            wakes = next_repeat;
         }
-        if queue.wants_more() {
-            if now >= next_slice {
-                next_slice = now + SLICE_PAUSE;
-                queue.ask(MoreEvents::Objects(SLICE_OBJECTS));
-                continue;
-            }
-            wakes = wakes.min(next_slice);
-        }
-        // Rung, closed or time for more: the next turn looks at all three.
-        let waiting = Waiting::at(&EVENTS).by(&Park).until(wakes);
-        let _ = queue.bell.wait(seen, &waiting);
     }
 }
 

@@ -326,6 +326,33 @@ fn what_is_hidden_is_told_to_be_gone_until_its_node_is_back() {
     assert_eq!(taken(&mut world), "");
 }
 
+/// A step for each of many nodes would look at every object for each of them.
+#[test]
+fn where_many_nodes_are_hidden_at_once_everything_is_told_anew() {
+    let check = |nodes: u32, at_once: &str, then: &str| {
+        let mut world = telling(two_nodes());
+        let far: Vec<NodeId> = (10..10 + nodes).map(NodeId).collect();
+        for node in &far {
+            let segment = SegmentId(node.0);
+            world.mount(*node, segment, SegmentKind::Memory, 16 * BLOCK);
+            put_on(&mut world, &format!("k{}", node.0), segment);
+        }
+        put_on(&mut world, "here", MEMORY);
+        taken(&mut world);
+        for node in far {
+            world.input(Input::NodeAway(node));
+        }
+        world.pass(hidden_after());
+        assert_eq!(taken(&mut world), at_once, "{nodes} nodes");
+        while world.master.has_more_to_tell() {
+            world.master.tell_more(100);
+        }
+        assert_eq!(taken(&mut world), then, "{nodes} nodes");
+    };
+    check(4, "", "-k10m -k11m -k12m -k13m");
+    check(5, "0", "+herem");
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Put(u8),

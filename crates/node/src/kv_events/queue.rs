@@ -6,6 +6,7 @@ use slackwater_wait::Event;
 use slackwater_wire::Epoch;
 use slackwater_wire::kv_events::{KvBatch, KvEvent, KvEventCounts};
 
+use super::pace::Need;
 use crate::serve::epoch;
 
 /// Events between the master and the thread that publishes them.
@@ -145,22 +146,22 @@ impl EventQueue {
         self.bell.notify_all();
     }
 
-    /// Whether the master is to be asked for more: it has more, nothing waits here, and the message layer has not enough to
-    /// do.
-    pub(super) fn wants_more(&self) -> bool {
+    /// What the master could be asked for.
+    pub(super) fn need(&self) -> Need {
         let waiting = self.waiting();
-        waiting.has_more && waiting.is_empty() && !self.is_full()
+        Need {
+            is_missed: self.is_missed.load(Ordering::Acquire),
+            has_more: waiting.has_more,
+            is_idle: waiting.is_empty() && !self.is_full(),
+        }
     }
 
     /// A reader has missed events that are not kept for it.
     pub(super) fn miss(&self) {
-        self.is_missed.store(true, Ordering::Release);
-        self.ring();
-    }
-
-    /// Whether a reader has missed events, and what there is was not told once more since.
-    pub(super) fn is_missed(&self) -> bool {
-        self.is_missed.load(Ordering::Acquire)
+        // Who asks again and again is heard once.
+        if !self.is_missed.swap(true, Ordering::AcqRel) {
+            self.ring();
+        }
     }
 
     /// Asks the master to tell more, which takes its lock.
@@ -306,6 +307,12 @@ mod tests {
         assert_eq!(taken, expected);
     }
 
+    /// Whether the master would be asked for more, if it is time.
+    fn wants_more(queue: &EventQueue) -> bool {
+        let need = queue.need();
+        need.has_more && need.is_idle
+    }
+
     #[test]
     fn all_that_wait_are_dropped_where_there_is_no_room() {
         let queue = queue(4, 10);
@@ -330,11 +337,11 @@ mod tests {
     #[test]
     fn what_the_master_was_asked_for_needs_no_room() {
         let queue = queue(4, 0);
-        assert!(!queue.wants_more());
+        assert!(!wants_more(&queue));
         queue.set_more(true);
-        assert!(queue.wants_more());
+        assert!(wants_more(&queue));
         queue.push_asked(events(0..10));
-        assert!(!queue.wants_more() && !queue.is_empty());
+        assert!(!wants_more(&queue) && !queue.is_empty());
         assert!(queue.push(events(10..14)).is_ok());
         check(&queue, 6, Some((0, 6, false)));
         assert!(queue.push(events(14..14)).is_ok());
@@ -344,12 +351,14 @@ mod tests {
             queue.push(events(16..17)).is_err(),
             "what was asked for is gone"
         );
-        assert!(!queue.wants_more(), "not before the news of the gap");
+        assert!(!wants_more(&queue), "not before the news of the gap");
         check(&queue, 9, Some((17, 17, true)));
-        assert!(queue.wants_more());
+        assert!(wants_more(&queue));
         queue.push_asked(events(17..30));
         assert!(queue.push(events(30..35)).is_err());
         check(&queue, 9, Some((35, 35, true)));
+        assert!(queue.push(events(35..39)).is_ok());
+        assert!(queue.push(events(39..40)).is_err(), "no more than others");
     }
 
     #[test]
@@ -357,12 +366,17 @@ mod tests {
         let queue = queue(4, 0);
         queue.set_more(true);
         queue.ask_by(|more| more == MoreEvents::Repeated);
+        let seen = queue.bell.seen();
         queue.miss();
-        assert!(queue.is_missed());
+        assert!(queue.need().is_missed);
+        let rung = queue.bell.seen();
+        assert_ne!(rung, seen);
+        queue.miss();
+        assert_eq!(queue.bell.seen(), rung, "that is known");
         queue.ask(MoreEvents::Repeated);
-        assert!(queue.wants_more() && !queue.is_missed());
+        assert!(wants_more(&queue) && !queue.need().is_missed);
         queue.ask(MoreEvents::Objects(7));
-        assert!(!queue.wants_more());
+        assert!(!wants_more(&queue));
     }
 
     #[test]
@@ -370,7 +384,7 @@ mod tests {
         let queue = Arc::new(EventQueue::new(4));
         let mut under_way: Vec<_> = (0..UNDER_WAY_MAX).map(|_| queue.begin()).collect();
         queue.set_more(true);
-        assert!(!queue.wants_more());
+        assert!(!wants_more(&queue));
         assert!(queue.push(events(0..1)).is_ok());
         check(&queue, 1, None);
         let seen = queue.bell.seen();
@@ -512,7 +526,7 @@ mod tests {
 
         /// Asks for more, if there is a need; says whether there was.
         fn tell_more(&mut self, count: usize) -> bool {
-            let wants = self.queue.wants_more();
+            let wants = wants_more(&self.queue);
             if wants {
                 self.host.tell_more_events(MoreEvents::Objects(count));
             }

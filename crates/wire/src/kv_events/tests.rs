@@ -157,6 +157,22 @@ fn a_block_of_several_values_is_told_when_the_first_comes_and_when_the_last_goes
 }
 
 #[test]
+fn what_one_medium_has_lost_is_still_counted_in_the_other() {
+    let mut encoder = KvEncoder::new(KvEventFormat::default());
+    let one = |name: &[u8], tier| held(name, tier);
+    let (memory, disk) = (SegmentKind::Memory, SegmentKind::Disk);
+    let events = [
+        KvEvent::Stored(one(b"255", disk)),
+        KvEvent::Stored(one(b"0xff", disk)),
+        KvEvent::Stored(one(b"255", memory)),
+        KvEvent::Removed(one(b"255", memory)),
+        KvEvent::Removed(one(b"255", disk)),
+        KvEvent::Removed(one(b"0xff", disk)),
+    ];
+    assert_eq!(told(&mut encoder, &events), "+1 . +1 -1 . -1");
+}
+
+#[test]
 fn what_is_known_already_is_neither_told_nor_taken_for_unparsed() {
     let mut encoder = KvEncoder::new(KvEventFormat::default());
     let one = |key: &[u8]| KvEvent::Stored(held(key, SegmentKind::Memory));

@@ -3,6 +3,8 @@
 //! What it takes to do so is behind the feature `otel`. Without it [`export`] says how to build it.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "otel")]
+mod addresses;
 mod export;
 #[cfg(feature = "otel")]
 mod otlp;

@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
 use opentelemetry::trace::{
     SpanContext, SpanId, SpanKind as Kind, Status, TraceFlags, TraceId, TraceState,
@@ -14,8 +15,12 @@ use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanExporter as _, SpanLinks};
 use slackwater_trace::{FinishedSpan, Note, Sink, SpanKind};
 
+use crate::addresses::Addresses;
 use crate::export::{ExportError, ExportOptions};
-use crate::post::{TIME, post};
+use crate::post::{Destination, post};
+
+/// How long an exchange may take, the look-up of the collector's name included.
+const TIME: Duration = Duration::from_secs(3);
 
 /// Sends spans to a collector.
 #[derive(Debug)]
@@ -27,7 +32,7 @@ pub(crate) struct Otlp {
 impl Otlp {
     pub(crate) fn new(options: &ExportOptions) -> Result<Self, ExportError> {
         let client = Poster {
-            authority: options.endpoint.authority().to_owned(),
+            addresses: Addresses::of(options.endpoint.authority().to_owned()),
             path: options.endpoint.path().to_owned(),
         };
         let built = SpanExporter::builder()
@@ -121,7 +126,7 @@ fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
 /// Posts requests by blocking calls.
 #[derive(Debug)]
 struct Poster {
-    authority: String,
+    addresses: Addresses,
     path: String,
 }
 
@@ -143,7 +148,13 @@ impl HttpClient for Poster {
                 (!is_ours).then(|| (name.to_string(), value.to_owned()))
             });
             let headers: Vec<(String, String)> = headers.collect();
-            let status = post((&self.authority, &self.path), &headers, &body)?;
+            let until = Instant::now() + TIME;
+            let to = Destination {
+                addresses: &self.addresses.find(until)?,
+                authority: self.addresses.authority(),
+                path: &self.path,
+            };
+            let status = post(to, &headers, &body, until)?;
             let answer = Response::builder().status(status).body(Bytes::new())?;
             Ok(answer)
         })

@@ -24,7 +24,7 @@ pub trait Sink: Send + 'static {
     fn export(&mut self, spans: Vec<FinishedSpan>) -> Result<(), String>;
 }
 
-/// Exports the spans of this process until it is dropped, which waits for those that have ended.
+/// Exports the spans of this process until it is dropped, which waits for those that have ended, a few seconds at most.
 #[derive(Debug)]
 pub struct Exporter {
     recorder: Arc<Recorder>,
@@ -63,6 +63,8 @@ pub(crate) static SPANS: Site = Site::new("trace, spans");
 
 /// How long the first span of a batch waits for others.
 const GATHER: Duration = Duration::from_millis(500);
+/// How long batches are begun for at the end. A process that ends is waited for, and killed where that takes too long.
+const LAST: Duration = Duration::from_secs(3);
 
 /// Whether there is a recorder: all that calls look at while there is none.
 static RECORDING: AtomicBool = AtomicBool::new(false);
@@ -83,7 +85,7 @@ pub fn export_to(sink: impl Sink, share: f64) -> Result<Exporter, RecorderError>
         return Err(RecorderError::Twice);
     }
     let other = Arc::clone(&recorder);
-    let thread = thread(move || other.run(sink)).map_err(RecorderError::Thread)?;
+    let thread = thread(move || other.run(sink, LAST)).map_err(RecorderError::Thread)?;
     *present = Some(Arc::clone(&recorder));
     RECORDING.store(true, Ordering::Release);
     Ok(Exporter {
@@ -102,6 +104,12 @@ fn thread(run: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
 #[must_use]
 pub fn counts() -> TraceCounts {
     recorder().map_or_else(TraceCounts::default, |recorder| recorder.counts())
+}
+
+/// This process is a fork of one that may have exported its spans, whose thread it does not have: nothing is recorded until
+/// spans are exported anew.
+pub fn forked() {
+    RECORDING.store(false, Ordering::Release);
 }
 
 /// Whether spans are exported.
@@ -134,12 +142,16 @@ impl Recorder {
         }
     }
 
-    fn run(&self, mut sink: impl Sink) {
-        let (bell, mut was_taken) = (&self.queue.bell, true);
+    fn run(&self, mut sink: impl Sink, last: Duration) {
+        let (bell, mut was_taken, mut end) = (&self.queue.bell, true, None);
         loop {
             // Taken before the look, so that a ring from here on ends the wait.
             let (seen, is_closed) = (bell.seen(), bell.is_closed());
             let (count, since) = self.queue.state();
+            let end = is_closed.then(|| *end.get_or_insert_with(|| now() + last));
+            if end.is_some_and(|end| end <= now()) {
+                return self.queue.count_dropped(count as u64);
+            }
             let until = since.map_or(Instant::NEVER, |since| since + GATHER);
             if count > 0 && (is_closed || count >= BATCH_MAX || until <= now()) {
                 let is_taken = self.export(&mut sink, was_taken);
@@ -186,7 +198,7 @@ impl Exporter {
         self.recorder.counts()
     }
 
-    /// Leaves the thread alone that this process does not have, being a fork of the one that exported.
+    /// Ends it in a [`forked`] process, without the thread that this does not have.
     pub fn forked(mut self) {
         std::mem::forget(self.thread.take());
     }
@@ -218,11 +230,11 @@ impl Drop for Exporter {
 mod tests {
     use std::sync::mpsc::{Receiver, Sender, channel};
 
-    use slackwater_wire::TraceContext;
+    use slackwater_wire::{ErrorCode, TraceContext};
 
     use super::*;
     use crate::queue::QUEUED_MAX;
-    use crate::span::{SpanKind, TraceSpan};
+    use crate::span::{Note, SpanKind, TraceSpan};
 
     struct Collected(Sender<Vec<FinishedSpan>>);
 
@@ -273,7 +285,7 @@ mod tests {
         let all = 2 * BATCH_MAX as u64 + 1;
         (0..all).for_each(|number| recorder.queue.push(span(number)));
         recorder.queue.bell.close();
-        recorder.run(Collected(told));
+        recorder.run(Collected(told), LAST);
         let spans: Vec<FinishedSpan> = batches.iter().flatten().collect();
         assert_eq!(spans, (0..all).map(span).collect::<Vec<_>>());
         assert_eq!(recorder.exported.load(Ordering::Relaxed), all);
@@ -288,9 +300,22 @@ mod tests {
         let all = 3 * BATCH_MAX as u64;
         (0..all).for_each(|number| recorder.queue.push(span(number)));
         recorder.queue.bell.close();
-        recorder.run(Collected(told));
+        recorder.run(Collected(told), LAST);
         assert_eq!(recorder.queue.dropped(), all);
         assert_eq!(recorder.exported.load(Ordering::Relaxed), 0);
+    }
+
+    /// A collector that took each batch just in time made the end of a process wait for all that had waited for it.
+    #[test]
+    fn what_is_not_told_in_time_at_the_end_is_lost() {
+        let (told, batches) = channel();
+        let recorder = alone(SpanQueue::default());
+        let all = 3 * BATCH_MAX as u64;
+        (0..all).for_each(|number| recorder.queue.push(span(number)));
+        recorder.queue.bell.close();
+        recorder.run(Collected(told), Duration::ZERO);
+        assert_eq!(batches.iter().count(), 0);
+        assert_eq!(recorder.queue.dropped(), all);
     }
 
     /// The only test that has this process export, which it can do once at a time.
@@ -322,18 +347,51 @@ mod tests {
             let none = TraceSpan::root("not recorded by its caller", SpanKind::Client);
             assert_eq!(none.context(), None);
         });
-        let ended = exporter.finish();
-        assert_eq!((ended.exported, ended.dropped), (3, 0));
-        let spans: Vec<FinishedSpan> = batches.iter().flatten().collect();
-        let [of_inner, of_server, of_first] = spans.as_slice() else {
-            panic!("three spans: {spans:?}");
+        let read = || {
+            let lost = Err(ErrorCode::NoAvailableHandle);
+            vec![Ok(Some(5)), Ok(None), lost, Ok(Some(4))]
         };
+        let read = (TraceSpan::root("read", SpanKind::Client).keys(4)).read_each(
+            read,
+            |bytes| *bytes,
+            |code| *code,
+        );
+        assert_eq!((read.len(), read[3]), (4, Ok(Some(4))));
+        let missing = || vec![Err(ErrorCode::ObjectNotFound), Ok(())];
+        let removed = TraceSpan::root("removed", SpanKind::Client).call_each(missing, |code| *code);
+        assert_eq!(removed.len(), 2);
+        let refused = || Err::<(), _>(ErrorCode::InvalidKey);
+        let asked = TraceSpan::root("asked", SpanKind::Client).call(refused, |code| *code);
+        assert_eq!(asked, Err(ErrorCode::InvalidKey));
+        // A fork has no thread that would export them.
+        forked();
+        assert_eq!(
+            TraceSpan::root("of a fork", SpanKind::Client).context(),
+            None
+        );
+        let ended = exporter.finish();
+        assert_eq!((ended.exported, ended.dropped), (6, 0));
+        let spans: Vec<FinishedSpan> = batches.iter().flatten().collect();
+        let [of_inner, of_server, of_first, read, removed, asked] = spans.as_slice() else {
+            panic!("six spans: {spans:?}");
+        };
+        let noted = [
+            ("slackwater.keys", 4),
+            ("slackwater.hits", 2),
+            ("slackwater.bytes", 9),
+        ];
+        assert_eq!(read.notes, noted.map(|(name, of)| (name, Note::Number(of))));
+        let no_room = ErrorCode::NoAvailableHandle.to_string();
+        assert_eq!(read.failure.as_deref(), Some(&*no_room));
+        assert_eq!(removed.failure, None, "what is not there is no failure");
+        let wrong = ErrorCode::InvalidKey.to_string();
+        assert_eq!(asked.failure.as_deref(), Some(&*wrong));
         assert_eq!(of_inner.parent, Some(outer.span));
         assert_eq!(of_inner.context, inner);
         assert_eq!(of_inner.failure.as_deref(), Some("too late"));
         assert_eq!(of_server.parent, parent.map(|parent| parent.span));
         assert_eq!(of_server.context.trace, parent.unwrap().trace);
-        assert_eq!(of_server.notes, [("bytes", crate::Note::Number(7))]);
+        assert_eq!(of_server.notes, [("bytes", Note::Number(7))]);
         assert_eq!((of_first.parent, of_first.context), (None, begun));
         assert_ne!(begun.trace, outer.trace);
         assert_eq!(counts(), TraceCounts::default());

@@ -2,7 +2,7 @@ use std::time::{Duration, SystemTime};
 
 use slackwater_base::Instant;
 use slackwater_wait::now;
-use slackwater_wire::{SpanId, TraceContext, Traceparent};
+use slackwater_wire::{ErrorCode, SpanId, TraceContext, Traceparent};
 
 use crate::here::{current, said, within};
 use crate::identity::{fresh_span, fresh_trace};
@@ -166,6 +166,68 @@ impl TraceSpan {
         {
             recording.span.notes.push((name, note.into()));
         }
+    }
+
+    /// It failed if a part of it did, for the reason of the first; what is not there is no failure. Errors of calls name
+    /// keys, which are nothing for a collector: their codes are.
+    fn fail_first(&mut self, mut codes: impl Iterator<Item = ErrorCode>) {
+        if self.is_recording()
+            && let Some(code) = codes.find(|code| *code != ErrorCode::ObjectNotFound)
+        {
+            self.fail(&code);
+        }
+    }
+
+    /// It is about so many keys.
+    #[must_use]
+    pub fn keys(mut self, count: usize) -> Self {
+        self.note("slackwater.keys", count as u64);
+        self
+    }
+
+    /// Makes a call within it, with which it ends.
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub fn call<T, E>(
+        mut self,
+        call: impl FnOnce() -> Result<T, E>,
+        code: impl Fn(&E) -> ErrorCode,
+    ) -> Result<T, E> {
+        let outcome = self.during(call);
+        self.fail_first(outcome.as_ref().err().into_iter().map(code));
+        outcome
+    }
+
+    /// Makes a call for many keys within it, with which it ends.
+    pub fn call_each<T, E>(
+        mut self,
+        call: impl FnOnce() -> Vec<Result<T, E>>,
+        code: impl Fn(&E) -> ErrorCode,
+    ) -> Vec<Result<T, E>> {
+        let outcomes = self.during(call);
+        let failed = outcomes.iter().filter_map(|outcome| outcome.as_ref().err());
+        self.fail_first(failed.map(code));
+        outcomes
+    }
+
+    /// Reads values for many keys within it, with which it ends. It notes how many there were, and how long.
+    pub fn read_each<T, E>(
+        mut self,
+        read: impl FnOnce() -> Vec<Result<Option<T>, E>>,
+        bytes: impl Fn(&T) -> usize,
+        code: impl Fn(&E) -> ErrorCode,
+    ) -> Vec<Result<Option<T>, E>> {
+        let outcomes = self.during(read);
+        if self.is_recording() {
+            let found = outcomes.iter().flatten().flatten().map(bytes);
+            let (hits, bytes) = found.fold((0u64, 0), |(hits, sum), bytes| (hits + 1, sum + bytes));
+            self.note("slackwater.hits", hits);
+            self.note("slackwater.bytes", bytes as u64);
+        }
+        let failed = outcomes.iter().filter_map(|outcome| outcome.as_ref().err());
+        self.fail_first(failed.map(code));
+        outcomes
     }
 
     /// It failed, for this reason.

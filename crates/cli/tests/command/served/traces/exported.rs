@@ -1,5 +1,7 @@
 //! Spans as a collector is told of them, by a client, a master and a node that are processes of their own.
 
+use std::net::TcpListener;
+
 use slackwater_otel::{ExportOptions, export};
 use slackwater_remote::ConnectOptions;
 use slackwater_wire::Durability;
@@ -209,4 +211,56 @@ fn one_trace_follows_a_get_through_master_and_node() {
     let caller = trace.span.0.get().to_be_bytes();
     check(&spans, "slackwater.get", "slackwater", CLIENT, &caller);
     node.kill();
+}
+
+/// What a process has just done is told before it ends.
+#[test]
+fn a_process_that_is_told_to_end_tells_what_it_did() {
+    let place = Place::new();
+    let collector = Collector::start();
+    let serve = ["serve", "--memory", "16MiB", "--traces", &collector.url()];
+    let mut server = Administered::spawn(&place, &serve);
+    let client = server.served.connect();
+    let trace = TraceContext::new(0x7777 << 64, 0x88).unwrap();
+    let missing = || client.get(b"k", &GetOptions::default());
+    assert_eq!(within(Traceparent(Some(trace)), missing), Ok(None));
+    server.served.signal(Signal::TERM);
+    assert_eq!(exit_code(&mut server.served), Some(0));
+    let spans = told(&collector, trace, &["slackwater.master.look_up"]);
+    let look_up = spans
+        .iter()
+        .find(|span| span.name == "slackwater.master.look_up");
+    assert_eq!(look_up.unwrap().service, "slackwater-serve");
+}
+
+/// One that takes connections and never answers, as a collector that hangs does.
+#[test]
+fn a_process_ends_without_a_collector_that_does_not_answer() {
+    let place = Place::new();
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", silent.local_addr().unwrap());
+    let serve = ["serve", "--memory", "16MiB", "--traces", &url];
+    let mut server = Administered::spawn(&place, &serve);
+    let client = server.served.connect();
+    let trace = TraceContext::new(0x9999 << 64, 0xaa);
+    for _ in 0..10 {
+        let missing = || client.get(b"k", &GetOptions::default());
+        assert_eq!(within(Traceparent(trace), missing), Ok(None));
+    }
+    let begun = std::time::Instant::now();
+    server.served.signal(Signal::TERM);
+    assert_eq!(exit_code(&mut server.served), Some(0));
+    // An exchange that is under way, what may begin after it, and a machine that is busy.
+    assert!(begun.elapsed() < Duration::from_secs(30));
+    let url = format!("{url}/v1/traces");
+    let get = [
+        "get",
+        "k",
+        "--traces",
+        &url,
+        "--connect",
+        "tcp://127.0.0.1:9",
+    ];
+    let output = place.run(&[&get[..], &["--timeout", "100ms"]].concat());
+    assert_eq!(output.status.code(), Some(1));
 }

@@ -331,10 +331,11 @@ def connect(
     """Connects to a store that another process serves, at tcp://127.0.0.1:50051 unless another address is given."""
 
 def export_traces(endpoint: str | None, *, share: float = 0.0, service: str = "slackwater") -> None:
-    """Tells a collector of OpenTelemetry, at http://HOST:PORT, what was done for calls of clients that are traced.
+    """Tells a collector of OpenTelemetry, at http://HOST:PORT, what was done for calls that are traced.
 
     Traced are calls within a span of the package `opentelemetry`, and of the others the share `share` (0 to 1), which begin
-    traces of their own. `None` ends that. Raises where the module was built without OpenTelemetry.
+    traces of their own. `None` ends that. A fork tells nothing until it calls this itself. Raises where the module was built
+    without OpenTelemetry.
     """
 
 def error_codes() -> dict[str, int]: ...

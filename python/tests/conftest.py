@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -10,17 +11,48 @@ from typing import Protocol
 import pytest
 import slackwater
 
+sys.path.append(str(Path(__file__).parent))
+
+from callers import Package
+
 ROOT = Path(__file__).parents[2]
+
+
+def built(*features: str) -> Path:
+    """The `slackwater` command of this folder, built if it is not current."""
+    if shutil.which("cargo") is None:
+        pytest.skip("no cargo: the command that serves a store cannot be built")
+    build = ["cargo", "build", "--quiet", "--locked", "--package", "slackwater-cli", *features]
+    subprocess.run(build, cwd=ROOT, check=True, timeout=1200)
+    return Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug" / "slackwater"
 
 
 @pytest.fixture(scope="session")
 def command() -> Path:
-    """The `slackwater` command of this folder, built if it is not current."""
-    if shutil.which("cargo") is None:
-        pytest.skip("no cargo: the command that serves a store cannot be built")
-    build = ["cargo", "build", "--quiet", "--locked", "--package", "slackwater-cli"]
-    subprocess.run(build, cwd=ROOT, check=True, timeout=1200)
-    return Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug" / "slackwater"
+    """The command."""
+    return built()
+
+
+@pytest.fixture(scope="session")
+def traced_command(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The command with OpenTelemetry, where the module has it too; a copy, for other tests build it without."""
+    try:
+        slackwater.export_traces("http://127.0.0.1")
+    except slackwater.RefusedError:
+        assert "EXPECT_OTEL" not in os.environ, "the module was built without the feature otel"
+        pytest.skip("the module was built without the feature otel: make test-otel builds it")
+    slackwater.export_traces(None)
+    copy = tmp_path_factory.mktemp("otel") / "slackwater"
+    shutil.copy2(built("--features", "slackwater-cli/otel"), copy)
+    return copy
+
+
+@pytest.fixture
+def package(monkeypatch: pytest.MonkeyPatch) -> Package:
+    """The package `opentelemetry`, as if the caller had loaded it."""
+    package = Package()
+    monkeypatch.setitem(sys.modules, "opentelemetry.trace", package)
+    return package
 
 
 @pytest.fixture

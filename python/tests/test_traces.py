@@ -1,10 +1,7 @@
 """Gets within a span of OpenTelemetry, which the server that they reach hears of."""
 
 import asyncio
-import contextvars
 import subprocess
-import sys
-import types
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,37 +11,9 @@ import pytest
 import slackwater
 import slackwater.aio
 
+from callers import Package, Span
+
 OPEN = "application/openmetrics-text; version=1.0.0"
-
-
-@dataclass
-class SpanContext:
-    """What a span of the package `opentelemetry` says of itself."""
-
-    trace_id: int
-    span_id: int
-    trace_flags: int
-
-
-class Span:
-    """A span as the package has it."""
-
-    def __init__(self, trace_id: int, span_id: int = 7, trace_flags: int = 1) -> None:
-        self._context = SpanContext(trace_id, span_id, trace_flags)
-
-    def get_span_context(self) -> SpanContext:
-        return self._context
-
-
-class Package(types.ModuleType):
-    """Stands in for `opentelemetry.trace`, whose current span is a variable of the context too."""
-
-    def __init__(self) -> None:
-        super().__init__("opentelemetry.trace")
-        self.span: contextvars.ContextVar[Span] = contextvars.ContextVar("span", default=Span(0, 0, 0))
-
-    def get_current_span(self) -> Span:
-        return self.span.get()
 
 
 @dataclass
@@ -77,14 +46,6 @@ def server(command: Path) -> Iterator[Server]:
             yield Server(address, admin)
         finally:
             process.kill()
-
-
-@pytest.fixture
-def package(monkeypatch: pytest.MonkeyPatch) -> Package:
-    """The package, as if the caller had loaded it."""
-    package = Package()
-    monkeypatch.setitem(sys.modules, "opentelemetry.trace", package)
-    return package
 
 
 def test_a_get_belongs_to_the_span_of_its_caller(server: Server, package: Package) -> None:
@@ -126,6 +87,22 @@ def test_a_package_that_fails_does_not_fail_a_get(server: Server, package: Packa
             package.span.set(wrong)  # type: ignore[arg-type]
             assert client.get("a") == b"value"
         assert "trace_id" not in server.metrics(OPEN)
+
+
+def test_an_interrupt_while_the_package_is_asked_is_not_lost(
+    server: Server, package: Package, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted() -> Span:
+        raise KeyboardInterrupt
+
+    with slackwater.connect(server.address) as client:
+        client.put("a", b"value")
+        monkeypatch.setattr(package, "get_current_span", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            client.get("a")
+            # It comes between two steps of the interpreter.
+            for _ in range(1000):
+                pass
 
 
 def test_exports_are_refused_where_they_make_no_sense() -> None:

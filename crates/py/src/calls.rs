@@ -8,6 +8,7 @@ use slackwater_wire::{Durability, ErrorCode, PutMode, Tenant};
 use crate::buffers::Memory;
 use crate::errors::{Coded, exception, refused};
 use crate::options::{Chain, chain, pin, seconds_of, tenant};
+use crate::traces::detached;
 
 pub(crate) fn put_options(
     upsert: bool,
@@ -113,16 +114,15 @@ pub(crate) fn read_one<'py>(
         let size = py.detach(|| size_of(store, key, &options.tenant));
         let (value, mut memory) = Memory::fresh(py, size)?;
         let bytes = memory.as_mut_slice()?;
-        match py.detach(|| store.get_into(key, bytes, options)) {
+        match detached(py, || store.get_into(key, bytes, options)) {
             Ok(Some(got)) => return cut(py, value, got).map(Some),
             Ok(None) => return Ok(None),
             Err(StoreError::BufferTooSmall { .. }) => {}
             Err(error) => return Err(refused(py, &error)),
         }
     }
-    let value = py
-        .detach(|| store.get(key, options))
-        .map_err(|error| refused(py, &error))?;
+    let value = detached(py, || store.get(key, options));
+    let value = value.map_err(|error| refused(py, &error))?;
     Ok(value.map(|value| PyBytes::new(py, &value)))
 }
 

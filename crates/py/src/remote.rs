@@ -159,7 +159,8 @@ impl Client {
         let (client, options) = (self.client(py)?, get_options(false, tenant, None)?);
         let mut buffer = Memory::of(buffer)?;
         let (key, bytes) = (key.as_slice(py), buffer.as_mut_slice()?);
-        detached(py, || client.get_into(key, bytes, &options)).map_err(|error| refused(py, &error))
+        let got = detached(py, || client.get_into(key, bytes, &options));
+        got.map_err(|error| refused(py, &error))
     }
 
     /// get_batch(keys, *, prefix_only=False, tenant=None, chain=None)
@@ -230,8 +231,8 @@ impl Client {
     ) -> PyResult<Vec<bool>> {
         let (client, options) = (self.client(py)?, call_options(tenant)?);
         let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
-        py.detach(|| client.exists(&keys, &options))
-            .map_err(|error| refused(py, &error))
+        let there = detached(py, || client.exists(&keys, &options));
+        there.map_err(|error| refused(py, &error))
     }
 
     fn __contains__(&self, py: Python<'_>, key: KeyBytes) -> PyResult<bool> {
@@ -251,7 +252,7 @@ impl Client {
     ) -> PyResult<bool> {
         let (client, call) = (self.client(py)?, call_options(tenant)?);
         let (key, options) = (key.as_slice(py), RemoveOptions { call, force });
-        let removed = py.detach(|| client.remove(&[key], &options));
+        let removed = detached(py, || client.remove(&[key], &options));
         removed
             .into_iter()
             .next()
@@ -273,7 +274,7 @@ impl Client {
         let (client, call) = (self.client(py)?, call_options(tenant)?);
         let options = RemoveOptions { call, force };
         let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
-        let removed = py.detach(|| client.remove(&keys, &options));
+        let removed = detached(py, || client.remove(&keys, &options));
         each(py, removed.into_iter().map(was_there).collect(), Ok)
     }
 

@@ -14,6 +14,7 @@ use crate::calls::{
 };
 use crate::errors::{exception, not_opened, refused};
 use crate::options::{Chain, bytes_of, configuration, seconds_of, size_text};
+use crate::traces::detached;
 use crate::view::{View, shown, shown_together, view_options};
 
 /// Number of forks between this process and the one that loaded the module.
@@ -22,6 +23,7 @@ static FORKS: AtomicU64 = AtomicU64::new(0);
 /// See [`crate::after_fork`].
 pub(crate) fn forked() {
     FORKS.fetch_add(1, Ordering::Relaxed);
+    slackwater_trace::forked();
 }
 
 /// Number of forks before this process, for what has threads and so does not survive one.
@@ -119,7 +121,7 @@ impl Store {
         let options = put_options(upsert, pin, group, durable, wait, tenant, chain)?;
         let (store, value) = (self.store(py)?, Memory::of(value)?);
         let (key, bytes) = (key.as_slice(py), value.as_slice());
-        let stored = py.detach(|| store.put(key, bytes, &options));
+        let stored = detached(py, || store.put(key, bytes, &options));
         stored
             .map(|stored| stored == Stored::New)
             .map_err(|error| refused(py, &error))
@@ -153,7 +155,7 @@ impl Store {
             .zip(&values)
             .map(|(key, value)| (key.as_slice(py), value.as_slice()))
             .collect();
-        let results = py.detach(|| store.put_batch(&entries, &options));
+        let results = detached(py, || store.put_batch(&entries, &options));
         each(py, results, |stored| Ok(stored == Stored::New))
     }
 
@@ -194,7 +196,7 @@ impl Store {
         };
         let mut buffer = Memory::of(buffer)?;
         let (key, bytes) = (key.as_slice(py), buffer.as_mut_slice()?);
-        let got = py.detach(|| store.get_into(key, bytes, &options));
+        let got = detached(py, || store.get_into(key, bytes, &options));
         got.map(|got| got.map(|got| got.bytes))
             .map_err(|error| refused(py, &error))
     }
@@ -228,7 +230,7 @@ impl Store {
             memory.push(bytes);
         }
         let mut buffers = disjoint(&mut memory)?;
-        let results = py.detach(|| store.get_batch_into(&keys, &mut buffers, &options));
+        let results = detached(py, || store.get_batch_into(&keys, &mut buffers, &options));
         let list = PyList::empty(py);
         for ((result, value), key) in results.into_iter().zip(values).zip(keys) {
             list.append(match result {
@@ -264,7 +266,7 @@ impl Store {
         let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
         let mut memory: Vec<Memory> = buffers.iter().map(Memory::of).collect::<PyResult<_>>()?;
         let mut buffers = disjoint(&mut memory)?;
-        let results = py.detach(|| store.get_batch_into(&keys, &mut buffers, &options));
+        let results = detached(py, || store.get_batch_into(&keys, &mut buffers, &options));
         each(py, results, |got| Ok(got.map(|got| got.bytes)))
     }
 
@@ -286,9 +288,8 @@ impl Store {
         let store = self.store(py)?;
         let options = view_options(false, verify, tenant, chain)?;
         let key = key.as_slice(py);
-        let view = py
-            .detach(|| store.view(key, &options))
-            .map_err(|error| refused(py, &error))?;
+        let view = detached(py, || store.view(key, &options));
+        let view = view.map_err(|error| refused(py, &error))?;
         view.map(|view| shown(py, view)).transpose()
     }
 
@@ -310,7 +311,7 @@ impl Store {
         let store = self.store(py)?;
         let options = view_options(prefix_only, verify, tenant, chain)?;
         let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
-        let views = py.detach(|| store.view_batch(&keys, &options));
+        let views = detached(py, || store.view_batch(&keys, &options));
         shown_together(py, views)
     }
 
@@ -338,8 +339,8 @@ impl Store {
     ) -> PyResult<Vec<bool>> {
         let (store, tenant) = (self.store(py)?, crate::options::tenant(tenant)?);
         let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
-        py.detach(|| store.exists(&keys, &tenant))
-            .map_err(|error| refused(py, &error))
+        let there = detached(py, || store.exists(&keys, &tenant));
+        there.map_err(|error| refused(py, &error))
     }
 
     fn __contains__(&self, py: Python<'_>, key: KeyBytes) -> PyResult<bool> {
@@ -360,7 +361,7 @@ impl Store {
     ) -> PyResult<bool> {
         let (store, options) = (self.store(py)?, remove_options(force, tenant)?);
         let key = key.as_slice(py);
-        let removed = py.detach(|| store.remove(&[key], &options));
+        let removed = detached(py, || store.remove(&[key], &options));
         removed
             .into_iter()
             .next()
@@ -381,7 +382,7 @@ impl Store {
     ) -> PyResult<Bound<'py, PyList>> {
         let (store, options) = (self.store(py)?, remove_options(force, tenant)?);
         let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
-        let removed = py.detach(|| store.remove(&keys, &options));
+        let removed = detached(py, || store.remove(&keys, &options));
         each(py, removed.into_iter().map(was_there).collect(), Ok)
     }
 
@@ -397,8 +398,8 @@ impl Store {
         tenant: Option<&str>,
     ) -> PyResult<u64> {
         let (store, options) = (self.store(py)?, remove_options(force, tenant)?);
-        py.detach(|| store.remove_matching(pattern, &options))
-            .map_err(|error| refused(py, &error))
+        let removed = detached(py, || store.remove_matching(pattern, &options));
+        removed.map_err(|error| refused(py, &error))
     }
 
     /// remove_all(*, force=False, tenant=None)
@@ -407,8 +408,8 @@ impl Store {
     #[pyo3(signature = (*, force=false, tenant=None))]
     fn remove_all(&self, py: Python<'_>, force: bool, tenant: Option<&str>) -> PyResult<u64> {
         let (store, options) = (self.store(py)?, remove_options(force, tenant)?);
-        py.detach(|| store.remove_all(&options))
-            .map_err(|error| refused(py, &error))
+        let removed = detached(py, || store.remove_all(&options));
+        removed.map_err(|error| refused(py, &error))
     }
 
     /// list(*, pattern=None, after=None, limit=None, tenant=None)

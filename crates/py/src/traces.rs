@@ -2,7 +2,8 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyKeyboardInterrupt, PyValueError};
+use pyo3::intern;
 use pyo3::marker::Ungil;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -30,16 +31,28 @@ fn caller(py: Python<'_>) -> Option<Traceparent> {
         let modules = py.import("sys")?.getattr("modules")?;
         Ok::<_, PyErr>(modules.cast_into::<PyDict>()?.unbind())
     });
-    let package = modules.ok()?.bind(py).get_item("opentelemetry.trace");
-    span_of(&package.ok()??).ok()?
+    let name = intern!(py, "opentelemetry.trace");
+    let package = modules.ok()?.bind(py).get_item(name);
+    span_of(&package.ok()??).unwrap_or_else(|error| {
+        // It is for the caller, to whom it comes after the call instead.
+        if error.is_instance_of::<PyKeyboardInterrupt>(py) {
+            let thread = py.import("_thread");
+            let again = thread.and_then(|thread| thread.call_method0("interrupt_main"));
+            if let Err(error) = again {
+                error.write_unraisable(py, None);
+            }
+        }
+        None
+    })
 }
 
 fn span_of(package: &Bound<'_, PyAny>) -> PyResult<Option<Traceparent>> {
-    let span = package.call_method0("get_current_span")?;
-    let context = span.call_method0("get_span_context")?;
-    let trace: u128 = context.getattr("trace_id")?.extract()?;
-    let own: u64 = context.getattr("span_id")?.extract()?;
-    let flags: u64 = context.getattr("trace_flags")?.extract()?;
+    let py = package.py();
+    let span = package.call_method0(intern!(py, "get_current_span"))?;
+    let context = span.call_method0(intern!(py, "get_span_context"))?;
+    let trace: u128 = context.getattr(intern!(py, "trace_id"))?.extract()?;
+    let own: u64 = context.getattr(intern!(py, "span_id"))?.extract()?;
+    let flags: u64 = context.getattr(intern!(py, "trace_flags"))?.extract()?;
     let context = TraceContext::new(trace, own);
     Ok(context.map(|context| Traceparent((flags & 1 != 0).then_some(context))))
 }
@@ -49,10 +62,10 @@ static EXPORTER: Mutex<Option<(Exporter, u64)>> = Mutex::new(None);
 
 /// export_traces(endpoint, *, share=0.0, service="slackwater")
 ///
-/// Tells a collector of OpenTelemetry at `endpoint` (`http://HOST:PORT`) what this process did for calls of clients that are
+/// Tells a collector of OpenTelemetry at `endpoint` (`http://HOST:PORT`) what this process did for calls that are
 /// traced, as OTLP over HTTP: calls within a span of the package `opentelemetry`, and of the others the share `share` (0 to
-/// 1), which begin traces of their own. `None` ends that, once what was done is told. Raises where the module was built
-/// without OpenTelemetry.
+/// 1), which begin traces of their own. `None` ends that, once what was done is told. A fork tells nothing until it calls this
+/// itself. Raises where the module was built without OpenTelemetry.
 #[pyfunction]
 #[pyo3(signature = (endpoint, *, share=0.0, service="slackwater"))]
 pub(crate) fn export_traces(

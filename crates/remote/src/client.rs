@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use slackwater_base::{Instant, Map, Rng};
 use slackwater_client::{Answer, CallFlow, FlowOptions, Operations};
 use slackwater_mq::Running;
+use slackwater_trace::{SpanKind, TraceSpan};
 use slackwater_transfer::{Engine, PeerStats};
 use slackwater_wait::now;
 use slackwater_wire::limits::BATCH_KEYS_MAX;
@@ -150,19 +151,8 @@ impl Client {
     /// When one of the keys is empty or too long, or the tenant is refused; the deadline; a cancellation.
     pub fn exists(&self, keys: &[&[u8]], options: &CallOptions) -> Result<Vec<bool>, ClientError> {
         let call = self.call(options);
-        let mut truths = Vec::with_capacity(keys.len());
-        for piece in keys.chunks(BATCH_KEYS_MAX) {
-            let named: Result<Vec<Key>, _> = piece.iter().map(|key| Key::new(key)).collect();
-            let request = Request::Exists(Exists {
-                tenant: options.tenant.clone(),
-                keys: named?,
-            });
-            match call.ask("exists", request)? {
-                Reply::Exists(found) => truths.extend(found),
-                reply => return Err(refusal(&reply)),
-            }
-        }
-        Ok(truths)
+        let span = TraceSpan::root("slackwater.exists", SpanKind::Client).keys(keys.len());
+        span.call(|| call.exists(keys), ClientError::code)
     }
 
     /// Removes objects, a result each. When it returns, no crash of the server can bring them back.
@@ -417,8 +407,25 @@ impl Call<'_> {
         }
     }
 
+    fn exists(&self, keys: &[&[u8]]) -> Result<Vec<bool>, ClientError> {
+        let mut truths = Vec::with_capacity(keys.len());
+        for piece in keys.chunks(BATCH_KEYS_MAX) {
+            let named: Result<Vec<Key>, _> = piece.iter().map(|key| Key::new(key)).collect();
+            let request = Request::Exists(Exists {
+                tenant: self.options.tenant.clone(),
+                keys: named?,
+            });
+            match self.ask("exists", request)? {
+                Reply::Exists(found) => truths.extend(found),
+                reply => return Err(refusal(&reply)),
+            }
+        }
+        Ok(truths)
+    }
+
     fn count(&self, request: Request) -> Result<u64, ClientError> {
-        let reply = self.ask("a removal", request);
+        let span = TraceSpan::root("slackwater.remove", SpanKind::Client);
+        let reply = span.call(|| self.ask("a removal", request), ClientError::code);
         self.client.locations().forget_all();
         match reply? {
             Reply::Count(removed) => Ok(removed),
@@ -432,10 +439,10 @@ impl Call<'_> {
         keys: &[&[u8]],
         request: impl Fn(Tenant, Vec<Key>) -> Request,
     ) -> Vec<Result<(), ClientError>> {
+        let span = TraceSpan::root("slackwater.remove", SpanKind::Client).keys(keys.len());
         let pieces = keys.chunks(BATCH_KEYS_MAX);
-        pieces
-            .flat_map(|piece| self.remove_piece(piece, &request))
-            .collect()
+        let removed = pieces.flat_map(|piece| self.remove_piece(piece, &request));
+        span.call_each(|| removed.collect(), ClientError::code)
     }
 
     fn remove_piece(

@@ -101,21 +101,9 @@ impl Call<'_> {
         sinks: &mut [Sink<'_>],
         options: &GetOptions,
     ) -> Vec<Outcome> {
-        let mut span = TraceSpan::root("slackwater.get", SpanKind::Client);
-        let outcomes = span.during(|| self.read_all(keys, sinks, options));
-        if span.is_recording() {
-            let found = outcomes
-                .iter()
-                .filter_map(|outcome| outcome.as_ref().ok()?.as_ref());
-            let (hits, bytes) = found.fold((0u64, 0), |(hits, sum), bytes| (hits + 1, sum + bytes));
-            span.note("slackwater.keys", keys.len() as u64);
-            span.note("slackwater.hits", hits);
-            span.note("slackwater.bytes", bytes as u64);
-            if let Some(error) = outcomes.iter().find_map(|outcome| outcome.as_ref().err()) {
-                span.fail(error);
-            }
-        }
-        outcomes
+        let span = TraceSpan::root("slackwater.get", SpanKind::Client).keys(keys.len());
+        let read = || self.read_all(keys, sinks, options);
+        span.read_each(read, |bytes| *bytes, ClientError::code)
     }
 
     fn read_all(

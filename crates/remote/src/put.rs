@@ -27,13 +27,8 @@ struct Writing<'a, 'v> {
 impl Call<'_> {
     /// Puts values, an outcome each.
     pub(crate) fn write(&self, entries: &[(&[u8], &[u8])], options: &PutOptions) -> Vec<Outcome> {
-        let mut span = TraceSpan::root("slackwater.put", SpanKind::Client);
-        span.note("slackwater.keys", entries.len() as u64);
-        let outcomes = span.during(|| self.write_all(entries, options));
-        if let Some(error) = outcomes.iter().find_map(|outcome| outcome.as_ref().err()) {
-            span.fail(error);
-        }
-        outcomes
+        let span = TraceSpan::root("slackwater.put", SpanKind::Client).keys(entries.len());
+        span.call_each(|| self.write_all(entries, options), ClientError::code)
     }
 
     fn write_all(&self, entries: &[(&[u8], &[u8])], options: &PutOptions) -> Vec<Outcome> {

@@ -276,6 +276,11 @@ fn span_name(request: &Request) -> &'static str {
         Request::Get(_) => "slackwater.master.look_up",
         Request::PutStart(_) => "slackwater.master.put_start",
         Request::PutEnd(_) => "slackwater.master.put_end",
+        Request::Exists(_) => "slackwater.master.exists",
+        Request::Remove(_)
+        | Request::RemoveMatching(_)
+        | Request::RemoveAll(_)
+        | Request::ReplicaClear(_) => "slackwater.master.remove",
         _ => "slackwater.master.request",
     }
 }

@@ -7,6 +7,7 @@ use slackwater_pool::copy::Copied;
 use slackwater_tier::arena::{Access as ArenaAccess, AccessId};
 use slackwater_tier::io::DiskError;
 use slackwater_tier::{ReadEnd, RecordRead as Record};
+use slackwater_trace::{SpanKind, TraceSpan};
 use slackwater_wire::{Chain, DiskEntry, ErrorCode, Get, Key, ReplicaAt, Reply, limits};
 
 use super::apart::read_apart;
@@ -72,11 +73,14 @@ impl Shared {
         mut sinks: &mut [Sink<'_>],
         options: &GetOptions,
     ) -> Vec<Outcome> {
-        in_pieces(keys, options, |keys, chain| {
+        let read = |keys: &[&[u8]], chain: &Chain| {
             let (own, rest) = std::mem::take(&mut sinks).split_at_mut(keys.len());
             sinks = rest;
             Reader::new(self, options, own).run(keys, chain)
-        })
+        };
+        let span = TraceSpan::root("slackwater.get", SpanKind::Internal).keys(keys.len());
+        let read = || in_pieces(keys, options, read);
+        span.read_each(read, |got: &Got| got.bytes, StoreError::code)
     }
 }
 
@@ -402,7 +406,10 @@ impl<'s, 'b> Reader<'s, 'b> {
         {
             tried[owner] = piece;
         }
-        if let Some(ssd) = &self.shared.disk {
+        if let Some(ssd) = self.shared.disk.as_ref().filter(|_| !records.is_empty()) {
+            let mut span = TraceSpan::here("slackwater.ssd_read", SpanKind::Internal);
+            let bytes: usize = records.iter().map(|record| record.into.len()).sum();
+            span.note("slackwater.bytes", bytes as u64);
             ssd.disk.readers.read(&mut records);
             for (record, owner) in records.iter_mut().zip(&record_owners) {
                 let expected = self.readings[*owner].checksum;

@@ -33,6 +33,7 @@ use std::time::Duration;
 
 use slackwater_base::Instant;
 use slackwater_meta::{Books, Imbalance, Master};
+use slackwater_trace::{SpanKind, TraceSpan};
 use slackwater_wait::now;
 use slackwater_wire::{
     Description, ErrorCode, Exists, Key, MetricsFormat, QuotaState, Remove, RemoveAll,
@@ -208,6 +209,11 @@ impl Store {
     /// # Errors
     /// When one of the keys is empty or too long, or the tenant is refused.
     pub fn exists(&self, keys: &[&[u8]], tenant: &Tenant) -> Result<Vec<bool>, StoreError> {
+        let span = TraceSpan::root("slackwater.exists", SpanKind::Internal).keys(keys.len());
+        span.call(|| self.are_there(keys, tenant), StoreError::code)
+    }
+
+    fn are_there(&self, keys: &[&[u8]], tenant: &Tenant) -> Result<Vec<bool>, StoreError> {
         let mut truths = Vec::with_capacity(keys.len());
         for piece in keys.chunks(limits::BATCH_KEYS_MAX) {
             let keys = piece
@@ -230,11 +236,10 @@ impl Store {
 
     /// Removes objects, a result each. When it returns, no crash can bring them back.
     pub fn remove(&self, keys: &[&[u8]], options: &RemoveOptions) -> Vec<Result<(), StoreError>> {
-        let mut results = Vec::with_capacity(keys.len());
-        for piece in keys.chunks(limits::BATCH_KEYS_MAX) {
-            results.extend(self.remove_piece(piece, options));
-        }
-        results
+        let span = TraceSpan::root("slackwater.remove", SpanKind::Internal).keys(keys.len());
+        let pieces = keys.chunks(limits::BATCH_KEYS_MAX);
+        let removed = pieces.flat_map(|piece| self.remove_piece(piece, options));
+        span.call_each(|| removed.collect(), StoreError::code)
     }
 
     fn remove_piece(&self, keys: &[&[u8]], options: &RemoveOptions) -> Vec<Result<(), StoreError>> {
@@ -279,14 +284,11 @@ impl Store {
         options: &RemoveOptions,
     ) -> Result<u64, StoreError> {
         let (tenant, pattern, force) = (options.tenant.clone(), pattern.to_owned(), options.force);
-        count(&self.ask(
-            "a removal",
-            Request::RemoveMatching(RemoveMatching {
-                tenant,
-                pattern,
-                force,
-            }),
-        )?)
+        self.remove_by(Request::RemoveMatching(RemoveMatching {
+            tenant,
+            pattern,
+            force,
+        }))
     }
 
     /// Removes every object of the tenant; says how many.
@@ -295,7 +297,7 @@ impl Store {
     /// When the deadline passes.
     pub fn remove_all(&self, options: &RemoveOptions) -> Result<u64, StoreError> {
         let (tenant, force) = (Some(options.tenant.clone()), options.force);
-        count(&self.ask("a removal", Request::RemoveAll(RemoveAll { tenant, force }))?)
+        self.remove_by(Request::RemoveAll(RemoveAll { tenant, force }))
     }
 
     /// Removes every object of every tenant, those too that readers hold leases on if `force`; says how many.
@@ -304,7 +306,13 @@ impl Store {
     /// When the deadline passes.
     pub fn remove_all_of_all(&self, force: bool) -> Result<u64, StoreError> {
         let tenant = None;
-        count(&self.ask("a removal", Request::RemoveAll(RemoveAll { tenant, force }))?)
+        self.remove_by(Request::RemoveAll(RemoveAll { tenant, force }))
+    }
+
+    fn remove_by(&self, request: Request) -> Result<u64, StoreError> {
+        let span = TraceSpan::root("slackwater.remove", SpanKind::Internal);
+        let removed = || count(&self.ask("a removal", request)?);
+        span.call(removed, StoreError::code)
     }
 
     /// Everything known about one object; neither a read nor a lease.

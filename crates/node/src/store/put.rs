@@ -3,6 +3,7 @@ use std::time;
 use slackwater_base::{Checksum, Instant};
 use slackwater_client::{Action, FlowOptions, PutFlow, PutOutcome, WriteFailure};
 use slackwater_tier::arena::{Access as ArenaAccess, AccessId};
+use slackwater_trace::{SpanKind, TraceSpan};
 use slackwater_wire::{
     Chain, Durability, ErrorCode, ExtentRef, Key, OperationId, PutConfig, PutEntry, PutStart,
     Reply, limits,
@@ -50,6 +51,11 @@ struct Writing {
 impl Shared {
     /// Puts values, an outcome each.
     pub(super) fn write(&self, entries: &[Entry<'_>], options: &PutOptions) -> Vec<Outcome> {
+        let span = TraceSpan::root("slackwater.put", SpanKind::Internal).keys(entries.len());
+        span.call_each(|| self.write_all(entries, options), StoreError::code)
+    }
+
+    fn write_all(&self, entries: &[Entry<'_>], options: &PutOptions) -> Vec<Outcome> {
         let mut outcomes = Vec::with_capacity(entries.len());
         let mut chain = options.chain.clone();
         let mut rest = entries;

@@ -13,6 +13,7 @@ use std::time;
 
 use slackwater_base::Instant;
 use slackwater_tier::arena::{Access as ArenaAccess, AccessId};
+use slackwater_trace::{SpanKind, TraceSpan};
 use slackwater_wire::{Chain, Get, GuardId, Key, Lookup, Object, ReplicaAt, Reply, Request};
 
 use super::core::{Asked, Core};
@@ -166,7 +167,7 @@ impl Shared {
         keys: &[&[u8]],
         options: &ViewOptions,
     ) -> Vec<Result<Option<View>, StoreError>> {
-        in_pieces(keys, &options.read, |keys, chain| {
+        let view = |keys: &[&[u8]], chain: &Chain| {
             let known: Option<Vec<Key>> = keys.iter().map(|key| Key::new(key).ok()).collect();
             let quick = match known {
                 Some(known) if options.verify == Verify::OnArrival => {
@@ -182,7 +183,10 @@ impl Shared {
                 Ok(None) => self.view_by_reading(keys, chain, options, None),
                 Err(error) => keys.iter().map(|_| Err(error.clone())).collect(),
             }
-        })
+        };
+        let span = TraceSpan::root("slackwater.get", SpanKind::Internal).keys(keys.len());
+        let opened = || in_pieces(keys, &options.read, view);
+        span.read_each(opened, |view: &View| view.bytes, StoreError::code)
     }
 
     /// Opens views of values that are all in memory, under one hold of the lock.

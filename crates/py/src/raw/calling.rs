@@ -12,6 +12,7 @@ use super::sessions::Parts;
 use super::{ABSENT, IN_FORK, NOT_OPEN, RawClient, WRONG};
 use crate::buffers::KeyBytes;
 use crate::store::forks;
+use crate::traces;
 
 impl RawClient {
     pub(super) fn session(&self) -> MutexGuard<'_, Option<Arc<Session>>> {
@@ -32,7 +33,7 @@ impl RawClient {
         work: impl FnOnce(&Session) -> T + Send,
     ) -> Result<T, i64> {
         let session = self.open_session()?;
-        Ok(py.detach(move || {
+        Ok(traces::detached(py, move || {
             let done = work(&session);
             // The last holder of a client that was closed meanwhile ends it, which joins threads.
             drop(session);

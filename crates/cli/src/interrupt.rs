@@ -25,21 +25,28 @@ impl Interrupt {
     /// Takes SIGINT and SIGTERM over, for this thread and all that it starts from now on: a thread of its own waits
     /// for them, so that nothing runs inside a signal handler.
     pub(crate) fn install() -> Result<Self> {
-        Self::install_with(None, || {})
+        Self::install_with(None, || {}, || {})
     }
 
     /// The same, and calls `hung_up` at each SIGHUP.
     pub(crate) fn install_for_service(hung_up: impl Fn() + Send + 'static) -> Result<Self> {
-        Self::install_with(Some(libc::SIGHUP), hung_up)
+        Self::install_with(Some(libc::SIGHUP), hung_up, || {})
     }
 
-    /// The same, and calls `resized` when the terminal has another size.
-    pub(crate) fn install_for_terminal(resized: impl Fn() + Send + 'static) -> Result<Self> {
-        Self::install_with(Some(libc::SIGWINCH), resized)
+    /// The same, and calls `resized` when the terminal has another size, and `leave` before another signal ends the process.
+    pub(crate) fn install_for_terminal(
+        resized: impl Fn() + Send + 'static,
+        leave: fn(),
+    ) -> Result<Self> {
+        Self::install_with(Some(libc::SIGWINCH), resized, leave)
     }
 
     /// Takes one more signal over, which asks for no end but calls `told`.
-    fn install_with(also: Option<libc::c_int>, told: impl Fn() + Send + 'static) -> Result<Self> {
+    fn install_with(
+        also: Option<libc::c_int>,
+        told: impl Fn() + Send + 'static,
+        leave: fn(),
+    ) -> Result<Self> {
         let numbers = [libc::SIGINT, libc::SIGTERM].into_iter().chain(also);
         let signals = block_signals(numbers).context("cannot take signals over")?;
         let interrupt = Self::default();
@@ -62,6 +69,7 @@ impl Interrupt {
                 while asked.elapsed() < SAME_PRESS {
                     next();
                 }
+                leave();
                 std::process::exit(i32::from(crate::INTERRUPTED));
             })
             .context("cannot start a thread")?;

@@ -126,10 +126,11 @@ fn tell(arguments: &Top, source: &Source, first: Sample) -> Result<u8> {
 fn show(arguments: &Top, source: &Arc<Source>, first: Sample) -> Result<u8> {
     let (resized, told) = UnixStream::pair().context("no pair of sockets")?;
     told.set_nonblocking(true).context("a socket that waits")?;
-    let interrupt = Interrupt::install_for_terminal(move || {
+    let resize = move || {
         // Where it is full, a change is to be seen already.
         let _ = (&told).write(&[0]);
-    })?;
+    };
+    let interrupt = Interrupt::install_for_terminal(resize, terminal::give_back_now)?;
     let mut history = History::default();
     history.push(first);
     let mut page = Page::open(&interrupt, resized, &history)?;

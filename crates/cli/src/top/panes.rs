@@ -177,11 +177,12 @@ fn everything(body: Rect, view: &View, all: &mut Vec<(Pane, Rect)>) {
         .spacing(2)
         .areas(columns);
     let fill = 1 + view.tiers.len() as u16;
-    let lines = |node: &Node| 1 + node.segments.len() as u16;
-    let nodes = 1 + view.nodes.iter().map(lines).sum::<u16>().max(1);
+    let lines = |node: &Node| 1 + node.segments.len();
+    let nodes = 1 + view.nodes.iter().map(lines).sum::<usize>().max(1);
+    let nodes = nodes.min(usize::from(left.height / 2)) as u16;
     let [fill, nodes, latest] = Layout::vertical([
         Constraint::Length(fill),
-        Constraint::Length(nodes.min(left.height / 2)),
+        Constraint::Length(nodes),
         Constraint::Min(0),
     ])
     .areas(left);

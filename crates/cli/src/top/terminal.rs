@@ -15,7 +15,8 @@ use ratatui::style::{Color, Modifier};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::dup;
 use rustix::termios::{
-    LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcgetwinsize, tcsetattr,
+    InputModes, LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcgetwinsize,
+    tcsetattr,
 };
 
 use super::cells::wide;
@@ -182,6 +183,8 @@ impl Lent {
                 tcgetattr(&input).context("the terminal does not say how it reads keys")?;
             let mut raw = before.clone();
             raw.local_modes &= !(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG);
+            // Ctrl-S would stop what is drawn, and with it the keys that are read in between.
+            raw.input_modes &= !InputModes::IXON;
             raw.special_codes[SpecialCodeIndex::VMIN] = 0;
             raw.special_codes[SpecialCodeIndex::VTIME] = 0;
             tcsetattr(&input, OptionalActions::Now, &raw)
@@ -213,13 +216,28 @@ fn before() -> std::sync::MutexGuard<'static, Option<Before>> {
 
 /// Leaves the terminal as it was, once.
 fn give_back() {
+    restore(|_| true);
+}
+
+/// The same at once, also where its output is stopped: then its screen stays.
+pub(super) fn give_back_now() {
+    restore(|output| {
+        let mut sources = [PollFd::new(output, PollFlags::OUT)];
+        poll(&mut sources, Some(&timespec(Duration::ZERO))).is_ok_and(|ready| ready > 0)
+    });
+}
+
+/// The keys go first: a terminal whose output is stopped takes no words.
+fn restore(is_heard: impl FnOnce(&File) -> bool) {
     let Some(mut kept) = before().take() else {
         return;
     };
     // A terminal that is gone needs nothing.
-    let _ = kept.output.write_all(LEAVE.as_bytes());
     if let Some((input, before)) = &kept.keys {
         let _ = tcsetattr(input, OptionalActions::Now, before);
+    }
+    if is_heard(&kept.output) {
+        let _ = kept.output.write_all(LEAVE.as_bytes());
     }
 }
 

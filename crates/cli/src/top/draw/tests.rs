@@ -1,10 +1,11 @@
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::*;
-use crate::top::examples::{busy, empty, failing, seen, ten_nodes};
+use crate::top::examples::{busy, empty, failing, sampled, seen, ten_nodes};
+use crate::top::view::History;
 
 const SAMPLES: [fn(f64) -> Value; 4] = [empty, busy, failing, ten_nodes];
 /// From a corner of a screen to a whole one.
@@ -294,6 +295,50 @@ fn without_colours_nothing_has_one() {
     };
     assert!(has_colors(true));
     assert!(!has_colors(false));
+}
+
+/// The paths of all that is neither an object nor a list, and of the lists.
+fn paths(value: &Value, path: &str, out: &mut Vec<String>) {
+    match value {
+        Value::Object(fields) => {
+            let fields = fields.iter();
+            fields.for_each(|(name, value)| paths(value, &format!("{path}/{name}"), out));
+        }
+        Value::Array(items) => {
+            out.push(path.to_owned());
+            let items = items.iter().take(1).enumerate();
+            items.for_each(|(at, value)| paths(value, &format!("{path}/{at}"), out));
+        }
+        _ => out.push(path.to_owned()),
+    }
+}
+
+/// Servers of other releases tell other things, and something else may answer at the address.
+#[test]
+fn a_sample_with_something_else_in_it_is_no_fault() {
+    let mut all = Vec::new();
+    paths(&ten_nodes(60.0), "", &mut all);
+    assert!(all.len() > 100, "{all:?}");
+    let others = [
+        json!(null),
+        json!(u64::MAX),
+        json!(-1e300),
+        json!("\u{1b}[2J"),
+        json!([[]]),
+    ];
+    for path in all {
+        for other in &others {
+            let mut history = History::default();
+            for second in 59..=60 {
+                let mut sample = ten_nodes(f64::from(second));
+                *sample.pointer_mut(&path).unwrap() = other.clone();
+                history.push(sampled(sample));
+            }
+            let view = history.view().unwrap();
+            let text = text(&view, &mut shown(Tab::Overview), (140, 40));
+            assert!(!text.contains('\u{1b}'), "{path}: {other}");
+        }
+    }
 }
 
 #[test]

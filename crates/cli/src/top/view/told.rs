@@ -310,7 +310,7 @@ pub(super) fn counted(stats: &Value, mean: Option<&Between<'_>>) -> Vec<Counted>
                 Some(mean) => rate(paths.iter().map(|path| mean.rate(path)).sum()),
                 None => "–".to_owned(),
             },
-            all: count(paths.iter().map(|path| counter(stats, path)).sum::<u64>() as f64),
+            all: count(paths.iter().map(|path| counter(stats, path) as f64).sum()),
         })
         .collect()
 }

@@ -5,8 +5,9 @@ use std::io::Read;
 use std::net::TcpListener;
 
 use rustix::event::PollFlags;
+use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
-use rustix::termios::{Winsize, tcsetwinsize};
+use rustix::termios::{Action, Winsize, tcflow, tcsetwinsize};
 use serde_json::Value;
 
 use super::admin::Administered;
@@ -100,8 +101,9 @@ impl Shown {
         unlockpt(&ours).unwrap();
         let theirs = File::from(ioctl_tiocgptpeer(&ours, flags).unwrap());
         let command = env!("CARGO_BIN_EXE_slackwater");
+        let top = format!("exec {env} {command} top --address {admin} {more}");
         let line = format!(
-            "stty -a > before; {env} {command} top --address {admin} {more}; echo code $? > code; stty -a > after"
+            "trap '' HUP; stty -a > before; sh -c 'echo $$ > pid; {top}'; echo code $? > code; stty -a > after"
         );
         let end = || Stdio::from(theirs.try_clone().unwrap());
         let mut shown = Self {
@@ -165,14 +167,25 @@ impl Shown {
         read > 0
     }
 
+    /// The process of `top`, which has drawn something.
+    fn pid(place: &Place) -> Pid {
+        let said = std::fs::read_to_string(place.path("pid")).unwrap();
+        Pid::from_raw(said.trim().parse().unwrap()).unwrap()
+    }
+
     /// Waits for the end of the shell; the terminal is as it was.
     fn end(mut self, place: &Place) -> Vec<u8> {
         while self.read() {}
-        end(&mut self.shell);
+        assert_eq!(self.code(place), "code 0\n");
         assert!(!self.screen.is_other, "another screen stays");
         assert!(self.screen.has_cursor, "the cursor is gone");
+        self.sent.clone()
+    }
+
+    /// Waits for the end of the shell; keys are read as before. What `top` ended with.
+    fn code(&mut self, place: &Place) -> String {
+        end(&mut self.shell);
         let read = |name: &str| std::fs::read_to_string(place.path(name)).unwrap();
-        assert_eq!(read("code"), "code 0\n");
         let (before, after) = (read("before"), read("after"));
         let modes = |text: &str| text.split_once('\n').unwrap().1.to_owned();
         assert_eq!(
@@ -180,7 +193,7 @@ impl Shown {
             modes(&after),
             "its size may have changed, no mode"
         );
-        self.sent.clone()
+        read("code")
     }
 }
 
@@ -292,6 +305,9 @@ fn a_terminal_that_is_resized_is_drawn_anew_at_once() {
     shown.until("a small page", |screen| {
         screen.text().contains("\n1 Overview 2 3 4 5 6 7 8\n") && screen.is_within(40, 10)
     });
+    shown.resize(1, 1);
+    shown.until("no more than a letter", |screen| screen.is_within(1, 1));
+    shown.resize(40, 10);
     shown.press("2");
     shown.until("the nodes", |screen| {
         screen.has("1 2 Nodes 3 4 5 6 7 8") && screen.has("has a link")
@@ -325,6 +341,68 @@ fn a_terminal_is_left_as_it_was() {
         shown.press(key);
         shown.end(&place);
     }
+}
+
+#[test]
+fn a_signal_leaves_the_terminal_as_it_was() {
+    let place = Place::new();
+    let store = Administered::spawn(&place, &["serve", "--memory", "16MiB"]);
+    for signal in [Signal::TERM, Signal::INT] {
+        let mut shown = Shown::start(&place, &store.admin, "--interval 1h");
+        shown.until("a page", |screen| screen.has("q: quit"));
+        kill_process(Shown::pid(&place), signal).unwrap();
+        shown.end(&place);
+    }
+}
+
+/// Its output was stopped, so what was left to draw was waited for, and the signal that did not wait left a shell without
+/// echo.
+#[test]
+fn keys_are_read_as_before_when_another_signal_ends_what_cannot_draw() {
+    let place = Place::new();
+    let store = Administered::spawn(&place, &["serve", "--memory", "16MiB"]);
+    let mut shown = Shown::start(&place, &store.admin, "--interval 1h");
+    shown.until("a page", |screen| screen.has("q: quit"));
+    let theirs = ioctl_tiocgptpeer(&shown.terminal, OpenptFlags::RDWR | OpenptFlags::NOCTTY);
+    tcflow(theirs.unwrap(), Action::OOff).unwrap();
+    let pid = Shown::pid(&place);
+    // Those that come soon after the first are taken for the same one.
+    until("the process has ended", || {
+        kill_process(pid, Signal::TERM).is_err()
+    });
+    assert_eq!(shown.code(&place), "code 130\n");
+}
+
+/// No signal tells that the terminal is gone, where it is ignored.
+#[test]
+fn a_terminal_that_is_gone_ends_it() {
+    let place = Place::new();
+    let store = Administered::spawn(&place, &["serve", "--memory", "16MiB"]);
+    let mut shown = Shown::start(&place, &store.admin, "--interval 1h");
+    shown.until("a page", |screen| screen.has("q: quit"));
+    shown.terminal = File::open("/dev/null").unwrap();
+    end(&mut shown.shell);
+    let code = std::fs::read_to_string(place.path("code")).unwrap();
+    assert_eq!(code, "code 0\n");
+}
+
+#[test]
+fn a_master_that_comes_back_is_shown_again() {
+    let place = Place::new();
+    let master = Administered::spawn(&place, &["master"]);
+    let admin = master.admin.clone();
+    let mut shown = Shown::start(&place, &admin, "--interval 200ms");
+    shown.until("a page", |screen| screen.text().starts_with("not serving"));
+    drop(master);
+    let is_lost = |screen: &Screen| screen.has("What is below is as it was");
+    shown.until("that the master is gone", is_lost);
+    let arguments = ["master", "--listen", "127.0.0.1:0", "--admin", &admin];
+    let _again = Served::spawn(place.command(&arguments));
+    shown.until("that it is back", |screen| {
+        screen.text().starts_with("not serving") && !is_lost(screen)
+    });
+    shown.press("q");
+    shown.end(&place);
 }
 
 #[test]

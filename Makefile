@@ -22,6 +22,13 @@ MINUTES ?= 30
 PACKAGING := target/packaging
 PACKAGED_FOR := x86_64-unknown-linux-gnu
 PACKAGED := target/$(PACKAGED_FOR)/release/slackwater
+# The licences and the list of what the command is built from, for containers.
+MATERIALS := target/package/command
+# Features that they are built with, which are none by default: FEATURES=otel.
+FEATURES ?=
+WITH := $(if $(FEATURES),--features $(FEATURES))
+comma := ,
+MODULE_WITH := $(if $(FEATURES),--features $(FEATURES)$(comma)pyo3/extension-module)
 
 .PHONY: help run test wheel wheel-aarch64 deb static docs bench soak test-aarch64 lint test-rust test-otel test-c test-loom test-miri test-sim test-python c mutants build clean
 
@@ -67,9 +74,12 @@ test-rust: toolchain $(STAMP)
 
 # Traces are exported with the feature `otel` alone, which these crates have.
 OTEL := --locked --package slackwater-otel --package slackwater-cli --features slackwater-otel/otel,slackwater-cli/otel
-test-otel: toolchain
+test-otel: toolchain $(STAMP)
 	cargo clippy $(OTEL) --bin slackwater --test command -- -D warnings
-	$(call bounded,cargo test $(OTEL) --lib --test command -- otlp post traces)
+	$(call bounded,cargo test $(OTEL) --lib --test command -- otlp post addresses traces)
+	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/maturin develop --quiet --locked --manifest-path crates/py/Cargo.toml \
+		--features otel,pyo3/extension-module
+	$(call bounded,EXPECT_OTEL=1 $(PYTHON) -m pytest -q -rs python/tests/test_traces.py python/tests/test_traces_exported.py)
 
 test-loom: toolchain
 	$(call bounded,RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --locked --release --package slackwater-wait --package slackwater-pool --lib models)
@@ -107,9 +117,9 @@ test-aarch64: toolchain
 
 wheel: $(PACKAGED) $(STAMP)
 	rm -rf target/package/raw
-	PATH="$(CURDIR)/$(PACKAGING)/bin:$$PATH" maturin build --quiet --release --zig --locked --target $(PACKAGED_FOR) \
+	PATH="$(CURDIR)/$(PACKAGING)/bin:$$PATH" maturin build --quiet --release --zig --locked $(MODULE_WITH) --target $(PACKAGED_FOR) \
 		--compatibility manylinux_2_28 --out target/package/raw
-	cargo xtask wheel --binary $(PACKAGED) --wheel target/package/raw/*.whl --python $(PYTHON) --out dist
+	cargo xtask wheel --binary $(PACKAGED) --wheel target/package/raw/*.whl --python $(PYTHON) $(WITH) --out dist
 	$(PACKAGING)/bin/auditwheel show dist/$$(basename target/package/raw/*.whl)
 	@$(MAKE) --no-print-directory wheel-aarch64
 
@@ -119,12 +129,12 @@ AARCH64 := aarch64-unknown-linux-gnu
 wheel-aarch64: $(PACKAGED) $(STAMP)
 	@rustup target list --installed 2>/dev/null | grep -qx $(AARCH64) || { echo "skipped: a wheel for aarch64 (rustup target add $(AARCH64))"; exit 0; }; \
 	set -e; export PATH="$(CURDIR)/$(PACKAGING)/bin:$$PATH"; rm -rf target/package/raw-aarch64; \
-	CARGO_PROFILE_RELEASE_STRIP=symbols cargo-zigbuild build --release --locked --target $(AARCH64).2.28 --package slackwater-cli; \
-	maturin build --quiet --release --zig --locked --target $(AARCH64) --compatibility manylinux_2_28 --out target/package/raw-aarch64; \
-	cargo xtask wheel --binary target/$(AARCH64)/release/slackwater --native $(PACKAGED) --wheel target/package/raw-aarch64/*.whl --python $(PYTHON) --out dist
+	CARGO_PROFILE_RELEASE_STRIP=symbols cargo-zigbuild build --release --locked $(WITH) --target $(AARCH64).2.28 --package slackwater-cli; \
+	maturin build --quiet --release --zig --locked $(MODULE_WITH) --target $(AARCH64) --compatibility manylinux_2_28 --out target/package/raw-aarch64; \
+	cargo xtask wheel --binary target/$(AARCH64)/release/slackwater --native $(PACKAGED) --wheel target/package/raw-aarch64/*.whl --python $(PYTHON) $(WITH) --out dist
 
 deb: $(PACKAGED)
-	cargo xtask deb --binary $(PACKAGED) --out dist
+	cargo xtask deb --binary $(PACKAGED) $(WITH) --out dist
 
 # One file without a C library of the system: for containers without anything, and machines older than glibc 2.28.
 STATIC_FOR := x86_64-unknown-linux-musl
@@ -132,12 +142,13 @@ STATIC_PROFILE ?= release
 static: toolchain $(PACKAGING)/.ready
 	@rustup target list --installed 2>/dev/null | grep -qx $(STATIC_FOR) || rustup target add $(STATIC_FOR) || { \
 	echo "the standard library for $(STATIC_FOR) is needed: rustup target add $(STATIC_FOR)" >&2; exit 1; }
-	PATH="$(CURDIR)/$(PACKAGING)/bin:$$PATH" cargo-zigbuild build --profile $(STATIC_PROFILE) --locked --target $(STATIC_FOR) --package slackwater-cli
-	cargo xtask static --binary target/$(STATIC_FOR)/$(if $(filter dev,$(STATIC_PROFILE)),debug,$(STATIC_PROFILE))/slackwater --out dist
+	PATH="$(CURDIR)/$(PACKAGING)/bin:$$PATH" cargo-zigbuild build --profile $(STATIC_PROFILE) --locked $(WITH) --target $(STATIC_FOR) --package slackwater-cli
+	cargo xtask static --binary target/$(STATIC_FOR)/$(if $(filter dev,$(STATIC_PROFILE)),debug,$(STATIC_PROFILE))/slackwater $(WITH) --out dist
 
 .PHONY: $(PACKAGED)
 $(PACKAGED): toolchain $(PACKAGING)/.ready
-	PATH="$(CURDIR)/$(PACKAGING)/bin:$$PATH" cargo-zigbuild build --release --locked --target $(PACKAGED_FOR).2.28 --package slackwater-cli
+	PATH="$(CURDIR)/$(PACKAGING)/bin:$$PATH" cargo-zigbuild build --release --locked $(WITH) --target $(PACKAGED_FOR).2.28 --package slackwater-cli
+	cargo xtask sbom --of command $(WITH) --out $(MATERIALS)
 
 $(PACKAGING)/.ready: python/packaging.txt
 	python3 -m venv $(PACKAGING)
@@ -170,6 +181,7 @@ c: toolchain
 	ln -s libslackwater.so.0 $(C_OUT)/lib/libslackwater.so
 	cp $(C_BUILT)/libslackwater.a $(C_OUT)/lib/
 	sed "s/VERSION/$$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)/" crates/c/slackwater.pc.in > $(C_OUT)/lib/pkgconfig/slackwater.pc
+	cargo xtask sbom --of library --out $(C_OUT)
 
 # What `make c` leaves is enough for a program elsewhere. That the examples work with either library is a test of the crate.
 test-c: toolchain

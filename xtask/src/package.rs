@@ -17,58 +17,93 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use self::vendored::VENDORED;
+use self::vendored::{VENDORED, Vendored};
 use crate::workspace::{Metadata, Package, run};
 
 /// What every package is called.
 const NAME: &str = "slackwater";
+/// The file with the licences of what others wrote.
+const THIRD_PARTY: &str = "THIRD-PARTY-LICENSES.txt";
+/// The file with the bill of materials.
+const BILL: &str = "slackwater.cdx.json";
 
-/// The crates whose binaries are shipped.
-const FACES: &[&str] = &["slackwater-cli", "slackwater-py"];
+/// What is packed: the crates whose binaries it holds, and what else is linked into them.
+#[derive(Clone, Copy)]
+struct Contents {
+    faces: &'static [&'static str],
+    vendored: &'static [Vendored],
+}
+
+/// The Python module and the command.
+const WHEEL: Contents = Contents {
+    faces: &["slackwater-cli", "slackwater-py"],
+    vendored: VENDORED,
+};
+/// The command alone.
+const COMMAND: Contents = Contents {
+    faces: &["slackwater-cli"],
+    vendored: VENDORED,
+};
+/// The library for C and C++.
+const LIBRARY: Contents = Contents {
+    faces: &["slackwater-c"],
+    vendored: &[],
+};
 
 /// `cargo xtask wheel`: the wheel of the Python module with the command inside.
 pub(crate) fn wheel(arguments: &[String]) -> Result<Vec<String>> {
-    let usage = "usage: cargo xtask wheel --binary FILE [--native FILE] --wheel FILE --python FILE --out DIR";
+    let usage = "usage: cargo xtask wheel --binary FILE [--native FILE] --wheel FILE --python FILE [--features LIST] --out DIR";
     let needed = ["binary", "wheel", "python", "out"];
-    let given = flags(arguments, &needed, &["native"], usage)?;
+    let given = flags(arguments, &needed, &["native", "features"], usage)?;
     let command = Binary {
         file: &given["binary"],
         native: given.get("native").map(PathBuf::as_path),
     };
-    let made = wheel::make(command, &given["wheel"], &given["python"], &given["out"])?;
+    let with = Accompanying::gather(&metadata(&given, WHEEL)?, WHEEL)?;
+    let made = wheel::make(
+        command,
+        (&given["wheel"], &with),
+        &given["python"],
+        &given["out"],
+    )?;
     Ok(vec![made.display().to_string()])
 }
 
 /// `cargo xtask deb`: a Debian package of the command and its services.
 pub(crate) fn deb(arguments: &[String]) -> Result<Vec<String>> {
-    let usage = "usage: cargo xtask deb --binary FILE --out DIR";
-    let given = flags(arguments, &["binary", "out"], &[], usage)?;
-    let made = debian::make(&given["binary"], &given["out"])?;
+    let usage = "usage: cargo xtask deb --binary FILE [--features LIST] --out DIR";
+    let given = flags(arguments, &["binary", "out"], &["features"], usage)?;
+    let made = debian::make(&given["binary"], &metadata(&given, COMMAND)?, &given["out"])?;
     Ok(vec![made.display().to_string()])
 }
 
 /// `cargo xtask static`: the command as one file that needs nothing of the system.
 pub(crate) fn standalone(arguments: &[String]) -> Result<Vec<String>> {
-    let usage = "usage: cargo xtask static --binary FILE --out DIR";
-    let given = flags(arguments, &["binary", "out"], &[], usage)?;
-    let made = standalone::make(&given["binary"], &given["out"])?;
+    let usage = "usage: cargo xtask static --binary FILE [--features LIST] --out DIR";
+    let given = flags(arguments, &["binary", "out"], &["features"], usage)?;
+    let metadata = metadata(&given, COMMAND)?;
+    let made = standalone::make(&given["binary"], &metadata, &given["out"])?;
+    let beside = |ending: &str| PathBuf::from(format!("{}.{ending}", made.display()));
+    let with = Accompanying::gather(&metadata, COMMAND)?;
+    write(&beside("licenses.txt"), with.licences.as_bytes())?;
+    write(&beside("cdx.json"), with.sbom.as_bytes())?;
     Ok(vec![made.display().to_string()])
 }
 
-/// `cargo xtask sbom`: what is shipped, as CycloneDX.
+/// `cargo xtask sbom`: the licences of what something is built from, and a list of it, as CycloneDX.
 pub(crate) fn sbom(arguments: &[String]) -> Result<Vec<String>> {
-    let given = flags(
-        arguments,
-        &["out"],
-        &[],
-        "usage: cargo xtask sbom --out FILE",
-    )?;
-    let metadata = Metadata::read()?;
-    fs::write(
-        &given["out"],
-        sbom::render(&metadata, &shipped(&metadata)?)?,
-    )?;
-    Ok(vec![given["out"].display().to_string()])
+    let usage = "usage: cargo xtask sbom --of command|library [--features LIST] --out DIR";
+    let given = flags(arguments, &["of", "out"], &["features"], usage)?;
+    let of = match text(&given["of"])? {
+        "command" => COMMAND,
+        "library" => LIBRARY,
+        other => bail!("nothing is called `{other}`; {usage}"),
+    };
+    let with = Accompanying::gather(&metadata(&given, of)?, of)?;
+    let out = &given["out"];
+    write(&out.join(THIRD_PARTY), with.licences.as_bytes())?;
+    write(&out.join(BILL), with.sbom.as_bytes())?;
+    Ok(vec![out.display().to_string()])
 }
 
 /// A command to be packed.
@@ -113,10 +148,19 @@ fn flags<'a>(
     Ok(given)
 }
 
+/// What cargo knows with the features that are given, by the names that they have in each face.
+fn metadata(given: &BTreeMap<&str, PathBuf>, of: Contents) -> Result<Metadata> {
+    let names = given.get("features").map(|names| text(names)).transpose()?;
+    let names = names.unwrap_or_default().split(',');
+    let named = names.filter(|name| !name.is_empty());
+    let features = named.flat_map(|name| of.faces.iter().map(move |face| format!("{face}/{name}")));
+    Metadata::read_with_features(&features.collect::<Vec<_>>())
+}
+
 /// Every package that the shipped binaries are built from, ours included, each once.
-fn shipped(metadata: &Metadata) -> Result<Vec<&Package>> {
+fn shipped(metadata: &Metadata, of: Contents) -> Result<Vec<&Package>> {
     let mut all = BTreeMap::new();
-    for face in FACES {
+    for face in of.faces {
         let root = metadata.members().find(|member| member.name == *face);
         let root = root.with_context(|| format!("there is no crate {face}"))?;
         let below = metadata.closure(root);
@@ -131,13 +175,14 @@ fn shipped(metadata: &Metadata) -> Result<Vec<&Package>> {
 
 /// The version of everything that is packed.
 pub(crate) fn version(metadata: &Metadata) -> Result<&str> {
-    let face = metadata.members().find(|member| member.name == FACES[0]);
+    let mut members = metadata.members();
+    let face = members.find(|member| COMMAND.faces.contains(&member.name.as_str()));
     Ok(&face.context("the workspace has no command")?.version)
 }
 
 /// The licences and the bill of materials of what is shipped, as packages hold them.
 pub(crate) fn accompanying(metadata: &Metadata) -> Result<(String, String)> {
-    let Accompanying { licences, sbom } = Accompanying::gather(metadata)?;
+    let Accompanying { licences, sbom } = Accompanying::gather(metadata, WHEEL)?;
     Ok((licences, sbom))
 }
 
@@ -148,11 +193,11 @@ struct Accompanying {
 }
 
 impl Accompanying {
-    fn gather(metadata: &Metadata) -> Result<Self> {
-        let shipped = shipped(metadata)?;
+    fn gather(metadata: &Metadata, of: Contents) -> Result<Self> {
+        let shipped = shipped(metadata, of)?;
         Ok(Self {
-            licences: licences::render(&shipped, VENDORED)?,
-            sbom: sbom::render(metadata, &shipped)?,
+            licences: licences::render(&shipped, of.vendored)?,
+            sbom: sbom::render(metadata, &shipped, of)?,
         })
     }
 }

@@ -64,8 +64,25 @@ struct EdgeKind {
 }
 
 impl Metadata {
-    /// Asks cargo, for the platform that is built here.
+    /// Asks cargo, for the platform that is built here, and features that are on by default.
     pub(crate) fn read() -> Result<Self> {
+        Self::read_with(&[])
+    }
+
+    /// With every feature of ours.
+    pub(crate) fn read_all() -> Result<Self> {
+        Self::read_with(&["--all-features"])
+    }
+
+    /// With these features as well, as `PACKAGE/FEATURE`.
+    pub(crate) fn read_with_features(features: &[String]) -> Result<Self> {
+        match features {
+            [] => Self::read(),
+            some => Self::read_with(&["--features", &some.join(",")]),
+        }
+    }
+
+    fn read_with(features: &[&str]) -> Result<Self> {
         let host = run("rustc", &["--print", "host-tuple"])?;
         let args = [
             "metadata",
@@ -75,7 +92,7 @@ impl Metadata {
             "--filter-platform",
             host.trim(),
         ];
-        serde_json::from_str(&run("cargo", &args)?)
+        serde_json::from_str(&run("cargo", &[&args, features].concat())?)
             .context("cargo metadata is not what was expected")
     }
 

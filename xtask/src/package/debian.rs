@@ -7,7 +7,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use super::elf::Glibc;
-use super::{Accompanying, NAME, install_binary, install_manual, scratch, text, version, write};
+use super::{
+    Accompanying, BILL, COMMAND, NAME, install_binary, install_manual, scratch, text, version,
+    write,
+};
 use crate::workspace::{Metadata, run};
 
 /// The units and what they need, by the place that they are installed to.
@@ -41,9 +44,8 @@ const SETTINGS: &[(&str, &str)] = &[
 const SCRIPTS: &[&str] = &["postinst", "prerm", "postrm"];
 
 /// Packs `binary` and writes the package into `out`.
-pub(super) fn make(binary: &Path, out: &Path) -> Result<PathBuf> {
-    let metadata = Metadata::read()?;
-    let version = version(&metadata)?;
+pub(super) fn make(binary: &Path, metadata: &Metadata, out: &Path) -> Result<PathBuf> {
+    let version = version(metadata)?;
     let architecture = architecture(std::env::consts::ARCH)?;
     let folder = scratch("deb")?;
     let root = folder.join(NAME);
@@ -59,14 +61,14 @@ pub(super) fn make(binary: &Path, out: &Path) -> Result<PathBuf> {
         let content = fs::read(from).with_context(|| format!("cannot read {from}"))?;
         write(&root.join(to), &content)?;
     }
-    let with = Accompanying::gather(&metadata)?;
+    let with = Accompanying::gather(metadata, COMMAND)?;
     let documents = root.join("usr/share/doc").join(NAME);
     let licence = fs::read_to_string("LICENSE").context("cannot read LICENSE")?;
     write(
         &documents.join("copyright"),
         format!("{licence}\n{}", with.licences).as_bytes(),
     )?;
-    write(&documents.join("slackwater.cdx.json"), with.sbom.as_bytes())?;
+    write(&documents.join(BILL), with.sbom.as_bytes())?;
 
     let control = root.join("DEBIAN");
     for script in SCRIPTS {

@@ -7,8 +7,8 @@ use anyhow::{Context, Result};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::vendored::{VENDORED, Vendored};
-use super::{FACES, NAME, version};
+use super::vendored::Vendored;
+use super::{Contents, NAME, version};
 use crate::workspace::{Metadata, Package};
 
 #[derive(Deserialize)]
@@ -24,7 +24,7 @@ struct Locked {
 }
 
 /// Everything that `shipped` names, with its licence, its checksum, and what it is built from.
-pub(super) fn render(metadata: &Metadata, shipped: &[&Package]) -> Result<String> {
+pub(super) fn render(metadata: &Metadata, shipped: &[&Package], of: Contents) -> Result<String> {
     let lock = fs::read_to_string("Cargo.lock").context("cannot read Cargo.lock")?;
     let lock: Lock = toml::from_str(&lock).context("Cargo.lock is not what was expected")?;
     let checksums: BTreeMap<_, _> = lock
@@ -35,7 +35,7 @@ pub(super) fn render(metadata: &Metadata, shipped: &[&Package]) -> Result<String
     let whole = format!("pkg:pypi/{NAME}@{}", version(metadata)?);
     let faces = shipped
         .iter()
-        .filter(|package| FACES.contains(&package.name.as_str()));
+        .filter(|package| of.faces.contains(&package.name.as_str()));
     let mut dependencies = vec![json!({
         "ref": whole,
         "dependsOn": faces.map(|face| reference(face)).collect::<Vec<_>>(),
@@ -45,14 +45,15 @@ pub(super) fn render(metadata: &Metadata, shipped: &[&Package]) -> Result<String
         let below = below.filter(|other| shipped.iter().any(|package| package.id == other.id));
         json!({ "ref": reference(package), "dependsOn": below.map(reference).collect::<Vec<_>>() })
     }));
-    let alone = VENDORED
+    let alone = of
+        .vendored
         .iter()
         .map(|part| json!({ "ref": part.purl, "dependsOn": [] }));
     dependencies.extend(alone);
     let components: Vec<Value> = shipped
         .iter()
         .map(|package| component(package, &checksums))
-        .chain(VENDORED.iter().map(part))
+        .chain(of.vendored.iter().map(part))
         .collect();
     let bill = json!({
         "bomFormat": "CycloneDX",
@@ -109,8 +110,15 @@ fn reference(package: &Package) -> String {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::super::shipped;
+    use super::super::{COMMAND, LIBRARY, WHEEL, metadata, shipped};
     use super::*;
+
+    fn listed(features: &str, of: Contents) -> Value {
+        let given = [("features", features.into())].into();
+        let metadata = metadata(&given, of).unwrap();
+        let shipped = shipped(&metadata, of).unwrap();
+        serde_json::from_str(&render(&metadata, &shipped, of).unwrap()).unwrap()
+    }
 
     fn root() {
         // Tests run in the folder of the crate, the command in that of the workspace.
@@ -120,9 +128,7 @@ mod tests {
     #[test]
     fn every_crate_is_there_once_with_its_licence_and_checksum_and_every_arrow_ends_at_one() {
         root();
-        let metadata = Metadata::read().unwrap();
-        let shipped = shipped(&metadata).unwrap();
-        let bill: Value = serde_json::from_str(&render(&metadata, &shipped).unwrap()).unwrap();
+        let bill = listed("", WHEEL);
         let components = bill["components"].as_array().unwrap();
         let references: BTreeSet<&str> = components
             .iter()
@@ -136,8 +142,8 @@ mod tests {
                 "{component}"
             );
             let name = component["name"].as_str().unwrap();
-            let ours =
-                name.starts_with("slackwater-") || VENDORED.iter().any(|part| part.name == name);
+            let ours = name.starts_with("slackwater-")
+                || WHEEL.vendored.iter().any(|part| part.name == name);
             let checksum = component["hashes"][0]["content"].as_str();
             assert_eq!(checksum.map(str::len), (!ours).then_some(64), "{component}");
         }
@@ -145,7 +151,7 @@ mod tests {
         assert_eq!(dependencies.len(), components.len() + 1);
         assert_eq!(
             dependencies[0]["dependsOn"].as_array().unwrap().len(),
-            FACES.len()
+            WHEEL.faces.len()
         );
         let ends = dependencies
             .iter()
@@ -172,5 +178,29 @@ mod tests {
                 .any(|crates| crates.starts_with("pkg:cargo/tempfile@"))
         );
         assert!(!of("slackwater-node").contains("pkg:cargo/tempfile@"));
+    }
+
+    #[test]
+    fn a_list_is_of_what_was_built_and_of_no_more() {
+        root();
+        let check = |features: &str, of: Contents, expected: [bool; 4]| {
+            let bill = listed(features, of).to_string();
+            let names = [
+                "pkg:cargo/clap@",
+                "pkg:cargo/pyo3@",
+                "pkg:npm/uplot@",
+                "pkg:cargo/opentelemetry_sdk@",
+            ];
+            assert_eq!(
+                names.map(|name| bill.contains(name)),
+                expected,
+                "{features}"
+            );
+        };
+        check("", WHEEL, [true, true, true, false]);
+        check("otel", WHEEL, [true, true, true, true]);
+        check("", COMMAND, [true, false, true, false]);
+        check("otel", COMMAND, [true, false, true, true]);
+        check("", LIBRARY, [false; 4]);
     }
 }

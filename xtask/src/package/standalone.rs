@@ -14,14 +14,13 @@ use crate::workspace::{Metadata, run};
 const TRIED_BYTES: usize = 1_000_000;
 
 /// Puts `binary` without its symbols into `out`, once it has served, put and read a value.
-pub(super) fn make(binary: &Path, out: &Path) -> Result<PathBuf> {
+pub(super) fn make(binary: &Path, metadata: &Metadata, out: &Path) -> Result<PathBuf> {
     needs_nothing(&run(
         "readelf",
         &["--wide", "--program-headers", "--dynamic", text(binary)?],
     )?)
     .with_context(|| binary.display().to_string())?;
-    let metadata = Metadata::read()?;
-    let (version, processor) = (version(&metadata)?, std::env::consts::ARCH);
+    let (version, processor) = (version(metadata)?, std::env::consts::ARCH);
     let made = out.join(format!("{NAME}-{version}-linux-{processor}"));
     install_binary(binary.into(), &made)?;
     let tried = attempt(&made);

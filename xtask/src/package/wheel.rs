@@ -6,11 +6,18 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 
 use super::elf::Glibc;
-use super::{Accompanying, Binary, install_binary, install_manual, scratch, text, write};
-use crate::workspace::{Metadata, run};
+use super::{
+    Accompanying, BILL, Binary, THIRD_PARTY, install_binary, install_manual, scratch, text, write,
+};
+use crate::workspace::run;
 
 /// Adds the command, its manual, the licences and the bill of materials to `wheel`, and writes it into `out`.
-pub(super) fn make(binary: Binary<'_>, wheel: &Path, python: &Path, out: &Path) -> Result<PathBuf> {
+pub(super) fn make(
+    binary: Binary<'_>,
+    (wheel, with): (&Path, &Accompanying),
+    python: &Path,
+    out: &Path,
+) -> Result<PathBuf> {
     let name = wheel
         .file_name()
         .context("--wheel names no file")?
@@ -36,15 +43,11 @@ pub(super) fn make(binary: Binary<'_>, wheel: &Path, python: &Path, out: &Path) 
         );
     }
     install_manual(binary.native.unwrap_or(&command), &data.join("data/share"))?;
-    let with = Accompanying::gather(&Metadata::read()?)?;
     write(
         &info.join("licenses").join(THIRD_PARTY),
         with.licences.as_bytes(),
     )?;
-    write(
-        &info.join("sboms/slackwater.cdx.json"),
-        with.sbom.as_bytes(),
-    )?;
+    write(&info.join("sboms").join(BILL), with.sbom.as_bytes())?;
     let file = info.join("METADATA");
     let metadata = fs::read_to_string(&file).context("a wheel has METADATA")?;
     fs::write(
@@ -58,8 +61,6 @@ pub(super) fn make(binary: Binary<'_>, wheel: &Path, python: &Path, out: &Path) 
     ensure!(made.is_file(), "{} was not made", made.display());
     Ok(made)
 }
-
-const THIRD_PARTY: &str = "THIRD-PARTY-LICENSES.txt";
 
 /// `slackwater-0.1.0` of a wheel's name.
 fn identity(wheel: &str) -> Option<String> {

@@ -367,16 +367,22 @@ fn the_container_holds_what_the_packaging_makes() {
     assert_eq!(variable("SLACKWATER"), "target/release/slackwater");
     let ignored = read("container/Containerfile.containerignore");
     let let_through: Vec<&str> = ignored.lines().collect();
-    assert_eq!(
-        let_through,
-        ["*", &format!("!{packaged}"), "!target/release/slackwater"]
-    );
+    let materials = variable("MATERIALS");
+    let expected = [
+        "*",
+        &format!("!{packaged}"),
+        "!target/release/slackwater",
+        &format!("!{materials}"),
+        "!LICENSE",
+    ];
+    assert_eq!(let_through, expected);
 
     let copies: Vec<&str> = file
         .lines()
         .filter(|line| line.starts_with("COPY "))
         .collect();
-    assert_eq!(copies, ["COPY ${BINARY} /usr/bin/slackwater"]);
+    let documents = format!("COPY LICENSE {materials}/ /usr/share/doc/slackwater/");
+    assert_eq!(copies, ["COPY ${BINARY} /usr/bin/slackwater", &documents]);
     assert_eq!(listed(&instruction("ENTRYPOINT")), ["/usr/bin/slackwater"]);
     assert_eq!(instruction("WORKDIR"), STATE);
     assert_eq!(instruction("VOLUME"), STATE);

@@ -174,7 +174,7 @@ impl Net {
         }
         self.counters.connects.add_alone(1);
         self.counters.socket_calls.add_alone(7);
-        let stream = Stream::connect(&connect.endpoint, connect.from, &self.limits.liveness)
+        let stream = Stream::connect(connect, &self.limits.liveness)
             .map_err(|error| system_error(&connect.endpoint, error))?;
         let conn = self
             .insert(stream, Phase::Connecting)

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use crate::{Endpoint, Net, PreAuthLimits, Readiness, Source, TcpLiveness, UnixAccess};
+use crate::{Endpoint, LocalPorts, Net, PreAuthLimits, Readiness, Source, TcpLiveness, UnixAccess};
 
 /// What a loop drives: a state machine that takes events and acts through [`Net`]. It must not block.
 pub trait Protocol: Send + 'static {
@@ -138,6 +138,8 @@ pub struct Connect {
     pub timeout: Duration,
     /// Local address, for more links than one address has ports.
     pub from: Option<SocketAddr>,
+    /// Local ports, of which one is taken in place of that of `from`.
+    pub ports: Option<LocalPorts>,
 }
 
 /// How to open a listener.

@@ -11,7 +11,7 @@ use mio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use mio::{Interest, Registry, Token};
 use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, TcpKeepalive, Type};
 
-use crate::{Endpoint, Source};
+use crate::{Connect, Endpoint, Source};
 
 /// How dead TCP peers are noticed below the protocol.
 ///
@@ -106,33 +106,42 @@ impl Stream {
     }
 
     /// Begins a connection.
-    pub(crate) fn connect(
-        endpoint: &Endpoint,
-        from: Option<SocketAddr>,
-        liveness: &TcpLiveness,
-    ) -> io::Result<Self> {
-        match endpoint {
-            Endpoint::Unix(path) => Ok(Stream::Unix(UnixStream::connect(path)?)),
-            Endpoint::Tcp(address) => {
-                let socket = Socket::new(
-                    Domain::for_address(*address),
-                    Type::STREAM.nonblocking(),
-                    Some(Protocol::TCP),
-                )?;
-                liveness.apply(&socket)?;
+    pub(crate) fn connect(connect: &Connect, liveness: &TcpLiveness) -> io::Result<Self> {
+        let address = match &connect.endpoint {
+            Endpoint::Unix(path) => return Ok(Stream::Unix(UnixStream::connect(path)?)),
+            Endpoint::Tcp(address) => *address,
+        };
+        let open = || {
+            let socket = Socket::new(
+                Domain::for_address(address),
+                Type::STREAM.nonblocking(),
+                Some(Protocol::TCP),
+            )?;
+            liveness.apply(&socket)?;
+            Ok(socket)
+        };
+        let begin = |socket: &Socket| match socket.connect(&address.into()) {
+            Err(error)
+                if error.raw_os_error() == Some(rustix::io::Errno::INPROGRESS.raw_os_error()) =>
+            {
+                Ok(())
+            }
+            begun => begun,
+        };
+        let socket = match (connect.ports, connect.from) {
+            (Some(ports), from) => {
+                ports.connect(address, from.map(|from| from.ip()), open, begin)?
+            }
+            (None, from) => {
+                let socket = open()?;
                 if let Some(from) = from {
                     socket.bind(&from.into())?;
                 }
-                match socket.connect(&(*address).into()) {
-                    Ok(()) => {}
-                    Err(error)
-                        if error.raw_os_error()
-                            == Some(rustix::io::Errno::INPROGRESS.raw_os_error()) => {}
-                    Err(error) => return Err(error),
-                }
-                Ok(Stream::Tcp(TcpStream::from_std(socket.into())))
+                begin(&socket)?;
+                socket
             }
-        }
+        };
+        Ok(Stream::Tcp(TcpStream::from_std(socket.into())))
     }
 
     pub(crate) fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
@@ -340,11 +349,16 @@ mod tests {
     #[test]
     fn connections_send_their_first_probes_at_different_times() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let endpoint = Endpoint::Tcp(listener.local_addr().unwrap());
+        let connect = Connect {
+            endpoint: Endpoint::Tcp(listener.local_addr().unwrap()),
+            timeout: Duration::from_secs(1),
+            from: None,
+            ports: None,
+        };
         let liveness = TcpLiveness::default();
         let times: BTreeSet<Duration> = (0..2 * KEEPALIVE_TIMES)
             .map(|number| {
-                let stream = Stream::connect(&endpoint, None, &liveness).unwrap();
+                let stream = Stream::connect(&connect, &liveness).unwrap();
                 stream.stagger(number, &liveness).unwrap();
                 let Stream::Tcp(stream) = &stream else {
                     panic!("a TCP address")

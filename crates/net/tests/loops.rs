@@ -196,6 +196,7 @@ impl World {
                 endpoint,
                 timeout: LONG,
                 from: None,
+                ports: None,
             },
             answer,
         ));
@@ -302,6 +303,7 @@ fn no_command_is_lost_however_many_threads_give_them_even_from_inside() {
         endpoint: Endpoint::Unix("/nonexistent".into()),
         timeout: LONG,
         from: None,
+        ports: None,
     };
     world.looping.command(Ask::Connect(probe, answer));
     assert!(answered.recv_timeout(LONG).unwrap().is_err());
@@ -496,6 +498,7 @@ fn connections_over_the_limit_wait_or_are_refused_and_others_come_in() {
         endpoint: Endpoint::Tcp(address),
         timeout: LONG,
         from: Some((Ipv4Addr::new(127, 0, 0, last), 0).into()),
+        ports: None,
     };
     let (answer, answered) = channel();
     client

@@ -112,6 +112,7 @@ impl Dialing {
             endpoint,
             timeout,
             from: self.from,
+            ports: None,
         })
     }
 

@@ -2,6 +2,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use slackwater_base::{Backoff, Jitter};
+use slackwater_net::LocalPorts;
 
 use crate::protocol::{InitiatorLimits, ResponderLimits};
 use crate::seal::SealConfig;
@@ -66,6 +67,9 @@ pub struct TcpConfig {
     /// Addresses of this host that connections leave from, one for each network that shall be used; each is paired with the
     /// addresses of a peer that are of its family. None for those that the kernel chooses.
     pub local: Vec<IpAddr>,
+    /// The ports that connections leave from, where a firewall lets only some through; one of them serves connections to
+    /// many peers. None for those that the kernel chooses.
+    pub local_ports: Option<LocalPorts>,
     /// Seals every connection, in both directions. None sends bytes unencrypted, which is for this machine alone.
     pub seal: Option<SealConfig>,
     /// Allows unencrypted connections beyond this machine.
@@ -147,6 +151,7 @@ impl Default for TcpConfig {
             bind: vec![SocketAddr::from(([127, 0, 0, 1], 0))],
             advertise: Vec::new(),
             local: Vec::new(),
+            local_ports: None,
             seal: None,
             insecure: false,
         }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use slackwater_base::{ByteSize, parse_duration};
 use slackwater_keys::{AllowList, load_key};
+use slackwater_net::{LocalPorts, NoPorts};
 use thiserror::Error;
 
 use super::config::TcpConfig;
@@ -89,6 +90,7 @@ options! {
     bind ["SLACKWATER_TCP_BIND", "MC_TCP_BIND_ADDRESS"] addresses;
     advertise ["SLACKWATER_TCP_ADVERTISE"] addresses;
     local ["SLACKWATER_TCP_LOCAL"] hosts;
+    local_ports ["SLACKWATER_TCP_LOCAL_PORTS"] ports;
     insecure ["SLACKWATER_TCP_INSECURE"] flag;
     => seal_key ["SLACKWATER_TCP_SEAL_KEY"] set_key;
     => seal_clients ["SLACKWATER_TCP_SEAL_CLIENTS"] set_clients;
@@ -212,6 +214,17 @@ fn hosts(text: &str) -> Result<Vec<std::net::IpAddr>, String> {
         .collect()
 }
 
+/// The first and the last port; nothing for those of the kernel.
+fn ports(text: &str) -> Result<Option<LocalPorts>, String> {
+    match text.is_empty() {
+        true => Ok(None),
+        false => text
+            .parse()
+            .map(Some)
+            .map_err(|error: NoPorts| error.to_string()),
+    }
+}
+
 /// Has the connections sealed under the key in a file.
 fn set_key(config: &mut TcpConfig, file: &str) -> Result<(), String> {
     let keys = load_key(Path::new(file)).map_err(|error| error.to_string())?;
@@ -257,6 +270,7 @@ mod tests {
             ("MC_TCP_BIND_ADDRESS", "127.0.0.1, [::1]:15001"),
             ("MC_TCP_PROTO", "1"),
             ("SLACKWATER_TCP_LOCAL", "10.0.0.1,::2"),
+            ("SLACKWATER_TCP_LOCAL_PORTS", "20000-20999"),
         ])
         .unwrap();
         assert_eq!(
@@ -272,6 +286,8 @@ mod tests {
                 "::2".parse().unwrap()
             ]
         );
+        let ports = config.local_ports.expect("a range");
+        assert_eq!(ports.to_string(), "20000-20999");
         assert_eq!(
             config.bind,
             [
@@ -286,12 +302,14 @@ mod tests {
         let errors = from(&[
             ("MC_NUM_TCP_IO_THREADS", "many"),
             ("SLACKWATER_TCP_INSECURE", "maybe"),
+            ("SLACKWATER_TCP_LOCAL_PORTS", "20000"),
             ("SLACKWATER_TCP_SEAL_CLIENTS", "f"),
         ])
         .unwrap_err();
         let texts: Vec<String> = errors.iter().map(ToString::to_string).collect();
         let expected = [
             "MC_NUM_TCP_IO_THREADS: `many` is no count",
+            "SLACKWATER_TCP_LOCAL_PORTS: `20000` is no range of ports such as 20000-20999",
             "SLACKWATER_TCP_INSECURE: `maybe` is neither true nor false",
             "SLACKWATER_TCP_SEAL_CLIENTS: a list of clients is of use with a seal_key alone",
         ];

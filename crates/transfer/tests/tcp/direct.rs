@@ -246,6 +246,46 @@ fn an_answer_that_drips_does_not_outlast_the_deadline() {
     }
 }
 
+/// Connections left from any port that the kernel chose: behind a firewall that lets some through, none could be made.
+#[test]
+fn connections_leave_from_the_ports_that_are_configured() {
+    let port_of = |listener: &TcpListener| listener.local_addr().unwrap().port();
+    let from = |port: u16| TcpConfig {
+        local_ports: Some(format!("{port}-{port}").parse().unwrap()),
+        ..config()
+    };
+    let free = port_of(&TcpListener::bind("127.0.0.1:0").unwrap());
+    let mut scene = Scene::new(from(free));
+    let listener = scene.listener.take().unwrap();
+    let expected = |host: [u8; 4]| std::net::SocketAddr::from((host, free));
+    // The peer does not greet, so that neither the caller nor a loop keeps its connection.
+    let alone = scene.alice.read_now(&scene.target, &mut [0; 64], TIMEOUT);
+    assert!(matches!(alone, Err(Cause::Unreachable(_))), "{alone:?}");
+    assert_eq!(listener.accept().unwrap().1, expected([127, 0, 0, 1]));
+
+    let mut scene = Scene::new(TcpConfig {
+        local: vec!["127.0.0.7".parse().unwrap()],
+        ..from(free)
+    });
+    let listener = scene.listener.take().unwrap();
+    let here = region(&scene.alice, 4096);
+    let read = request(Op::Read, vec![range(&here, 0, 4096)], scene.target);
+    let batch = scene.alice.submit(vec![read], &within(20 * SECOND));
+    assert_eq!(listener.accept().unwrap().1, expected([127, 0, 0, 7]));
+    batch.cancel();
+
+    // What is listened at cannot be left from.
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = port_of(&taken);
+    let scene = Scene::new(from(port));
+    let read = scene.alice.read_now(&scene.target, &mut [0; 64], TIMEOUT);
+    let said = format!("every local port of {port}-{port} is in use");
+    assert!(
+        matches!(&read, Err(Cause::Unreachable(why)) if why.contains(&said)),
+        "{read:?}"
+    );
+}
+
 /// A target could announce one byte more than was asked for unnoticed. A caller that drives its connection itself, with
 /// a small answer as with a large one, fails the read; a loop ends the connection at the header alone.
 #[test]

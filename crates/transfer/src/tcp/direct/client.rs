@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slackwater_base::Instant;
-use slackwater_net::TcpLiveness;
+use slackwater_net::{LocalPorts, TcpLiveness};
 use slackwater_wait::now;
-use socket2::SockRef;
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::cause::{Cause, Deadline};
 use crate::mover::SingleRequest;
@@ -95,8 +95,7 @@ impl BorrowedConnection {
         until: Instant,
     ) -> Result<Self, Cause> {
         let unreachable = |error: io::Error| Cause::Unreachable(format!("{address}: {error}"));
-        let stream =
-            TcpStream::connect_timeout(&address, now().until(until)).map_err(unreachable)?;
+        let stream = connect(address, context.config.local_ports, until).map_err(unreachable)?;
         set_options(&stream, context.config.buffer_bytes(address.ip())).map_err(unreachable)?;
         let limits = context.config.initiator_limits(segment);
         let client = ClientConnection::new(Arc::clone(segment), limits, now());
@@ -261,6 +260,16 @@ fn next_timeout(in_force: Duration, limit: Duration) -> Option<Duration> {
         return None;
     }
     Some(Duration::from_millis(1 << limit.as_millis().ilog2()))
+}
+
+fn connect(to: SocketAddr, ports: Option<LocalPorts>, until: Instant) -> io::Result<TcpStream> {
+    let left = || now().until(until);
+    let Some(ports) = ports else {
+        return TcpStream::connect_timeout(&to, left());
+    };
+    let open = || Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP));
+    let connect = |socket: &Socket| socket.connect_timeout(&to.into(), left());
+    ports.connect(to, None, open, connect).map(TcpStream::from)
 }
 
 fn set_options(stream: &TcpStream, buffer_bytes: usize) -> io::Result<()> {

@@ -146,6 +146,7 @@ impl LoopState {
             endpoint: Endpoint::Tcp(route.to),
             timeout: config.connect_timeout,
             from,
+            ports: config.local_ports,
         };
         let begun = match config.may_reach(&peer, &route.to) {
             true => net.connect(&connect).map_err(|error| error.to_string()),

@@ -232,49 +232,46 @@ impl Frame {
             return Ok(None);
         };
         let (kind, code) = (prefix.kind, prefix.code.get());
-        let frame = match kind {
-            REQUEST => RequestLayout::read(bytes),
-            DATA => DataLayout::ref_from_prefix(bytes)
-                .ok()
-                .map(|(layout, _)| (layout.frame(), size_of_val(layout))),
-            ACK => match AckLayout::ref_from_prefix(bytes) {
-                Ok((layout, _)) => Some((layout.frame()?, size_of_val(layout))),
-                Err(_) => None,
-            },
-            NOTIFY => NotifyLayout::ref_from_prefix(bytes)
-                .ok()
-                .map(|(layout, _)| (layout.frame(), size_of_val(layout))),
-            CANCEL | PING | PONG | GOAWAY => {
-                NumberLayout::ref_from_prefix(bytes)
-                    .ok()
-                    .map(|(layout, _)| {
-                        let number = layout.number.get();
-                        let frame = match kind {
-                            CANCEL => Frame::Cancel { id: number },
-                            PING => Frame::Ping { token: number },
-                            PONG => Frame::Pong { token: number },
-                            _ => Frame::Goaway,
-                        };
-                        (frame, size_of_val(layout))
-                    })
-            }
-            _ => return Err(FrameError::Kind(kind)),
-        };
-        if kind != ACK && code != 0 {
-            return Err(FrameError::Value { kind, value: code });
-        }
         let known = match kind {
             REQUEST => FLAG_WRITE | FLAG_URGENT | FLAG_TRACED,
             DATA => FLAG_LAST,
-            _ => 0,
+            ACK | CANCEL | NOTIFY | PING | PONG | GOAWAY => 0,
+            _ => return Err(FrameError::Kind(kind)),
         };
+        // From the prefix alone: of two faults the same one is told of, however the bytes arrive.
+        if code != 0 && (kind != ACK || Refusal::from_number(code).is_none()) {
+            return Err(FrameError::Value { kind, value: code });
+        }
         if prefix.flags & !known != 0 {
             return Err(FrameError::Flags {
                 kind,
                 flags: prefix.flags,
             });
         }
-        Ok(frame)
+        Ok(match kind {
+            REQUEST => RequestLayout::read(bytes),
+            DATA => DataLayout::ref_from_prefix(bytes)
+                .ok()
+                .map(|(layout, _)| (layout.frame(), size_of_val(layout))),
+            ACK => AckLayout::ref_from_prefix(bytes)
+                .ok()
+                .map(|(layout, _)| (layout.frame(), size_of_val(layout))),
+            NOTIFY => NotifyLayout::ref_from_prefix(bytes)
+                .ok()
+                .map(|(layout, _)| (layout.frame(), size_of_val(layout))),
+            _ => NumberLayout::ref_from_prefix(bytes)
+                .ok()
+                .map(|(layout, _)| {
+                    let number = layout.number.get();
+                    let frame = match kind {
+                        CANCEL => Frame::Cancel { id: number },
+                        PING => Frame::Ping { token: number },
+                        PONG => Frame::Pong { token: number },
+                        _ => Frame::Goaway,
+                    };
+                    (frame, size_of_val(layout))
+                }),
+        })
     }
 
     /// Appends the header to `out`.
@@ -412,20 +409,12 @@ impl AckLayout {
         }
     }
 
-    fn frame(&self) -> Result<Frame, FrameError> {
-        let code = self.prefix.code.get();
-        let refusal = match code {
-            0 => None,
-            code => Some(Refusal::from_number(code).ok_or(FrameError::Value {
-                kind: ACK,
-                value: code,
-            })?),
-        };
-        Ok(Frame::Ack(Ack {
+    fn frame(&self) -> Frame {
+        Frame::Ack(Ack {
             id: self.id.get(),
-            refusal,
+            refusal: Refusal::from_number(self.prefix.code.get()),
             bytes: self.bytes.get(),
-        }))
+        })
     }
 }
 
@@ -633,6 +622,20 @@ mod tests {
                 };
                 assert_eq!(read, expected);
             }
+        }
+    }
+
+    /// Of a header with two faults the flags were named when it came in pieces, and the value when it came whole.
+    #[test]
+    fn the_same_fault_is_found_however_a_header_arrives() {
+        let mut bytes = [0; ACK_BYTES];
+        (bytes[0], bytes[1], bytes[2]) = (ACK, 8, 99);
+        let fault = FrameError::Value {
+            kind: ACK,
+            value: 99,
+        };
+        for cut in PREFIX_BYTES..=bytes.len() {
+            assert_eq!(Frame::read(&bytes[..cut]), Err(fault), "{cut} bytes");
         }
     }
 

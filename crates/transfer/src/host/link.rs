@@ -12,8 +12,8 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::link_seal::{self, LinkSeal};
 use super::message::{
-    ATTACH_MAX, Attach, Attached, BEFORE, DETACH_MAX, Detach, ENTRY_DESCRIPTOR, ENTRY_SHARED,
-    Entry, Goodbye, NO_SLOT, NOT_HERE, PACKET_BYTES, split,
+    ATTACH_MAX, Attach, AttachAnswer, Attached, BEFORE, DETACH_MAX, Detach, ENTRY_DESCRIPTOR,
+    ENTRY_SHARED, Entry, Goodbye, NO_SLOT, NOT_HERE, PACKET_BYTES,
 };
 use super::opening::{Greeted, LinkError, LinkTarget, greet};
 use super::packets::{Packets, Received};
@@ -214,11 +214,9 @@ impl Link {
             return Err(error);
         }
         let (len, descriptors) = self.answer(exchange, deadline)?;
-        let answer = &exchange.buffer[..len];
-        let (head, rest) = Attached::read_from_prefix(answer).map_err(|_| WindowError::Garbled)?;
-        let (entries, rest) =
-            split::<Entry>(rest, head.attached.get()).ok_or(WindowError::Garbled)?;
-        if entries.len() != capabilities.len() || !rest.is_empty() {
+        let answer = AttachAnswer::read(&exchange.buffer[..len]).ok_or(WindowError::Garbled)?;
+        let AttachAnswer { head, entries } = answer;
+        if entries.len() != capabilities.len() {
             return Err(WindowError::Garbled);
         }
         let mut descriptors = descriptors.into_iter();
@@ -316,14 +314,15 @@ impl Link {
     /// Takes the late answer to an earlier question. The windows that it opens are unused: the owner is told to release
     /// them.
     fn forget_late(&self, exchange: &mut Exchange, len: usize) -> Result<(), WindowError> {
-        let (head, rest) = Attached::read_from_prefix(&exchange.buffer[..len])
-            .map_err(|_| WindowError::Garbled)?;
+        let answer = AttachAnswer::read(&exchange.buffer[..len]).ok_or(WindowError::Garbled)?;
         exchange.unanswered = exchange
             .unanswered
             .checked_sub(1)
             .ok_or(WindowError::Garbled)?;
-        let (entries, _) = split::<Entry>(rest, head.attached.get()).ok_or(WindowError::Garbled)?;
-        let opened = entries.iter().filter(|entry| entry.refused.get() == 0);
+        let opened = answer
+            .entries
+            .iter()
+            .filter(|entry| entry.refused.get() == 0);
         self.detached().extend(opened.map(|entry| Detach {
             slot: entry.slot,
             epoch: entry.epoch,

@@ -8,6 +8,7 @@
 //! handshake of sealed connections. Every packet after these is sealed; the first of the initiator is empty and proves its
 //! key, and only then the welcome comes, with the first descriptor.
 
+use slackwater_wire::data::Capability;
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -183,8 +184,53 @@ pub(crate) const ENTRY_DESCRIPTOR: u32 = 2;
 /// after that of its memory.
 pub(crate) const ENTRY_REGION: u32 = 4;
 
+/// A question as its owner reads it.
+#[derive(Debug)]
+pub(crate) struct Question<'p> {
+    pub(crate) head: Attach,
+    pub(crate) detach: &'p [Detach],
+    pub(crate) attach: &'p [Capability],
+    pub(crate) notice_name: &'p [u8],
+    pub(crate) notice_bytes: &'p [u8],
+}
+
+/// An answer as its initiator reads it.
+#[derive(Debug)]
+pub(crate) struct AttachAnswer<'p> {
+    pub(crate) head: Attached,
+    pub(crate) entries: &'p [Entry],
+}
+
+impl<'p> Question<'p> {
+    /// `None` for a packet that is none, or asks for more than a peer may.
+    pub(crate) fn read(packet: &'p [u8]) -> Option<Self> {
+        let (head, rest) = Attach::read_from_prefix(packet).ok()?;
+        let (detach, rest) = split(rest, head.detach.get())?;
+        let (attach, rest) = split(rest, head.attach.get())?;
+        let (notice_name, rest) = split(rest, head.notice_name.get())?;
+        let (notice_bytes, rest) = split(rest, head.notice_bytes.get())?;
+        let over = attach.len() > ATTACH_MAX || notice_name.len() + notice_bytes.len() > NOTICE_MAX;
+        (!over && rest.is_empty()).then_some(Self {
+            head,
+            detach,
+            attach,
+            notice_name,
+            notice_bytes,
+        })
+    }
+}
+
+impl<'p> AttachAnswer<'p> {
+    /// `None` for a packet that is none.
+    pub(crate) fn read(packet: &'p [u8]) -> Option<Self> {
+        let (head, rest) = Attached::read_from_prefix(packet).ok()?;
+        let (entries, rest) = split(rest, head.attached.get())?;
+        rest.is_empty().then_some(Self { head, entries })
+    }
+}
+
 /// `count` structures and what follows them.
-pub(crate) fn split<T>(bytes: &[u8], count: u32) -> Option<(&[T], &[u8])>
+fn split<T>(bytes: &[u8], count: u32) -> Option<(&[T], &[u8])>
 where
     T: FromBytes + Immutable + KnownLayout + Unaligned,
 {
@@ -193,7 +239,8 @@ where
 
 #[cfg(test)]
 mod tests {
-    use slackwater_wire::data::Capability;
+    use slackwater_wire::data::Refusal;
+    use zerocopy::FromZeros;
 
     use super::*;
 
@@ -207,6 +254,180 @@ mod tests {
             size_of::<Attach>() + DETACH_MAX * size_of::<Detach>() + ATTACH_MAX * Capability::BYTES;
         assert!(question + NOTICE_MAX <= PACKET_MAX);
         assert!(size_of::<Attached>() + ATTACH_MAX * size_of::<Entry>() < PACKET_MAX);
+    }
+
+    /// Version 2 of the packets, byte for byte, each behind its length: a difference is a new version, never a change of this
+    /// one.
+    const GOLDEN: &[u8] = include_bytes!("../../golden/host-v2.bin");
+
+    fn hello(sealed: u32) -> Hello {
+        Hello {
+            magic: U64::new(MAGIC),
+            version: U32::new(VERSION),
+            sealed: U32::new(sealed),
+            boot: std::array::from_fn(|index| index as u8),
+            incarnation: U64::new(0x0102_0304_0506_0708),
+            target: U64::new(0x1112_1314_1516_1718),
+        }
+    }
+
+    fn welcome() -> Welcome {
+        Welcome {
+            magic: U64::new(MAGIC),
+            version: U32::new(VERSION),
+            slots: U32::new(0x400),
+            incarnation: U64::new(0x1112_1314_1516_1718),
+            started: U64::new(0x21),
+            probe_address: U64::new(0x7f00_0000_1000),
+            probe: std::array::from_fn(|index| 0x30 + index as u8),
+        }
+    }
+
+    fn goodbye() -> Goodbye {
+        Goodbye {
+            magic: U64::new(MAGIC),
+            version: U32::new(VERSION),
+            reason: U32::new(GOODBYE_KEY),
+        }
+    }
+
+    fn question(head: Attach, detach: &[Detach], attach: &[Capability], notice: &[u8]) -> Vec<u8> {
+        [
+            head.as_bytes(),
+            detach.as_bytes(),
+            attach.as_bytes(),
+            notice,
+        ]
+        .concat()
+    }
+
+    fn full_question() -> Vec<u8> {
+        let head = Attach {
+            question: U64::new(0x41),
+            detach: U32::new(2),
+            attach: U32::new(1),
+            notices: U32::new(1),
+            notice_name: U32::new(4),
+            notice_bytes: U32::new(5),
+            reserved: U32::ZERO,
+        };
+        let detach = [(3, 4), (5, 6)].map(|(slot, epoch)| Detach {
+            slot: U32::new(slot),
+            epoch: U32::new(epoch),
+        });
+        let capability = Capability::from_bytes(&std::array::from_fn(|index| 0x80 + index as u8));
+        question(head, &detach, &[capability], b"namewords")
+    }
+
+    fn empty_question() -> Vec<u8> {
+        let head = Attach {
+            question: U64::new(0x42),
+            ..Attach::new_zeroed()
+        };
+        question(head, &[], &[], &[])
+    }
+
+    fn full_answer() -> Vec<u8> {
+        let head = Attached {
+            question: U64::new(0x41),
+            attached: U32::new(2),
+            noticed: U32::new(1),
+        };
+        let window = Entry {
+            slot: U32::new(7),
+            epoch: U32::new(8),
+            flags: U32::new(ENTRY_SHARED | ENTRY_DESCRIPTOR),
+            memory: U64::new(0x51),
+            memory_len: U64::new(0x2000),
+            start: U64::new(0x1000),
+            len: U64::new(0x800),
+            ..Entry::new_zeroed()
+        };
+        let refused = Entry {
+            refused: U32::new(Refusal::Generation.number().into()),
+            ..Entry::new_zeroed()
+        };
+        [head.as_bytes(), window.as_bytes(), refused.as_bytes()].concat()
+    }
+
+    fn empty_answer() -> Vec<u8> {
+        let head = Attached {
+            question: U64::new(0x42),
+            ..Attached::new_zeroed()
+        };
+        head.as_bytes().to_vec()
+    }
+
+    #[test]
+    fn version_two_keeps_its_bytes() {
+        let packets = [
+            hello(0).as_bytes().to_vec(),
+            hello(1).as_bytes().to_vec(),
+            welcome().as_bytes().to_vec(),
+            goodbye().as_bytes().to_vec(),
+            full_question(),
+            empty_question(),
+            full_answer(),
+            empty_answer(),
+        ];
+        let mut rest = GOLDEN;
+        for (index, packet) in packets.iter().enumerate() {
+            let (length, after) = rest.split_first_chunk::<4>().expect("another packet");
+            let (golden, after) = after.split_at(u32::from_le_bytes(*length) as usize);
+            assert_eq!(
+                packet, golden,
+                "packet {index}: other bytes are another version"
+            );
+            rest = after;
+        }
+        assert!(rest.is_empty());
+        assert_eq!(
+            Goodbye::reason_in(&packets[3]),
+            Some("its list lacks our key")
+        );
+        assert_eq!(Goodbye::reason_in(&packets[2]), None, "a welcome is longer");
+    }
+
+    #[test]
+    fn questions_and_answers_are_read_whole_or_not_at_all() {
+        for packet in [full_question(), empty_question()] {
+            let read = Question::read(&packet).expect("a question");
+            let notice = [read.notice_name, read.notice_bytes].concat();
+            assert_eq!(
+                question(read.head, read.detach, read.attach, &notice),
+                packet
+            );
+            let longer = [packet.as_slice(), &[0]].concat();
+            assert!(Question::read(&longer).is_none());
+            assert!((0..packet.len()).all(|cut| Question::read(&packet[..cut]).is_none()));
+        }
+        for packet in [full_answer(), empty_answer()] {
+            let read = AttachAnswer::read(&packet).expect("an answer");
+            assert_eq!(
+                [read.head.as_bytes(), read.entries.as_bytes()].concat(),
+                packet
+            );
+            let longer = [packet.as_slice(), &[0]].concat();
+            assert!(AttachAnswer::read(&longer).is_none());
+            assert!((0..packet.len()).all(|cut| AttachAnswer::read(&packet[..cut]).is_none()));
+        }
+    }
+
+    #[test]
+    fn a_question_for_more_than_a_peer_may_ask_is_none() {
+        let check = |attach: usize, notice: usize, expected: bool| {
+            let head = Attach {
+                attach: U32::new(attach as u32),
+                notice_bytes: U32::new(notice as u32),
+                ..Attach::new_zeroed()
+            };
+            let capabilities = vec![Capability::from_bytes(&[7; Capability::BYTES]); attach];
+            let packet = question(head, &[], &capabilities, &vec![0; notice]);
+            assert_eq!(Question::read(&packet).is_some(), expected);
+        };
+        check(ATTACH_MAX, NOTICE_MAX, true);
+        check(ATTACH_MAX + 1, 0, false);
+        check(0, NOTICE_MAX + 1, false);
     }
 
     #[test]

@@ -13,14 +13,14 @@ use rustix::io::Errno;
 use slackwater_base::Instant;
 use slackwater_wait::{Site, Waiting, now};
 use slackwater_wire::Incarnation;
-use slackwater_wire::data::{Capability, Refusal};
+use slackwater_wire::data::Refusal;
 use zerocopy::FromBytes;
 
 use super::attached_peer::AttachedPeer;
 use super::doorway::Doorway;
 use super::granted::{Answer, GrantedWindows, Revoked};
 use super::link_seal;
-use super::message::{ATTACH_MAX, Attach, NOTICE_MAX, PACKET_BYTES, split};
+use super::message::{PACKET_BYTES, Question};
 use super::packets::{Listener, Packets, Received};
 use super::process::Process;
 use super::watched::Watched;
@@ -429,29 +429,15 @@ impl ServiceState {
         from: Incarnation,
         packet: &[u8],
     ) -> Option<Answer> {
-        let (head, rest) = Attach::read_from_prefix(packet).ok()?;
-        let (detached, rest) = split(rest, head.detach.get())?;
-        let (capabilities, rest) = split::<Capability>(rest, head.attach.get())?;
-        let (name, rest) = split::<u8>(rest, head.notice_name.get())?;
-        let (bytes, rest) = split::<u8>(rest, head.notice_bytes.get())?;
-        if capabilities.len() > ATTACH_MAX
-            || name.len() + bytes.len() > NOTICE_MAX
-            || !rest.is_empty()
-        {
-            return None;
-        }
-        let noticed = head.notices.get() > 0 && {
-            let name = String::from_utf8(name.to_vec()).ok()?;
-            self.home.deliver(
-                from,
-                Notice {
-                    name,
-                    bytes: bytes.to_vec(),
-                },
-            )
+        let question = Question::read(packet)?;
+        let noticed = question.head.notices.get() > 0 && {
+            let name = String::from_utf8(question.notice_name.to_vec()).ok()?;
+            let bytes = question.notice_bytes.to_vec();
+            self.home.deliver(from, Notice { name, bytes })
         };
-        granted.detach(detached);
-        let mut answer = Answer::new(head.question, capabilities.len(), noticed);
+        granted.detach(question.detach);
+        let capabilities = question.attach;
+        let mut answer = Answer::new(question.head.question, capabilities.len(), noticed);
         // Under the lock that an invalidation takes after the region was closed, and a rotation after the key was
         // changed: either the access is refused here, or they find the window.
         for capability in capabilities {

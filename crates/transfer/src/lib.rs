@@ -15,6 +15,8 @@ mod batch;
 mod cause;
 mod engine;
 mod flow;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz;
 mod home;
 pub mod host;
 mod job;

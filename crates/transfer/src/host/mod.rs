@@ -33,6 +33,9 @@ mod tests;
 mod watched;
 mod window;
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use message::{AttachAnswer, Goodbye, Hello, Question, Welcome};
+
 pub(crate) use control::CONTROL;
 pub(crate) use copy_threads::SETTLING;
 pub(crate) use service::DRAINING;

@@ -16,9 +16,9 @@ use subtle::ConstantTimeEq;
 use thiserror::Error;
 use zeroize::Zeroizing;
 
-use record::{Cipher, RecordKey};
 pub(crate) use record::{
-    Opener, PACKET_OVERHEAD, PacketOpener, PacketSealer, RECORD_BYTES_MAX, Sealer,
+    Cipher, Opener, PACKET_OVERHEAD, PacketOpener, PacketSealer, RECORD_BYTES_MAX, RecordKey,
+    Sealer,
 };
 
 /// The keys of an engine whose connections are sealed; every one of them is, in both directions.

@@ -30,14 +30,14 @@ WITH := $(if $(FEATURES),--features $(FEATURES))
 comma := ,
 MODULE_WITH := $(if $(FEATURES),--features $(FEATURES)$(comma)pyo3/extension-module)
 
-.PHONY: help run test wheel wheel-aarch64 deb static docs bench soak test-aarch64 lint test-rust test-otel test-c test-loom test-miri test-sim test-python c mutants build clean
+.PHONY: help run test wheel wheel-mooncake wheel-aarch64 deb static docs bench soak test-aarch64 lint test-rust test-otel test-c test-loom test-miri test-sim test-python c mutants build clean
 
 help:
 	@echo "make run             replay generated chat traffic through the tiered store; report in report/"
 	@echo "make run TRACE=PATH  the same with a trace in the published JSONL format"
 	@echo "make test            every check and test; what cannot run here is named"
 	@echo "make wheel           a wheel with the Python module and the command, for every Linux of x86-64 with glibc 2.28, in dist/;"
-	@echo "                     one for aarch64 too where Rust's library for it is installed"
+	@echo "                     one for aarch64 too where Rust's library for it is installed, and the package mooncake"
 	@echo "make deb             a Debian package with the command and its services, in dist/"
 	@echo "make static          the command as one file that needs nothing of the system, in dist/"
 	@echo "make docs            all documents as a site, in target/book/site"
@@ -121,7 +121,12 @@ wheel: $(PACKAGED) $(STAMP)
 		--compatibility manylinux_2_28 --out target/package/raw
 	cargo xtask wheel --binary $(PACKAGED) --wheel target/package/raw/*.whl --python $(PYTHON) $(WITH) --out dist
 	$(PACKAGING)/bin/auditwheel show dist/$$(basename target/package/raw/*.whl)
-	@$(MAKE) --no-print-directory wheel-aarch64
+	@$(MAKE) --no-print-directory wheel-mooncake wheel-aarch64
+
+# The package `mooncake`, which runs on that wheel: of Python alone.
+wheel-mooncake: $(STAMP)
+	mkdir -p dist
+	cd python/mooncake && $(CURDIR)/$(PYTHON) -c 'import backend; print(backend.build_wheel("../../dist"))'
 
 # The linker of Zig links for aarch64 too; what that needs beside it is Rust's own library for that processor. Nothing that is
 # built so runs here, so the manual comes from the command of this machine.

@@ -24,6 +24,13 @@ const IN_WHEEL: &[&str] = &[
     ".dist-info/licenses/THIRD-PARTY-LICENSES.txt",
     ".dist-info/sboms/slackwater.cdx.json",
 ];
+/// What the package `mooncake` must hold, which runs on that wheel.
+const IN_DROP_IN: &[&str] = &[
+    "mooncake.py",
+    ".dist-info/METADATA",
+    ".dist-info/entry_points.txt",
+    ".dist-info/RECORD",
+];
 const IN_DEBIAN: &[&str] = &[
     "/usr/bin/slackwater",
     "/usr/lib/systemd/system/slackwater.service",
@@ -42,7 +49,7 @@ pub(crate) fn walk(arguments: &[String]) -> Result<Vec<String>> {
     );
     let metadata = Metadata::read()?;
     let version = package::version(&metadata)?;
-    let steps: [(&str, Result<String>); 11] = [
+    let steps: [(&str, Result<String>); 12] = [
         ("clean tree", clean()),
         ("branch", on_main()),
         ("versions", versions(&metadata, version)),
@@ -51,7 +58,11 @@ pub(crate) fn walk(arguments: &[String]) -> Result<Vec<String>> {
         ("checks of the house", house()),
         ("tests", tested()),
         ("licences and SBOM", materials(&metadata)),
-        ("wheel", wheel(version)),
+        ("wheel", wheel("slackwater", version, IN_WHEEL)),
+        (
+            "wheel of `mooncake`",
+            wheel("slackwater_mooncake", version, IN_DROP_IN),
+        ),
         ("Debian package", debian(version)),
         ("documents", documents()),
     ];
@@ -231,16 +242,16 @@ fn materials(metadata: &Metadata) -> Result<String> {
     ))
 }
 
-fn wheel(version: &str) -> Result<String> {
+fn wheel(package: &str, version: &str, needed: &[&str]) -> Result<String> {
     let file = packed(
-        |name| name.starts_with(&format!("slackwater-{version}-")) && name.ends_with(".whl"),
+        |name| name.starts_with(&format!("{package}-{version}-")) && name.ends_with(".whl"),
         "make wheel",
     )?;
     let listing = run(
         "python3",
         &["-m", "zipfile", "--list", &file.to_string_lossy()],
     )?;
-    holds(&listing, IN_WHEEL)?;
+    holds(&listing, needed)?;
     Ok(file.display().to_string())
 }
 

@@ -252,9 +252,6 @@ impl Master {
         if config.mode == PutMode::Create && complete {
             return Err(PutStarted::Exists);
         }
-        if complete && object.is(Mark::Promotion) {
-            return Err(PutStarted::Failed(ErrorCode::ObjectHasReplicationTask));
-        }
         if complete && config.group.is_some() && config.group != self.groups.of(id) {
             return Err(PutStarted::Failed(ErrorCode::InvalidParams));
         }
@@ -344,6 +341,8 @@ impl Master {
                 self.tenants.at_mut(tenant).objects += 1;
                 self.catalog.add(tenant, wanted.key.clone(), wanted.hash)
             });
+        // What is about to be replaced is brought to memory no more.
+        self.cancel_promotion(now, object);
         self.catalog.object_mut(object).mark(Mark::Open);
         let mut extents = Vec::with_capacity(replicas.len());
         for id in &replicas {

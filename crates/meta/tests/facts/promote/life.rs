@@ -211,24 +211,36 @@ fn a_sent_promotion_of_a_removed_object_publishes_nothing() {
     assert_eq!(funnel(&world).cancelled, 1);
 }
 
+/// It was refused for as long as the promotion took, which writers were told as an error.
 #[test]
-fn an_upsert_waits_for_the_promotion_and_a_put_in_flight_keeps_it_away() {
-    let mut world = cold(Promotion::default(), &["a", "b"]);
-    let task = earn(&mut world, "a");
-    assert_eq!(
-        world.start("a", BLOCK, upsert()),
-        PutStarted::Failed(ErrorCode::ObjectHasReplicationTask)
-    );
-    finish(&mut world, &task);
-    assert!(matches!(
-        world.start("a", BLOCK, upsert()),
-        PutStarted::Granted { .. }
-    ));
+fn an_upsert_ends_the_promotion_of_what_it_replaces_and_keeps_others_away() {
+    for stage in [false, true] {
+        let mut world = cold(Promotion::default(), &["a", "b"]);
+        let task = earn(&mut world, "a");
+        let extent = stage.then(|| staged(&mut world, task.ticket, task.bytes).unwrap());
+        let PutStarted::Granted { version, .. } = world.start("a", BLOCK, upsert()) else {
+            panic!("refused");
+        };
+        assert!(cancelled(&mut world, task.ticket));
+        assert_eq!(funnel(&world).cancelled, 1);
+        let ticket = task.ticket;
+        match extent {
+            Some(extent) => world.report(NODE, Report::Promoted { ticket, extent }),
+            None => assert_eq!(staged(&mut world, ticket, task.bytes), None),
+        }
+        let before = world.found("a");
+        assert!(before.version < version, "what was there can be read");
+        assert!(matches!(before.replicas[..], [ReplicaAt::Disk { .. }]));
+        assert_eq!(world.end(ME, "a", version), Reply::Each(vec![Ok(())]));
+        let after = world.found("a");
+        assert_eq!(after.version, version);
+        assert!(matches!(after.replicas[..], [ReplicaAt::Memory(_)]));
 
-    world.start("b", BLOCK, upsert());
-    world.found("b");
-    world.found("b");
-    assert_eq!(funnel(&world).admitted, 1, "b is being replaced");
+        world.start("b", BLOCK, upsert());
+        world.found("b");
+        world.found("b");
+        assert_eq!(funnel(&world).admitted, 1, "b is being replaced");
+    }
 }
 
 #[test]

@@ -499,6 +499,13 @@ class RawClient:
         sizes: Sequence[Sequence[int]],
         /,
     ) -> builtins.list[builtins.list[int]]: ...
+    def read_alone(
+        self,
+        keys: Sequence[Key],
+        starts: Sequence[Sequence[int]],
+        sizes: Sequence[Sequence[int]],
+        offsets: Sequence[Sequence[int]],
+    ) -> builtins.list[int]: ...
     def start_reads(self, keys: Sequence[Key]) -> builtins.list[int]: ...
     def read_parts(
         self,

@@ -14,6 +14,8 @@ use crate::link::Link;
 
 /// Bytes that are moved before the next look at whether the caller has cancelled, where that does not end them.
 const PIECE_BYTES: usize = 16 << 20;
+/// Most reads that go together: those of parts may be many.
+const GROUP_MAX: usize = 4_096;
 
 /// How long a node may be silent before all others have had their turn. One that has ended is tried again and again until then, and
 /// not again in the same call while there is another way.
@@ -150,7 +152,8 @@ impl Carrier<'_> {
                 latest = Some(node);
                 most = most.min(self.portion(node, 0).0);
             }
-            if !group.is_empty() && bytes + source.into.len() > most {
+            let is_full = group.len() == GROUP_MAX || bytes + source.into.len() > most;
+            if !group.is_empty() && is_full {
                 self.read_group(std::mem::take(&mut group), &mut outcomes);
                 (bytes, most) = (0, self.portion(node, 0).0);
             }

@@ -16,7 +16,7 @@ use slackwater_wire::{
 
 use crate::carry::Carrier;
 use crate::drive::{Drive, Nothing};
-use crate::get::{Outcome, Sink};
+use crate::get::{Outcome, Part, Sink};
 use crate::link::Link;
 use crate::locations::LocationCache;
 use crate::tells::Telling;
@@ -142,6 +142,28 @@ impl Client {
         }
         let given = buffers.iter_mut().map(|buffer| Sink::Given(buffer));
         let mut sinks: Vec<Sink<'_>> = given.collect();
+        self.call(&options.call).read(keys, &mut sinks, options)
+    }
+
+    /// Reads parts of values alone, and says the length of each value; `None` when there is none. The parts of a key are of
+    /// one put. A part that does not lie in its value is left as it is; where no length is said, all are of no meaning.
+    ///
+    /// A value has one checksum, of all its bytes: parts are not compared with it, unless the only one is the whole value.
+    pub fn get_parts(
+        &self,
+        keys: &[&[u8]],
+        parts: Vec<Vec<Part<'_>>>,
+        options: &GetOptions,
+    ) -> Vec<Result<Option<usize>, ClientError>> {
+        let (count, given) = (keys.len(), parts.len());
+        if count != given {
+            let wrong = ClientError::BufferCount {
+                keys: count,
+                buffers: given,
+            };
+            return vec![Err(wrong); count];
+        }
+        let mut sinks: Vec<Sink<'_>> = parts.into_iter().map(Sink::Parts).collect();
         self.call(&options.call).read(keys, &mut sinks, options)
     }
 

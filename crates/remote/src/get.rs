@@ -26,6 +26,25 @@ pub(crate) enum Sink<'a> {
     Given(&'a mut [u8]),
     /// Memory that is made when the length is known.
     Fresh(Vec<u8>),
+    /// Parts of the value alone.
+    Parts(Vec<Part<'a>>),
+}
+
+/// A part of a value that is read alone.
+#[derive(Debug)]
+pub struct Part<'a> {
+    /// Its first byte in the value.
+    pub from: u64,
+    /// Where it goes; as long as this is.
+    pub into: &'a mut [u8],
+}
+
+impl Part<'_> {
+    /// Whether it is part of a value of this length.
+    fn is_in(&self, bytes: u64) -> bool {
+        let end = self.from.checked_add(self.into.len() as u64);
+        end.is_some_and(|end| end <= bytes)
+    }
 }
 
 /// The length of a value that was read; `None` when there is none.
@@ -231,21 +250,20 @@ impl Reading<'_, '_> {
             }
             outcomes.push(Err(ready.err().unwrap_or(ReadFailure::Transfer)));
         }
-        let (mut places, mut reads) = (Vec::new(), Vec::new());
+        let (mut counts, mut reads) = (Vec::new(), Vec::new());
         for (index, sink) in self.sinks.iter_mut().enumerate() {
             if let Some((place, capability, offset)) = sources.remove(&index) {
-                let Wanted { bytes, is_last, .. } = wanted[place];
-                places.push(place);
-                reads.push(Source {
-                    capability,
-                    offset,
-                    into: room(sink, bytes as usize),
-                    is_last,
-                });
+                let before = reads.len();
+                reads.extend(sources_of(sink, &wanted[place], capability, offset));
+                counts.push((place, reads.len() - before));
             }
         }
-        for (place, read) in places.into_iter().zip(self.carrier.read_all(reads)) {
-            outcomes[place] = read.map_err(failure);
+        let read = self.carrier.read_all(reads);
+        let mut rest = &read[..];
+        for (place, count) in counts {
+            let (read, after) = rest.split_at(count);
+            rest = after;
+            outcomes[place] = whole(&wanted[place], read, self.sinks[wanted[place].index]);
         }
         if !records.is_empty() {
             let reads = &self.carrier.link.record_reads;
@@ -310,7 +328,7 @@ impl Reading<'_, '_> {
                 return Err(ReadFailure::Corrupt);
             }
             Sink::Fresh(value) => value.resize(length, 0),
-            Sink::Given(_) => {}
+            Sink::Given(_) | Sink::Parts(_) => {}
         }
         Ok(())
     }
@@ -322,7 +340,6 @@ impl Reading<'_, '_> {
             version,
             bytes,
             checksum,
-            is_last,
             ..
         } = *wanted;
         let cancel = self.carrier.cancel;
@@ -365,24 +382,58 @@ impl Reading<'_, '_> {
             Unanswered::Cancelled => ReadFailure::Cancelled,
             _ => ReadFailure::Transfer,
         })?;
-        let into = room(self.sinks[index], bytes as usize);
-        let read = self.carrier.read(Source {
-            capability: staged.capability,
-            offset: staged.offset,
-            into,
-            is_last,
-        });
+        let (capability, offset) = (staged.capability, staged.offset);
+        let reads = sources_of(self.sinks[index], wanted, capability, offset);
+        let read = self.carrier.read_all(reads);
+        let read = whole(wanted, &read, self.sinks[index]);
         self.carrier.link.release(&staged, read.is_ok());
-        read.map_err(failure)
+        read
     }
 }
 
-/// The part of a sink that a value goes to, for which there is room.
-fn room<'s>(sink: &'s mut Sink<'_>, length: usize) -> &'s mut [u8] {
+/// What is read for a sink, for which there is room, of a value that begins at `begin` of a region.
+fn sources_of<'s>(
+    sink: &'s mut Sink<'_>,
+    wanted: &Wanted,
+    capability: Capability,
+    begin: u64,
+) -> Vec<Source<'s>> {
+    let source = |from, into| Source {
+        capability,
+        offset: begin + from,
+        into,
+        is_last: wanted.is_last,
+    };
     match sink {
-        Sink::Given(buffer) => &mut buffer[..length],
-        Sink::Fresh(value) => value,
+        Sink::Given(buffer) => vec![source(0, &mut buffer[..wanted.bytes as usize])],
+        Sink::Fresh(value) => vec![source(0, value)],
+        Sink::Parts(parts) => {
+            let parts = parts.iter_mut();
+            let there = parts.filter(|part| part.is_in(wanted.bytes) && !part.into.is_empty());
+            there.map(|part| source(part.from, part.into)).collect()
+        }
     }
+}
+
+/// How the read of what was wanted of a value ended. A part has no checksum to compare it with, unless it is all of the value: it
+/// is taken as it is.
+fn whole(
+    wanted: &Wanted,
+    read: &[Result<Checksum, NotMoved>],
+    sink: &Sink<'_>,
+) -> Result<Checksum, ReadFailure> {
+    let is_whole = match sink {
+        Sink::Parts(parts) => {
+            matches!(&parts[..], [part] if part.from == 0 && part.into.len() as u64 == wanted.bytes)
+        }
+        Sink::Given(_) | Sink::Fresh(_) => true,
+    };
+    let mut found = wanted.checksum;
+    for read in read {
+        let checksum = read.map_err(failure)?;
+        found = if is_whole { checksum } else { found };
+    }
+    Ok(found)
 }
 
 fn failure(not_moved: NotMoved) -> ReadFailure {
@@ -454,5 +505,56 @@ impl Carry<GetFlow> for Reading<'_, '_> {
     fn cancelled(&mut self, flow: &mut GetFlow, index: usize, out: &mut Vec<Action>) {
         let cancelled = Err(ReadFailure::Cancelled);
         flow.on_read(now(), index, cancelled, out);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use slackwater_wire::{Incarnation, SegmentId};
+
+    use super::*;
+
+    #[test]
+    fn what_is_read_whole_is_compared_and_a_part_is_taken_as_it_is() {
+        let extent = ExtentRef {
+            segment: SegmentId(1),
+            incarnation: Incarnation(1),
+            offset: 0,
+            bytes: 4096,
+            generation: 1,
+        };
+        let wanted = Wanted {
+            index: 0,
+            key: Key::new(b"k").unwrap(),
+            version: Version(1),
+            bytes: 8,
+            checksum: Checksum(1),
+            from: ReplicaAt::Memory(extent),
+            is_last: true,
+        };
+        let check = |sink: &Sink<'_>, reads: &[Result<u64, NotMoved>], expected| {
+            let reads: Vec<_> = reads.iter().map(|read| read.map(Checksum)).collect();
+            let found = whole(&wanted, &reads, sink);
+            assert_eq!(found.map(|checksum| checksum.0), expected, "{reads:?}");
+        };
+        check(&Sink::Given(&mut [0; 8]), &[Ok(2)], Ok(2));
+        check(&Sink::Fresh(vec![0; 8]), &[Ok(2)], Ok(2));
+        let (mut eight, mut two) = ([0; 8], [0; 2]);
+        let all = Part {
+            from: 0,
+            into: &mut eight,
+        };
+        check(&Sink::Parts(vec![all]), &[Ok(2)], Ok(2));
+        let part = Part {
+            from: 0,
+            into: &mut two,
+        };
+        let parts = Sink::Parts(vec![part]);
+        check(&parts, &[Ok(2)], Ok(1));
+        check(&parts, &[], Ok(1));
+        let stale = Err(ReadFailure::Stale);
+        check(&parts, &[Err(NotMoved::Stale)], stale);
+        let one_failed = [Ok(2), Err(NotMoved::Failed), Err(NotMoved::Stale)];
+        check(&parts, &one_failed, Err(ReadFailure::Transfer));
     }
 }

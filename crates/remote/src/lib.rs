@@ -27,5 +27,6 @@ pub use cancel::Cancel;
 pub use client::Client;
 pub use connect::ConnectOptions;
 pub use error::{ClientError, ConnectError};
+pub use get::Part;
 pub use options::{CallOptions, GetOptions, PutOptions, RemoveOptions, Stored};
 pub use slackwater_transfer::PeerStats;

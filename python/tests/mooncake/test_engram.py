@@ -113,6 +113,53 @@ def test_layers_are_looked_up_by_threads_while_one_is_replaced(started: Starter)
         player.store.close()
 
 
+class Watched:
+    """A store's inner one, which counts the bytes that lookups ask for."""
+
+    def __init__(self, raw: Any) -> None:
+        self.raw, self.bytes = raw, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.raw, name)
+
+    def read_alone(self, keys: list[str], starts: Any, sizes: Any, offsets: Any) -> Any:
+        self.bytes += sum(map(sum, sizes))
+        return self.raw.read_alone(keys, starts, sizes, offsets)
+
+
+def test_a_lookup_reads_what_it_asks_for(started: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each lookup read all tables: of a few rows it took as long as of all."""
+    with started("master") as (address, _):
+        player = calls.opened(mooncake.store, address, segment=64 << 20)
+        config = EngramStoreConfig()
+        config.table_vocab_sizes, config.embedding_dim = [20_000, 7], 40
+        layer = EngramStore(3, config, player.store)
+        draw = numpy.random.default_rng(1)
+        tables = [draw.random((rows, 40), numpy.float32) for rows in config.table_vocab_sizes]
+        layer.populate(tables)
+        watched = Watched(player.store._raw)
+        monkeypatch.setattr(player.store, "_raw", watched)
+
+        def check(ids: Any, most: int) -> None:
+            rows = numpy.stack([ids, ids % 7], 2)
+            watched.bytes = 0
+            found = layer.lookup(rows)
+            assert (found == numpy.stack([tables[0][rows[..., 0]], tables[1][rows[..., 1]]], 2)).all()
+            # The other table is small, and read as a whole.
+            assert watched.bytes <= (most + 7) * 160, ids
+
+        check(numpy.array([[0]]), 1)
+        check(numpy.array([[19_999, 0, 19_999]]), 2)
+        check(numpy.array([[5, 6], [7, 5]]), 3)
+        # What is in between is read with its neighbours, where that is less than another read.
+        check(numpy.array([[100, 102, 110]]), 11)
+        check(numpy.array([[100, 10_000]]), 2)
+        for count in (10, 1_000, 30_000, 100_000):
+            check(draw.integers(0, 20_000, (4, count // 4)), min(8 * count, 20_000))
+        check(numpy.arange(20_000)[None], 20_000)
+        player.store.close()
+
+
 def test_it_needs_no_more_than_its_package_until_it_is_used() -> None:
     code = "import sys, slackwater.compat; slackwater.compat.install(over=True); import mooncake.store; print('numpy' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -403,6 +403,25 @@ impl RawClient {
         counts.iter_mut().map(of_key).collect()
     }
 
+    /// Reads parts of values alone: for each key the addresses, the lengths and the offsets in the value. The lengths of the
+    /// values; a part that is not in its value is left as it is. They are compared with no checksum, unless the only part of
+    /// a key is the whole value.
+    fn read_alone(
+        &self,
+        py: Python<'_>,
+        keys: Vec<KeyBytes>,
+        starts: Vec<Vec<Number>>,
+        sizes: Vec<Vec<Number>>,
+        offsets: Vec<Vec<Number>>,
+    ) -> Vec<i64> {
+        let parts = Parts {
+            starts,
+            sizes,
+            offsets,
+        };
+        self.parts(py, "get_into_ranges", &keys, &parts, Session::read_alone)
+    }
+
     fn start_reads(&self, py: Python<'_>, keys: Vec<KeyBytes>) -> Vec<i64> {
         let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
         self.each(py, "batch_get_session_start", keys.len(), |session| {

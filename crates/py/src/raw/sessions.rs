@@ -40,6 +40,23 @@ pub(super) struct Parts {
 }
 
 impl Parts {
+    /// Memory and first byte in the value of each part, of each key; `None` where they do not fit together.
+    pub(super) fn places(&self, keys: usize) -> Option<Vec<Vec<(Range, u64)>>> {
+        let of_key = |key: usize| {
+            let (starts, sizes, offsets) =
+                (&self.starts[key], &self.sizes[key], &self.offsets[key]);
+            if starts.len() != sizes.len() || offsets.len() != sizes.len() {
+                return None;
+            }
+            let part = |((start, size), offset): ((&Number, &Number), &Number)| {
+                Some((Range::new(*start, *size)?, offset.0 as u64))
+            };
+            starts.iter().zip(sizes).zip(offsets).map(part).collect()
+        };
+        let keys = self.fit(keys).then_some(0..keys)?;
+        keys.map(of_key).collect()
+    }
+
     fn fit(&self, keys: usize) -> bool {
         [self.starts.len(), self.sizes.len(), self.offsets.len()] == [keys; 3]
     }

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use slackwater_remote::ClientError;
+use slackwater_remote::{ClientError, Part};
 use slackwater_wire::{PutMode, ReplicaAt};
 
 use super::memory::{Number, Range, Staging, overlap};
 use super::plan::RawPlan;
 use super::session::{Outcome, Session};
+use super::sessions::Parts;
 use super::{ABSENT, NO_ROOM, WRONG};
 
 /// The memory of one value: its pieces in order; `None` when they are not all memory, lengths are missing, or they are
@@ -264,6 +265,28 @@ impl Session {
             }
         }
         outcomes
+    }
+
+    /// Reads parts of values alone, into memory that does not overlap: the lengths of the values.
+    pub(super) fn read_alone(&self, keys: &[&[u8]], parts: &Parts) -> Vec<Outcome> {
+        let wrong = || vec![Ok(WRONG); keys.len()];
+        let Some(places) = parts.places(keys.len()) else {
+            return wrong();
+        };
+        let all: Vec<Range> = places.iter().flatten().map(|(into, _)| *into).collect();
+        if overlap(&all) {
+            return wrong();
+        }
+        let part = |(into, from): (Range, u64)| {
+            // SAFETY: the caller of the call promises that the memory is there and that nothing else uses it until the call
+            // returns; the parts do not overlap.
+            let into = unsafe { into.as_mut_slice() };
+            Part { from, into }
+        };
+        let of_key = |places: Vec<(Range, u64)>| places.into_iter().map(part).collect();
+        let parts: Vec<Vec<Part<'_>>> = places.into_iter().map(of_key).collect();
+        let read = self.client.get_parts(keys, parts, &self.get_options());
+        read.into_iter().map(length).collect()
     }
 }
 

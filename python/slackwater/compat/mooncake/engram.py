@@ -1,7 +1,7 @@
 """Embedding tables in a store: `EngramStore`. Needs numpy when it is used.
 
-A layer has one table for each head, `[N_h, D]` of float32, which is one value of the store: `engram:l<layer>:h<head>`. Values are
-read and verified as a whole, so that a lookup takes one table after another from the store.
+A layer has one table for each head, `[N_h, D]` of float32, which is one value of the store: `engram:l<layer>:h<head>`. A lookup reads
+the rows that it asks for, unless these are most of a table: that is read, and verified, as a whole.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,10 @@ from slackwater.errors import ErrorCode
 
 _NUMBER_MAX = (1 << 31) - 1
 _FLOAT_BYTES = 4
+# Rows that are no farther apart are read together with those between them.
+_GAP_BYTES = 1 << 10
+# Of tables of which so much is read, all is read.
+_WHOLE = 0.5
 
 
 class EngramStoreConfig:
@@ -153,10 +157,36 @@ class EngramStore:
             log.error("EngramStore: a row beyond its table is asked for")
             raise RuntimeError("EngramStore lookup failed")
         found = numpy.empty((*ids.shape, self._dimension), dtype="<f4")
-        for head, rows_of_table in enumerate(self._sizes):
-            table = self._table(self._keys[head], rows_of_table)
-            numpy.take(table, rows[:, :, head], axis=0, out=found[:, :, head], mode="clip")
+        for head, key in enumerate(self._keys):
+            self._look_up(key, rows[:, :, head], self._sizes[head], found[:, :, head])
         return found
+
+    def _look_up(self, key: str, ids: Any, rows: int, found: Any) -> None:
+        """Reads the rows of a table that has so many."""
+        import numpy
+
+        assert self._store is not None
+        row_bytes = self._dimension * _FLOAT_BYTES
+        wanted, places = numpy.unique(ids, return_inverse=True)
+        # Runs of rows: where each begins among those that are wanted, its first row, and how many it has.
+        apart = numpy.diff(wanted) > 1 + _GAP_BYTES // row_bytes
+        begins = numpy.flatnonzero(numpy.concatenate(([True], apart)))
+        first = wanted[begins]
+        last = wanted[numpy.append(begins[1:], len(wanted)) - 1]
+        counts = last - first + 1
+        if counts.sum() > rows * _WHOLE:
+            begins, first, counts = begins[:1], numpy.zeros_like(first[:1]), numpy.full_like(counts[:1], rows)
+        at = numpy.cumsum(counts) - counts
+        read = numpy.empty((int(counts.sum()), self._dimension), dtype="<f4")
+        starts = read.ctypes.data + at * row_bytes
+        runs = [[numbers.tolist()] for numbers in (starts, counts * row_bytes, first * row_bytes)]
+        length = self._store._raw.read_alone([key], *runs)[0]
+        if length != rows * row_bytes:
+            log.error("EngramStore: %s is not read: %s", key, length if length < 0 else f"it has {length} bytes")
+            raise RuntimeError("EngramStore lookup failed")
+        run_of = numpy.repeat(numpy.arange(len(begins)), numpy.diff(numpy.append(begins, len(wanted))))
+        in_read = at[run_of] + wanted - first[run_of]
+        numpy.take(read, in_read[places.reshape(ids.shape)], axis=0, out=found, mode="clip")
 
     def _from_lists(self, row_ids: Any) -> Any:
         import numpy
@@ -178,16 +208,6 @@ class EngramStore:
             log.error("EngramStore: row_ids are lists of different lengths, or of numbers that no table has")
             raise RuntimeError("EngramStore lookup failed")
         return ids
-
-    def _table(self, key: str, rows: int) -> Any:
-        import numpy
-
-        assert self._store is not None
-        read = self._store._raw.read_buffers([key])[0]
-        if isinstance(read, int) or len(read) != rows * self._dimension * _FLOAT_BYTES:
-            log.error("EngramStore: %s is not read: %s", key, read if isinstance(read, int) else f"it has {len(read)} bytes")
-            raise RuntimeError("EngramStore lookup failed")
-        return numpy.frombuffer(read, dtype="<f4").reshape(rows, self._dimension)
 
     def remove_from_store(self, force: bool = False) -> int:
         """Removes the tables: how many were there. Without `force` one that a reader holds a lease on stays."""

@@ -95,13 +95,13 @@ def text() -> str:
     methods, module = set(dir(store.MooncakeDistributedStore)), set(dir(store))
     has = [name for name in names["MooncakeDistributedStore"] if name in methods]
     lacks = [name for name in names["MooncakeDistributedStore"] if name not in methods]
+    absent = [name for name in names["mooncake.store"] if name not in module]
     parts = [
         _HEAD,
         "## Methods\n\nThere, with the same arguments and results but for what the next table says:\n",
         _names(has),
         *(["\nNot there yet; calling one is an `AttributeError`:\n", _names(lacks)] if lacks else []),
-        "\nOf the names of `mooncake.store` these are not there yet:\n",
-        _names(name for name in names["mooncake.store"] if name not in module),
+        *(["\nOf the names of `mooncake.store` these are not there yet:\n", _names(absent)] if absent else []),
         "\n## What is different\n",
         _table(
             ("", "Mooncake", "Slackwater"), ((row["point"], row["mooncake"], row["slackwater"]) for row in deviations)

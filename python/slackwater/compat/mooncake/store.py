@@ -12,6 +12,7 @@ from slackwater.compat.mooncake.client import MooncakeDistributedStore
 from slackwater.compat.mooncake.engram import EngramStore, EngramStoreConfig
 from slackwater.compat.mooncake.kinds import ObjectDataType, ReplicaStatus, SoftPinAction, TaskStatus, TaskType
 from slackwater.compat.mooncake.numa import bind_to_numa_node
+from slackwater.compat.mooncake.nvme_of import MooncakeDistributedNoFRegister
 from slackwater.compat.mooncake.parallelism import ParallelAxis, ReadTarget, TensorParallelism
 from slackwater.compat.mooncake.replicas import (
     Descriptor,
@@ -38,6 +39,7 @@ __all__ = [
     "EngramStore",
     "EngramStoreConfig",
     "MemoryDescriptor",
+    "MooncakeDistributedNoFRegister",
     "MooncakeDistributedStore",
     "MooncakeHostMemAllocator",
     "ObjectDataType",

@@ -239,7 +239,7 @@ struct Run {
     batch: usize,
     objects: u64,
     window: Duration,
-    /// From the beginning of a call to that of the next one, where that call has ended by then.
+    /// From the beginning of a call to that of the next one on average, where that call has ended by then.
     every: Duration,
 }
 
@@ -264,7 +264,9 @@ impl Run {
                     last = now();
                 }
                 let begun = last;
-                due = begun + self.every;
+                // Equal pauses would keep the threads as far apart as they happened to begin: in step, or never in each
+                // other's way, for a whole window.
+                due = begun + self.every / 2 + self.every.mul_f64(rng.unit());
                 hand.call(self, thread, micros.len(), &mut rng)?;
                 last = now();
                 micros.push(last.since(begun).as_nanos() as f64 / 1e3);

@@ -11,7 +11,7 @@ use super::master::{Sample, measured};
 use super::viewer::Viewer;
 use super::{Cluster, ClusterError, Programs, Shape, failed, memory_for, start_load};
 use crate::process::Process;
-use crate::usage::median;
+use crate::usage::{median, median_interval};
 
 /// The load and sizes of a run.
 #[derive(Clone, Debug)]
@@ -96,6 +96,10 @@ pub struct Row {
     pub p99_without_us: f64,
     /// The one over the other, as the median of the rounds.
     pub p99_ratio: f64,
+    /// The least that this median would be of many more rounds, wrong (here or at the most) in one of twenty cases.
+    pub p99_ratio_least: f64,
+    /// The most.
+    pub p99_ratio_most: f64,
 }
 
 /// Gets beside some viewers, and those without in the same round.
@@ -222,6 +226,11 @@ fn row(viewers: usize, turns: &[Turn]) -> Row {
         let more = turn.with.sample.server_cores - turn.without.server_cores;
         100.0 * more / viewers.max(1) as f64
     };
+    let mut ratios: Vec<f64> = turns
+        .iter()
+        .map(|turn| turn.with.sample.p99_us / turn.without.p99_us)
+        .collect();
+    let [p99_ratio_least, p99_ratio_most] = median_interval(&mut ratios);
     Row {
         viewers,
         samples_per_s: middle(&|turn| turn.with.seen[0] / turn.with.seconds),
@@ -233,7 +242,9 @@ fn row(viewers: usize, turns: &[Turn]) -> Row {
         p50_us: middle(&|turn| turn.with.sample.p50_us),
         p99_us: middle(&|turn| turn.with.sample.p99_us),
         p99_without_us: middle(&|turn| turn.without.p99_us),
-        p99_ratio: middle(&|turn| turn.with.sample.p99_us / turn.without.p99_us),
+        p99_ratio: median(&mut ratios),
+        p99_ratio_least,
+        p99_ratio_most,
     }
 }
 
@@ -280,6 +291,8 @@ mod tests {
         let row = row(10, &turns);
         assert!((row.core_percent_per_viewer - 0.6).abs() < 1e-9, "{row:?}");
         assert!((row.p99_ratio - 1.05).abs() < 1e-9, "{row:?}");
+        let between = [row.p99_ratio_least, row.p99_ratio_most];
+        assert_eq!(between, [0.9, 1.1], "three rounds tell little");
         assert_eq!((row.samples_per_s, row.sample_bytes), (1.0, 1000.0));
         let dear = Row {
             viewers: 1,

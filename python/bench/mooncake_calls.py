@@ -1,7 +1,8 @@
 """How fast calls of `mooncake.store` are: `python python/bench/mooncake_calls.py HOST:PORT`, of a `slackwater serve` with 1 GiB.
 
-Prints what 64 threads read by `get_into` to what one thread reads, in rounds that take turns, and how long `batch_is_exist`
-takes for 10,000 keys of which every second is there.
+Prints how long calls of one thread take, to be held against `slackwater bench store --served --paths same_host --blocks 4KiB
+--concurrency 1` for the same from Rust; what 64 threads read by `get_into` to what one thread reads, in rounds that take turns;
+and how long `batch_is_exist` takes for 10,000 keys of which every second is there.
 """
 
 import ctypes
@@ -9,6 +10,8 @@ import statistics
 import sys
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import slackwater.compat
 
@@ -19,6 +22,7 @@ from mooncake.store import MooncakeDistributedStore
 ROUNDS, ROUND_SECONDS = 9, 0.5
 THREADS, KEYS = 64, 10_000
 SIZES = (4096, 65536, 1 << 20)
+CALLS, PAGE, PAGES = 20_000, 4096, 128
 
 
 def read_for(store: MooncakeDistributedStore, threads: int, size: int, buffers: list[ctypes.Array[ctypes.c_char]]) -> float:
@@ -45,11 +49,56 @@ def read_for(store: MooncakeDistributedStore, threads: int, size: int, buffers: 
     return sum(counts) * size / (time.monotonic() - began)
 
 
+def show_calls(store: MooncakeDistributedStore) -> None:
+    """Prints the median time of each call of one thread, and of a page of each batch."""
+    buffer = ctypes.create_string_buffer(PAGES * PAGE)
+    begin = ctypes.addressof(buffer)
+    store.register_buffer(begin, len(buffer))
+    value = bytes(PAGE)
+    store.put("page", value)
+    pages = [f"page-{number}" for number in range(PAGES)]
+    addresses, sizes = [begin + PAGE * number for number in range(PAGES)], [PAGE] * PAGES
+
+    def half_of(call: Callable[[], Any], expected: Any, after: Callable[[], Any] = lambda: None, times: int = CALLS) -> float:
+        """Microseconds."""
+        took = []
+        for _ in range(times):
+            began = time.perf_counter_ns()
+            result = call()
+            took.append(time.perf_counter_ns() - began)
+            if result != expected:
+                raise SystemExit(f"a call gave {result}")
+            after()
+        return statistics.median(took) / 1e3
+
+    def remove() -> None:
+        for name in ("new", *pages):
+            store.remove(name, True)
+
+    rows = [
+        ("get_into", half_of(lambda: store.get_into("page", begin, PAGE), PAGE)),
+        ("get", half_of(lambda: store.get("page"), value)),
+        ("is_exist", half_of(lambda: store.is_exist("page"), 1)),
+        ("put", half_of(lambda: store.put("new", value), 0, lambda: store.remove("new", True))),
+        ("put_from", half_of(lambda: store.put_from("new", begin, PAGE), 0, lambda: store.remove("new", True))),
+    ]
+    for name, took in rows:
+        print(f"{name} of {PAGE} bytes: p50 {took:.1f} us")
+    few = CALLS // PAGES
+    stored = half_of(lambda: store.batch_put_from(pages, addresses, sizes), [0] * PAGES, remove, few)
+    store.batch_put_from(pages, addresses, sizes)
+    read = half_of(lambda: store.batch_get_into(pages, addresses, sizes), [PAGE] * PAGES, times=few)
+    for name, took in (("batch_put_from", stored), ("batch_get_into", read)):
+        print(f"{name} of {PAGES} pages: p50 {took:.0f} us, {took / PAGES:.2f} us a page")
+    store.unregister_buffer(begin)
+
+
 def main() -> None:
     """Measures and prints."""
     store = MooncakeDistributedStore()
     if store.setup("localhost", "P2PHANDSHAKE", 0, 64 << 20, "tcp", "", sys.argv[1]) != 0:
         sys.exit("no store there")
+    show_calls(store)
     buffers = [ctypes.create_string_buffer(max(SIZES)) for _ in range(THREADS)]
     for size in SIZES:
         store.put(f"value-{size}", bytes(size))

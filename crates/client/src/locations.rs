@@ -131,14 +131,23 @@ impl<R: Clone> Locations<R> {
         keys: &[Key],
         chain: &Chain,
     ) -> Option<Vec<Located<R>>> {
-        let known = |key: &Key| {
-            let kept = self.kept.get(key)?;
-            let valid = kept.tenant == *tenant && kept.located.known.valid_until > now;
-            valid.then(|| kept.located.clone())
-        };
+        let known = |key: &Key| self.valid(now, tenant, key).cloned();
         let found: Vec<Located<R>> = keys.iter().map(known).collect::<Option<_>>()?;
         self.note(now, tenant, keys, chain);
         Some(found)
+    }
+
+    /// The length of an object that [`Locations::find`] would find alone. Nothing is noted.
+    #[must_use]
+    pub fn length(&self, now: Instant, tenant: &Tenant, key: &Key) -> Option<u64> {
+        self.valid(now, tenant, key)
+            .map(|located| located.known.object.bytes)
+    }
+
+    fn valid(&self, now: Instant, tenant: &Tenant, key: &Key) -> Option<&Located<R>> {
+        let kept = self.kept.get(key)?;
+        let valid = kept.tenant == *tenant && kept.located.known.valid_until > now;
+        valid.then_some(&kept.located)
     }
 
     /// Forgets where an object is: it was put or removed, or is not there.

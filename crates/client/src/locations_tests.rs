@@ -66,6 +66,21 @@ fn a_location_is_known_until_its_lease_ends_and_only_all_or_none_of_a_call() {
     assert_eq!(found, None, "another tenant's object of that name");
 }
 
+#[test]
+fn a_length_is_said_of_what_would_be_found_and_noted_by_nobody() {
+    let mut locations = Locations::new(8);
+    let now = Instant::ZERO;
+    keep(&mut locations, now, "a", 1);
+    let length =
+        |now: Instant, tenant: &Tenant, name: &str| locations.length(now, tenant, &key(name));
+    let tenant = Tenant::DEFAULT;
+    assert_eq!(length(now, &tenant, "a"), Some(100));
+    assert_eq!(length(now, &tenant, "b"), None);
+    assert_eq!(length(now + LEASE, &tenant, "a"), None);
+    assert_eq!(length(now, &Tenant::new("other").unwrap(), "a"), None);
+    assert_eq!(locations.next_deadline(), None, "no read to be told of");
+}
+
 /// A look-up was answered, then the object was removed, and then the answer was kept: the client read what it had removed.
 #[test]
 fn what_was_looked_up_before_a_removal_is_not_kept_after_it() {

@@ -159,6 +159,9 @@ impl Client {
         let (client, options) = (self.client(py)?, get_options(false, tenant, None)?);
         let mut buffer = Memory::of(buffer)?;
         let (key, bytes) = (key.as_slice(py), buffer.as_mut_slice()?);
+        if let Some(read) = client.get_into_at_hand(key, bytes, &options) {
+            return Ok(Some(read));
+        }
         let got = detached(py, || client.get_into(key, bytes, &options));
         got.map_err(|error| refused(py, &error))
     }

@@ -331,6 +331,10 @@ impl Client {
         &self.0.link
     }
 
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.0.engine
+    }
+
     pub(crate) fn call<'a>(&'a self, options: &'a CallOptions) -> Call<'a> {
         let begun = now();
         let deadline = options.deadline.unwrap_or(self.0.options.deadline);

@@ -8,6 +8,7 @@
 //! a call waits for it to come back until then.
 #![forbid(unsafe_code)]
 
+mod at_hand;
 mod cancel;
 mod carry;
 mod client;

@@ -138,11 +138,15 @@ impl Link {
         until: Instant,
         cancel: Option<&Cancel>,
     ) -> Option<PeerId> {
-        let known = self.nodes().get(&incarnation).copied();
-        known.or_else(|| {
+        self.known_node(incarnation).or_else(|| {
             self.greet(until, cancel).ok()?;
-            self.nodes().get(&incarnation).copied()
+            self.known_node(incarnation)
         })
+    }
+
+    /// The node of an incarnation, if it is not new.
+    pub(crate) fn known_node(&self, incarnation: Incarnation) -> Option<PeerId> {
+        self.nodes().get(&incarnation).copied()
     }
 
     /// What was moved between this process and the nodes that are known, by the way that it went.

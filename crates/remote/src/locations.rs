@@ -47,6 +47,23 @@ impl LocationCache {
         Some(found)
     }
 
+    /// [`LocationCache::find`] for one key, whose value is no longer than `bytes_max`.
+    pub(crate) fn find_short(
+        &self,
+        tenant: &Tenant,
+        key: &Key,
+        chain: &Chain,
+        bytes_max: usize,
+    ) -> Option<Located<Rights>> {
+        let length = self.lock().length(now(), tenant, key)?;
+        // Another value may take its place before it is found; it is as long as it says then.
+        let short = |bytes: u64| usize::try_from(bytes).is_ok_and(|bytes| bytes <= bytes_max);
+        let key = std::slice::from_ref(key);
+        let found = short(length).then(|| self.find(tenant, key, chain));
+        let found = found??.pop();
+        found.filter(|located| short(located.known.object.bytes))
+    }
+
     /// The stamps of keys that are about to be looked up.
     pub(crate) fn stamps(&self, keys: &[Key]) -> Vec<Stamp> {
         let locations = self.lock();

@@ -12,7 +12,9 @@ mod recorder;
 mod span;
 
 pub use here::{current, within};
-pub use recorder::{Exporter, RecorderError, Sink, TraceCounts, counts, export_to, forked};
+pub use recorder::{
+    Exporter, RecorderError, Sink, TraceCounts, counts, export_to, forked, is_recording,
+};
 pub use span::{FinishedSpan, Note, SpanKind, TraceSpan};
 
 /// How the thread that exports spans waits.

@@ -112,8 +112,9 @@ pub fn forked() {
     RECORDING.store(false, Ordering::Release);
 }
 
-/// Whether spans are exported.
-pub(crate) fn is_recording() -> bool {
+/// Whether this process exports spans.
+#[must_use]
+pub fn is_recording() -> bool {
     RECORDING.load(Ordering::Acquire)
 }
 

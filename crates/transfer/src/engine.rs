@@ -85,6 +85,9 @@ impl From<ReopenError> for EngineError {
 
 pub(crate) static BATCHES: Site = Site::new("transfer batches");
 
+/// How long a copy by the calling thread may take, however long it is and slow the machine.
+const AT_HAND_TIME: Duration = Duration::from_secs(1);
+
 impl Engine {
     /// An engine called `segment.name` over these movers, the preferred ones first.
     #[must_use]
@@ -297,6 +300,30 @@ impl Engine {
         let buffers = unsafe { Buffers::borrowed(into.as_mut_ptr(), into.len()) };
         let taken = self.now(Op::Read, buffers, target, timeout, true)?;
         Ok(taken.unwrap_or_else(|| slackwater_pool::copy::checksum(into)))
+    }
+
+    /// [`Engine::read_checked`] where this thread copies the bytes itself and waits for nobody. `None` where that is not so,
+    /// or the copy failed: nothing is known of the memory then, and the other call says why.
+    #[must_use]
+    pub fn read_at_hand(&self, target: &Target, into: &mut [u8]) -> Option<Checksum> {
+        let (mover, segment) = self.0.first_mover(target.peer).ok()?;
+        if !mover.abilities().one_sided || into.is_empty() {
+            return None;
+        }
+        let single = SingleRequest {
+            op: Op::Read,
+            // SAFETY: as in `read_now`: `carry_now` returns only when nothing touches the slice.
+            buffers: unsafe { Buffers::borrowed(into.as_mut_ptr(), into.len()) },
+            remote: target.remote(),
+            deadline: now() + AT_HAND_TIME,
+            checksum: true,
+        };
+        match mover.carry_now(&segment, single) {
+            Carried::Done(outcome) => outcome
+                .ok()
+                .map(|taken| taken.unwrap_or_else(|| slackwater_pool::copy::checksum(into))),
+            Carried::Back(_) => None,
+        }
     }
 
     /// Writes from memory that need not be registered, while the caller waits.

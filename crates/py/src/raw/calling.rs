@@ -7,6 +7,7 @@ use slackwater_remote::ClientError;
 use slackwater_wire::Description;
 
 use super::code::code_of;
+use super::memory::{Number, Range};
 use super::session::{Outcome, Session};
 use super::sessions::Parts;
 use super::{ABSENT, IN_FORK, NOT_OPEN, RawClient, WRONG};
@@ -76,6 +77,27 @@ impl RawClient {
             })
         };
         outcomes.into_iter().map(number).collect()
+    }
+
+    /// The length of a value that is read while other threads of Python wait, which takes less time than to let one of them
+    /// run; `None` where it would take longer.
+    pub(super) fn read_at_hand(
+        &self,
+        py: Python<'_>,
+        key: &[u8],
+        start: Number,
+        size: Number,
+    ) -> Option<i64> {
+        let run = Range::new(start, size)?;
+        let session = self.open_session().ok()?;
+        let in_use = session.registered.enter();
+        let read = session.read_at_hand(key, run);
+        drop(in_use);
+        // As in `detached`.
+        if let Some(last) = Arc::into_inner(session) {
+            py.detach(move || drop(last));
+        }
+        read
     }
 
     /// The results of a call about parts of the values of so many sessions.

@@ -355,6 +355,11 @@ impl RawClient {
         sizes: Vec<Number>,
     ) -> Vec<i64> {
         let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        if let ([key], [start], [size]) = (&*keys, &*starts, &*sizes)
+            && let Some(read) = self.read_at_hand(py, key, *start, *size)
+        {
+            return vec![read];
+        }
         self.each(py, "get_into", keys.len(), |session| {
             if starts.len() != keys.len() || sizes.len() != keys.len() {
                 return vec![Ok(WRONG); keys.len()];

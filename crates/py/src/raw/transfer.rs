@@ -171,6 +171,16 @@ impl Session {
         self.read_apart(keys, &given)
     }
 
+    /// Reads a value into one run of memory if that takes no wait: its length.
+    pub(super) fn read_at_hand(&self, key: &[u8], run: Range) -> Option<i64> {
+        // SAFETY: as in `read_apart`.
+        let buffer = unsafe { run.as_mut_slice() };
+        let read = self
+            .client
+            .get_into_at_hand(key, buffer, &self.get_options())?;
+        i64::try_from(read).ok()
+    }
+
     /// Reads values into memory that does not overlap.
     fn read_apart(&self, keys: &[&[u8]], runs: &[Range]) -> Vec<Outcome> {
         // SAFETY: the caller of the call promises that the memory is there and that nothing else uses it until the call

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use slackwater_remote::{
-    CallOptions, Client, ConnectOptions, GetOptions, PutOptions, RemoveOptions, Stored,
+    CallOptions, Cancel, Client, ConnectOptions, GetOptions, PutOptions, RemoveOptions, Stored,
 };
-use slackwater_wire::{Durability, ReplicaAt};
+use slackwater_wire::{Durability, ReplicaAt, Tenant};
 
 use super::admin::Administered;
 use super::{Served, until, value};
@@ -134,6 +134,86 @@ fn a_pool_of_several_nodes_is_used_like_a_served_store() {
     assert!(removed.status.success());
     assert!(get(&client, 1).is_none() && !run(&["get", "k"], b"").status.success());
     drop(nodes);
+}
+
+/// A caller that holds a lock others wait for reads like this: it must not wait, nor be given what is not so.
+#[test]
+fn what_is_at_hand_is_short_known_and_on_this_host() {
+    let place = Place::new();
+    let served = master(&place, "127.0.0.1:0", &[]);
+    let node = Node::start(&place, &served.address, &["--memory", "8MiB"]);
+    let (client, other) = (served.connect(), served.connect());
+    let short = value(1, 64 << 10);
+    for (key, value) in [("short", short.clone()), ("long", value(2, (64 << 10) + 1))] {
+        let stored = other.put(key.as_bytes(), &value, &PutOptions::default());
+        assert_eq!(stored, Ok(Stored::New), "{key}");
+    }
+    let mut buffer = vec![0; 128 << 10];
+    let options = GetOptions::default();
+    let mut at_hand = |key: &str, room: usize| {
+        client.get_into_at_hand(key.as_bytes(), &mut buffer[..room], &options)
+    };
+    assert_eq!(at_hand("short", 128 << 10), None, "not looked up yet");
+    for key in ["short", "long"] {
+        assert!(client.get(key.as_bytes(), &options).unwrap().is_some());
+    }
+    assert_eq!(at_hand("long", 128 << 10), None);
+    assert_eq!(at_hand("short", (64 << 10) - 1), None, "it has no room");
+    assert_eq!(at_hand("absent", 128 << 10), None);
+    assert_eq!(at_hand("", 128 << 10), None, "no key");
+    assert_eq!(at_hand("short", 64 << 10), Some(64 << 10));
+    assert_eq!(buffer[..64 << 10], short);
+    let cancel = Cancel::new();
+    cancel.cancel();
+    let cancelled = GetOptions {
+        call: CallOptions {
+            cancel: Some(cancel),
+            ..CallOptions::default()
+        },
+        ..GetOptions::default()
+    };
+    let mut at_hand = |key: &str, options: &GetOptions| {
+        client.get_into_at_hand(key.as_bytes(), &mut buffer, options)
+    };
+    assert_eq!(at_hand("short", &cancelled), None);
+    let tenant = Tenant::new("another").unwrap();
+    let foreign = GetOptions {
+        call: CallOptions {
+            tenant,
+            ..CallOptions::default()
+        },
+        ..GetOptions::default()
+    };
+    assert_eq!(at_hand("short", &foreign), None);
+    assert_eq!(at_hand("short", &options), Some(64 << 10));
+    // Another one takes it away, and puts another value in its place: what was granted ends when its memory does.
+    let forced = RemoveOptions {
+        force: true,
+        ..RemoveOptions::default()
+    };
+    assert_eq!(other.remove(&[b"short"], &forced), [Ok(())]);
+    assert_eq!(at_hand("short", &options), None);
+    let again = value(3, 32 << 10);
+    let stored = other.put(b"short", &again, &PutOptions::default());
+    assert_eq!(stored, Ok(Stored::New));
+    assert_eq!(client.get(b"short", &options), Ok(Some(again)));
+    assert_eq!(at_hand("short", &options), Some(32 << 10));
+    node.kill();
+    assert_eq!(at_hand("short", &options), None, "its owner has ended");
+}
+
+#[test]
+fn what_comes_by_a_wire_is_not_at_hand() {
+    let place = Place::new();
+    let served = master(&place, "127.0.0.1:0", &[]);
+    let more = ["--memory", "8MiB", "--force-tcp"];
+    let _node = Node::start(&place, &served.address, &more);
+    let (client, options) = (served.connect(), GetOptions::default());
+    let stored = client.put(b"k", b"value", &PutOptions::default());
+    assert_eq!(stored, Ok(Stored::New));
+    let mut buffer = [0; 8];
+    assert_eq!(client.get_into(b"k", &mut buffer, &options), Ok(Some(5)));
+    assert_eq!(client.get_into_at_hand(b"k", &mut buffer, &options), None);
 }
 
 #[test]

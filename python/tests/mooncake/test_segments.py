@@ -1,6 +1,7 @@
 """Files that clients lend: while they are read and written, when they are taken back, and when others spoil them."""
 
 import ctypes
+import json
 import os
 import signal
 import subprocess
@@ -12,10 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import lendings
 import mooncake.store
 import pytest
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 from slackwater.compat.mooncake import node_keys
+from test_differential import mooncake_master
 from test_life import setup
 
 from conftest import Starter, in_child
@@ -65,6 +68,25 @@ def until(holds: Callable[[], bool], seconds: float = 30) -> bool:
 def put(store: MooncakeDistributedStore, key: str, value: bytes) -> bool:
     """Puts, when the memory that was lent has told what it holds, which is nothing."""
     return until(lambda: store.put(key, value) == 0)
+
+
+def test_mooncake_does_the_same(started: Starter, shared: Path) -> None:
+    interpreter = os.environ.get("MOONCAKE_PYTHON")
+    if not interpreter:
+        pytest.skip("MOONCAKE_PYTHON names no interpreter with Mooncake: compared with nothing")
+
+    def played(by: str, package: str, address: str) -> dict[str, Any]:
+        words = [by, lendings.__file__, package, address, str(shared)]
+        ran = subprocess.run(words, capture_output=True, text=True, timeout=120)
+        assert ran.returncode == 0, ran.stderr[-2000:]
+        return json.loads(next(line for line in ran.stdout.splitlines() if line.startswith("{")))
+
+    with mooncake_master(interpreter) as address:
+        theirs = played(interpreter, "mooncake", address)
+    with started("master", "--put-wait", "5s") as (address, _):
+        ours = played(sys.executable, "slackwater", address)
+    assert list(ours) == list(theirs)
+    assert {name: (ours[name], theirs[name]) for name in ours if ours[name] != theirs[name]} == {}
 
 
 def test_values_lie_in_the_file_that_is_lent(pool: str, shared: Path) -> None:

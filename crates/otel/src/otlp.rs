@@ -160,3 +160,60 @@ impl HttpClient for Poster {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use slackwater_wire::TraceContext;
+
+    use super::*;
+
+    #[test]
+    fn a_span_is_the_same_in_the_words_of_opentelemetry() {
+        let options = ExportOptions {
+            endpoint: "http://127.0.0.1".parse().unwrap(),
+            service: "test".to_owned(),
+            share: 0.0,
+        };
+        let otlp = Otlp::new(&options).unwrap();
+        let context = TraceContext::new(0xa1 << 64, 0xb1).unwrap();
+        let began = SystemTime::UNIX_EPOCH + Duration::from_secs(9);
+        let span = |kind, parent: Option<u64>, failure: Option<&str>| FinishedSpan {
+            context,
+            parent: parent.map(|id| TraceContext::new(1, id).unwrap().span),
+            name: "slackwater.get",
+            kind,
+            began,
+            took: Duration::from_millis(5),
+            notes: vec![
+                ("bytes", Note::Number(u64::MAX)),
+                ("way", Note::Text("tcp")),
+            ],
+            failure: failure.map(str::to_owned),
+        };
+        let kinds = [
+            (SpanKind::Client, Kind::Client),
+            (SpanKind::Server, Kind::Server),
+            (SpanKind::Internal, Kind::Internal),
+        ];
+        for (ours, theirs) in kinds {
+            let data = otlp.data(span(ours, Some(0xc1), None));
+            assert_eq!(data.span_kind, theirs);
+            assert_eq!(data.parent_span_id, SpanId::from(0xc1));
+            assert_eq!(data.parent_span_is_remote, ours == SpanKind::Server);
+            assert_eq!(data.status, Status::Unset);
+        }
+        let data = otlp.data(span(SpanKind::Client, None, Some("too late")));
+        assert_eq!(data.span_context.trace_id(), TraceId::from(0xa1 << 64));
+        assert_eq!(data.span_context.span_id(), SpanId::from(0xb1));
+        assert!(data.span_context.is_sampled());
+        assert_eq!(data.parent_span_id, SpanId::INVALID);
+        assert_eq!(data.name, "slackwater.get");
+        assert_eq!(data.start_time, began);
+        assert_eq!(data.end_time, began + Duration::from_millis(5));
+        let most = KeyValue::new("bytes", i64::MAX);
+        assert_eq!(data.attributes, [most, KeyValue::new("way", "tcp")]);
+        assert_eq!(data.status, Status::error("too late"));
+    }
+}

@@ -245,6 +245,16 @@ mod tests {
         }
     }
 
+    /// Takes nothing, and tells of each attempt.
+    struct Refusing(Sender<()>);
+
+    impl Sink for Refusing {
+        fn export(&mut self, _: Vec<FinishedSpan>) -> Result<(), String> {
+            self.0.send(()).unwrap();
+            Err("no".to_owned())
+        }
+    }
+
     fn alone(queue: SpanQueue) -> Recorder {
         Recorder {
             queue,
@@ -295,13 +305,13 @@ mod tests {
     /// A collector that was gone made the end of a process wait for each of its batches.
     #[test]
     fn what_is_not_taken_is_lost_and_at_the_end_all_that_is_left_with_it() {
-        let (told, batches) = channel();
-        drop(batches);
+        let (asked, attempts) = channel();
         let recorder = alone(SpanQueue::default());
         let all = 3 * BATCH_MAX as u64;
         (0..all).for_each(|number| recorder.queue.push(span(number)));
         recorder.queue.bell.close();
-        recorder.run(Collected(told), LAST);
+        recorder.run(Refusing(asked), LAST);
+        assert_eq!(attempts.iter().count(), 1);
         assert_eq!(recorder.queue.dropped(), all);
         assert_eq!(recorder.exported.load(Ordering::Relaxed), 0);
     }
@@ -364,6 +374,11 @@ mod tests {
         let refused = || Err::<(), _>(ErrorCode::InvalidKey);
         let asked = TraceSpan::root("asked", SpanKind::Client).call(refused, |code| *code);
         assert_eq!(asked, Err(ErrorCode::InvalidKey));
+        let mut long = TraceSpan::root("long", SpanKind::Client);
+        (0..100u64).for_each(|number| long.note("number", number));
+        // Its letters have two bytes, and the length that there is room for is in the middle of one.
+        long.fail(&format!("x{}", "ä".repeat(1000)));
+        drop(long);
         // A fork has no thread that would export them.
         forked();
         assert_eq!(
@@ -371,11 +386,13 @@ mod tests {
             None
         );
         let ended = exporter.finish();
-        assert_eq!((ended.exported, ended.dropped), (6, 0));
+        assert_eq!((ended.exported, ended.dropped), (7, 0));
         let spans: Vec<FinishedSpan> = batches.iter().flatten().collect();
-        let [of_inner, of_server, of_first, read, removed, asked] = spans.as_slice() else {
-            panic!("six spans: {spans:?}");
+        let [of_inner, of_server, of_first, read, removed, asked, long] = spans.as_slice() else {
+            panic!("seven spans: {spans:?}");
         };
+        assert_eq!(long.notes.len(), 16);
+        assert_eq!(long.failure.as_ref().map(String::len), Some(255));
         let noted = [
             ("slackwater.keys", 4),
             ("slackwater.hits", 2),

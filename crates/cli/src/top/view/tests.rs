@@ -86,6 +86,18 @@ fn decisions_are_told_once_with_their_reasons_and_grow_old() {
 }
 
 #[test]
+fn decisions_of_another_life_are_others_though_their_numbers_are_lower() {
+    let mut history = History::default();
+    history.push(sampled(busy(10.0)));
+    let mut anew = busy(1.0);
+    anew["epoch"] = json!(8);
+    history.push(sampled(anew));
+    let latest = history.view().unwrap().latest;
+    let numbers: Vec<u64> = latest.iter().map(|decision| decision.number).collect();
+    assert_eq!(numbers, [7, 6]);
+}
+
+#[test]
 fn each_part_of_the_page_is_there() {
     let view = seen(busy);
     assert_eq!(view.tiers.len(), 2);

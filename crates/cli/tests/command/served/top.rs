@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::Read;
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
 
 use rustix::event::PollFlags;
 use rustix::process::{Pid, Signal, kill_process};
@@ -79,6 +80,26 @@ fn snapshots_tell_what_happened_in_between() {
     );
 }
 
+#[test]
+fn a_token_is_sent_where_it_is_named() {
+    let place = Place::new();
+    let file = place.path("token");
+    std::fs::write(&file, "not-to-be-guessed-1\n").unwrap();
+    std::fs::set_permissions(&file, PermissionsExt::from_mode(0o600)).unwrap();
+    let serve = ["serve", "--memory", "16MiB", "--admin-token-file", "token"];
+    let store = Administered::spawn(&place, &serve);
+    let top = ["top", "--address", &store.admin, "--count", "1", "--json"];
+    let refused = place.run(&top);
+    let said = stderr(&refused);
+    assert!(
+        refused.status.code() == Some(1) && said.contains("--token-file FILE"),
+        "{said}"
+    );
+    assert!(!said.contains("not-to-be-guessed"), "{said}");
+    let told = place.run(&[&top[..], &["--token-file", "token"]].concat());
+    assert!(told.status.success(), "{}", stderr(&told));
+}
+
 /// A shell on a terminal of its own, in which `top` runs, and what the terminal shows.
 struct Shown {
     shell: Child,
@@ -143,9 +164,11 @@ impl Shown {
 
     /// Reads what is sent until the screen is so.
     fn until(&mut self, what: &str, holds: impl Fn(&Screen) -> bool) {
+        let begun = std::time::Instant::now();
         while !holds(&self.screen) {
+            // What is drawn again and again is no progress.
             assert!(
-                self.read(),
+                begun.elapsed() < PATIENCE && self.read(),
                 "never came true: {what}\n{}",
                 self.screen.text()
             );

@@ -65,10 +65,11 @@ pub use tcp::{
 
 /// Where the threads of transfers and of their callers wait, with how: counted for the whole process.
 #[must_use]
-pub fn wait_sites() -> [&'static Site; 10] {
+pub fn wait_sites() -> [&'static Site; 11] {
     [
         &engine::BATCHES,
         &tcp::FULL,
+        &tcp::PAYLOAD,
         &host::CONTROL,
         &host::DRAINING,
         &host::SETTLING,

@@ -7,6 +7,7 @@
 //!
 //! The protocols, and the races they close, are explained in the README beside this crate.
 
+mod arrival;
 mod clock;
 mod completion;
 mod countdown;
@@ -29,6 +30,7 @@ mod word;
 #[cfg(all(test, loom))]
 mod models;
 
+pub use arrival::{Arrival, wait_for};
 pub use clock::now;
 pub use completion::{Abandoned, Completer, Completion};
 pub use countdown::{AlreadyHooked, Countdown, Hook};

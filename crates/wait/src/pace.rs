@@ -106,6 +106,14 @@ impl Pace {
         }
     }
 
+    /// The same with looks that cost so much more than a read of a word.
+    pub(crate) fn with_looks_of(self, nanos: u64) -> Self {
+        Self {
+            look_nanos: self.look_nanos + nanos,
+            ..self
+        }
+    }
+
     /// The looks that fit into `nanos`.
     pub(crate) fn looks_in(&self, nanos: u64) -> u64 {
         nanos / self.look_nanos

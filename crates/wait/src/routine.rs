@@ -107,6 +107,8 @@ impl<'a> Waiting<'a> {
 pub(crate) trait Watched {
     /// Whether the wait is over.
     fn done(&self) -> bool;
+    /// What a look costs beside the pauses, where it is more than a read of a word.
+    const LOOK_NANOS: u64 = 0;
     /// Whether a completer heeds `looks_by`.
     const NAPS: bool = false;
 
@@ -156,15 +158,15 @@ enum Spin {
 
 /// Looks at the word up to `plan.spin` long. The clock is read after every [`LOOKS_PER_CLOCK`] looks, and not at all in a
 /// spin shorter than that, whose length follows from the measured pause.
-fn spin(
-    watched: &impl Watched,
+fn spin<W: Watched>(
+    watched: &W,
     waiting: &Waiting<'_>,
     strategy: &dyn Wait,
     plan: Plan,
     spun: &mut Spun,
 ) -> Spin {
     let site = waiting.site;
-    let pace = Pace::get();
+    let pace = Pace::get().with_looks_of(W::LOOK_NANOS);
     let budget = plan.spin.as_nanos() as u64;
     let mut looks_left = pace.looks_in(budget);
     if looks_left == 0 {

@@ -18,6 +18,7 @@ use super::context::TcpContext;
 use crate::cause::Cause;
 use crate::mover::{Carried, SingleRequest};
 use crate::segment::Segment;
+pub(crate) use client::PAYLOAD;
 use client::{BorrowedConnection, LoneRequest};
 
 /// Requests of no more than this cost their wake-ups more than their bytes, so that more callers carry theirs themselves.

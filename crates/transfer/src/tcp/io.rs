@@ -1,10 +1,12 @@
 //! Receiving into and sending from ranges of memory of which no Rust slice may exist.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 use slackwater_wait::now;
+use socket2::SockRef;
 
 /// The ranges of one call.
 pub(crate) type Vectors = Vec<libc::iovec>;
@@ -87,6 +89,15 @@ pub(crate) fn set_receive_low_water(socket: BorrowedFd<'_>, bytes: usize) -> io:
     } else {
         Err(io::Error::last_os_error())
     }
+}
+
+/// Whether there is a byte, an end or an error to be received, whatever the low water mark.
+pub(crate) fn is_readable(socket: BorrowedFd<'_>) -> bool {
+    let seen = SockRef::from(&socket).recv_with_flags(
+        &mut [MaybeUninit::uninit()],
+        libc::MSG_PEEK | libc::MSG_DONTWAIT,
+    );
+    !seen.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
 }
 
 /// Waits up to `limit` until the socket is readable, by its low water mark or by its end; says whether it is.

@@ -48,6 +48,7 @@ pub use options::{IGNORED, OPTIONS, OptionError, TcpOption};
 pub use scheduler::LaneCounters;
 pub use slackwater_keys::{AllowList, Level};
 
+pub(crate) use direct::PAYLOAD;
 #[cfg(test)]
 pub(crate) use io::from_slice;
 

@@ -342,6 +342,42 @@ fn ends(stream: &mut TcpStream) -> bool {
     }
 }
 
+/// It looks for the rest of a payload before it sleeps, and no longer than a sleep costs: an answer that stays away for
+/// 300 ms takes a small part of that of its CPU.
+#[test]
+fn the_rest_of_a_payload_that_stays_away_is_slept_for() {
+    let mut scene = Scene::new(config());
+    let (told, enough) = channel();
+    let peer = scene.play(move |mut stream| {
+        let Frame::Request(request) = frame(&mut stream) else {
+            panic!("no request")
+        };
+        let data = Data {
+            id: request.id,
+            bytes: request.bytes as u32,
+            last: true,
+            offset: 0,
+        };
+        let begun = [data.to_bytes().as_slice(), &[7; 64 << 10]].concat();
+        stream.write_all(&begun).unwrap();
+        enough.recv_timeout(20 * SECOND).unwrap();
+    });
+    let sites = slackwater_transfer::wait_sites();
+    let site = sites.iter().find(|site| site.name() == "transfer payload");
+    let site = site.expect("the site of callers that wait for a payload");
+    let before = site.counts();
+    let read = scene
+        .alice
+        .read_now(&scene.target, &mut vec![0; 1 << 20], TIMEOUT);
+    assert_eq!(read, Err(LATE));
+    let after = site.counts();
+    told.send(()).unwrap();
+    peer.join().unwrap();
+    assert!(after.parks > before.parks);
+    let spun = Duration::from_nanos(after.spin_nanos - before.spin_nanos);
+    assert!(spun < TIMEOUT / 4, "{spun:?} of {TIMEOUT:?}");
+}
+
 /// The same of a greeting.
 #[test]
 fn a_greeting_that_drips_does_not_outlast_the_deadline() {

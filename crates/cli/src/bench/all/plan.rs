@@ -189,8 +189,8 @@ pub(super) const PARTS: &[Part] = &[
         published: "Mooncake's TCP transport with several event loops went from 6.7 to 46 GB/s between two processes of one host (DRAM).",
         behind: &[(
             "1 threads x 1 blocks",
-            "a lone read sleeps until its bytes are there, and is woken some times for a block of 1 MiB; the incumbent's thread looks for them \
-             without a pause, and takes a core for it",
+            "a lone request sleeps until its answer begins, and the target of a lone write between its parts; the incumbent's thread looks for \
+             them without a pause, and takes a core for it",
         )],
         writes: false,
         seconds: 100.0,

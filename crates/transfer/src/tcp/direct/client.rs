@@ -1,15 +1,15 @@
 //! One borrowed connection, driven with blocking calls by the thread that borrowed it.
 
+use std::cell::RefCell;
 use std::io;
-use std::mem::MaybeUninit;
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use slackwater_base::Instant;
 use slackwater_net::{LocalPorts, TcpLiveness};
-use slackwater_wait::now;
+use slackwater_wait::{Arrival, Site, Waiting, now, wait_for};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::cause::{Cause, Deadline};
@@ -20,7 +20,7 @@ use crate::segment::Segment;
 use crate::tcp::client::{ClientConnection, ClientEnd};
 use crate::tcp::context::TcpContext;
 use crate::tcp::cursor::{Cursor, Place, SpanMemory};
-use crate::tcp::io::wait_readable;
+use crate::tcp::io::{is_readable, wait_readable};
 use crate::tcp::wire::{Flushed, LOW_WATER_BYTES, Scratch, Wire};
 
 #[derive(Debug)]
@@ -38,6 +38,42 @@ pub(super) struct BorrowedConnection {
 pub(super) struct LoneRequest {
     pub(super) single: SingleRequest,
     cursor: Cursor,
+}
+
+/// Where callers wait for the rest of a payload.
+pub(crate) static PAYLOAD: Site = Site::new("transfer payload");
+
+/// A sleep without a deadline ends too, and is begun again.
+const SLEEP_MAX: Duration = Duration::from_secs(3600);
+
+/// The next bytes of a payload.
+struct Payload<'a> {
+    socket: BorrowedFd<'a>,
+    /// A sleeper is woken by so many bytes: a wake for each segment costs both ends more than the copy of its bytes.
+    low_water: usize,
+    wire: RefCell<&'a mut Wire>,
+    /// Why the socket cannot be waited for.
+    failed: RefCell<Option<CloseReason>>,
+}
+
+impl Payload<'_> {
+    fn sleep_until_readable(&self, longest: Option<Duration>) -> Result<(), CloseReason> {
+        let wire = &mut self.wire.borrow_mut();
+        wire.report_from(self.low_water, self.socket)?;
+        wait_readable(self.socket, longest.unwrap_or(SLEEP_MAX))
+            .map(drop)
+            .map_err(|error| CloseReason::Lost(Cause::Lost(error.to_string())))
+    }
+}
+
+impl Arrival for Payload<'_> {
+    fn has_come(&self) -> bool {
+        self.failed.borrow().is_some() || is_readable(self.socket)
+    }
+
+    fn sleep(&self, longest: Option<Duration>) {
+        *self.failed.borrow_mut() = self.sleep_until_readable(longest).err();
+    }
 }
 
 /// How a request ended; the request itself, if it had no effect and can be started elsewhere.
@@ -132,11 +168,7 @@ impl BorrowedConnection {
 
     /// Whether an idle connection has ended, or has received bytes that no request asked for. No loop watches it.
     pub(super) fn is_over(&self) -> bool {
-        let seen = SockRef::from(&*self.stream).recv_with_flags(
-            &mut [MaybeUninit::uninit()],
-            libc::MSG_PEEK | libc::MSG_DONTWAIT,
-        );
-        !seen.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+        is_readable(self.stream.as_fd())
     }
 
     /// Closes it and discards what the kernel has not sent yet: no byte of a failed request is sent after its caller
@@ -220,21 +252,33 @@ impl BorrowedConnection {
         if flushed != Flushed::All {
             return Ok(());
         }
-        self.wire.report_from(large, socket)?;
-        let mut flags = 0;
-        if large > 1 {
-            // A wake for each segment costs both ends more than the copy of its bytes; and a blocking receive would wait
-            // for this many beyond those it has already taken, possibly for ever.
-            let ready = wait_readable(socket, self.timeout);
-            if !ready.map_err(|error| CloseReason::Lost(Cause::Lost(error.to_string())))? {
-                return Ok(());
+        let flags = match large > 1 {
+            // It would wait for the low water mark beyond what it has already taken, possibly for ever.
+            true => libc::MSG_DONTWAIT,
+            false => {
+                self.wire.report_from(1, socket)?;
+                0
             }
-            flags = libc::MSG_DONTWAIT;
-        }
+        };
         end.now = slackwater_wait::now();
-        self.wire
-            .receive(end, socket, &mut self.scratch, flags)
-            .map(drop)
+        let received = self.wire.receive(end, socket, &mut self.scratch, flags)?;
+        match received.is_none() && large > 1 {
+            true => self.wait_for_payload(large, until),
+            false => Ok(()),
+        }
+    }
+
+    /// The rest of a payload that has begun to arrive is often some microseconds away, and a sleep costs both ends more.
+    fn wait_for_payload(&mut self, low_water: usize, until: Instant) -> Result<(), CloseReason> {
+        let payload = Payload {
+            socket: self.stream.as_fd(),
+            low_water,
+            wire: RefCell::new(&mut self.wire),
+            failed: RefCell::default(),
+        };
+        // Without a byte the deadlines are looked at, and it is waited for again.
+        let _ = wait_for(&payload, &Waiting::at(&PAYLOAD).until(until));
+        payload.failed.into_inner().map_or(Ok(()), Err)
     }
 
     fn set_timeout(&mut self, limit: Duration) -> Result<(), CloseReason> {

@@ -351,6 +351,20 @@ def test_large_values_lie_in_many_pieces(player: calls.Player) -> None:
 CALLED = {call[0] for rows in TABLE.values() for call, _ in rows}
 
 
+def test_the_same_key_twice_has_its_value_in_both_places(player: calls.Player) -> None:
+    """Where a batch names a key twice, Mooncake fills one of the places."""
+    store, value = player.store, b"value"
+    assert store.put("k", value) == 0
+    assert store.get_batch(["k", "k"]) == [value, value]
+    assert [bytes(memoryview(handle)) for handle in store.batch_get_buffer(["k", "k"])] == [value, value]
+    assert store.batch_get_into(["k", "k"], [player.base, player.base + 500], [5, 9]) == [5, 5]
+    assert player.memory[:5] == player.memory[500:505] == value
+    pieces = [[player.base + 100, player.base + 200], [player.base + 300, player.base + 400]]
+    assert store.batch_get_into_multi_buffers(["k", "k"], pieces, [[2, 3], [3, 2]]) == [5, 5]
+    assert bytes(player.memory[100:102] + player.memory[200:203]) == value
+    assert bytes(player.memory[300:303] + player.memory[400:402]) == value
+
+
 def test_every_call_is_in_the_table() -> None:
     beside = {"allocate_and_mount_segment", "unmount_and_free_segment", "setup", "setup_dummy", "init_all", "close", "health_check", "get_hostname", "alloc_from_mem_pool"}
     beside |= {"get_offload_rpc_read_count", "unmount_local_disk_segment", "mount_segment", "unmount_segment"}

@@ -143,7 +143,7 @@ def batch(method: str) -> Callable[[random.Random], Call]:
     """A call about runs of memory that do not overlap, seldom with lists that do not fit together."""
 
     def call(draw: random.Random) -> Call:
-        keys = some(draw, key) if "get" in method else different(draw)
+        keys = different(draw)
         places = [{"@": 80_000 * place} for place in range(len(keys))]
         sizes = [size(draw) for _ in keys]
         if sizes and draw.random() < 0.1:

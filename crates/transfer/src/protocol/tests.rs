@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use slackwater_base::Instant;
-use slackwater_wire::Incarnation;
-use slackwater_wire::data::{Ack, CapabilityKey, Frame, Grant, Op, Refusal, Request, Rights};
+use slackwater_wire::data::{
+    Ack, CapabilityKey, Features, Frame, Grant, Greeting, Op, Refusal, Request, Rights,
+};
+use slackwater_wire::{Incarnation, TraceContext};
 
 use super::initiating::{Input, Output};
 use super::responding::Input as Answer;
@@ -41,46 +43,84 @@ fn read() -> Request {
     }
 }
 
-#[test]
-fn a_read_that_is_acknowledged_before_its_bytes_fails() {
-    let limits = InitiatorLimits {
-        peer: Incarnation(1),
-        slice_bytes: 1 << 20,
-        requests_max: 8,
-        progress_timeout: LONG,
-        ack_timeout: LONG,
-        drain_timeout: LONG,
-        idle_timeout: LONG,
-        gc_interval: LONG,
-    };
-    let (mut initiator, mut out) = (Initiator::new(limits, NOW), Vec::new());
+const LIMITS: InitiatorLimits = InitiatorLimits {
+    peer: Incarnation(1),
+    slice_bytes: 1 << 20,
+    requests_max: 8,
+    progress_timeout: LONG,
+    ack_timeout: LONG,
+    drain_timeout: LONG,
+    idle_timeout: LONG,
+    gc_interval: LONG,
+};
+
+fn start(request: Request) -> Input<'static, &'static str> {
     let Request {
         op,
         urgent,
         offset,
         bytes,
         capability,
+        trace,
         ..
-    } = read();
+    } = request;
     let call = Call::Transfer {
         op,
         urgent,
         offset,
         bytes,
         capability,
-        trace: None,
+        trace,
     };
-    let start = Input::Start {
+    Input::Start {
         call,
         deadline: Instant::NEVER,
         task: "read",
+    }
+}
+
+/// A target of an earlier release knows no such flag, and would end the connection at it.
+#[test]
+fn a_target_is_told_of_a_trace_only_where_it_has_said_that_it_takes_them() {
+    let trace = TraceContext::new(0xa1, 0xb1);
+    let told = |features: Features| {
+        let (mut initiator, mut out) = (Initiator::new(LIMITS, NOW), Vec::new());
+        let greeting = Greeting {
+            features,
+            ..crate::sim::greeting(Incarnation(1), Incarnation(0))
+        };
+        let greeted = initiator.handle(NOW, Input::Greeting(&greeting), &mut out);
+        assert!(greeted.is_ok());
+        let started = initiator.handle(NOW, start(Request { trace, ..read() }), &mut out);
+        assert!(started.is_ok());
+        let mut sent = Vec::new();
+        initiator.gather(|piece| match piece {
+            Piece::Bytes(bytes) => {
+                sent.extend_from_slice(bytes);
+                bytes.len()
+            }
+            Piece::Memory(..) | Piece::Zeros(_) => 0,
+        });
+        match Frame::read(&sent) {
+            Ok(Some((Frame::Request(request), length))) if length == sent.len() => request.trace,
+            other => panic!("one request: {other:?}"),
+        }
     };
+    assert_eq!(told(Features::TRACED), trace);
+    assert_eq!(told(Features::default()), None);
+    assert_eq!(told(Features::SEALED.with(Features::AES)), None);
+}
+
+#[test]
+fn a_read_that_is_acknowledged_before_its_bytes_fails() {
+    let (mut initiator, mut out) = (Initiator::new(LIMITS, NOW), Vec::new());
+    let start = start(read());
     assert!(initiator.handle(NOW, start, &mut out).is_ok());
     let id = initiator.tasks().next().map_or(0, |(id, _)| id);
     let ack = Frame::Ack(Ack {
         id,
         refusal: None,
-        bytes,
+        bytes: read().bytes,
     });
     let acknowledged = initiator.handle(NOW, Input::Frame(ack), &mut out);
     assert!(matches!(

@@ -90,7 +90,7 @@ struct Chunk {
     loan: Option<Rc<()>>,
 }
 
-pub(super) fn greeting(incarnation: Incarnation, expects: Incarnation) -> Greeting {
+pub(crate) fn greeting(incarnation: Incarnation, expects: Incarnation) -> Greeting {
     Greeting {
         version_min: VERSION,
         version_max: VERSION,

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
+use indicatif::HumanDuration;
 use slackwater_admin::job_described;
 use slackwater_base::{ByteSize, format_duration};
 use slackwater_remote::{CallOptions, Client};
@@ -233,10 +234,67 @@ fn sentence(state: &JobState) -> String {
 
 #[expect(clippy::print_stderr, reason = "progress, beside the answer")]
 fn progress(state: &JobState) {
-    eprint!("\r\x1b[2K{}", sentence(state));
+    eprint!("\r\x1b[2K{}{}", sentence(state), pace(state));
+}
+
+/// How fast a job that is under way carries bytes, and how long those that are left take so.
+fn pace(state: &JobState) -> String {
+    let rate = state.done_bytes as f64 / state.age.as_secs_f64();
+    if state.status != JobStatus::Running || !rate.is_finite() || rate < 1.0 {
+        return String::new();
+    }
+    let mut text = format!(", {}/s", ByteSize(rate as u64));
+    if state.left_bytes > 0 {
+        let left = Duration::try_from_secs_f64(state.left_bytes as f64 / rate);
+        let left = HumanDuration(left.unwrap_or(Duration::MAX));
+        text += &format!(", about {left} to go");
+    }
+    text
 }
 
 #[expect(clippy::print_stderr, reason = "progress, beside the answer")]
 fn clear() {
     eprint!("\r\x1b[2K");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_under_way_says_how_fast_it_is_and_how_long_it_takes() {
+        let check = |status, (done_bytes, left_bytes): (u64, u64), age, expected: &str| {
+            let state = JobState {
+                job: JobId(7),
+                spec: plain(JobWork::Drain {
+                    places: vec!["4".to_owned()],
+                    targets: Vec::new(),
+                    disks: false,
+                }),
+                status,
+                age: Duration::from_secs(age),
+                unchanged: Duration::ZERO,
+                active: 1,
+                done: 1,
+                done_bytes,
+                failed: 0,
+                left_bytes,
+                errors: Vec::new(),
+            };
+            assert_eq!(pace(&state), expected);
+        };
+        let (running, mib) = (JobStatus::Running, 1 << 20);
+        check(
+            running,
+            (20 * mib, 240 * mib),
+            10,
+            ", 2MiB/s, about 2 minutes to go",
+        );
+        check(running, (20 * mib, 0), 10, ", 2MiB/s");
+        check(running, (20 * mib, mib), 0, "");
+        check(running, (0, u64::MAX), 10, "");
+        let slow = format!(", 1B/s, about {} to go", HumanDuration(Duration::MAX));
+        check(running, (1, u64::MAX), 1, &slow);
+        check(JobStatus::Succeeded, (20 * mib, 0), 10, "");
+    }
 }

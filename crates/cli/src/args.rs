@@ -275,6 +275,10 @@ pub(crate) struct Show {
     /// Also say what each option does, its default, and all its names
     #[arg(long)]
     pub(crate) explain: bool,
+
+    /// Print all of that as one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// See [`Command::Doctor`].

@@ -1,8 +1,9 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, anyhow};
+use serde_json::{Value, json};
 use slackwater_node::Config;
-use slackwater_node::config::{ConfigProblem, Source};
+use slackwater_node::config::{ConfigProblem, Explained, Source};
 
 use crate::DONE;
 use crate::answer;
@@ -51,11 +52,15 @@ pub(crate) fn shown(config: &Config, key: &str) -> String {
 
 pub(crate) fn run(arguments: &Show, layers: &Layers) -> Result<u8> {
     let config = layers.load()?;
-    let text = match arguments.explain {
-        true => explained(&config),
-        false => listed(&config),
-    };
-    answer::write(text.as_bytes())?;
+    if arguments.json {
+        answer::say(object(&config))?;
+    } else {
+        let text = match arguments.explain {
+            true => explained(&config),
+            false => listed(&config),
+        };
+        answer::write(text.as_bytes())?;
+    }
     config.warnings().iter().for_each(|warning| note(warning));
     Ok(DONE)
 }
@@ -90,6 +95,24 @@ fn toml_value(value: &str, kind: &str) -> String {
     } else {
         format!("\"{}\"", value.replace('\\', "\\\\").replace('"', "\\\""))
     }
+}
+
+/// Every option by its name: field names are a contract with scripts.
+fn object(config: &Config) -> Value {
+    let option = |line: Explained| {
+        let about = json!({
+            "value": line.value,
+            "default": line.default,
+            "source": line.source.to_string(),
+            "takes": line.takes,
+            "env": line.env,
+            "flag": format!("--{}", line.flag),
+            "about": line.doc,
+        });
+        (line.key.to_owned(), about)
+    };
+    let options: serde_json::Map<_, _> = config.explain().into_iter().map(option).collect();
+    json!({ "options": options, "warnings": config.warnings() })
 }
 
 fn explained(config: &Config) -> String {
@@ -138,6 +161,24 @@ mod tests {
             assert_eq!((one.key, &one.value), (other.key, &other.value));
         }
         assert!(listed(&config).contains("memory = \"512MiB\"  # --memory\n"));
+    }
+
+    #[test]
+    fn the_object_has_every_option_with_its_value_and_where_that_is_from() {
+        let object = object(&config(&[("memory", "512MiB")]));
+        let options = object["options"].as_object().unwrap();
+        assert_eq!(options.len(), Config::OPTIONS.len());
+        let memory = &options["memory"];
+        assert_eq!(
+            (&memory["value"], &memory["source"], &memory["env"]),
+            (
+                &json!("512MiB"),
+                &json!("--memory"),
+                &json!("SLACKWATER_MEMORY")
+            )
+        );
+        assert_eq!(options["log"]["source"], "default");
+        assert_eq!(object["warnings"], json!([]));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use slackwater_bench::process::switches;
 
 use crate::place::{PATIENCE, Place, object, output, stderr};
-use crate::served::{stopped, until};
+use crate::served::{stop, until};
 
 /// How long an idle tool is watched.
 const WATCHED: Duration = Duration::from_secs(1);
@@ -232,8 +232,7 @@ fn ctrl_c_ends_a_load_at_once_and_its_report_is_printed() {
         assert!(began.elapsed() < PATIENCE, "it asks nothing");
         std::thread::sleep(Duration::from_millis(5));
     }
-    kill_process(Pid::from_child(&server.child), Signal::STOP).unwrap();
-    stopped(&server.child);
+    stop(&server.child);
     // It waits for an answer when it wakes no more.
     let mut seen = 0;
     until("it waits", || {

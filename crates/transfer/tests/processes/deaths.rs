@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use slackwater_transfer::{Cause, Op, Target};
 use slackwater_wait::now;
 
@@ -121,6 +121,11 @@ fn a_stopped_owner_delays_no_request_past_its_deadline() {
     let (stopped, other) = (Child::start("shared", 4096), Child::start("shared", 4096));
     let pid = Pid::from_raw(stopped.id()).unwrap();
     kill_process(pid, Signal::STOP).unwrap();
+    // The signal takes effect after the call that sends it.
+    eventually("it has stopped", || {
+        let told = waitpid(Some(pid), WaitOptions::UNTRACED | WaitOptions::NOHANG);
+        told.unwrap().is_some_and(|(_, status)| status.stopped())
+    });
     let target = |child: &Child| {
         let peer = near.engine.open(child.segment.clone());
         Target {

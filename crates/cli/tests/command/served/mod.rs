@@ -17,7 +17,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use slackwater_remote::{Client, ConnectOptions};
 
 use crate::place::{PATIENCE, Place, end, output};
@@ -54,10 +54,10 @@ impl Served {
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
         if signal == Signal::STOP {
-            stopped(&self.child);
+            return stop(&self.child);
         }
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
     /// The command of a client.
@@ -95,12 +95,22 @@ impl Drop for Served {
     }
 }
 
-/// Waits until a child that was told to stop runs no more: the signal takes effect after the call that sends it.
+/// Stops a child, and returns when none of its threads runs any more.
+pub(crate) fn stop(child: &Child) {
+    kill_process(Pid::from_child(child), Signal::STOP).unwrap();
+    stopped(child);
+}
+
+/// Waits until a child that was told to stop runs no more: the signal takes effect after the call that sends it, and at
+/// some threads before others.
 pub(crate) fn stopped(child: &Child) {
-    let stat = format!("/proc/{}/stat", child.id());
+    let options = WaitOptions::UNTRACED | WaitOptions::NOHANG;
     until("the child has stopped", || {
-        let stat = std::fs::read_to_string(&stat).unwrap();
-        stat.rsplit_once(") ").unwrap().1.starts_with('T')
+        let told = waitpid(Some(Pid::from_child(child)), options).unwrap();
+        told.is_some_and(|(_, status)| {
+            assert!(status.stopped(), "it has ended");
+            true
+        })
     });
 }
 

@@ -153,7 +153,7 @@ fn a_stopped_node_is_not_waited_for_while_another_has_the_value() {
             .unwrap();
     };
     (11..=30).for_each(put_large);
-    kill_process(Pid::from_child(&nodes[0].child), Signal::STOP).unwrap();
+    stop(&nodes[0].child);
     // Both nodes are the first choice of some.
     for name in (1..=4).chain(1..=4) {
         let reader = server.served.connect();
@@ -194,7 +194,7 @@ fn a_cancelled_call_does_not_wait_for_a_stopped_node() {
     let client = server.served.connect();
     put(&client, 1);
     put(&client, 2);
-    kill_process(Pid::from_child(&node.child), Signal::STOP).unwrap();
+    stop(&node.child);
     let get_one = |client: &Client, options: &GetOptions| {
         let got = client.get(b"k1", options);
         got.map(|value| value.is_some())

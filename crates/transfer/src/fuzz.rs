@@ -7,7 +7,7 @@ use std::time::Duration;
 use slackwater_base::Instant;
 use slackwater_wire::Incarnation;
 use slackwater_wire::data::{
-    Capability, Features, Frame, GREETING_BYTES, Greeting, Op, Refusal, VERSION,
+    Capability, Features, Frame, GREETING_BYTES, Greeting, HANDSHAKE_BYTES, Op, Refusal, VERSION,
 };
 use zerocopy::{FromBytes, IntoBytes};
 use zeroize::Zeroizing;
@@ -200,8 +200,7 @@ fn greeting() -> Greeting {
         frame_bytes_max: 64 << 10,
         requests_max: REQUESTS_MAX as u32,
         in_flight_bytes_max: 64 << 20,
-        public_key: [0; 32],
-        proof: [0; 32],
+        handshake: [0; HANDSHAKE_BYTES],
     }
 }
 

@@ -14,6 +14,7 @@ extern crate self as slackwater_transfer;
 mod batch;
 mod cause;
 mod engine;
+mod entropy;
 mod flow;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;

@@ -22,7 +22,7 @@ use slackwater_transfer::{
 };
 use slackwater_wait::{Site, Waiting, now};
 use slackwater_wire::Incarnation;
-use slackwater_wire::data::{Features, GREETING_BYTES, Greeting, VERSION};
+use slackwater_wire::data::{Features, GREETING_BYTES, Greeting, HANDSHAKE_BYTES, VERSION};
 
 const SECOND: Duration = Duration::from_secs(1);
 /// A batch is this many requests of this many bytes, over the same memory: 1 GiB in all.
@@ -351,8 +351,7 @@ fn calm() {
         frame_bytes_max: 1 << 20,
         requests_max: 1,
         in_flight_bytes_max: 1 << 20,
-        public_key: [0; 32],
-        proof: [0; 32],
+        handshake: [0; HANDSHAKE_BYTES],
     };
     let connect = |_| {
         let mut stream = TcpStream::connect(engine.segment().addresses[0]).unwrap();

@@ -26,6 +26,7 @@ use super::message::{
     GOODBYE_USER, GOODBYE_VERSION, Goodbye, Hello, MAGIC, VERSION,
 };
 use super::packets::{Listener, Packets, Received};
+use crate::entropy::entropy;
 use crate::seal::{Channel, SealConfig, answer, holder_of};
 
 /// Owned by the thread of the service.
@@ -234,8 +235,9 @@ impl Doorway {
         let (from, here) = names.map_err(|_| GOODBYE_KEY)?;
         let channel = channel(&hello, from, here);
         let own = greeting(self.own, Incarnation(hello.incarnation.get()));
-        let (key, answered, keys) =
-            answer(seal, &offered, own, &channel).map_err(|_| GOODBYE_KEY)?;
+        let (key, answered, keys) = entropy()
+            .and_then(|entropy| answer(seal, &entropy, &offered, own, &channel))
+            .map_err(|_| GOODBYE_KEY)?;
         packets
             .send(&[&answered.to_bytes()], &[])
             .map_err(|_| GOODBYE_FULL)?;

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 
 use slackwater_wire::Incarnation;
-use slackwater_wire::data::{Features, Greeting, VERSION};
+use slackwater_wire::data::{Features, Greeting, HANDSHAKE_BYTES, VERSION};
 
 use super::packets::Packets;
 use crate::seal::{Keys, PacketOpener, PacketSealer, SealError};
@@ -66,8 +66,7 @@ pub(super) fn greeting(own: Incarnation, expects: Incarnation) -> Greeting {
         frame_bytes_max: 0,
         requests_max: 0,
         in_flight_bytes_max: 0,
-        public_key: [0; 32],
-        proof: [0; 32],
+        handshake: [0; HANDSHAKE_BYTES],
     }
 }
 
@@ -83,12 +82,15 @@ mod tests {
     fn ends() -> (LinkSeal, LinkSeal) {
         let [own, other] = [1, 2].map(|byte| KeyPair::of(SecretKey::from_bytes([byte; 32])));
         let said = greeting(Incarnation(1), Incarnation(2));
-        let asks = InitiatorHandshake::begin(&own, other.public(), said, Channel::TCP).unwrap();
+        let asks =
+            InitiatorHandshake::begin(&own, &[3; 32].into(), other.public(), said, &Channel::TCP)
+                .unwrap();
         let seal = SealConfig {
             keys: other,
             clients: AllowList::from([own.public()]),
         };
-        let (_, answered, target) = answer(&seal, asks.hello(), said, &Channel::TCP).unwrap();
+        let (_, answered, target) =
+            answer(&seal, &[4; 32].into(), asks.hello(), said, &Channel::TCP).unwrap();
         let initiator = asks.finish(&answered).unwrap();
         (LinkSeal::new(initiator), LinkSeal::new(target))
     }

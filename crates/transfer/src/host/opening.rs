@@ -21,6 +21,7 @@ use super::packets::{Packets, Received};
 use super::page::ControlPage;
 use super::process::Process;
 use super::service::Service;
+use crate::entropy::entropy;
 use crate::seal::{InitiatorHandshake, SealConfig, SealError};
 
 /// Why there is no link to a process of this host.
@@ -149,7 +150,7 @@ fn prove(
     let hello = hello(service, call, 1);
     let bound = channel(&hello, ProcessName::own()?, ProcessName::of_peer(packets)?);
     let said = greeting(service.incarnation(), call.target);
-    let handshake = InitiatorHandshake::begin(&own.keys, key, said, bound)?;
+    let handshake = InitiatorHandshake::begin(&own.keys, &entropy()?, key, said, &bound)?;
     packets.send(&[hello.as_bytes(), &handshake.hello().to_bytes()], &[])?;
     let mut answer = [0; GREETING_BYTES];
     let (len, _) = call.receive(packets, &mut answer)?;

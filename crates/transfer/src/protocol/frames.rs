@@ -1,4 +1,4 @@
-use slackwater_wire::data::{Frame, GREETING_BYTES, Greeting};
+use slackwater_wire::data::{Frame, GREETING_BYTES, Greeting, GreetingError};
 
 use super::CloseReason;
 
@@ -15,18 +15,19 @@ impl FrameReader {
         self.partial.is_empty()
     }
 
-    /// Takes bytes of the greeting; returns it once it is whole, and the bytes behind it.
+    /// Takes bytes of the greeting; returns it once it is whole, and the bytes behind it. One of another version is known by
+    /// its first bytes, and need not have as many.
     pub(crate) fn greeting<'b>(
         &mut self,
         bytes: &'b [u8],
-    ) -> Result<(Option<Greeting>, &'b [u8]), CloseReason> {
+    ) -> Result<(Option<Greeting>, &'b [u8]), GreetingError> {
         let (piece, rest) = bytes.split_at((GREETING_BYTES - self.partial.len()).min(bytes.len()));
         self.partial.extend_from_slice(piece);
+        Greeting::check(&self.partial)?;
         let Ok(whole) = <&[u8; GREETING_BYTES]>::try_from(self.partial.as_slice()) else {
             return Ok((None, rest));
         };
-        let greeting = Greeting::from_bytes(whole)
-            .map_err(|error| CloseReason::protocol(&error.to_string()))?;
+        let greeting = Greeting::from_bytes(whole)?;
         self.partial = Vec::new();
         Ok((Some(greeting), rest))
     }

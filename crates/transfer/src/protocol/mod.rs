@@ -75,7 +75,7 @@ pub(crate) enum Piece<'a, M> {
 pub(crate) enum CloseReason {
     /// It broke, or the peer broke the protocol.
     Lost(Cause),
-    /// Another process answers at this address, or the handshake failed.
+    /// Another process answers at this address, one of another version, or the handshake failed.
     Gone(Cause),
     /// A record was changed on its way: no request on the connection is tried again without the caller's knowledge.
     Forged,

@@ -1,18 +1,21 @@
 //! How two ends agree on the keys of a sealed connection, within the greetings, over whatever carries them.
 //!
 //! The initiator knows the target's static key beforehand and shows its own only to the target: the pattern IK of the
-//! Noise protocol framework (Perrin, revision 34), with HKDF-SHA256 (RFC 5869) once over the whole transcript. The
-//! initiator's proof is its first record, which nobody else could have sealed.
+//! Noise protocol framework (Perrin, revision 34), as `snow` implements it. Each greeting carries one of its two messages.
+//! The terms of the first are in the prologue, and those of the second are the payload of its message, so both ends
+//! have keys only if each has heard what the other has said. The initiator's proof that it is there now is its first
+//! record: what it has sent before may be somebody's repetition.
 
+mod noise;
 mod record;
 
 use hmac::{Hmac, Mac};
 use sha2::{Digest, Sha256};
 use slackwater_keys::AllowList;
 use slackwater_wire::Incarnation;
-use slackwater_wire::data::{Features, Greeting};
-use slackwater_zmtp::{KeyPair, PublicKey, SecretKey};
-use subtle::ConstantTimeEq;
+use slackwater_wire::data::{Features, Greeting, HANDSHAKE_BYTES, TERMS_BYTES};
+use slackwater_zmtp::{KeyPair, PublicKey};
+use snow::HandshakeState;
 use thiserror::Error;
 use zeroize::Zeroizing;
 
@@ -63,21 +66,20 @@ pub(crate) struct Channel {
     prologue: Vec<u8>,
 }
 
+/// Random bytes for the key of one connection.
+pub(crate) type Entropy = Zeroizing<[u8; 32]>;
+
 /// An initiator that waits for the answer to its greeting.
 #[derive(Debug)]
 pub(crate) struct InitiatorHandshake {
-    own: KeyPair,
-    ephemeral: KeyPair,
-    target: PublicKey,
-    shared: Zeroizing<[u8; 32]>,
+    noise: HandshakeState,
     hello: Greeting,
-    channel: Channel,
 }
 
 impl Channel {
     /// A connection of which both ends see nothing but its bytes.
     pub(crate) const TCP: Self = Self {
-        label: b"slackwater data plane, sealed, 1",
+        label: b"slackwater data plane, sealed, 3",
         prologue: Vec::new(),
     };
 
@@ -85,9 +87,14 @@ impl Channel {
     /// have seen the same.
     pub(crate) fn host(hello: &[u8], initiator: &[u8], target: &[u8]) -> Self {
         Self {
-            label: b"slackwater host link, sealed, 1",
+            label: b"slackwater host link, sealed, 3",
             prologue: hash(&[hello, initiator, target]).to_vec(),
         }
+    }
+
+    /// The prologue of a handshake on this channel that begins with `hello`.
+    fn prologue(&self, hello: &Greeting) -> Vec<u8> {
+        [self.label, &self.prologue, &hello.terms()].concat()
     }
 }
 
@@ -102,34 +109,21 @@ pub fn holder_of(key: &PublicKey) -> Incarnation {
 }
 
 impl InitiatorHandshake {
-    /// Makes `hello` one that asks for a sealed connection to the owner of `target`.
+    /// Makes `hello` one that asks for a sealed connection to the owner of `target`. The entropy may be used but once.
     pub(crate) fn begin(
         own: &KeyPair,
+        entropy: &Entropy,
         target: PublicKey,
         hello: Greeting,
-        channel: Channel,
+        channel: &Channel,
     ) -> Result<Self, SealError> {
-        Self::with(own, fresh()?, target, hello, channel)
-    }
-
-    fn with(
-        own: &KeyPair,
-        ephemeral: KeyPair,
-        target: PublicKey,
-        hello: Greeting,
-        channel: Channel,
-    ) -> Result<Self, SealError> {
-        let shared = ephemeral.agree(&target).ok_or(SealError::Proof)?;
-        let mut hello = offer(hello, &ephemeral);
-        hello.proof = masked(own.public().as_bytes(), &shared, &target, &hello, &channel);
-        Ok(Self {
-            own: own.clone(),
-            ephemeral,
-            target,
-            shared,
-            hello,
-            channel,
-        })
+        let mut hello = offer(hello);
+        let prologue = channel.prologue(&hello);
+        let begun = noise::initiator(own, entropy, &target, &prologue);
+        let mut noise = begun.map_err(|_| SealError::Proof)?;
+        let written = noise.write_message(&[], &mut hello.handshake);
+        written.map_err(|_| SealError::Proof)?;
+        Ok(Self { noise, hello })
     }
 
     pub(crate) fn hello(&self) -> &Greeting {
@@ -137,52 +131,31 @@ impl InitiatorHandshake {
     }
 
     /// The keys, if the answer comes from the owner of the expected key.
-    pub(crate) fn finish(self, answer: &Greeting) -> Result<Keys, SealError> {
+    pub(crate) fn finish(mut self, answer: &Greeting) -> Result<Keys, SealError> {
         if !answer.features.has(Features::SEALED) {
             return Err(SealError::Unsealed);
         }
-        if answer.public_key == [0; 32] {
+        if answer.handshake == [0; HANDSHAKE_BYTES] {
             return Err(SealError::Refused);
         }
-        let theirs = PublicKey::from_bytes(answer.public_key);
-        let agree = |pair: &KeyPair, key| pair.agree(key).ok_or(SealError::Proof);
-        let secrets = [
-            self.shared,
-            agree(&self.ephemeral, &theirs)?,
-            agree(&self.own, &theirs)?,
-            agree(&self.own, &self.target)?,
-        ];
-        let made = schedule(
-            &secrets,
-            [&self.target, &self.own.public()],
-            &self.hello,
-            answer,
-            &self.channel,
-        );
-        if !bool::from(made.proof.ct_eq(&answer.proof)) {
+        let mut terms = [0; TERMS_BYTES];
+        let read = self.noise.read_message(&answer.handshake, &mut terms);
+        if read != Ok(TERMS_BYTES) || terms != answer.terms() {
             return Err(SealError::Proof);
         }
+        let [initiator, target] = record_keys(&mut self.noise, &self.hello, answer);
         Ok(Keys {
-            send: made.initiator,
-            receive: made.target,
+            send: initiator,
+            receive: target,
         })
     }
 }
 
 /// The target's side: the key of the initiator, the answer to send, and the connection's keys. The initiator has proven
-/// nothing before its first record opens.
+/// nothing before its first record opens. The entropy may be used but once.
 pub(crate) fn answer(
     seal: &SealConfig,
-    hello: &Greeting,
-    answer: Greeting,
-    channel: &Channel,
-) -> Result<(PublicKey, Greeting, Keys), SealError> {
-    answer_with(seal, fresh, hello, answer, channel)
-}
-
-fn answer_with(
-    seal: &SealConfig,
-    ephemeral: impl FnOnce() -> Result<KeyPair, SealError>,
+    entropy: &Entropy,
     hello: &Greeting,
     answer: Greeting,
     channel: &Channel,
@@ -190,137 +163,74 @@ fn answer_with(
     if !hello.features.has(Features::SEALED) {
         return Err(SealError::Unsealed);
     }
-    let (own, theirs) = (&seal.keys, PublicKey::from_bytes(hello.public_key));
-    let agree = |pair: &KeyPair, key| pair.agree(key).ok_or(SealError::Refused);
-    let shared = agree(own, &theirs)?;
-    let client = masked(&hello.proof, &shared, &own.public(), hello, channel);
-    let client = PublicKey::from_bytes(client);
+    let refused = |_| SealError::Refused;
+    let begun = noise::target(&seal.keys, entropy, &channel.prologue(hello));
+    let mut noise = begun.map_err(refused)?;
+    // One agreement of keys for bytes that no owner of a key has made, and a second one for a key that is not listed.
+    noise
+        .read_message(&hello.handshake, &mut [])
+        .map_err(refused)?;
+    let client = noise
+        .get_remote_static()
+        .and_then(|key| key.try_into().ok());
+    let client = PublicKey::from_bytes(client.ok_or(SealError::Refused)?);
     if !seal.clients.admits(&client) {
         return Err(SealError::Refused);
     }
-    // Only now: a peer without a key that is listed costs one agreement.
-    let ephemeral = ephemeral()?;
-    let secrets = [
-        shared,
-        agree(&ephemeral, &theirs)?,
-        agree(&ephemeral, &client)?,
-        agree(own, &client)?,
-    ];
-    let mut answer = offer(answer, &ephemeral);
-    let parties = [&own.public(), &client];
-    let made = schedule(&secrets, parties, hello, &answer, channel);
-    answer.proof = *made.proof;
-    Ok((
-        client,
-        answer,
-        Keys {
-            send: made.target,
-            receive: made.initiator,
-        },
-    ))
+    let mut answer = offer(answer);
+    let terms = answer.terms();
+    let written = noise.write_message(&terms, &mut answer.handshake);
+    written.map_err(refused)?;
+    let [initiator, target] = record_keys(&mut noise, hello, &answer);
+    let keys = Keys {
+        send: target,
+        receive: initiator,
+    };
+    Ok((client, answer, keys))
 }
 
 /// The answer to an initiator that is refused.
 pub(crate) fn refusal(answer: Greeting) -> Greeting {
     Greeting {
         features: Features::SEALED,
-        public_key: [0; 32],
-        proof: [0; 32],
+        handshake: [0; HANDSHAKE_BYTES],
         ..answer
     }
 }
 
-/// A first block of HKDF-Expand: 32 bytes for one purpose.
-fn expand(key: &[u8; 32], purpose: &[u8]) -> Zeroizing<[u8; 32]> {
-    mac(key, &[purpose, &[1]])
-}
-
-fn fresh() -> Result<KeyPair, SealError> {
-    let mut bytes = Zeroizing::new([0; 32]);
-    getrandom::fill(bytes.as_mut_slice()).map_err(|_| SealError::Randomness)?;
-    Ok(KeyPair::of(SecretKey::from_bytes(*bytes)))
-}
-
-fn offer(greeting: Greeting, ephemeral: &KeyPair) -> Greeting {
+/// Adds to a greeting what a sealed connection needs.
+fn offer(greeting: Greeting) -> Greeting {
     let aes = match Cipher::has_aes() {
         true => Features::AES,
         false => Features::default(),
     };
     Greeting {
         features: greeting.features.with(Features::SEALED).with(aes),
-        public_key: *ephemeral.public().as_bytes(),
-        proof: [0; 32],
         ..greeting
     }
 }
 
-/// Masks or unmasks a static key: the mask is used once, with the initiator's key for one connection.
-fn masked(
-    key: &[u8; 32],
-    shared: &[u8; 32],
-    target: &PublicKey,
-    hello: &Greeting,
-    channel: &Channel,
-) -> [u8; 32] {
-    let Channel { label, prologue } = channel;
-    let salt = hash(&[label, prologue, target.as_bytes(), &unproven(hello)]);
-    let mask = expand(&mac(&salt, &[shared]), b"identity");
-    std::array::from_fn(|index| key[index] ^ mask[index])
-}
-
-struct Schedule {
-    initiator: RecordKey,
-    target: RecordKey,
-    proof: Zeroizing<[u8; 32]>,
-}
-
-/// HKDF over everything that both ends have sent and every secret they share. `parties` are the static keys of target
-/// and initiator, `secrets` es, ee, se and ss in the terms of Noise.
-fn schedule(
-    secrets: &[Zeroizing<[u8; 32]>; 4],
-    parties: [&PublicKey; 2],
-    hello: &Greeting,
-    answer: &Greeting,
-    Channel { label, prologue }: &Channel,
-) -> Schedule {
-    let [target, initiator] = parties.map(PublicKey::as_bytes);
-    let transcript = hash(&[
-        label,
-        prologue,
-        target,
-        initiator,
-        &hello.to_bytes(),
-        &unproven(answer),
-    ]);
-    let [es, ee, se, ss] = secrets;
-    let key = mac(
-        &transcript,
-        &[es.as_slice(), ee.as_slice(), se.as_slice(), ss.as_slice()],
-    );
+/// The keys of the records of the initiator and of the target, after the last message.
+fn record_keys(noise: &mut HandshakeState, hello: &Greeting, answer: &Greeting) -> [RecordKey; 2] {
     let both_aes = hello.features.has(Features::AES) && answer.features.has(Features::AES);
-    let cipher = if both_aes {
-        Cipher::Aes
-    } else {
-        Cipher::ChaCha
+    let cipher = match both_aes {
+        true => Cipher::Aes,
+        false => Cipher::ChaCha,
     };
-    let direction = |purpose| RecordKey {
-        secret: expand(&key, purpose),
+    let (initiator, target) = noise.dangerously_get_raw_split();
+    [initiator, target].map(|secret| RecordKey {
+        secret: Zeroizing::new(secret),
         cipher,
-    };
-    Schedule {
-        initiator: direction(b"records of the initiator"),
-        target: direction(b"records of the target"),
-        proof: expand(&key, b"proof of the target"),
-    }
+    })
 }
 
-fn unproven(greeting: &Greeting) -> Vec<u8> {
-    Greeting {
-        proof: [0; 32],
-        ..*greeting
-    }
-    .to_bytes()
-    .to_vec()
+/// A first block of HKDF-Expand: 32 bytes for one purpose.
+fn expand(key: &[u8; 32], purpose: &[u8]) -> Zeroizing<[u8; 32]> {
+    let mut mac =
+        <Hmac<Sha256> as Mac>::new_from_slice(key).expect("HMAC takes keys of any length");
+    mac.update(purpose);
+    mac.update(&[1]);
+    Zeroizing::new(mac.finalize().into_bytes().into())
 }
 
 fn hash(parts: &[&[u8]]) -> [u8; 32] {
@@ -329,15 +239,10 @@ fn hash(parts: &[&[u8]]) -> [u8; 32] {
     hash.finalize().into()
 }
 
-fn mac(key: &[u8; 32], parts: &[&[u8]]) -> Zeroizing<[u8; 32]> {
-    let mut mac =
-        <Hmac<Sha256> as Mac>::new_from_slice(key).expect("HMAC takes keys of any length");
-    parts.iter().for_each(|part| mac.update(part));
-    Zeroizing::new(mac.finalize().into_bytes().into())
-}
-
 #[cfg(test)]
 mod tests {
+    use slackwater_zmtp::SecretKey;
+
     use super::*;
 
     fn pair(byte: u8) -> KeyPair {
@@ -354,8 +259,7 @@ mod tests {
             frame_bytes_max: 1 << 20,
             requests_max: 8,
             in_flight_bytes_max: 1 << 28,
-            public_key: [0; 32],
-            proof: [0; 32],
+            handshake: [0; HANDSHAKE_BYTES],
         }
     }
 
@@ -367,12 +271,13 @@ mod tests {
     }
 
     fn initiator(own: u8, target: u8) -> InitiatorHandshake {
-        initiator_on(own, target, Channel::TCP)
+        initiator_on(own, target, &Channel::TCP)
     }
 
-    fn initiator_on(own: u8, target: u8, channel: Channel) -> InitiatorHandshake {
+    fn initiator_on(own: u8, target: u8, channel: &Channel) -> InitiatorHandshake {
         let target = pair(target).public();
-        InitiatorHandshake::with(&pair(own), pair(9), target, greeting(1), channel).unwrap()
+        InitiatorHandshake::begin(&pair(own), &[9; 32].into(), target, greeting(1), channel)
+            .unwrap()
     }
 
     fn answered(
@@ -380,17 +285,17 @@ mod tests {
         hello: &Greeting,
         channel: &Channel,
     ) -> Result<(PublicKey, Greeting, Keys), SealError> {
-        answer_with(seal, || Ok(pair(8)), hello, greeting(2), channel)
-    }
-
-    fn hex(bytes: &[u8]) -> String {
-        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+        answer(seal, &[8; 32].into(), hello, greeting(2), channel)
     }
 
     #[test]
     fn both_ends_agree_on_keys_and_the_target_learns_that_of_the_initiator() {
         let asks = initiator(1, 2);
-        assert_ne!(asks.hello().proof, *pair(1).public().as_bytes());
+        let shown = |key: PublicKey| {
+            let mut windows = asks.hello().handshake.windows(32);
+            windows.any(|window| window == key.as_bytes())
+        };
+        assert!(shown(pair(9).public()) && !shown(pair(1).public()));
         let (client, reply, target) =
             answered(&seal(2, &[1]), asks.hello(), &Channel::TCP).unwrap();
         assert_eq!(client, pair(1).public());
@@ -402,41 +307,16 @@ mod tests {
 
     /// HKDF-SHA256 of RFC 5869, appendix A.1, as far as the first block goes.
     #[test]
-    fn extraction_and_expansion_are_those_of_the_rfc() {
-        let mut salt = [0; 32];
-        // HMAC fills short keys up with zeros.
-        (0..13).for_each(|index| salt[usize::from(index)] = index);
-        let key = mac(&salt, &[&[0x0b; 22]]);
-        assert_eq!(
-            hex(&*key),
-            "077709362c2e32df0ddc3f0dc47bba6390b6c73bb50f9c3122ec844ad7c2b3e5"
-        );
-        let info: Vec<u8> = (0xf0..=0xf9).collect();
-        assert_eq!(
-            hex(&*expand(&key, &info)),
-            "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf"
-        );
-    }
-
-    /// The schedule itself may not change without a new label.
-    #[test]
-    fn the_schedule_gives_the_known_answer() {
-        let said = Greeting {
-            features: Features::SEALED,
-            ..greeting(1)
+    fn the_next_key_follows_by_the_expansion_of_the_rfc() {
+        let bytes = |hex: &str| -> Vec<u8> {
+            let digit = |at: usize| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
+            (0..hex.len()).step_by(2).map(digit).collect()
         };
-        let secrets = [1, 2, 3, 4].map(|byte| Zeroizing::new([byte; 32]));
-        let parties = [&pair(2).public(), &pair(1).public()];
-        let made = schedule(&secrets, parties, &said, &said, &Channel::TCP);
-        let found =
-            [made.initiator.secret, made.target.secret, made.proof].map(|bytes| hex(&*bytes));
-        // From an independent calculation with Python's hashlib and hmac.
-        let expected = [
-            "3da3e2f116481d43009b5ed28d1f7bc4f108ef24cf560fa87df8cb61eb8542fc",
-            "c8356b2d3c978e42a9347e13357c01b08554fd7e218cea83fa4be2c4ff875c16",
-            "bc57a2b17c9e9fd2f2741fb805d2e1aab202c897ac21358c96c33992bd4bfb9a",
-        ];
-        assert_eq!(found, expected);
+        let key = bytes("077709362c2e32df0ddc3f0dc47bba6390b6c73bb50f9c3122ec844ad7c2b3e5");
+        let expected = bytes("3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf");
+        let info: Vec<u8> = (0xf0..=0xf9).collect();
+        let found = expand(key.first_chunk().unwrap(), &info);
+        assert_eq!(found.as_slice(), expected);
     }
 
     #[test]
@@ -463,7 +343,7 @@ mod tests {
         let (_, reply, _) =
             answered(&seal(2, &[1]), initiator(1, 2).hello(), &Channel::TCP).unwrap();
         let forged = Greeting {
-            proof: [7; 32],
+            handshake: [7; HANDSHAKE_BYTES],
             ..reply
         };
         assert_eq!(ends(forged), Some(SealError::Proof));
@@ -499,7 +379,7 @@ mod tests {
         ];
         for (at, ours) in channels.iter().enumerate() {
             for (other, theirs) in channels.iter().enumerate() {
-                let asks = initiator_on(1, 2, ours.clone());
+                let asks = initiator_on(1, 2, ours);
                 // The key of an initiator is not even found under another channel.
                 let reply = answered(&seal(2, &[1]), asks.hello(), theirs);
                 assert_eq!(reply.is_ok(), at == other, "{at} and {other}");
@@ -510,12 +390,8 @@ mod tests {
         }
         // Nor does a target's answer count that was made for another.
         let (ours, theirs) = (host(b"hello"), host(b"other"));
-        let reply = answered(
-            &seal(2, &[1]),
-            initiator_on(1, 2, theirs.clone()).hello(),
-            &theirs,
-        );
-        let ended = initiator_on(1, 2, ours).finish(&reply.unwrap().1);
+        let reply = answered(&seal(2, &[1]), initiator_on(1, 2, &theirs).hello(), &theirs);
+        let ended = initiator_on(1, 2, &ours).finish(&reply.unwrap().1);
         assert_eq!(ended.err(), Some(SealError::Proof));
     }
 

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use slackwater_base::Instant;
 use slackwater_wire::Incarnation;
 use slackwater_wire::data::{
-    Capability, CapabilityKey, Features, Grant, Greeting, Op, Refusal, Rights, VERSION,
+    Capability, CapabilityKey, Features, Grant, Greeting, HANDSHAKE_BYTES, Op, Refusal, Rights,
+    VERSION,
 };
 
 use super::Bug;
@@ -100,8 +101,7 @@ pub(crate) fn greeting(incarnation: Incarnation, expects: Incarnation) -> Greeti
         frame_bytes_max: 64 << 10,
         requests_max: 8,
         in_flight_bytes_max: 64 << 20,
-        public_key: [0; 32],
-        proof: [0; 32],
+        handshake: [0; HANDSHAKE_BYTES],
     }
 }
 

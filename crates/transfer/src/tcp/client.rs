@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use slackwater_base::Instant;
-use slackwater_wire::data::{Features, Frame, Greeting};
+use slackwater_wire::data::{Features, Frame, Greeting, GreetingError};
 
 use super::context::TcpContext;
 use super::cursor::{Place, SpanMemory};
@@ -103,6 +103,11 @@ impl<T: SpanMemory> End for ClientEnd<'_, T> {
             proven: true,
             refused: false,
         })
+    }
+
+    /// The process speaks it on all its addresses.
+    fn other_version(&mut self, error: &GreetingError) -> CloseReason {
+        CloseReason::Gone(Cause::Protocol(error.to_string()))
     }
 
     fn proven(&mut self) -> Result<(), CloseReason> {

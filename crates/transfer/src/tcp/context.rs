@@ -8,7 +8,7 @@ use slackwater_base::Instant;
 use slackwater_net::{Loop, WeakLoop};
 use slackwater_wait::{Event, now};
 use slackwater_wire::Incarnation;
-use slackwater_wire::data::{Features, Greeting, VERSION};
+use slackwater_wire::data::{Features, Greeting, HANDSHAKE_BYTES, VERSION};
 use slackwater_zmtp::PublicKey;
 
 use super::config::TcpConfig;
@@ -17,6 +17,7 @@ use super::loop_state::{Command, LoopState};
 use super::scheduler::{Action, LaneId, Scheduler};
 use super::task::{Task, end};
 use crate::cause::{Cause, Deadline};
+use crate::entropy::entropy;
 use crate::home::Home;
 use crate::protocol::{CloseReason, SLICE_BYTES_MAX};
 use crate::seal::{Channel, InitiatorHandshake, SealError};
@@ -161,8 +162,7 @@ impl TcpContext {
             frame_bytes_max: SLICE_BYTES_MAX as u32,
             requests_max: self.config.requests_max,
             in_flight_bytes_max: self.config.in_flight_bytes_max,
-            public_key: [0; 32],
-            proof: [0; 32],
+            handshake: [0; HANDSHAKE_BYTES],
         }
     }
 
@@ -201,7 +201,8 @@ impl TcpContext {
         match (&self.config.seal, peer.public_key) {
             (Some(seal), Some(key)) => {
                 let key = PublicKey::from_bytes(key);
-                InitiatorHandshake::begin(&seal.keys, key, hello, Channel::TCP).map(Some)
+                let entropy = entropy()?;
+                InitiatorHandshake::begin(&seal.keys, &entropy, key, hello, &Channel::TCP).map(Some)
             }
             (None, None) => Ok(None),
             (Some(_), None) | (None, Some(_)) => Err(SealError::Unsealed),

@@ -1,6 +1,6 @@
 //! One end of the protocol as a connection's bytes meet it.
 
-use slackwater_wire::data::{Frame, Greeting};
+use slackwater_wire::data::{Frame, Greeting, GreetingError};
 
 use super::cursor::{Place, SpanMemory};
 use super::io::{VECTORS_MAX, Vectors, from_slice};
@@ -11,6 +11,11 @@ use crate::seal::{Opener, Sealer};
 pub(crate) trait End {
     /// The peer's greeting has come.
     fn greeting(&mut self, greeting: &Greeting) -> Result<Greeted, CloseReason>;
+
+    /// The peer's greeting is of a version that is not spoken here.
+    fn other_version(&mut self, error: &GreetingError) -> CloseReason {
+        CloseReason::protocol(&error.to_string())
+    }
 
     /// The peer is authenticated.
     fn proven(&mut self) -> Result<(), CloseReason>;

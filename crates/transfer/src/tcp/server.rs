@@ -4,7 +4,7 @@ use slackwater_base::Instant;
 use slackwater_net::ConnId;
 use slackwater_trace::{SpanKind, TraceSpan};
 use slackwater_wire::Incarnation;
-use slackwater_wire::data::{Features, Frame, Greeting, Op, Refusal};
+use slackwater_wire::data::{Features, Frame, Greeting, GreetingError, Op, Refusal};
 use slackwater_zmtp::PublicKey;
 
 use super::context::{ConnectionCount, TcpContext};
@@ -13,6 +13,8 @@ use super::end::{End, Greeted, add};
 use super::io::Vectors;
 use super::staged::AdmittedMemory;
 use super::turn::Turn;
+use crate::cause::Cause;
+use crate::entropy::entropy;
 use crate::memory::{StageError, Staged};
 use crate::protocol::responding::{Input, Output};
 use crate::protocol::{CloseReason, Responder, Span, Want};
@@ -180,9 +182,10 @@ impl End for ServerEnd<'_> {
                 ..Greeted::default()
             });
         };
+        let entropy = entropy().map_err(|error| CloseReason::Lost(Cause::Seal(error)))?;
         // Taken before the look-up: a key that is revoked meanwhile is looked up again.
         let listed = seal.clients.version();
-        match answer(seal, greeting, own, &Channel::TCP) {
+        match answer(seal, &entropy, greeting, own, &Channel::TCP) {
             Ok((client, answered, Keys { send, receive })) => {
                 (server.holder, server.client) = (Some(holder_of(&client)), Some((client, listed)));
                 let sealer = Sealer::after(send, answered.to_bytes().to_vec());
@@ -202,6 +205,16 @@ impl End for ServerEnd<'_> {
                 })
             }
         }
+    }
+
+    /// It is told ours, so that it can say why it is not let in: the versions are at the same place in all greetings.
+    fn other_version(&mut self, error: &GreetingError) -> CloseReason {
+        let own = self
+            .turn
+            .context
+            .greeting(Incarnation(0), Features::default());
+        self.server.responder.greet(&own);
+        CloseReason::protocol(&error.to_string())
     }
 
     /// From now on the connection counts among those of its peer.

@@ -4,7 +4,7 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 
-use slackwater_wire::data::{DATA_BYTES, Frame};
+use slackwater_wire::data::{DATA_BYTES, Frame, GreetingError};
 
 use super::end::End;
 use super::io::{Vectors, from_slice, into_slice, receive, send, set_receive_low_water};
@@ -348,7 +348,11 @@ impl Wire {
         end: &mut impl End,
         bytes: &'b [u8],
     ) -> Result<&'b [u8], CloseReason> {
-        let (greeting, rest) = self.frames.greeting(bytes)?;
+        let (greeting, rest) = match self.frames.greeting(bytes) {
+            Ok(greeting) => greeting,
+            Err(error @ GreetingError::Version { .. }) => return Err(end.other_version(&error)),
+            Err(error) => return Err(CloseReason::protocol(&error.to_string())),
+        };
         let Some(greeting) = greeting else {
             return Ok(rest);
         };

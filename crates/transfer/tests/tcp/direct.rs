@@ -7,7 +7,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use slackwater_transfer::{Cause, Deadline, Engine, Op, Refusal, Segment, Target, TcpConfig};
-use slackwater_wire::data::{Ack, Data, Features, Frame, GREETING_BYTES, Greeting, VERSION};
+use slackwater_wire::data::{
+    Ack, Data, Features, Frame, GREETING_BYTES, Greeting, HANDSHAKE_BYTES, VERSION,
+};
 
 use crate::support::*;
 
@@ -73,8 +75,7 @@ impl Scene {
             frame_bytes_max: 16 << 20,
             requests_max: 16,
             in_flight_bytes_max: 64 << 20,
-            public_key: [0; 32],
-            proof: [0; 32],
+            handshake: [0; HANDSHAKE_BYTES],
         };
         own.to_bytes()
     }

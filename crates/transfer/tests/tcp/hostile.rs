@@ -1,10 +1,12 @@
 //! Initiators that exceed their limits, or use one id for two requests.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 
-use slackwater_transfer::{BatchError, Cause, Op, TcpConfig};
-use slackwater_wire::data::{Ack, Frame, Greeting, Notify, Refusal};
+use slackwater_transfer::{BatchError, Cause, Op, Segment, TcpConfig};
+use slackwater_wire::data::{
+    Ack, Frame, GREETING_BYTES, Greeting, Notify, Refusal, TERMS_BYTES, VERSION,
+};
 
 use crate::raw::{Raw, ask, data, greeting};
 use crate::staged::{CHUNK, slow_engine};
@@ -305,4 +307,51 @@ fn a_write_that_wraps_around_is_refused_whole() {
         Err(BatchError::Failed(Cause::Refused(Refusal::Range)))
     );
     assert!(bytes_of(&there, 0, 4 << 20).iter().all(|byte| *byte == 0));
+}
+
+/// The first version whose greeting has another length than that of the version before. An older initiator waited for an
+/// answer to what looked like the start of a greeting until its clock ran out.
+#[test]
+fn an_initiator_of_another_version_is_told_which_one_is_spoken() {
+    let (bob, tcp) = engine_and_mover("bob", config());
+    let mut older = greeting(7).to_bytes()[..TERMS_BYTES].to_vec();
+    older[8..12].copy_from_slice(&[2, 0, 2, 0]);
+    older.extend_from_slice(&[0; 64]);
+    let mut stream = TcpStream::connect(bob.segment().addresses[0]).unwrap();
+    stream.set_read_timeout(Some(20 * SECOND)).unwrap();
+    stream.write_all(&older).unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    let told = Greeting::from_bytes(&answer.try_into().unwrap()).unwrap();
+    assert_eq!((told.version_min, told.version_max), (VERSION, VERSION));
+    until("it is gone", || counted(&tcp, "connections_served") == 0);
+}
+
+/// As the test before, with the target of the older version.
+#[test]
+fn a_target_of_another_version_is_named_with_it() {
+    let (alice, bob) = (engine("alice", config()), engine("bob", config()));
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let peer = alice.open(Segment {
+        addresses: vec![listener.local_addr().unwrap()],
+        ..bob.segment().clone()
+    });
+    std::thread::spawn(move || {
+        // They stay open, until the process ends: the initiator must not wait for more.
+        let mut open = Vec::new();
+        for stream in listener.incoming() {
+            let (mut stream, mut hello) = (stream.unwrap(), [0; GREETING_BYTES]);
+            stream.read_exact(&mut hello).unwrap();
+            let mut answer = hello[..TERMS_BYTES].to_vec();
+            answer[8..12].copy_from_slice(&[2, 0, 2, 0]);
+            answer.extend_from_slice(&[0; 64]);
+            stream.write_all(&answer).unwrap();
+            open.push(stream);
+        }
+    });
+    let error = alice.probe(peer, 2 * SECOND).unwrap_err().to_string();
+    assert!(
+        error.contains("the peer speaks versions 2 to 2 of the data plane"),
+        "{error}"
+    );
 }

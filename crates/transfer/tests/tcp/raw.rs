@@ -5,7 +5,9 @@ use std::net::TcpStream;
 
 use slackwater_transfer::{Capability, Engine, Op};
 use slackwater_wire::Incarnation;
-use slackwater_wire::data::{Data, Features, Frame, GREETING_BYTES, Greeting, Request, VERSION};
+use slackwater_wire::data::{
+    Data, Features, Frame, GREETING_BYTES, Greeting, HANDSHAKE_BYTES, Request, VERSION,
+};
 
 use crate::support::SECOND;
 
@@ -26,8 +28,7 @@ pub(crate) fn greeting(incarnation: u64) -> Greeting {
         frame_bytes_max: 16 << 20,
         requests_max: 1024,
         in_flight_bytes_max: 256 << 20,
-        public_key: [0; 32],
-        proof: [0; 32],
+        handshake: [0; HANDSHAKE_BYTES],
     }
 }
 

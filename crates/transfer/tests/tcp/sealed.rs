@@ -441,7 +441,7 @@ fn so_many_handshakes_of_one_address_are_answered_in_a_second() {
     works();
     let hello = Greeting {
         features: Features::SEALED,
-        public_key: *public(MALLORY).as_bytes(),
+        handshake: public(MALLORY).as_bytes().repeat(3).try_into().unwrap(),
         ..greeting(7)
     };
     let (start, address) = (Instant::now(), bob.segment().addresses[0]);

@@ -445,8 +445,8 @@ mod tests {
     use super::*;
     use crate::Incarnation;
 
-    /// Version 2 of the data plane, byte for byte: a difference is a new version, never a change of this one.
-    const GOLDEN: &[u8] = include_bytes!("../../golden/data-v2.bin");
+    /// Version 3 of the data plane, byte for byte: a difference is a new version, never a change of this one.
+    const GOLDEN: &[u8] = include_bytes!("../../golden/data-v3.bin");
 
     fn frames() -> Vec<Frame> {
         let grant = Grant {
@@ -517,8 +517,7 @@ mod tests {
             frame_bytes_max: 1 << 20,
             requests_max: 1024,
             in_flight_bytes_max: 256 << 20,
-            public_key: [0x13; 32],
-            proof: [0x14; 32],
+            handshake: std::array::from_fn(|at| at as u8),
         }
     }
 
@@ -529,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn version_two_keeps_its_bytes() {
+    fn version_three_keeps_its_bytes() {
         assert_eq!(all_bytes(), GOLDEN, "other bytes are another version");
     }
 
@@ -583,14 +582,17 @@ mod tests {
     fn other_versions_and_other_protocols_are_refused() {
         use super::super::GreetingError;
         let mut bytes = greeting().to_bytes();
-        bytes[8] = 3;
-        bytes[10] = 4;
-        assert_eq!(
-            Greeting::from_bytes(&bytes),
-            Err(GreetingError::Version { min: 3, max: 4 })
-        );
+        bytes[8] = 4;
+        bytes[10] = 5;
+        let other = Err(GreetingError::Version { min: 4, max: 5 });
+        assert_eq!(Greeting::from_bytes(&bytes).map(|_| ()), other);
+        for cut in 0..bytes.len() {
+            let found = Greeting::check(&bytes[..cut]);
+            assert_eq!(found, if cut < 12 { Ok(()) } else { other }, "{cut} bytes");
+        }
         bytes[0] = b'G';
         assert_eq!(Greeting::from_bytes(&bytes), Err(GreetingError::NotOurs));
+        assert_eq!(Greeting::check(&bytes[..12]), Err(GreetingError::NotOurs));
         assert_eq!(
             Frame::read(&[99, 0, 0, 0, 0, 0, 0, 0]),
             Err(FrameError::Kind(99))

@@ -5,14 +5,14 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::Incarnation;
 
 /// The version of the data plane that this code speaks.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 
 /// What both ends can do beyond the version; the pair uses what both have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features(pub u32);
 
 impl Features {
-    /// Everything after the greetings is sealed under keys that both ends derive from them.
+    /// Everything after the greetings is sealed under keys that both ends derive from their handshakes.
     pub const SEALED: Features = Features(1);
     /// Its processor has instructions for AES and GCM; when both ends' have, records are AES-256-GCM.
     pub const AES: Features = Features(2);
@@ -51,12 +51,9 @@ pub struct Greeting {
     pub requests_max: u32,
     /// Bytes of requests, read or written, that it takes on one connection before it has acknowledged them.
     pub in_flight_bytes_max: u64,
-    /// Its key for this connection alone, when sealed. Zeros in the answer of a target that takes no such connection
-    /// from this initiator.
-    pub public_key: [u8; 32],
-    /// When sealed: the initiator's lasting key, hidden from all but the target; the target's proof that it owns the
-    /// key that was expected of it.
-    pub proof: [u8; 32],
+    /// When sealed: its message of the handshake that agrees on the keys. Zeros otherwise, and in the answer of a target
+    /// that takes no sealed connection from this initiator.
+    pub handshake: [u8; HANDSHAKE_BYTES],
 }
 
 /// Why a greeting is not one.
@@ -87,14 +84,22 @@ struct Layout {
     frame_bytes_max: U32,
     requests_max: U32,
     in_flight_bytes_max: U64,
-    public_key: [u8; 32],
-    proof: [u8; 32],
+    handshake: [u8; HANDSHAKE_BYTES],
 }
 
 const MAGIC: [u8; 8] = *b"SLKWDATA";
 
 /// Its size, in bytes.
 pub const GREETING_BYTES: usize = size_of::<Layout>();
+
+/// The size of one message of the handshake, in bytes: both messages of Noise IK, the answer with the terms in it.
+pub const HANDSHAKE_BYTES: usize = 96;
+
+/// The size of a greeting without the handshake, in bytes.
+pub const TERMS_BYTES: usize = GREETING_BYTES - HANDSHAKE_BYTES;
+
+/// The bytes from which on the version of a greeting is known.
+const VERSION_BYTES: usize = 12;
 
 impl Greeting {
     /// The bytes that travel.
@@ -110,12 +115,39 @@ impl Greeting {
             frame_bytes_max: self.frame_bytes_max.into(),
             requests_max: self.requests_max.into(),
             in_flight_bytes_max: self.in_flight_bytes_max.into(),
-            public_key: self.public_key,
-            proof: self.proof,
+            handshake: self.handshake,
         };
         let mut bytes = [0; GREETING_BYTES];
         bytes.copy_from_slice(layout.as_bytes());
         bytes
+    }
+
+    /// Everything but the handshake, as it travels.
+    #[must_use]
+    pub fn terms(&self) -> [u8; TERMS_BYTES] {
+        let bytes = self.to_bytes();
+        std::array::from_fn(|at| bytes[at])
+    }
+
+    /// Whether these bytes begin a greeting of a version that we speak, as far as they go. Greetings of other versions may
+    /// be shorter, and the rest of one would never come.
+    ///
+    /// # Errors
+    /// They begin none, or one of a version that we do not speak.
+    pub fn check(start: &[u8]) -> Result<(), GreetingError> {
+        let Some(start) = start.first_chunk::<VERSION_BYTES>() else {
+            return Ok(());
+        };
+        if !start.starts_with(&MAGIC) {
+            return Err(GreetingError::NotOurs);
+        }
+        let [.., min_low, min_high, max_low, max_high] = *start;
+        let min = u16::from_le_bytes([min_low, min_high]);
+        let max = u16::from_le_bytes([max_low, max_high]);
+        match (min..=max).contains(&VERSION) {
+            true => Ok(()),
+            false => Err(GreetingError::Version { min, max }),
+        }
     }
 
     /// The greeting of these bytes.
@@ -124,24 +156,17 @@ impl Greeting {
     /// They are none, or one of a version that we do not speak.
     pub fn from_bytes(bytes: &[u8; GREETING_BYTES]) -> Result<Self, GreetingError> {
         let layout = Layout::read_from_bytes(bytes).map_err(|_| GreetingError::NotOurs)?;
-        if layout.magic != MAGIC {
-            return Err(GreetingError::NotOurs);
-        }
-        let (min, max) = (layout.version_min.get(), layout.version_max.get());
-        if !(min..=max).contains(&VERSION) {
-            return Err(GreetingError::Version { min, max });
-        }
+        Self::check(bytes)?;
         Ok(Self {
-            version_min: min,
-            version_max: max,
+            version_min: layout.version_min.get(),
+            version_max: layout.version_max.get(),
             features: Features(layout.features.get()),
             incarnation: Incarnation(layout.incarnation.get()),
             expects: Incarnation(layout.expects.get()),
             frame_bytes_max: layout.frame_bytes_max.get(),
             requests_max: layout.requests_max.get(),
             in_flight_bytes_max: layout.in_flight_bytes_max.get(),
-            public_key: layout.public_key,
-            proof: layout.proof,
+            handshake: layout.handshake,
         })
     }
 }

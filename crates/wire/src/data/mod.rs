@@ -10,5 +10,7 @@ pub use capability::{Capability, CapabilityKey, Grant, Refusal, Rights};
 pub use frame::{
     ACK_BYTES, Ack, DATA_BYTES, Data, Frame, FrameError, Notify, Op, PREFIX_BYTES, Request,
 };
-pub use greeting::{Features, GREETING_BYTES, Greeting, GreetingError, VERSION};
+pub use greeting::{
+    Features, GREETING_BYTES, Greeting, GreetingError, HANDSHAKE_BYTES, TERMS_BYTES, VERSION,
+};
 pub use segment::{HostContact, Segment};

@@ -11,6 +11,7 @@ use super::super::identity::ProcessName;
 use super::super::link_seal::{self, LinkSeal, greeting};
 use super::super::message::{Goodbye, PACKET_BYTES};
 use super::*;
+use crate::entropy::entropy;
 use crate::seal::{InitiatorHandshake, SealConfig, SealError, answer, holder_of};
 
 pub(super) const ALICE: u8 = 1;
@@ -114,7 +115,8 @@ impl Caller {
         let bound = channel(hello, here.unwrap(), there.unwrap());
         let target = Incarnation(hello.target.get());
         let said = greeting(Incarnation(5), target);
-        InitiatorHandshake::begin(&pair(own), public(BOB), said, bound).unwrap()
+        InitiatorHandshake::begin(&pair(own), &entropy().unwrap(), public(BOB), said, &bound)
+            .unwrap()
     }
 }
 
@@ -392,7 +394,7 @@ impl Liar {
             clients: list(&[(ALICE, Level::Admin)]),
         };
         let own = greeting(LIFE, Incarnation(hello.incarnation.get()));
-        let (_, answered, keys) = answer(&seal, &said, own, &bound).unwrap();
+        let (_, answered, keys) = answer(&seal, &entropy().unwrap(), &said, own, &bound).unwrap();
         packets.send(&[&answered.to_bytes()], &[]).unwrap();
         let mut seal = LinkSeal::new(keys);
         let Ok(Received::Packet(len, _)) = packets.receive_until(&mut self.buffer, until) else {

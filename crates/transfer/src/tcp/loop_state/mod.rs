@@ -223,12 +223,14 @@ impl LoopState {
             conn.writable |= readiness.writable;
             if readiness.readable {
                 again.readable = match conn.read(socket, &mut scratch, turn) {
-                    Err(limit @ CloseReason::Limit(_)) => {
-                        // The refusal is sent as far as the kernel takes it.
-                        let _ = conn.flush(socket, &mut scratch, turn);
-                        return Err(limit);
+                    Err(reason) => {
+                        // A refusal is sent as far as the kernel takes it.
+                        if unauthenticated || matches!(reason, CloseReason::Limit(_)) {
+                            let _ = conn.flush(socket, &mut scratch, turn);
+                        }
+                        return Err(reason);
                     }
-                    read => read?,
+                    Ok(spent) => spent,
                 };
             }
             again.writable = conn.flush(socket, &mut scratch, turn)?;

@@ -242,7 +242,8 @@ fn an_answer_that_drips_does_not_outlast_the_deadline() {
             "{:?} for {bytes} bytes",
             start.elapsed()
         );
-        told.send(()).unwrap();
+        // The peer may know by the end of the connection.
+        let _ = told.send(());
         peer.join().unwrap();
     }
 }

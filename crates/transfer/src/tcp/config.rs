@@ -42,6 +42,9 @@ pub struct TcpConfig {
     pub retry: Backoff,
     /// An address that failed rests at most this long while others are tried.
     pub address_rest: Duration,
+    /// Small requests of a crowd of callers go together; a caller whose request has waited this long for another caller takes
+    /// what is queued to a connection of its own.
+    pub crowd_patience: Duration,
     /// Bytes queued for one peer.
     pub queue_bytes: u64,
     /// Requests queued for one peer.
@@ -54,7 +57,7 @@ pub struct TcpConfig {
     /// Connections that one loop accepts, from all peers.
     pub connections_max: usize,
     /// Connections of one peer, over all loops: of one key when they are sealed, which several processes may share, else of
-    /// one incarnation. A process has up to 64 with callers, besides its lanes.
+    /// one incarnation. A process has up to 68 with callers, besides its lanes.
     pub connections_per_peer_max: usize,
     /// Requests of one connection that are served at once; a peer learns it in the greeting.
     pub requests_max: u32,
@@ -140,6 +143,7 @@ impl Default for TcpConfig {
             retry: Backoff::doubling(Duration::from_millis(100), Duration::from_secs(2))
                 .with_jitter(Jitter::UpperHalf),
             address_rest: Duration::from_secs(30),
+            crowd_patience: Duration::from_millis(5),
             queue_bytes: 256 << 20,
             queue_entries: 65_536,
             socket_buffer_bytes: 4 << 20,

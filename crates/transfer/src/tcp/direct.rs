@@ -5,8 +5,9 @@
 //! the lanes, which try it again: only they have retries and pauses.
 
 mod client;
+mod together;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -19,7 +20,8 @@ use crate::cause::Cause;
 use crate::mover::{Carried, SingleRequest};
 use crate::segment::Segment;
 pub(crate) use client::PAYLOAD;
-use client::{BorrowedConnection, LoneRequest};
+use client::{BorrowedConnection, LoneRequest, Outcome};
+use together::{Crowd, Part, TOGETHER_BYTES, TOGETHER_CALLERS};
 
 /// Requests of no more than this cost their wake-ups more than their bytes, so that more callers carry theirs themselves.
 const SMALL_BYTES: u64 = 64 << 10;
@@ -39,21 +41,38 @@ pub(crate) struct Direct {
 struct PoolState {
     closed: bool,
     peers: BTreeMap<Incarnation, PeerPool>,
+    /// Requests that went with those of another caller.
+    joined: u64,
 }
 
 #[derive(Debug, Default)]
 struct PeerPool {
-    idle: Vec<BorrowedConnection>,
+    #[expect(
+        clippy::vec_box,
+        reason = "they are handed from caller to caller, and are large"
+    )]
+    idle: Vec<Box<BorrowedConnection>>,
     /// Callers that carry a request now.
     callers: usize,
     /// The connections that they block on, which closing shuts down.
     borrowed: Vec<Arc<TcpStream>>,
+    /// Those whose requests go together.
+    crowd: Crowd,
+}
+
+/// How a caller carries its request.
+#[derive(Debug)]
+enum Begun {
+    /// On a connection of its own, an idle one if there is one.
+    Alone(Box<LoneRequest>, Option<Box<BorrowedConnection>>),
+    /// With other callers.
+    Together(Part),
 }
 
 /// Why a caller cannot borrow a connection.
 enum Unavailable {
     /// The limit of callers is reached.
-    Full,
+    Full(Box<SingleRequest>),
     Closed,
 }
 
@@ -66,33 +85,12 @@ impl Direct {
         segment: &Arc<Segment>,
         single: SingleRequest,
     ) -> Carried {
-        let peer = segment.incarnation;
-        let callers_max = callers_max(single.buffers.bytes(), context.config.lanes_per_peer);
-        let idle = match self.begin(peer, callers_max) {
-            Ok(idle) => idle,
-            Err(Unavailable::Full) => return Carried::Back(single),
+        let (peer, deadline) = (segment.incarnation, single.deadline);
+        let outcome = match self.begin(peer, single, context.config.lanes_per_peer) {
+            Ok(Begun::Alone(lone, idle)) => self.carry_alone(context, segment, lone, idle),
+            Ok(Begun::Together(part)) => self.take_part(part, context, segment, deadline),
+            Err(Unavailable::Full(single)) => return Carried::Back(*single),
             Err(Unavailable::Closed) => return Carried::Done(Err(Cause::Closed)),
-        };
-        let deadline = single.deadline;
-        let mut lone = LoneRequest::new(single);
-        let mut connection = idle;
-        let outcome = loop {
-            let fresh = connection.is_none();
-            let borrowed = match connection.take() {
-                Some(connection) => Ok(connection),
-                None => self.connect(context, segment, deadline),
-            };
-            let mut borrowed = match borrowed {
-                Ok(borrowed) => borrowed,
-                Err(cause) => break Err((cause, Some(lone))),
-            };
-            let (outcome, reusable) = borrowed.carry(lone);
-            self.give_back(peer, borrowed, reusable);
-            match outcome {
-                // A peer may close an idle connection unnoticed; the request is tried once more on a new one.
-                Err((_, Some(again))) if !fresh => lone = again,
-                outcome => break outcome,
-            }
         };
         let closed = self.end(peer);
         match outcome {
@@ -102,6 +100,33 @@ impl Direct {
                 Carried::Back(again.single)
             }
             Err((cause, _)) => Carried::Done(Err(cause)),
+        }
+    }
+
+    fn carry_alone(
+        &self,
+        context: &TcpContext,
+        segment: &Arc<Segment>,
+        mut lone: Box<LoneRequest>,
+        mut connection: Option<Box<BorrowedConnection>>,
+    ) -> Outcome {
+        let deadline = lone.single.deadline;
+        loop {
+            let fresh = connection.is_none();
+            let mut borrowed = match connection.take() {
+                Some(connection) => connection,
+                None => match self.connect(context, segment, deadline) {
+                    Ok(connection) => connection,
+                    Err(cause) => return Err((cause, Some(lone))),
+                },
+            };
+            let (outcome, reusable) = borrowed.carry(*lone);
+            self.give_back(segment.incarnation, borrowed, reusable);
+            match outcome {
+                // A peer may close an idle connection unnoticed; the request is tried once more on a new one.
+                Err((_, Some(again))) if !fresh => lone = again,
+                outcome => return outcome,
+            }
         }
     }
 
@@ -133,33 +158,57 @@ impl Direct {
     pub(crate) fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
+        let mut waiting = VecDeque::new();
         for pool in state.peers.values_mut() {
+            waiting.append(&mut pool.crowd.take_queued());
             pool.idle.clear();
             // A connection that the peer has closed meanwhile needs no shutdown.
             pool.borrowed
                 .iter()
                 .for_each(|stream| drop(stream.shutdown(Shutdown::Both)));
         }
+        drop(state);
+        together::fail(waiting, &Cause::Closed);
+    }
+
+    /// Requests that went with those of another caller.
+    pub(crate) fn joined(&self) -> u64 {
+        self.lock().joined
     }
 
     fn begin(
         &self,
         peer: Incarnation,
-        callers_max: usize,
-    ) -> Result<Option<BorrowedConnection>, Unavailable> {
+        single: SingleRequest,
+        lanes_per_peer: usize,
+    ) -> Result<Begun, Unavailable> {
+        let bytes = single.buffers.bytes();
         let mut state = self.lock();
-        if state.closed {
+        let PoolState {
+            closed,
+            peers,
+            joined,
+        } = &mut *state;
+        if *closed {
             return Err(Unavailable::Closed);
         }
-        let pool = state.peers.entry(peer).or_default();
+        let pool = peers.entry(peer).or_default();
+        let together = bytes <= TOGETHER_BYTES && pool.crowd.is_met(pool.callers);
+        let callers_max = match together {
+            true => TOGETHER_CALLERS,
+            false => callers_max(bytes, lanes_per_peer),
+        };
         if pool.callers >= callers_max {
-            return Err(Unavailable::Full);
+            return Err(Unavailable::Full(Box::new(single)));
         }
         pool.callers += 1;
-        let connection = pool.idle.pop();
-        pool.borrowed
-            .extend(connection.as_ref().map(BorrowedConnection::stream));
-        Ok(connection)
+        let lone = Box::new(LoneRequest::new(single));
+        if !together {
+            return Ok(Begun::Alone(lone, pool.borrow()));
+        }
+        let part = pool.crowd.join(lone);
+        *joined += u64::from(matches!(part, Part::Wait(..)));
+        Ok(Begun::Together(part))
     }
 
     /// A caller is done; says whether the mover is closed.
@@ -174,11 +223,11 @@ impl Direct {
         context: &TcpContext,
         segment: &Arc<Segment>,
         deadline: Instant,
-    ) -> Result<BorrowedConnection, Cause> {
+    ) -> Result<Box<BorrowedConnection>, Cause> {
         if self.lock().closed {
             return Err(Cause::Closed);
         }
-        let connection = BorrowedConnection::connect(context, segment, deadline)?;
+        let connection = Box::new(BorrowedConnection::connect(context, segment, deadline)?);
         let mut state = self.lock();
         if state.closed {
             return Err(Cause::Closed);
@@ -188,21 +237,34 @@ impl Direct {
         Ok(connection)
     }
 
-    fn give_back(&self, peer: Incarnation, connection: BorrowedConnection, reusable: bool) {
+    fn give_back(&self, peer: Incarnation, connection: Box<BorrowedConnection>, reusable: bool) {
         let mut state = self.lock();
-        let closed = state.closed;
+        let reusable = reusable && !state.closed;
         let pool = state.peers.entry(peer).or_default();
-        let stream = connection.stream();
-        pool.borrowed
-            .retain(|borrowed| !Arc::ptr_eq(borrowed, &stream));
-        match reusable && !closed {
-            true => pool.idle.push(connection),
-            false => connection.abort(),
-        }
+        pool.take_back(connection, reusable);
     }
 
     fn lock(&self) -> MutexGuard<'_, PoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl PeerPool {
+    fn borrow(&mut self) -> Option<Box<BorrowedConnection>> {
+        let connection = self.idle.pop();
+        self.borrowed
+            .extend(connection.as_ref().map(|connection| connection.stream()));
+        connection
+    }
+
+    fn take_back(&mut self, connection: Box<BorrowedConnection>, reusable: bool) {
+        let stream = connection.stream();
+        self.borrowed
+            .retain(|borrowed| !Arc::ptr_eq(borrowed, &stream));
+        match reusable {
+            true => self.idle.push(connection),
+            false => connection.abort(),
+        }
     }
 }
 
@@ -242,7 +304,7 @@ mod tests {
         let connection = BorrowedConnection::new(stream, client);
         let mut state = direct.lock();
         let pool = state.peers.entry(Incarnation(1)).or_default();
-        pool.idle.push(connection);
+        pool.idle.push(Box::new(connection));
     }
 
     /// A burst of 64 callers left 64 connections that were kept for a minute: of sixteen processes with one key the last was
@@ -276,8 +338,8 @@ mod tests {
         let latest = of_all().split_off(SMALL_CALLERS - KEPT_IDLE);
         assert_eq!(left(now()), KEPT_IDLE);
         assert_eq!(of_all(), latest, "those that were used last");
-        let processes =
-            crate::tcp::TcpConfig::default().connections_per_peer_max / (SMALL_CALLERS + 4);
+        let processes = crate::tcp::TcpConfig::default().connections_per_peer_max
+            / (SMALL_CALLERS + together::LEADERS + 4);
         assert!(
             processes >= 32,
             "as many processes with one key may be busy: {processes}"

@@ -476,6 +476,7 @@ impl Mover for Tcp {
             ("retries", counters.retries),
             ("lanes_closed_idle", counters.closed_idle),
             ("lanes_closed_peer", counters.closed_peer),
+            ("requests_joined", self.context.direct.joined()),
             ("connections_served", self.context.connections() as u64),
         ]
         .into_iter()

@@ -80,6 +80,7 @@ options! {
     ack_timeout ["SLACKWATER_TCP_ACK_TIMEOUT", "MC_TCP_STATUS_TIMEOUT_SEC"] seconds;
     drain_timeout ["SLACKWATER_TCP_DRAIN_TIMEOUT"] duration;
     address_rest ["SLACKWATER_TCP_ADDRESS_REST"] duration;
+    crowd_patience ["SLACKWATER_TCP_CROWD_PATIENCE"] duration;
     queue_bytes ["SLACKWATER_TCP_QUEUE_BYTES"] bytes;
     queue_entries ["SLACKWATER_TCP_QUEUE_ENTRIES", "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER"] number;
     socket_buffer_bytes ["SLACKWATER_TCP_SOCKET_BUFFER_BYTES"] size;
@@ -267,6 +268,7 @@ mod tests {
             ("MC_TCP_SLICE_SIZE", "4096"),
             ("MC_TCP_PROGRESS_TIMEOUT_SEC", "12"),
             ("SLACKWATER_TCP_ACK_TIMEOUT", "250ms"),
+            ("SLACKWATER_TCP_CROWD_PATIENCE", "1ms"),
             ("MC_TCP_BIND_ADDRESS", "127.0.0.1, [::1]:15001"),
             ("MC_TCP_PROTO", "1"),
             ("SLACKWATER_TCP_LOCAL", "10.0.0.1,::2"),
@@ -279,6 +281,7 @@ mod tests {
         );
         assert_eq!(config.progress_timeout, Duration::from_secs(12));
         assert_eq!(config.ack_timeout, Duration::from_millis(250));
+        assert_eq!(config.crowd_patience, Duration::from_millis(1));
         assert_eq!(
             config.local,
             [

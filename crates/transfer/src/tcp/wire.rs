@@ -77,6 +77,11 @@ impl Scratch {
             vectors: Vec::new(),
         }
     }
+
+    /// Has room for at least so many bytes.
+    pub(crate) fn widen(&mut self, bytes: usize) {
+        self.bytes.resize(self.bytes.len().max(bytes), 0);
+    }
 }
 
 impl Wire {

@@ -16,4 +16,5 @@ mod sealed;
 mod staged;
 mod stale;
 mod support;
+mod together;
 mod transfer;

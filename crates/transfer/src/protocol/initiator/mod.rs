@@ -170,6 +170,11 @@ impl<T> Initiator<T> {
         self.flights.is_empty() && self.queue.is_empty() && self.payload.is_none()
     }
 
+    /// Requests that the peer has not answered yet, those that were given up here among them.
+    pub(crate) fn under_way(&self) -> usize {
+        self.flights.len()
+    }
+
     /// Since when nothing is under way.
     pub(crate) fn idle_since(&self) -> Instant {
         self.idle_since

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use slackwater_base::Instant;
 use slackwater_net::{LocalPorts, TcpLiveness};
-use slackwater_wait::{Arrival, Site, Waiting, now, wait_for};
+use slackwater_wait::{Arrival, Completer, Site, Waiting, now, wait_for};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::cause::{Cause, Deadline};
@@ -31,6 +31,8 @@ pub(super) struct BorrowedConnection {
     scratch: Scratch,
     /// The timeout of blocking calls that is in force, so that it is set again only when it changes.
     timeout: Duration,
+    /// Requests that the peer takes at once.
+    requests_max: usize,
 }
 
 /// The request of a caller.
@@ -38,6 +40,23 @@ pub(super) struct BorrowedConnection {
 pub(super) struct LoneRequest {
     pub(super) single: SingleRequest,
     cursor: Cursor,
+    /// Of a request that another caller carries: how its own caller learns of its end. Behind the memory, which is released
+    /// before the caller is told.
+    pub(super) waiter: Option<Completer<Answer>>,
+    /// Its number among the requests that go together.
+    pub(super) ticket: u64,
+}
+
+/// What a caller learns of a request that another one carries.
+#[derive(Debug)]
+pub(super) enum Answer {
+    Ended(Outcome),
+    /// The caller carries the requests from now on, on this connection if there is one; its own is among those that are under
+    /// way there, or is given back to be started.
+    Lead {
+        own: Option<Box<LoneRequest>>,
+        connection: Option<Box<BorrowedConnection>>,
+    },
 }
 
 /// Where callers wait for the rest of a payload.
@@ -77,16 +96,20 @@ impl Arrival for Payload<'_> {
 }
 
 /// How a request ended; the request itself, if it had no effect and can be started elsewhere.
-type Outcome = Result<(), (Cause, Option<LoneRequest>)>;
+pub(super) type Outcome = Result<(), (Cause, Option<Box<LoneRequest>>)>;
 
 /// Bytes read behind a payload: an acknowledgement, and little more.
 const SCRATCH_BYTES: usize = 4 << 10;
+/// Bytes read at once where small payloads of many callers come one behind the other.
+const TOGETHER_SCRATCH_BYTES: usize = 64 << 10;
 
 impl LoneRequest {
     pub(super) fn new(single: SingleRequest) -> Self {
         Self {
             single,
             cursor: Cursor::default(),
+            waiter: None,
+            ticket: 0,
         }
     }
 }
@@ -155,6 +178,7 @@ impl BorrowedConnection {
             client,
             scratch: Scratch::new(SCRATCH_BYTES),
             timeout: Duration::ZERO,
+            requests_max: 1,
         }
     }
 
@@ -180,6 +204,19 @@ impl BorrowedConnection {
 
     /// Carries one request; says too whether the connection can be used again.
     pub(super) fn carry(&mut self, lone: LoneRequest) -> (Outcome, bool) {
+        let carried = self.start(lone).and_then(|()| self.drive());
+        let cause = match &carried {
+            Ok(()) => Cause::Dropped,
+            Err(reason) => self.close(reason),
+        };
+        let ended = self.ended(&cause).next();
+        let outcome = ended.map(|(_, outcome)| outcome);
+        let reusable = carried.is_ok() && self.is_quiet();
+        (outcome.unwrap_or(Err((cause, None))), reusable)
+    }
+
+    /// Queues one request, to be sent in the next turn.
+    pub(super) fn start(&mut self, lone: LoneRequest) -> Result<(), CloseReason> {
         let SingleRequest {
             op,
             buffers,
@@ -200,29 +237,80 @@ impl BorrowedConnection {
             deadline: *deadline,
             task: lone,
         };
-        let carried = self.client.handle(now(), start).and_then(|()| self.drive());
-        let cause = match &carried {
-            Ok(()) => Cause::Dropped,
-            Err(reason) => self.client.close(now(), reason),
-        };
-        let outcome = self.client.out.drain(..).find_map(|output| match output {
-            Output::Ended { outcome, .. } => Some(outcome.map(drop).map_err(|cause| (cause, None))),
-            Output::Again(lone) => Some(Err((cause.clone(), Some(lone)))),
-            Output::Ready(_) => None,
-        });
-        let reusable = carried.is_ok() && self.client.initiator.is_quiet();
-        (outcome.unwrap_or(Err((cause, None))), reusable)
+        self.client.handle(now(), start)
     }
 
-    /// Drives the connection until the request has ended.
+    /// Sends what there is, or waits for bytes, for no longer than until `until`; ends what is late.
+    pub(super) fn turn(&mut self, until: Instant) -> Result<(), CloseReason> {
+        match self.client.initiator.next_deadline() {
+            due if due <= now() => self.client.on_deadline(now()),
+            due => self.step(due.min(until)),
+        }
+    }
+
+    /// The requests that have ended, each with its waiter; `cause` is why those that can be started elsewhere have.
+    pub(super) fn ended(
+        &mut self,
+        cause: &Cause,
+    ) -> impl Iterator<Item = (Option<Completer<Answer>>, Outcome)> {
+        self.client
+            .out
+            .drain(..)
+            .filter_map(move |output| match output {
+                Output::Ended { task, outcome } => {
+                    let LoneRequest { single, waiter, .. } = task;
+                    // Nothing of the caller's memory is held when the caller is told.
+                    drop(single);
+                    let outcome = outcome.map(drop).map_err(|cause| (cause, None));
+                    Some((waiter, outcome))
+                }
+                Output::Again(mut lone) => {
+                    let waiter = lone.waiter.take();
+                    Some((waiter, Err((cause.clone(), Some(Box::new(lone))))))
+                }
+                Output::Ready(_) => None,
+            })
+    }
+
+    /// Whether some have ended that [`BorrowedConnection::ended`] has not told of.
+    pub(super) fn has_ended(&self) -> bool {
+        !self.client.out.is_empty()
+    }
+
+    /// Ends all requests on it; returns the cause of those that fail.
+    pub(super) fn close(&mut self, reason: &CloseReason) -> Cause {
+        self.client.close(now(), reason)
+    }
+
+    /// Whether nothing is under way on it.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.client.initiator.is_quiet()
+    }
+
+    /// How many more requests the peer takes now.
+    pub(super) fn room(&self) -> usize {
+        let under_way = self.client.initiator.under_way();
+        self.requests_max.saturating_sub(under_way)
+    }
+
+    /// The request that was started last, of those under way that have a caller waiting.
+    pub(super) fn newest(&mut self) -> Option<&mut LoneRequest> {
+        let tasks = self.client.initiator.tasks();
+        let (id, _) = tasks
+            .filter(|(_, lone)| lone.waiter.is_some())
+            .max_by_key(|(id, _)| *id)?;
+        self.client.initiator.task(id)
+    }
+
+    /// Has small payloads of many callers read with one call.
+    pub(super) fn widen(&mut self) {
+        self.scratch.widen(TOGETHER_SCRATCH_BYTES);
+    }
+
+    /// Drives the connection until a request has ended.
     fn drive(&mut self) -> Result<(), CloseReason> {
-        while self.client.out.is_empty() {
-            let due = self.client.initiator.next_deadline();
-            if due <= now() {
-                self.client.on_deadline(now())?;
-                continue;
-            }
-            self.step(due)?;
+        while !self.has_ended() {
+            self.turn(Instant::NEVER)?;
         }
         Ok(())
     }
@@ -234,7 +322,11 @@ impl BorrowedConnection {
             }
             self.step(until)?;
         }
-        self.client.out.clear();
+        for output in self.client.out.drain(..) {
+            if let Output::Ready(credit) = output {
+                self.requests_max = credit.requests;
+            }
+        }
         Ok(())
     }
 

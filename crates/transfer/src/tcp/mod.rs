@@ -471,6 +471,7 @@ impl Mover for Tcp {
                 scheduler.oldest_pending(now()).as_nanos() as u64,
             ),
             ("lanes_busiest_loop", busiest as u64),
+            ("lanes_slow", scheduler.slow_lanes(now()) as u64),
             ("lanes_created", counters.created),
             ("connects_failed", counters.connect_failed),
             ("retries", counters.retries),

@@ -18,6 +18,8 @@ pub(crate) struct Task {
     /// The fence epoch that it was submitted in.
     pub(crate) epoch: u64,
     pub(crate) since: Instant,
+    /// When it was given to a lane.
+    pub(crate) started: Instant,
     pub(crate) kind: TaskKind,
     /// Where in its memory a lane is.
     cursor: Cursor,
@@ -43,6 +45,7 @@ impl Task {
             peer,
             epoch: 0,
             since: now(),
+            started: Instant::ZERO,
             kind,
             cursor: Cursor::default(),
         }

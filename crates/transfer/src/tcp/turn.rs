@@ -57,6 +57,7 @@ impl FinishedTask {
             peer: self.task.peer,
             epoch: self.task.epoch,
             bytes: self.task.bytes(),
+            started: self.task.started,
             moved,
         }
     }

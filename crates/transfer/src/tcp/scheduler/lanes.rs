@@ -5,6 +5,7 @@ use std::sync::Arc;
 use slackwater_base::Instant;
 use slackwater_wire::Incarnation;
 
+use super::pace::Pace;
 use super::peer::PeerQueue;
 use super::routes::Route;
 use super::{Action, Finished, Moved, Scheduler};
@@ -27,6 +28,7 @@ pub(super) struct Lane {
     pub(super) in_flight: usize,
     pub(super) bytes: u64,
     credit: Credit,
+    pace: Pace,
 }
 
 /// A lane that was closed.
@@ -131,15 +133,41 @@ impl Scheduler {
         self.wake_when_due(actions);
     }
 
-    /// The ready lane with the fewest bytes under way that has credit for the next queued task, and its number of
-    /// tasks.
-    pub(super) fn best_lane(&self, incarnation: Incarnation) -> Option<(LaneId, usize)> {
+    /// The ready lane that ends the next queued task first, of those that have credit for it, and its number of tasks. That is
+    /// the one with the fewest bytes under way, those of slow lanes counted as often as they are slower.
+    pub(super) fn best_lane(
+        &self,
+        incarnation: Incarnation,
+        now: Instant,
+    ) -> Option<(LaneId, usize)> {
         let peer = self.peers.get(&incarnation)?;
         let next_bytes = peer.front()?.bytes();
+        let fastest = self.fastest(peer);
         self.lanes_of(peer)
             .filter(|(_, lane)| lane.takes(next_bytes))
-            .min_by_key(|(_, lane)| (lane.bytes, lane.in_flight))
+            .min_by_key(|(_, lane)| {
+                let bytes = (lane.bytes + next_bytes) * lane.times_slower(fastest, now);
+                (bytes, lane.in_flight)
+            })
             .map(|(id, lane)| (id, lane.in_flight))
+    }
+
+    /// Lanes that are at least twice as slow as another one of their peer.
+    pub(crate) fn slow_lanes(&self, now: Instant) -> usize {
+        let slow = |peer: &PeerQueue| {
+            let fastest = self.fastest(peer);
+            self.lanes_of(peer)
+                .filter(|(_, lane)| lane.pace.times_slower(fastest, false, now) > 1)
+                .count()
+        };
+        self.peers.values().map(slow).sum()
+    }
+
+    /// The least time for a MiB on a lane of a peer.
+    fn fastest(&self, peer: &PeerQueue) -> Option<u64> {
+        self.lanes_of(peer)
+            .filter_map(|(_, lane)| lane.pace.nanos_per_mib())
+            .min()
     }
 
     /// Opens one more lane, unless there are enough, one is being opened, or the peer rests.
@@ -178,6 +206,7 @@ impl Scheduler {
                 requests: 0,
                 bytes: 0,
             },
+            pace: Pace::default(),
         };
         self.lanes.insert(lane, entry);
         actions.push(Action::Connect {
@@ -189,8 +218,10 @@ impl Scheduler {
     }
 
     /// A task has left its lane.
-    pub(super) fn leave_lane(&mut self, lane: LaneId, done: &Finished) {
+    pub(super) fn leave_lane(&mut self, lane: LaneId, done: &Finished, now: Instant) {
         if let Some(entry) = self.lanes.get_mut(&lane) {
+            let moved = matches!(done.moved, Moved::Read(_) | Moved::Written(_));
+            entry.pace.ended(done.bytes, moved, done.started, now);
             entry.in_flight -= 1;
             entry.bytes -= done.bytes;
             entry.answered |= done.moved != Moved::Nothing;
@@ -209,6 +240,10 @@ impl Scheduler {
 }
 
 impl Lane {
+    fn times_slower(&self, fastest: Option<u64>, now: Instant) -> u64 {
+        self.pace.times_slower(fastest, self.in_flight == 0, now)
+    }
+
     fn takes(&self, bytes: u64) -> bool {
         self.ready
             && self.in_flight < self.credit.requests

@@ -5,10 +5,13 @@
 
 mod fences;
 mod lanes;
+mod pace;
 mod peer;
 mod routes;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod weights;
 #[cfg(test)]
 pub(crate) use tests::peer;
 
@@ -113,6 +116,8 @@ pub(crate) struct Finished {
     pub(crate) epoch: u64,
     /// The bytes that its lane counted for it.
     pub(crate) bytes: u64,
+    /// When it was given to its lane.
+    pub(crate) started: Instant,
     pub(crate) moved: Moved,
 }
 
@@ -275,7 +280,7 @@ impl Scheduler {
         now: Instant,
         actions: &mut Vec<Action>,
     ) {
-        self.leave_lane(lane, done);
+        self.leave_lane(lane, done, now);
         if let Some(peer) = self.peers.get_mut(&done.peer) {
             done.moved.count(&mut peer.stats);
             if done.moved != Moved::Nothing {
@@ -423,7 +428,7 @@ impl Scheduler {
             if peer.queued() == 0 {
                 continue;
             }
-            let best = self.best_lane(incarnation);
+            let best = self.best_lane(incarnation, now);
             let busy = best.is_none_or(|(_, in_flight)| in_flight > 0);
             if busy {
                 self.open_lane(incarnation, now, actions);
@@ -432,7 +437,8 @@ impl Scheduler {
             let Some(peer) = self.peers.get_mut(&incarnation) else {
                 continue;
             };
-            let Some(task) = peer.pop() else { continue };
+            let Some(mut task) = peer.pop() else { continue };
+            task.started = now;
             peer.let_in(&self.limits, actions);
             let Some(entry) = self.lanes.get_mut(&lane) else {
                 continue;

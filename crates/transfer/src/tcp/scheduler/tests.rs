@@ -171,6 +171,7 @@ impl World {
             peer: task.peer,
             epoch: task.epoch,
             bytes: task.bytes(),
+            started: task.started,
             moved: Moved::Read(task.bytes()),
         };
         self.ask(|scheduler, actions| scheduler.finished(lane, &done, NOW, actions));
@@ -429,6 +430,7 @@ fn pauses_grow_for_a_peer_that_greets_and_drops() {
         peer: task.peer,
         epoch: task.epoch,
         bytes: 0,
+        started: task.started,
         moved: Moved::Refused,
     };
     world.ask(|scheduler, actions| scheduler.finished(lane, &done, now, actions));

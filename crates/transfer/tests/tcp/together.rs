@@ -31,6 +31,8 @@ struct Peer {
     /// It closes the connections that it has, and answers on others.
     closes: bool,
     refuses_odd: bool,
+    /// Of requests that came together it answers the first one alone, until it is told to go on.
+    holds_rest: bool,
 }
 
 #[derive(Debug, Default)]
@@ -65,6 +67,13 @@ impl Played {
             .unwrap();
         assert!(!waited.timed_out(), "the test has not gone on within 20 s");
         peer.closes && number <= ALONE + 1
+    }
+
+    fn go_on(&self) {
+        let peer = self.peer.lock().unwrap();
+        let holds = |peer: &mut Peer| peer.holds_rest;
+        let waited = self.changed.wait_timeout_while(peer, 20 * SECOND, holds);
+        assert!(!waited.unwrap().1.timed_out(), "not told within 20 s");
     }
 
     fn serve(self: &Arc<Self>, listener: TcpListener, greeting: [u8; GREETING_BYTES]) {
@@ -105,8 +114,15 @@ impl Played {
             }
             let refuses_odd = self.peer(|peer| peer.refuses_odd);
             let mut answers = Vec::new();
-            for request in requests {
-                answer(&request, refuses_odd, &mut answers);
+            for (index, request) in requests.iter().enumerate() {
+                if index == 1 {
+                    if stream.write_all(&answers).is_err() {
+                        return;
+                    }
+                    answers.clear();
+                    self.go_on();
+                }
+                answer(request, refuses_odd, &mut answers);
             }
             if stream.write_all(&answers).is_err() {
                 return;
@@ -363,4 +379,22 @@ fn a_crowd_does_not_wait_for_a_leader_whose_peer_is_slow() {
     assert_all_read(callers);
     // No caller leads any more, and none is taken to lead: the next one is not queued.
     assert_all_read(vec![scene.read(0, 20 * SECOND)]);
+}
+
+/// The caller that led left with its own answer; those whose requests were under way on its connection would have had none.
+#[test]
+fn a_leader_with_its_answer_leaves_those_under_way_to_another_caller() {
+    let scene = Scene::new(64, 60 * SECOND);
+    let callers = scene.crowd(20 * SECOND);
+    scene
+        .played
+        .peer(|peer| (peer.answers, peer.holds_rest) = (true, true));
+    until("one that joined has its answer", || {
+        callers[ALONE + 1..].iter().any(Caller::is_finished)
+    });
+    let finished = callers.iter().filter(|caller| caller.is_finished()).count();
+    assert!(finished <= ALONE + 2, "{finished}");
+    scene.played.peer(|peer| peer.holds_rest = false);
+    assert_all_read(callers);
+    assert_eq!(scene.played.peer(|peer| peer.connections), ALONE + 1);
 }

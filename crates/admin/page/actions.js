@@ -1,7 +1,7 @@
 // What changes something: each asks before it acts, and says what came out.
 
 import { byId, element, write } from "./elements.js";
-import { parseBytes } from "./format.js";
+import { many, parseBytes } from "./format.js";
 import { ask } from "./stream.js";
 
 /**
@@ -150,7 +150,7 @@ export function removeAll() {
     danger: true,
     act: async ({ tenant, force }) => {
       const { removed } = await ask("POST", "api/v1/remove_all", { tenant, force: String(force) });
-      return `${removed} objects are removed.`;
+      return removed === 1 ? "1 object is removed." : `${many(removed, "object")} are removed.`;
     },
   });
 }

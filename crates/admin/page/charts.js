@@ -13,16 +13,18 @@ const HEIGHT = 132;
 const STEPS = Array.from({ length: 46 }, (_, power) => 2 ** power);
 
 /**
- * A chart of `series`, each `{ words, tone, fill }`, whose values `shown` puts in words. Gives `push(time, values)`, where a
- * value that is not known is null.
+ * A chart of `series`, each `{ words, tone, fill }`, whose values `shown` puts in words; `empty` stands there until one is
+ * above zero. Gives `push(time, values)`, where a value that is not known is null.
  */
-function chart(parent, legend, { series, shown, range }) {
+function chart(parent, legend, { series, shown, range, empty }) {
   const data = [[], ...series.map(() => [])];
   const items = series.map(({ words, tone }) => {
     const value = element("b", {});
     return { value, node: element("span", { class: `key ${tone}` }, `${words} `, value) };
   });
   legend.replaceChildren(...items.map(({ node }) => node));
+  const nothing = element("p", { class: "quiet nothing" }, empty);
+  parent.append(nothing);
   let plot = null;
   const tell = (at) => items.forEach(({ value }, index) => {
     const known = at === null ? data[index + 1].at(-1) : data[index + 1][at];
@@ -47,6 +49,7 @@ function chart(parent, legend, { series, shown, range }) {
       data[index].push(value);
       if (data[index].length > KEPT) data[index].shift();
     });
+    nothing.hidden ||= values.some((value) => value > 0);
     draw();
     plot?.setData(data);
     if (plot === null || plot.cursor.idx === null || plot.cursor.left < 0) tell(null);
@@ -61,7 +64,7 @@ function options(parent, { series, range, shown, width, tell }) {
   const grid = { stroke: color("--faint"), width: 1 };
   const axis = { stroke: color("--quiet"), font, grid, ticks: { show: false } };
   const ago = (u, ticks) => {
-    const now = u.data[0].at(-1) ?? 0;
+    const now = latest(u);
     return ticks.map((tick) => (now - tick < 1 ? "now" : `−${seconds(now - tick)}`));
   };
   return {
@@ -71,7 +74,8 @@ function options(parent, { series, range, shown, width, tell }) {
     cursor: { y: false, drag: { x: false, y: false } },
     hooks: { setCursor: [(u) => tell(u.cursor.left < 0 ? null : u.cursor.idx)] },
     scales: {
-      x: { time: false, range: (u, min, max) => [Math.min(min ?? 0, (max ?? 0) - SPAN), max ?? 0] },
+      // What uPlot hands over is padded while there is one sample: the axis ends with the last one.
+      x: { time: false, range: (u) => [Math.min(u.data[0][0] ?? 0, latest(u) - SPAN), latest(u)] },
       y: { range: range ?? ((u, min, max) => [0, Math.max(1024, (max ?? 0) * 1.1)]) },
     },
     axes: [
@@ -91,6 +95,9 @@ function options(parent, { series, range, shown, width, tell }) {
   };
 }
 
+/** When the last sample was told. */
+const latest = (u) => u.data[0].at(-1) ?? 0;
+
 /** Some moments up to now, a round time apart. */
 function ticks(min, max, width) {
   const most = Math.max(2, Math.floor(width / 110));
@@ -106,6 +113,7 @@ export function hitChart(parent, legend) {
     series: [{ words: "memory and SSD", tone: "ssd", fill: true }, { words: "memory", tone: "memory", fill: true }],
     shown: percent,
     range: () => [0, 1],
+    empty: "No hits yet",
   });
   return (time, rates) => {
     const hits = rates.hits((path) => rates.last(path) ?? 0);
@@ -122,6 +130,7 @@ export function throughputChart(parent, legend) {
       { words: "puts", tone: "clients", fill: false },
     ],
     shown: byteRate,
+    empty: "No bytes yet",
   });
   return (time, rates) => push(time, ["reads.memory_bytes", "reads.ssd_bytes", "puts.bytes"].map((path) => rates.last(path)));
 }

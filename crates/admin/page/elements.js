@@ -25,6 +25,11 @@ function filled(made, attributes, children) {
   return made;
 }
 
+/** A sentence whose parts between backquotes are code. */
+export function prose(sentence) {
+  return sentence.split(/`([^`]+)`/).map((part, index) => (index % 2 === 1 ? element("code", {}, part) : part));
+}
+
 /** Changes a text only where it is another one: what stays the same is not read out again, nor drawn. */
 export function write(target, text) {
   if (target.textContent !== text) target.textContent = text;

@@ -23,6 +23,9 @@ export function count(value) {
   return Math.round(value).toLocaleString("en-US");
 }
 
+/** So many of something, whose name takes an s for more than one. */
+export const many = (value, name) => `${count(value)} ${name}${value === 1 ? "" : "s"}`;
+
 /** How often in a second. */
 export function rate(value) {
   if (value === 0) return "0/s";

@@ -44,6 +44,8 @@ const stream = new Stream({
     const epoch = byId("epoch");
     epoch.hidden = false;
     write(epoch, `epoch ${sample.epoch}`);
+    byId("first").hidden = !isUnused(sample);
+    write(byId("first-put"), `printf hello | slackwater put greeting - --connect ${sample.address}`);
     write(byId("version"), `Slackwater ${sample.version}.`);
     show(sample);
   },
@@ -73,6 +75,12 @@ const stream = new Stream({
     byId("token").focus();
   },
 });
+
+/** Whether it holds nothing, was never asked for or given anything, and takes what this machine sends without a key. */
+function isUnused({ address, ready, stats }) {
+  const asked = [stats.puts.stored, stats.puts.existed, stats.puts.refused, stats.reads.memory_hits, stats.reads.ssd_hits, stats.reads.misses];
+  return ready && address.startsWith("tcp://") && stats.objects === 0 && asked.every((count) => count === 0);
+}
 
 function show(sample) {
   const isNew = rates.push(sample);

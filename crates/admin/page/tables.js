@@ -1,8 +1,8 @@
 // What there is: tiles, nodes with their segments, decisions, tenants, jobs, warnings.
 
 import { cancel, drain, quota } from "./actions.js";
-import { byId, element, keep, meter, write } from "./elements.js";
-import { byteRate, bytes, count, micros, percent, rate, seconds } from "./format.js";
+import { byId, element, keep, meter, prose, write } from "./elements.js";
+import { byteRate, bytes, count, many, micros, percent, rate, seconds } from "./format.js";
 
 const TILES = [
   { words: "Objects", value: (rates) => [count(rates.total("objects")), null] },
@@ -45,7 +45,7 @@ export function tiles(rates) {
 
 export function warnings(sample) {
   keep(byId("warnings"), sample.warnings, (it) => it.severity + it.what, (it) => ({
-    node: element("li", { class: it.severity }, element("strong", {}, it.what), element("span", {}, it.action)),
+    node: element("li", { class: it.severity }, element("strong", {}, ...prose(it.what)), element("span", {}, ...prose(it.action))),
     update: () => {},
   }));
 }
@@ -137,7 +137,12 @@ const DECISIONS = [
 ].map(([words, paths, kind]) => ({ words, paths: [paths].flat(), kind: kind ?? "what" }));
 
 export function decisions(rates, sample) {
-  const shown = DECISIONS.filter(({ paths }) => sample.stats.ssd !== null || !/^(promotions|offloads|ssd_evictions)/.test(paths[0]));
+  // A store that is alone has no other node for a replica.
+  const absent = [
+    sample.stats.ssd === null && /^(promotions|offloads|ssd_evictions)/,
+    !sample.stats.nodes && /^replication/,
+  ].filter(Boolean);
+  const shown = DECISIONS.filter(({ paths }) => !absent.some((those) => those.test(paths[0])));
   keep(byId("decisions"), shown, (it) => it.paths.join(), ({ words, paths, kind }) => {
     const [now, all] = [element("td"), element("td")];
     const node = element("tr", { class: kind }, element("th", { scope: "row" }, words), now, all);
@@ -180,7 +185,8 @@ export function hottest(sample, explain) {
   const exact = worst < 0.5 ? "The counts are exact" : `A count may be ${count(Math.ceil(worst))} too high, and none is too low`;
   const note = `${exact}; a look-up of a minute ago counts half. They are counted while somebody looks.`;
   write(byId("hottest-note"), chains.length === 0 ? "Nothing was looked up since this page looks." : note);
-  keep(byId("hottest"), chains, (it) => `${it.tenant} ${it.key}`, ({ key, tenant }) => {
+  const shares = chains.map((chain) => ({ ...chain, share: chain.reads / reads }));
+  keep(byId("hottest"), shares, (it) => `${it.tenant} ${it.key}`, ({ key, tenant }) => {
     const [number, share] = [element("td"), element("td")];
     const button = element("button", { type: "button", class: "link", title: "Why is it kept?", click: () => explain(key, tenant) }, key);
     const whose = tenant === "default" ? null : element("span", { class: "quiet" }, ` of ${tenant}`);
@@ -188,7 +194,7 @@ export function hottest(sample, explain) {
     const update = (it) => {
       write(number, count(it.reads));
       number.title = it.excess > 0 ? `${(it.reads - it.excess).toFixed(1)} to ${it.reads.toFixed(1)}` : it.reads.toFixed(1);
-      write(share, percent(it.reads / reads));
+      write(share, percent(it.share));
     };
     return { node, update };
   });
@@ -222,7 +228,7 @@ export function tenants(sample) {
     const parts = rows.map(({ tier, bar, figures }) => element("div", { class: "segment" }, element("span", { class: "name" }, tier === "ssd" ? "SSD" : "memory"), figures, bar.node));
     const node = element("li", {}, element("div", { class: "heading" }, element("h3", {}, it.tenant_id), objects, button), ...parts);
     const update = (now) => {
-      write(objects, `${count(now.objects)} objects`);
+      write(objects, many(now.objects, "object"));
       for (const { used, limit, bar, figures } of rows) {
         const words = now[limit] === null ? `${bytes(now[used])}, no quota` : `${bytes(now[used])} of ${bytes(now[limit])}`;
         write(figures, words);
@@ -252,7 +258,7 @@ export function jobs(sample) {
       write(status, it.status.toLowerCase());
       const all = it.migrated_bytes + it.left_bytes;
       const failed = it.failed_units > 0 ? `, ${count(it.failed_units)} failed` : "";
-      const words = `${bytes(it.migrated_bytes)} in ${count(it.succeeded_units)} values${failed}, ${bytes(it.left_bytes)} left, ${seconds(it.age_ms / 1000)}`;
+      const words = `${bytes(it.migrated_bytes)} in ${many(it.succeeded_units, "value")}${failed}, ${bytes(it.left_bytes)} left, ${seconds(it.age_ms / 1000)}`;
       write(figures, words);
       bar.update(all > 0 ? it.migrated_bytes / all : it.status === "RUNNING" ? 0 : 1, words);
       write(errors, it.errors.map(({ key, error_name }) => `${key}: ${error_name}`).join("; "));

@@ -38,6 +38,24 @@ def test_counts_are_told_with_what_they_may_be_too_high(command: Path, browser: 
         assert first[0] == row and first[2].startswith("The counts are exact")
 
 
+# The shares that one line shows after each of these samples.
+KEPT = """
+import("/page/tables.js").then(({ hottest }) => %s.map((hottest_now) => {
+    hottest({ hottest: hottest_now }, () => {});
+    return [...document.querySelectorAll("#hottest tr")].map((row) => row.lastElementChild.textContent);
+}))
+"""
+
+
+def test_a_share_is_of_all_look_ups_at_that_moment(command: Path, browser: Browser) -> None:
+    """A line kept the sum of the sample that it was made for, and its share went beyond 100 % as look-ups came."""
+    with started(command, "serve", "--memory", "16MiB") as server, browser.page(server.page, 1280) as page:
+        page.until("document.querySelectorAll('#nodes > li').length", lambda count: count == 1)
+        chain = CHAINS[0]
+        samples = [{"reads": 60.0, "chains": [chain]}, {"reads": 480.0, "chains": [chain | {"reads": 120.0}]}]
+        assert page.run(KEPT % json.dumps(samples)) == [["100.0 %"], ["25.0 %"]]
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_look_ups_are_counted_while_somebody_looks(command: Path, browser: Browser, width: int) -> None:
     with started(command, "serve", "--memory", "16MiB") as server, browser.page(server.page, width) as page:

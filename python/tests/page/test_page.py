@@ -53,7 +53,47 @@ def test_an_empty_store_says_so(command: Path, browser: Browser, width: int) -> 
         assert shown(page, "#address") == server.address
         assert "no SSD" in shown(page, "#flow")
         assert shown(page, "#warnings").strip() == ""
+        # A chart without a number, and a page without a value, say what they wait for.
+        assert (shown(page, "#hits .nothing"), shown(page, "#through .nothing")) == ("No hits yet", "No bytes yet")
+        assert shown(page, "#first").endswith(f"printf hello | slackwater put greeting - --connect {server.address}")
+        assert "replica" not in shown(page, "#decisions")
         check(page, f"empty-{width}")
+        with slackwater.connect(server.address) as client:
+            client.put("greeting", b"hello")
+            client.get("greeting")
+        page.until("document.querySelector('#first').hidden && document.querySelector('#through .nothing').hidden")
+
+
+# The words that a chart draws when it was told one sample, and after a second one.
+AXES = """
+(async () => {
+    const drawn = [];
+    const draw = CanvasRenderingContext2D.prototype.fillText;
+    CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) { drawn.push(text); return draw.call(this, text, ...rest); };
+    const { hitChart } = await import("/page/charts.js");
+    const parent = document.createElement("div");
+    parent.style.width = "600px";
+    document.body.append(parent);
+    const push = hitChart(parent, document.createElement("p"));
+    const turn = () => new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve)));
+    const told = [];
+    for (const time of [1000.5, 1003.5]) {
+        drawn.length = 0;
+        push(time, { hits: () => null });
+        await turn();
+        told.push([...new Set(drawn)].filter((text) => !text.endsWith("%")));
+    }
+    return told;
+})()
+"""
+
+
+def test_the_time_of_a_chart_ends_with_its_last_sample(command: Path, browser: Browser) -> None:
+    """Of one sample the end of the axis was some seconds ahead, and the marks stood at 13, 28 and 43 seconds."""
+    with started(command, "serve", "--memory", "16MiB") as server, browser.page(server.page, 1280) as page:
+        page.until("document.querySelectorAll('#nodes > li').length", lambda count: count == 1)
+        marks = ["−45 s", "−30 s", "−15 s", "now"]
+        assert page.run(AXES) == [marks, marks]
 
 
 # Two samples of one life, two seconds apart, in which every flow has a speed of its own.
@@ -104,9 +144,10 @@ def test_a_rate_is_what_was_counted_in_between(command: Path, browser: Browser) 
         script = """import("/page/format.js").then((format) => [
             format.bytes(0), format.bytes(1023), format.bytes(1024 ** 2 - 1), format.bytes(1536), format.count(1234567), format.count(999949),
             format.rate(0.01), format.micros(999.4), format.micros(1500), format.seconds(89.6), format.seconds(3600 * 5),
-            format.parseBytes("1.5GiB"), format.parseBytes("64 m"), format.parseBytes("7"), format.parseBytes("much"), format.parseBytes("-1")])"""
+            format.parseBytes("1.5GiB"), format.parseBytes("64 m"), format.parseBytes("7"), format.parseBytes("much"), format.parseBytes("-1"),
+            format.many(1, "object"), format.many(0, "object"), format.many(1200, "object")])"""
         words = ["0 B", "1023 B", "1.00 MiB", "1.50 KiB", "1.23 M", "999,949", "< 0.1/s", "999 µs", "1.50 ms", "90 s", "5.0 h"]
-        assert page.run(script) == [*words, 1.5 * 2**30, 64 << 20, 7, None, None]
+        assert page.run(script) == [*words, 1.5 * 2**30, 64 << 20, 7, None, None, "1 object", "0 objects", "1,200 objects"]
 
 
 # The counters of each line, as an operator reads the line.
@@ -213,7 +254,8 @@ def numbers(page: Page, sample: dict) -> dict[str, object]:
     parts = {"look_up": "look-up of a call", "queue": "wait before the SSD", "ssd": "SSD", "wire": "way to a client, from SSD"}
     phases = {name: stats["phases"][part] for part, name in parts.items()}
     return {
-        "decisions": [[line.strip(), total(paths)] for line, paths in COUNTED.items()],
+        # A store that is alone has no other node for a replica.
+        "decisions": [[line.strip(), total(paths)] for line, paths in COUNTED.items() if "nodes" in stats or not paths.startswith("replication")],
         "objects": words("count", stats["objects"])[0],
         "tiles": [[name, f"{total(paths)} in all"] for name, paths in TILES.items()],
         "hits": f"{words('percent', hits / (hits + reads['misses']))[0]} in all",
@@ -221,7 +263,7 @@ def numbers(page: Page, sample: dict) -> dict[str, object]:
         "shares": [words("percent", it["used_bytes"] / it["capacity_bytes"])[0] for it in segments],
         "latency": [[name, *words("micros", *(it[at] for at in quantiles))] for name, it in latency.items() if it["count"] > 0],
         "phases": [[name, *words("micros", *(it[at] for at in quantiles))] for name, it in phases.items() if it["count"] > 0],
-        "tenants": [[it["tenant_id"], f"{words('count', it['objects'])[0]} objects", held(it, "memory"), held(it, "ssd")] for it in tenants],
+        "tenants": [[it["tenant_id"], f"{words('count', it['objects'])[0]} object{'' if it['objects'] == 1 else 's'}", held(it, "memory"), held(it, "ssd")] for it in tenants],
     }
 
 
@@ -263,6 +305,7 @@ def test_a_busy_store_shows_what_is_counted(command: Path, browser: Browser, wid
             sample = told(server)
             node = sample["segments"][0]["node"]
             sample["quotas"][0] |= {"memory_quota_bytes": 1, "ssd_quota_bytes": 1}
+            sample["stats"]["nodes"] = {"nodes": [], "clients": 1}
             made = distinct(sample, itertools.count(11, 1_009))
             assert isinstance(made, dict)
             for segment in made["segments"]:
@@ -328,7 +371,7 @@ def test_actions_ask_before_they_act(command: Path, browser: Browser, width: int
             page.click("#dialog input[type=checkbox]")
             page.click("#dialog .danger")
             page.until("document.querySelector('#tiles strong').textContent", lambda text: text == "0")
-            assert "1 objects are removed" in str(page.run("document.querySelector('#told').textContent"))
+            assert "1 object is removed" in str(page.run("document.querySelector('#told').textContent"))
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -422,7 +465,7 @@ def test_a_pool_of_ten_nodes_and_one_that_dies(command: Path, browser: Browser, 
         server = stack.enter_context(started(command, "master"))
         with browser.page(server.page, 390) as page:
             page.until("document.querySelector('#status').textContent", lambda text: text == "not serving")
-            assert "slackwater node" in shown(page, "#warnings")
+            assert shown(page, "#warnings code") == "slackwater node" and "`" not in shown(page, "#warnings")
             check(page, "no-node-390")
         nodes = [stack.enter_context(lent(command, server.address, tmp_path / str(number))) for number in range(10)]
         with traffic(server.address):

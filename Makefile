@@ -30,7 +30,7 @@ WITH := $(if $(FEATURES),--features $(FEATURES))
 comma := ,
 MODULE_WITH := $(if $(FEATURES),--features $(FEATURES)$(comma)pyo3/extension-module)
 
-.PHONY: help run test wheel wheel-mooncake wheel-aarch64 deb static docs bench soak test-aarch64 lint test-rust test-otel test-c test-loom test-miri test-sim test-python c mutants build clean
+.PHONY: help run test wheel wheel-mooncake wheel-aarch64 deb static docs bench soak test-aarch64 test-deploy lint test-rust test-otel test-c test-loom test-miri test-sim test-python c mutants build clean
 
 help:
 	@echo "make run             replay generated chat traffic through the tiered store; report in report/"
@@ -44,6 +44,7 @@ help:
 	@echo "make c               the library for C and C++, shared and static, with its header, in dist/c"
 	@echo "make bench           every benchmark, with ratios against limits and peers"
 	@echo "make soak MINUTES=30 the simulator's profiles on seeds that were never used before"
+	@echo "make test-deploy     the chart by Helm and the schemas of Kubernetes, dashboard and alerts in a Prometheus if there is one"
 	@echo "make test-aarch64    copies and checksums of aarch64, under an emulator"
 	@echo "make mutants         plants small mistakes in the cores and the lock-free parts; MUTANTS='pool wait' for some"
 
@@ -83,6 +84,16 @@ test-otel: toolchain $(STAMP)
 
 test-loom: toolchain
 	$(call bounded,RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --locked --release --package slackwater-wait --package slackwater-pool --lib models)
+
+# What `test-rust` checks of `deploy/` with tools that it only uses where they are: here Go builds Helm first, at this version.
+HELM_VERSION := v3.16.4
+HELM := target/tools/bin/helm
+test-deploy: toolchain $(STAMP) $(HELM)
+	$(call bounded,PATH=$(CURDIR)/target/tools/bin:$$PATH SLACKWATER_PYTHON=$(CURDIR)/$(PYTHON) cargo test --locked --package slackwater-cli --test reference)
+
+$(HELM):
+	@command -v go >/dev/null || { echo "Go is needed to build Helm: 'apt-get install golang' (or your system's package)"; exit 1; }
+	GOBIN=$(CURDIR)/target/tools/bin go install helm.sh/helm/v3/cmd/helm@$(HELM_VERSION)
 
 # Miri interprets the unsafe parts of waiting and of the pool. It knows the system calls of libc, not rustix's own.
 test-miri: toolchain

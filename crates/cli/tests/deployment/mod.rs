@@ -4,6 +4,7 @@
     reason = "a test that cannot go on says so by panicking"
 )]
 
+mod scraped;
 mod started;
 mod tools;
 

@@ -11,9 +11,9 @@ use super::{deploy, read};
 
 /// A process of an example: its words and its variables.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Process {
-    words: Vec<String>,
-    variables: Vec<(String, String)>,
+pub(super) struct Process {
+    pub(super) words: Vec<String>,
+    pub(super) variables: Vec<(String, String)>,
 }
 
 /// Where containers keep what is to stay.
@@ -50,7 +50,7 @@ impl Process {
         command
     }
 
-    fn start(&self) -> Started {
+    pub(super) fn start(&self) -> Started {
         let mut child = self.command().stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         Started { child, lines }
@@ -66,14 +66,14 @@ impl Process {
 }
 
 /// A process, ended with the test.
-struct Started {
+pub(super) struct Started {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
 }
 
 impl Started {
     /// What follows these words on the next line.
-    fn told(&mut self, words: &str) -> String {
+    pub(super) fn told(&mut self, words: &str) -> String {
         let line = self
             .lines
             .next()
@@ -147,7 +147,7 @@ fn composed(text: &str) -> BTreeMap<String, Process> {
 }
 
 /// Runs a client to its end.
-fn client(words: &[&str]) -> Output {
+pub(super) fn client(words: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_slackwater"));
     command.args(words).env_clear().stdin(Stdio::null());
     let output = command.output().unwrap();

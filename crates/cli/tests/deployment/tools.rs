@@ -1,5 +1,7 @@
 //! What only the tools that read these files can say. A tool that is not here is named.
 
+use std::env;
+use std::ffi::OsString;
 use std::io::{ErrorKind, Write};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -31,7 +33,11 @@ fn tool(program: &str, arguments: &[&str], folder: &Path) -> Option<Output> {
 
 fn tool_reading(input: Stdio, program: &str, arguments: &[&str], folder: &Path) -> Option<Output> {
     let (_, had_by) = TOOLS.iter().find(|(tool, _)| *tool == program).unwrap();
-    let run = Command::new(program)
+    let command = match program {
+        "python3" => python(),
+        other => other.into(),
+    };
+    let run = Command::new(command)
         .args(arguments)
         .current_dir(folder)
         .stdin(input)
@@ -47,8 +53,13 @@ fn tool_reading(input: Stdio, program: &str, arguments: &[&str], folder: &Path) 
     }
 }
 
+/// The interpreter that has the packages of the tests, where one is named.
+fn python() -> OsString {
+    env::var_os("SLACKWATER_PYTHON").unwrap_or_else(|| "python3".into())
+}
+
 /// Says what was not checked. What a test that passes prints is shown to nobody; this is.
-fn skipped(what: &str) {
+pub(super) fn skipped(what: &str) {
     let mut all = std::io::stderr().lock();
     writeln!(all, "skipped: {what}").unwrap();
 }
@@ -196,8 +207,70 @@ fn the_dashboard_is_what_its_source_says() {
     );
 }
 
-/// What is rendered is what the schemas of Kubernetes allow, where these can be fetched.
-fn conforms(rendered: &str) {
+/// Validates what it reads by the schemas of Kubernetes that a package of Python brings, the newest that it has; prints the
+/// names of what was validated.
+const CONFORM: &str = "import sys
+try:
+    import kubernetes_validate, yaml
+except ImportError:
+    sys.exit(77)
+for it in yaml.safe_load_all(sys.stdin):
+    if it is None or it['kind'] == 'ServiceMonitor':
+        continue
+    try:
+        kubernetes_validate.validate(it, kubernetes_validate.latest_version(), strict=True)
+    except kubernetes_validate.ValidationError as error:
+        sys.exit(f\"{it['kind']} {list(error.path)}: {error.message}\")
+    print(it['kind'])";
+
+/// The kinds of objects that are what the schemas allow, or nothing where there are no schemas; an error says what is not.
+fn validated(rendered: &str) -> Option<Result<Vec<String>, String>> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rendered.yaml");
+    std::fs::write(&path, rendered).unwrap();
+    let input = Stdio::from(std::fs::File::open(path).unwrap());
+    let output = tool_reading(input, "python3", &["-c", CONFORM], folder.path())?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    match output.status.code() {
+        Some(77) => {
+            skipped("objects by the schemas of Kubernetes (pip install kubernetes-validate)");
+            None
+        }
+        Some(0) => Some(Ok(text(&output.stdout)
+            .lines()
+            .map(str::to_owned)
+            .collect())),
+        _ => Some(Err(text(&output.stderr))),
+    }
+}
+
+/// A cluster drops a field that it does not know, in silence; the schemas do not.
+#[test]
+fn the_schemas_of_kubernetes_refuse_an_unknown_field() {
+    let service = |field: &str| {
+        format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{ name: a }}\nspec: {{ ports: [{{ port: 1, {field}: 1 }}] }}\n---\n"
+        )
+    };
+    let Some(good) = validated(&service("nodePort")) else {
+        return;
+    };
+    assert_eq!(good, Ok(vec!["Service".to_owned()]));
+    let refused = validated(&service("nodPort")).unwrap().unwrap_err();
+    assert!(refused.contains("'nodPort' was unexpected"), "{refused}");
+}
+
+/// What is rendered is what the schemas of Kubernetes allow: those of the package, and for kubeconform those that it fetches.
+fn conforms(rendered: &str, kinds: &[&str]) {
+    if let Some(validated) = validated(rendered) {
+        assert_eq!(
+            validated.as_deref(),
+            Ok(&kinds
+                .iter()
+                .map(|kind| (*kind).to_owned())
+                .collect::<Vec<_>>()[..])
+        );
+    }
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("rendered.yaml"), rendered).unwrap();
     let arguments = ["-strict", "-ignore-missing-schemas", "rendered.yaml"];
@@ -263,7 +336,22 @@ fn helm_renders_the_chart() {
         for part in common.iter().chain(&parts) {
             assert!(text.contains(part), "{kind}: {part}: {text}");
         }
-        conforms(&text);
+        let daemon = ["PodDisruptionBudget", "Service", "DaemonSet", "StatefulSet"];
+        let stateful = [
+            "PodDisruptionBudget",
+            "Service",
+            "Service",
+            "StatefulSet",
+            "StatefulSet",
+        ];
+        conforms(
+            &text,
+            if kind.ends_with("DaemonSet") {
+                &daemon
+            } else {
+                &stateful
+            },
+        );
     }
     accepts(
         "helm",

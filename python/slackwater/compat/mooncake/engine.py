@@ -343,6 +343,8 @@ class TransferEngine:
 
     def _meet(self, peer: str) -> int | None:
         """Asks a peer for its description: its first address, or 0; `None` when there is no such peer."""
+        if not isinstance(peer, str):
+            raise TypeError(f"a peer is named by a text, and not by {peer!r}")
         if self._raw is None or self._process != os.getpid():
             return None
         try:

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::sync::{Mutex, PoisonError};
 
+use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 use slackwater_remote::ClientError;
 use slackwater_wire::ErrorCode;
@@ -57,7 +58,15 @@ impl Reasons {
         let new = told.insert((method.to_owned(), code));
         drop(told);
         if new && let Err(raised) = self.log.call1(py, (method, code, error.to_string())) {
-            raised.write_unraisable(py, None);
+            // No call raises for what is logged. Ctrl-C is there again once the call has returned, and is raised then.
+            let again = raised.is_instance_of::<PyKeyboardInterrupt>(py)
+                && py
+                    .import("_thread")
+                    .and_then(|threads| threads.call_method0("interrupt_main"))
+                    .is_ok();
+            if !again {
+                raised.write_unraisable(py, None);
+            }
         }
     }
 }

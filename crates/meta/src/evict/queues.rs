@@ -239,6 +239,7 @@ impl<const N: usize> Queues<N> {
 }
 
 /// Makes `list[at]` exist. Grows by a sixteenth rather than by doubling, so that little memory is unused.
+#[inline]
 pub(super) fn grow<T: Clone>(list: &mut Vec<T>, at: usize, empty: T) {
     if at < list.len() {
         return;

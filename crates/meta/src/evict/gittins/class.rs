@@ -51,16 +51,31 @@ pub(super) const FIRST_FALLING_BIN: usize = 14;
 
 /// Where bin `bin` begins, in seconds.
 pub(super) const fn bin_start_seconds(bin: usize) -> f64 {
-    if bin == 0 {
-        return 0.0;
-    }
-    let half_octave = if bin.is_multiple_of(2) {
-        std::f64::consts::SQRT_2
-    } else {
-        1.0
-    };
-    (1u64 << ((bin - 1) / 2)) as f64 * half_octave
+    BIN_STARTS[bin]
 }
+
+/// How long bin `bin` lasts, in seconds. The last one has no end.
+pub(super) const fn bin_seconds(bin: usize) -> f64 {
+    if bin + 1 < BINS {
+        BIN_STARTS[bin + 1] - BIN_STARTS[bin]
+    } else {
+        f64::INFINITY
+    }
+}
+
+static BIN_STARTS: [f64; BINS] = {
+    let (mut starts, mut bin) = ([0.0; BINS], 1);
+    while bin < BINS {
+        let half_octave = if bin.is_multiple_of(2) {
+            std::f64::consts::SQRT_2
+        } else {
+            1.0
+        };
+        starts[bin] = (1u64 << ((bin - 1) / 2)) as f64 * half_octave;
+        bin += 1;
+    }
+    starts
+};
 
 /// Where each bin begins, in ticks.
 pub(super) fn bin_starts() -> [u32; BINS] {
@@ -100,14 +115,34 @@ pub(super) const PLAIN_CELLS: usize = PLAIN_SHAPES * LEVELS * BINS;
 /// Number of cells: classes times bins of age.
 pub(super) const CELLS: usize = CLASSES * BINS;
 
+/// The multipliers from which the next level is nearer: odd quarters of an octave.
+const LEVEL_EDGES: [f64; LEVELS - 1] = {
+    // Two to the power of one quarter, and its third power.
+    const QUARTER: f64 = 1.189_207_115_002_721;
+    const THREE_QUARTERS: f64 = 1.681_792_830_507_429;
+    [
+        QUARTER / 4.0,
+        THREE_QUARTERS / 4.0,
+        QUARTER / 2.0,
+        THREE_QUARTERS / 2.0,
+        QUARTER,
+        THREE_QUARTERS,
+        QUARTER * 2.0,
+        THREE_QUARTERS * 2.0,
+    ]
+};
+
 /// A shape and a level.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Class(pub(super) u8);
 
 impl Class {
     pub(super) fn new(shape: usize, multiplier: f64) -> Self {
-        let level = (2.0 * multiplier.log2()).round() + NEUTRAL_LEVEL as f64;
-        Self((shape * LEVELS + level.clamp(0.0, LEVELS as f64 - 1.0) as usize) as u8)
+        let level: usize = LEVEL_EDGES
+            .iter()
+            .map(|&edge| usize::from(multiplier >= edge))
+            .sum();
+        Self((shape * LEVELS + level) as u8)
     }
 
     /// The class of a number from another instance, limited to the valid range.

@@ -1,7 +1,7 @@
 //! The mathematics of the policy, without its state: from counts to hazards, and from hazards to the index.
 
 use super::class::{
-    BINS, CLASSES, FIRST_FALLING_BIN, LEVELS, NEUTRAL_LEVEL, PLAIN_SHAPES, SHAPES,
+    BINS, CLASSES, FIRST_FALLING_BIN, LEVELS, NEUTRAL_LEVEL, PLAIN_SHAPES, SHAPES, bin_seconds,
     bin_start_seconds, plain_shape,
 };
 use super::hinted;
@@ -56,10 +56,12 @@ pub(super) fn hazards(counts: &[Count], weight: f64) -> Hazards {
     let plain = hinted::plain_counts(counts);
     let mut by_shape = [[Count::default(); BINS]; PLAIN_SHAPES];
     let mut pooled = [Count::default(); BINS];
-    for (cell, count) in plain.iter().enumerate() {
-        let (shape, bin) = (cell / BINS / LEVELS, cell % BINS);
-        by_shape[shape][bin].add(*count);
-        pooled[bin].add(*count);
+    for (class, row) in plain.chunks_exact(BINS).enumerate() {
+        let shape = &mut by_shape[class / LEVELS];
+        for (bin, count) in row.iter().enumerate() {
+            shape[bin].add(*count);
+            pooled[bin].add(*count);
+        }
     }
     let pooled_weight = POOLED_WEIGHT * weight;
     let h0: Curve = std::array::from_fn(|bin| {
@@ -182,8 +184,7 @@ impl Stretch {
                 survive: 0.0,
             };
         }
-        let width = bin_start_seconds(bin + 1) - bin_start_seconds(bin);
-        let survive = (-hazard * width).exp();
+        let survive = (-hazard * bin_seconds(bin)).exp();
         Self {
             hit: 1.0 - survive,
             time: (1.0 - survive) / hazard,
@@ -210,20 +211,24 @@ impl Stretch {
 /// From the oldest bin down, each stretch absorbs the next older ones while these have a higher rate.
 pub(super) fn gittins_index(curve: &Curve) -> Curve {
     let mut index = [0.0; BINS];
-    let mut stack = [Stretch {
+    // Each stretch with its rate, which is compared more than once.
+    let none = Stretch {
         hit: 0.0,
         time: 1.0,
         survive: 0.0,
-    }; BINS];
+    };
+    let mut stack = [(none, 0.0); BINS];
     let mut depth = 0;
     for bin in (0..BINS).rev() {
         let mut stretch = Stretch::of_bin(bin, curve[bin]);
-        while depth > 0 && stack[depth - 1].rate() > stretch.rate() {
-            stretch = stretch.then(&stack[depth - 1]);
+        let mut rate = stretch.rate();
+        while depth > 0 && stack[depth - 1].1 > rate {
+            stretch = stretch.then(&stack[depth - 1].0);
+            rate = stretch.rate();
             depth -= 1;
         }
-        index[bin] = stretch.rate();
-        stack[depth] = stretch;
+        index[bin] = rate;
+        stack[depth] = (stretch, rate);
         depth += 1;
     }
     index
@@ -253,33 +258,41 @@ pub(super) fn return_chance(curve: &Curve, bin: usize, seconds: f64) -> f64 {
 /// By digits from the last to the first, which takes a quarter of the time of comparisons. No key may be negative.
 pub(super) fn ranking(keys_by_cell: &[f32]) -> Vec<u16> {
     const DIGIT_BITS: u32 = 11;
+    const DIGITS: usize = 3;
+    const CELL_BITS: u32 = u16::BITS;
+    let digit = |entry: u64, at: usize| {
+        (entry >> (CELL_BITS + DIGIT_BITS * at as u32)) as usize & ((1 << DIGIT_BITS) - 1)
+    };
     let count = keys_by_cell.len();
-    let by_age = (0..BINS).rev().flat_map(|bin| (bin..count).step_by(BINS));
-    let mut cells: Vec<u16> = by_age.map(|cell| cell as u16).collect();
-    let mut sorted = vec![0; count];
-    for shift in [0, DIGIT_BITS, 2 * DIGIT_BITS] {
-        // The bits of positive floats sort like the floats.
-        let digit = |cell: u16| {
-            (keys_by_cell[usize::from(cell)].to_bits() >> shift) as usize & ((1 << DIGIT_BITS) - 1)
-        };
-        let mut ends = [0u16; 1 << DIGIT_BITS];
-        for &cell in &cells {
-            ends[digit(cell)] += 1;
+    // The key before the cell: the bits of positive floats sort like the floats.
+    let mut entries = Vec::with_capacity(count);
+    for bin in (0..BINS).rev() {
+        let of_bin = keys_by_cell.iter().enumerate().skip(bin).step_by(BINS);
+        entries
+            .extend(of_bin.map(|(cell, key)| u64::from(key.to_bits()) << CELL_BITS | cell as u64));
+    }
+    let mut ends = [[0u16; 1 << DIGIT_BITS]; DIGITS];
+    for &entry in &entries {
+        for (at, ends) in ends.iter_mut().enumerate() {
+            ends[digit(entry, at)] += 1;
         }
+    }
+    let mut sorted = vec![0; count];
+    for (at, ends) in ends.iter_mut().enumerate() {
         let mut end = 0;
-        for count in &mut ends {
+        for count in ends.iter_mut() {
             end += *count;
             *count = end;
         }
         // From the last on, so that cells of one digit keep their order.
-        for &cell in cells.iter().rev() {
-            let end = &mut ends[digit(cell)];
+        for &entry in entries.iter().rev() {
+            let end = &mut ends[digit(entry, at)];
             *end -= 1;
-            sorted[usize::from(*end)] = cell;
+            sorted[usize::from(*end)] = entry;
         }
-        std::mem::swap(&mut cells, &mut sorted);
+        std::mem::swap(&mut entries, &mut sorted);
     }
-    cells
+    entries.iter().map(|&entry| entry as u16).collect()
 }
 
 #[cfg(test)]

@@ -148,12 +148,16 @@ impl Gittins {
     }
 
     /// Advances the time and moves segments that are too old for their bin to the next one.
+    #[inline]
     fn advance(&mut self, now: Instant) {
         self.last_call = self.last_call.max(now);
         let tick = self.origin.advance(now);
-        if tick.since(self.now) == 0 && !self.behind {
-            return;
+        if tick.since(self.now) > 0 || self.behind {
+            self.advance_to(tick);
         }
+    }
+
+    fn advance_to(&mut self, tick: Tick) {
         self.now = tick;
         self.behind = false;
         let mut left = AGED_A_CALL;

@@ -1,21 +1,24 @@
 //! The safety net: small simulated caches that see a sample of the chains, each under one rule, and the rule that the real
 //! cache follows (miniature simulation; Waldspurger, Saemundsson, Ahmad and Park, USENIX ATC 2017).
 
-use super::class::{Features, Tick, count_bucket};
+use std::cell::Cell;
+
+use super::block::Mark;
+use super::class::{Class, Features, count_bucket};
 use super::pending::GhostRuns;
 use super::rule::{RULES, Race, Rule};
 use super::sample::Sample;
-use super::shadow::{ENTRY_BYTES, Shadow, Visit};
+use super::shadow::{ENTRY_BYTES, Shadows, Visit};
 use super::tables::Tables;
 use super::{Gittins, Walk};
 use crate::evict::ghosts::tag;
-use crate::evict::{Contender, Leader};
+use crate::evict::{Contender, Leader, Slot};
 
 /// The simulated caches and the race between them.
 #[derive(Debug)]
 pub(super) struct Net {
     sample: Sample,
-    shadows: [Shadow; RULES],
+    shadows: Shadows,
     pub(super) race: Race,
     visits: Vec<Visit>,
 }
@@ -29,15 +32,16 @@ impl Net {
     pub(super) fn new() -> Self {
         Self {
             sample: Sample::new(),
-            shadows: Default::default(),
+            shadows: Shadows::default(),
             race: Race::new(),
             visits: Vec::new(),
         }
     }
 
     pub(super) fn overhead_bytes(&self) -> usize {
-        let shadows: usize = self.shadows.iter().map(Shadow::overhead_bytes).sum();
-        size_of::<Self>() + shadows + self.visits.capacity() * size_of::<Visit>()
+        size_of::<Self>()
+            + self.shadows.overhead_bytes()
+            + self.visits.capacity() * size_of::<Visit>()
     }
 
     /// The part of it that a small cache has too.
@@ -45,12 +49,43 @@ impl Net {
         let least = size_of::<Self>() + RULES * LEAST_BLOCKS * 2 * ENTRY_BYTES;
         least.min(self.overhead_bytes())
     }
+}
 
-    fn shrink(&mut self, capacity: usize, tables: &Tables, now: Tick) {
-        for (shadow, rule) in self.shadows.iter_mut().zip(Rule::ALL) {
-            shadow.shrink(capacity, rule, tables, now);
+/// The classes of one request's blocks by bucket of reuse count. Neighbours mostly share a bucket.
+struct Classes<'a> {
+    tables: &'a Tables,
+    features: Features,
+    output_tokens: Option<u32>,
+    latest: Cell<Option<(u8, Class)>>,
+}
+
+impl<'a> Classes<'a> {
+    const fn new(tables: &'a Tables, features: Features, output_tokens: Option<u32>) -> Self {
+        Self {
+            tables,
+            features,
+            output_tokens,
+            latest: Cell::new(None),
         }
     }
+
+    /// The class of a block that was reused `count` times.
+    fn of(&self, count: u8) -> Class {
+        let bucket = count_bucket(count);
+        if let Some((latest, class)) = self.latest.get()
+            && latest == bucket
+        {
+            return class;
+        }
+        let features = self.features.with_count(bucket);
+        let class = self.tables.class(bucket, features, self.output_tokens);
+        self.latest.set(Some((bucket, class)));
+        class
+    }
+}
+
+fn count_of(marks: &[Mark], slot: Slot) -> u8 {
+    marks.get(slot.0 as usize).map_or(0, |mark| mark.count())
 }
 
 /// Blocks of each simulated cache beside a real one of `resident` blocks; as many in a cache of few.
@@ -79,58 +114,45 @@ impl Gittins {
         let Some(begin) = net.sample.admit(walk, threshold(self.resident)) else {
             return false;
         };
+        let classes = Classes::new(&self.tables, features, walk.output_tokens);
         net.visits.clear();
         let own = walk.links.iter().enumerate().skip(begin);
         net.visits.extend(own.map(|(at, link)| {
             let count = match link.slot {
-                Some(slot) => self
-                    .marks
-                    .get(slot.0 as usize)
-                    .map_or(0, |mark| mark.count()),
+                Some(slot) => count_of(&self.marks, slot),
                 None => ghosts.count(walk.position + at as u32),
             };
-            let bucket = count_bucket(count);
-            let features = features.with_count(bucket);
             Visit {
                 tag: tag(link.hash),
-                class: self.tables.class(bucket, features, walk.output_tokens),
+                class: classes.of(count),
                 kept: link.slot.is_some(),
             }
         }));
-        let hits = std::array::from_fn(|at| net.shadows[at].hits(&net.visits));
+        let hits = net.shadows.visit(&net.visits, None, self.now);
         net.race.count(net.visits.len(), hits);
-        for shadow in &mut net.shadows {
-            shadow.visit(&net.visits, None, self.now);
-        }
-        net.shrink(shadow_blocks(self.resident), &self.tables, self.now);
+        let blocks = shadow_blocks(self.resident);
+        net.shadows.shrink(blocks, &self.tables, self.now);
         true
     }
 
     /// The sampled request inserted blocks.
     pub(super) fn simulate_insert(&mut self, walk: &Walk<'_>, features: Features) {
         let Some(net) = &mut self.net else { return };
+        let classes = Classes::new(&self.tables, features, walk.output_tokens);
         net.visits.clear();
         let placed = walk
             .links
             .iter()
             .filter_map(|link| Some((link, link.slot?)));
-        net.visits.extend(placed.map(|(link, slot)| {
-            let bucket = count_bucket(
-                self.marks
-                    .get(slot.0 as usize)
-                    .map_or(0, |mark| mark.count()),
-            );
-            let features = features.with_count(bucket);
-            Visit {
-                tag: tag(link.hash),
-                class: self.tables.class(bucket, features, walk.output_tokens),
-                kept: true,
-            }
+        net.visits.extend(placed.map(|(link, slot)| Visit {
+            tag: tag(link.hash),
+            class: classes.of(count_of(&self.marks, slot)),
+            kept: true,
         }));
-        for shadow in &mut net.shadows {
-            shadow.visit(&net.visits, walk.parent.map(tag), self.now);
-        }
-        net.shrink(shadow_blocks(self.resident), &self.tables, self.now);
+        net.shadows
+            .visit(&net.visits, walk.parent.map(tag), self.now);
+        let blocks = shadow_blocks(self.resident);
+        net.shadows.shrink(blocks, &self.tables, self.now);
     }
 
     /// Follows the rule that leads now.

@@ -11,23 +11,26 @@ use crate::evict::ghosts::tag;
 /// block after them. Any policy keeps such blocks, and they would fill a small cache.
 #[derive(Debug)]
 pub(super) struct Sample {
-    /// Tags of blocks that requests began with, and how many did; decaying.
-    heads: [(u32, u32); HEADS],
-    requests: u32,
+    /// Tags of blocks that requests began with, and how many did; decaying. Apart, and plain numbers, so that all are
+    /// compared a few at a time.
+    tags: [u32; HEADS],
+    counts: [i32; HEADS],
+    requests: i32,
 }
 
 const HEADS: usize = 64;
 /// A block is shared when more than one request in this many goes through it.
-const SHARED_SHARE: u32 = 32;
+const SHARED_SHARE: i32 = 32;
 /// Requests after which the counts are halved.
-const HALVING: u32 = 2048;
+const HALVING: i32 = 2048;
 /// Requests before any block is taken as shared.
-const LEAST_REQUESTS: u32 = 64;
+const LEAST_REQUESTS: i32 = 64;
 
 impl Sample {
     pub(super) const fn new() -> Self {
         Self {
-            heads: [(0, 0); HEADS],
+            tags: [0; HEADS],
+            counts: [0; HEADS],
             requests: 0,
         }
     }
@@ -38,7 +41,7 @@ impl Sample {
         self.requests += 1;
         if self.requests == HALVING {
             self.requests /= 2;
-            self.heads.iter_mut().for_each(|(_, count)| *count /= 2);
+            self.counts.iter_mut().for_each(|count| *count /= 2);
         }
         let mut at = 0;
         while self.is_shared(tag(walk.links.get(at)?.hash)) {
@@ -52,19 +55,24 @@ impl Sample {
     /// Counts the block, and returns whether many requests go through it. The rarest entry makes room for a new one
     /// (space saving; Metwally, Agrawal and El Abbadi 2005).
     fn is_shared(&mut self, tag: u32) -> bool {
-        let known = self
-            .heads
-            .iter()
-            .position(|&(head, count)| head == tag && count > 0);
-        let at = known.unwrap_or_else(|| {
-            let rarest = self.heads.iter().enumerate().min_by_key(|(_, head)| head.1);
-            rarest.map_or(0, |(at, _)| at)
-        });
-        let (head, count) = &mut self.heads[at];
-        *head = tag;
-        *count += 1;
+        let (mut known, mut rarest) = (-1, i32::MAX);
+        for (at, (&head, &count)) in self.tags.iter().zip(&self.counts).enumerate() {
+            let at = at as i32;
+            known = known.max(if head == tag && count > 0 { at } else { -1 });
+            rarest = rarest.min(count * HEADS as i32 + at);
+        }
+        let is_known = known >= 0;
+        let at = if is_known {
+            known
+        } else {
+            rarest % HEADS as i32
+        } as usize;
+        self.tags[at] = tag;
+        self.counts[at] += 1;
         // What a new entry inherits may all be of others.
-        known.is_some() && self.requests >= LEAST_REQUESTS && *count > self.requests / SHARED_SHARE
+        is_known
+            && self.requests >= LEAST_REQUESTS
+            && self.counts[at] > self.requests / SHARED_SHARE
     }
 }
 

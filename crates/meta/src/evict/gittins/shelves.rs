@@ -11,6 +11,8 @@ use super::tables::Tables;
 #[derive(Debug, Default)]
 pub(super) struct Shelves {
     shelves: Vec<Shelf>,
+    /// Place of the shelf that was used last: blocks mostly are of one octave.
+    latest: usize,
     /// The last answer of [`Shelves::take_lowest`] and its time, until a list changes.
     lowest: Option<(Tick, u32)>,
 }
@@ -175,8 +177,17 @@ impl Shelves {
 
     /// The shelf of an octave. Empty shelves are reused, so that octaves that no longer occur cost no memory.
     fn shelf(&mut self, octave: u8) -> &mut Shelf {
+        let latest = self.shelves.get(self.latest);
+        if latest.is_none_or(|shelf| shelf.octave != octave) {
+            self.latest = self.find(octave);
+        }
+        &mut self.shelves[self.latest]
+    }
+
+    #[cold]
+    fn find(&mut self, octave: u8) -> usize {
         let found = self.shelves.iter().position(|shelf| shelf.octave == octave);
-        let at = found.unwrap_or_else(|| {
+        found.unwrap_or_else(|| {
             self.shelves.retain(|shelf| shelf.blocks > 0);
             self.shelves.push(Shelf {
                 octave,
@@ -188,8 +199,7 @@ impl Shelves {
                 blocks_seen: 0,
             });
             self.shelves.len() - 1
-        });
-        &mut self.shelves[at]
+        })
     }
 }
 

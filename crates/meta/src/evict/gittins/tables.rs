@@ -136,15 +136,16 @@ impl Tables {
 
     /// What a block of a cell is worth at an age in ticks, by the rule that is followed.
     pub(super) fn value(&self, cell: usize, age: u32) -> f64 {
-        let by_age = self.rule.by_age(is_reused(cell), age);
-        by_age.unwrap_or_else(|| self.learned(cell, age))
+        self.worth(self.rule, cell, age)
     }
 
-    /// What a block of a class is worth at an age in ticks, by any rule.
-    pub(super) fn worth(&self, rule: Rule, class: Class, age: u32) -> f64 {
-        let cell = class.cell(0);
+    /// The same by any rule.
+    pub(super) fn worth(&self, rule: Rule, cell: usize, age: u32) -> f64 {
+        if rule == Rule::Index {
+            return self.learned(cell, age);
+        }
         let by_age = rule.by_age(is_reused(cell), age);
-        by_age.unwrap_or_else(|| self.learned(class.cell(self.bin_of(age)), age))
+        by_age.unwrap_or_else(|| self.learned(cell, age))
     }
 
     /// The index of a block of a cell at an age in ticks: between those at the beginning and at the end of its bin, so
@@ -190,9 +191,20 @@ impl Tables {
     }
 
     fn sort_cells(&mut self) {
-        let floors: Vec<f32> = (0..self.covered)
-            .map(|cell| self.floor(cell) as f32)
-            .collect();
+        let floors: Vec<f32> = if self.rule == Rule::Index {
+            let rows = self.index[..self.covered].chunks_exact(BINS);
+            let ends = rows
+                .clone()
+                .flat_map(|row| row[1..].iter().chain(row.last()));
+            let begins = rows.flatten();
+            begins
+                .zip(ends)
+                .map(|(begin, end)| begin.min(*end))
+                .collect()
+        } else {
+            let floors = (0..self.covered).map(|cell| self.floor(cell) as f32);
+            floors.collect()
+        };
         self.cells_by_rank = ranking(&floors);
         for (rank, &cell) in self.cells_by_rank.iter().enumerate() {
             self.ranks[usize::from(cell)] = rank as u16;
@@ -315,27 +327,29 @@ impl Tables {
     /// Everything counted, and the exposure so far of the blocks that are still in a cell: without it the counts would
     /// be biased to blocks that return early.
     fn counts(&self, now: Tick) -> Vec<Count> {
-        let count = |(at, cell): (usize, &Cell)| {
-            let bin = at % BINS;
-            let width = self
-                .bin_starts
-                .get(bin + 1)
-                .map_or(f64::INFINITY, |end| f64::from(end - self.bin_starts[bin]));
-            let entered =
-                cell.block_ticks as f64 + cell.blocks as f64 * f64::from(self.bin_starts[bin]);
-            let so_far = cell.blocks as f64 * f64::from(now.0) - entered;
-            let most = if cell.blocks == 0 {
-                0.0
-            } else {
-                cell.blocks as f64 * width
-            };
-            Count {
+        let mut counts = Vec::with_capacity(self.covered);
+        for row in self.cells[..self.covered].chunks_exact(BINS) {
+            counts.extend(row.iter().enumerate().map(|(bin, cell)| Count {
                 reused: cell.reused,
-                exposed: (cell.exposed + so_far.clamp(0.0, most)) * TICK_SECONDS,
-            }
-        };
-        let covered = &self.cells[..self.covered];
-        covered.iter().enumerate().map(count).collect()
+                exposed: (cell.exposed + self.so_far(bin, cell, now)) * TICK_SECONDS,
+            }));
+        }
+        counts
+    }
+
+    /// Block-ticks at risk so far of the blocks that are in a cell now.
+    fn so_far(&self, bin: usize, cell: &Cell, now: Tick) -> f64 {
+        if cell.blocks == 0 {
+            return 0.0;
+        }
+        let begin = f64::from(self.bin_starts[bin]);
+        let width = self
+            .bin_starts
+            .get(bin + 1)
+            .map_or(f64::INFINITY, |&end| f64::from(end) - begin);
+        let blocks = cell.blocks as f64;
+        let entered = cell.block_ticks as f64 + blocks * begin;
+        (blocks * f64::from(now.0) - entered).clamp(0.0, blocks * width)
     }
 
     /// What was learned, as plain numbers.
@@ -403,6 +417,18 @@ impl Tables {
     /// The bin of an age.
     pub(super) fn bin_of(&self, ticks: u32) -> u8 {
         (self.bin_starts.partition_point(|&start| start <= ticks) - 1) as u8
+    }
+
+    /// The bin of an age, looked for from an earlier bin on.
+    pub(super) fn bin_from(&self, mut bin: u8, ticks: u32) -> u8 {
+        while self
+            .bin_starts
+            .get(usize::from(bin) + 1)
+            .is_some_and(|&start| start <= ticks)
+        {
+            bin += 1;
+        }
+        bin
     }
 
     /// The hazards of a class by the latest estimate, from which its index was computed.

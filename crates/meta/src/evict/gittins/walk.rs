@@ -62,7 +62,9 @@ impl Gittins {
             else {
                 continue;
             };
-            self.discard(slot);
+            if self.segment_of(slot).is_some() {
+                self.discard(slot);
+            }
             let at = slot.0 as usize;
             grow(&mut self.nodes, at, NO_NODE);
             grow(&mut self.marks, at, Mark::default());

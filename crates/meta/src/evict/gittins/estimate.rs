@@ -48,15 +48,18 @@ pub(super) struct Hazards {
     pub(super) same_as: [usize; SHAPES],
 }
 
-/// Estimates hazards from `counts` (a cell each, or a plain cell each), where a typical event has `weight` blocks: pooled over classes first,
-/// then by shape around the pooled curve, then by class around its shape, each weighted by its amount of data. Blocks with
+/// Estimates hazards of the `wanted` classes from `counts` (a cell each), where a typical event has `weight` blocks. Of the
+/// classes that are not wanted nothing was counted; they have no curve. Pooled over classes first, then by shape around the pooled curve, then by class around its shape, each weighted by its amount of data. Blocks with
 /// a hint count as those of their plain shape here, so that a hint takes no evidence from others; their own curves follow
 /// from these ([`hinted`]).
-pub(super) fn hazards(counts: &[Count], weight: f64) -> Hazards {
+pub(super) fn hazards(counts: &[Count], weight: f64, wanted: &[bool; CLASSES]) -> Hazards {
     let plain = hinted::plain_counts(counts);
     let mut by_shape = [[Count::default(); BINS]; PLAIN_SHAPES];
     let mut pooled = [Count::default(); BINS];
     for (class, row) in plain.chunks_exact(BINS).enumerate() {
+        if !wanted[class] {
+            continue;
+        }
         let shape = &mut by_shape[class / LEVELS];
         for (bin, count) in row.iter().enumerate() {
             shape[bin].add(*count);
@@ -82,19 +85,22 @@ pub(super) fn hazards(counts: &[Count], weight: f64) -> Hazards {
     let same_as = std::array::from_fn(|shape| plain_same_as(plain_shape(shape).0));
     let mut classes: Vec<Curve> = Vec::with_capacity(CLASSES);
     for class in 0..PLAIN_SHAPES * LEVELS {
+        if !wanted[class] {
+            classes.push([0.0; BINS]);
+            continue;
+        }
         let same = same_as[class / LEVELS] * LEVELS + class % LEVELS;
-        if same < class {
+        if same < class && wanted[same] {
             classes.push(classes[same]);
             continue;
         }
-        let multiplier = ((class % LEVELS) as f64 - NEUTRAL_LEVEL as f64)
-            .exp2()
-            .sqrt();
-        let base = shapes[class / LEVELS].map(|h| h * multiplier);
         let row = &plain[class * BINS..(class + 1) * BINS];
-        let level = ratio(row, &base, LEVEL_WEIGHT * weight);
-        let curve = shrunk(row, &base.map(|h| h * level), CELL_WEIGHT * weight);
-        classes.push(curve);
+        classes.push(class_curve(
+            row,
+            &shapes[class / LEVELS],
+            class % LEVELS,
+            weight,
+        ));
     }
     for shape in PLAIN_SHAPES..SHAPES {
         let (plain, _) = plain_shape(shape);
@@ -109,6 +115,14 @@ pub(super) fn hazards(counts: &[Count], weight: f64) -> Hazards {
     };
     hinted::apply(&mut hazards, counts, weight);
     hazards
+}
+
+/// The curve of the classes of a level around that of their shape.
+pub(super) fn class_curve(row: &[Count], shape: &Curve, level: usize, weight: f64) -> Curve {
+    let multiplier = (level as f64 - NEUTRAL_LEVEL as f64).exp2().sqrt();
+    let base = shape.map(|h| h * multiplier);
+    let own = ratio(row, &base, LEVEL_WEIGHT * weight);
+    shrunk(row, &base.map(|h| h * own), CELL_WEIGHT * weight)
 }
 
 /// The ratio of observed to expected events under `base`, drawn towards one by `weight` events.
@@ -252,24 +266,24 @@ pub(super) fn return_chance(curve: &Curve, bin: usize, seconds: f64) -> f64 {
     1.0 - (-expected).exp()
 }
 
-/// Cells from the lowest key to the highest; of equal ones the older age first, so that without data the order is
-/// that of LRU.
+/// The cells of some classes, each with its keys by bin of age, from the lowest key to the highest; of equal ones the older
+/// age first, so that without data the order is that of LRU.
 ///
 /// By digits from the last to the first, which takes a quarter of the time of comparisons. No key may be negative.
-pub(super) fn ranking(keys_by_cell: &[f32]) -> Vec<u16> {
+pub(super) fn ranking(keys: &[(usize, [f32; BINS])]) -> Vec<u16> {
     const DIGIT_BITS: u32 = 11;
     const DIGITS: usize = 3;
     const CELL_BITS: u32 = u16::BITS;
     let digit = |entry: u64, at: usize| {
         (entry >> (CELL_BITS + DIGIT_BITS * at as u32)) as usize & ((1 << DIGIT_BITS) - 1)
     };
-    let count = keys_by_cell.len();
+    let count = keys.len() * BINS;
     // The key before the cell: the bits of positive floats sort like the floats.
     let mut entries = Vec::with_capacity(count);
     for bin in (0..BINS).rev() {
-        let of_bin = keys_by_cell.iter().enumerate().skip(bin).step_by(BINS);
-        entries
-            .extend(of_bin.map(|(cell, key)| u64::from(key.to_bits()) << CELL_BITS | cell as u64));
+        entries.extend(keys.iter().map(|(class, keys)| {
+            u64::from(keys[bin].to_bits()) << CELL_BITS | (class * BINS + bin) as u64
+        }));
     }
     let mut ends = [[0u16; 1 << DIGIT_BITS]; DIGITS];
     for &entry in &entries {
@@ -346,7 +360,7 @@ mod tests {
 
     #[test]
     fn without_data_older_is_worse_and_levels_order_the_classes() {
-        let hazards = hazards(&[Count::default(); CELLS], 10.0);
+        let hazards = hazards(&[Count::default(); CELLS], 10.0, &[true; CLASSES]);
         for class in 0..CLASSES {
             let index = gittins_index(&hazards.classes[class]);
             assert!(
@@ -367,7 +381,7 @@ mod tests {
         let mut counts = [Count::default(); CELLS];
         counts[0].exposed = 1e6;
         counts[3 * LEVELS * BINS + 5].reused = 10.0;
-        let hazards = hazards(&counts, 10.0);
+        let hazards = hazards(&counts, 10.0, &[true; CLASSES]);
         let expected = std::array::from_fn(|shape| match plain_shape(shape).0 {
             0 => 0,
             3 => 3,
@@ -392,7 +406,7 @@ mod tests {
                 exposed: 1e9,
             };
         }
-        let curve = hazards(&counts, 10.0).classes[0];
+        let curve = hazards(&counts, 10.0, &[true; CLASSES]).classes[0];
         for (bin, &hazard) in curve.iter().enumerate() {
             assert!(
                 (hazard / rate(bin) - 1.0).abs() < 1e-3,
@@ -414,7 +428,18 @@ mod tests {
             let older_first = (b % BINS).cmp(&(a % BINS));
             keys[a].total_cmp(&keys[b]).then(older_first)
         });
-        assert_eq!(ranking(&keys), expected);
+        let rows = keys.chunks_exact(BINS).enumerate();
+        let rows: Vec<_> = rows
+            .map(|(class, row)| (class, std::array::from_fn(|bin| row[bin])))
+            .collect();
+        assert_eq!(ranking(&rows), expected);
+        // Classes that are left out change nothing in the order of the rest.
+        let some: Vec<_> = rows
+            .into_iter()
+            .filter(|(class, _)| class % 3 == 1)
+            .collect();
+        expected.retain(|cell| usize::from(*cell) / BINS % 3 == 1);
+        assert_eq!(ranking(&some), expected);
     }
 
     #[test]

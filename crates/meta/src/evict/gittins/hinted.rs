@@ -167,7 +167,7 @@ mod tests {
             for &(outlook, reused, exposed) in seen {
                 see(&mut counts, hinted_shape(0, outlook), reused, exposed);
             }
-            let hazards = hazards(&counts, 10.0);
+            let hazards = hazards(&counts, 10.0, &[true; CLASSES]);
             let chance = |outlook| {
                 let class = hinted_shape(0, outlook) * LEVELS + NEUTRAL_LEVEL;
                 soon(&hazards.classes[class]) / soon(&hazards.classes[NEUTRAL_LEVEL])
@@ -201,7 +201,10 @@ mod tests {
         see(&mut apart, hinted_shape(1, Outlook::Leaves), 10.0, 5e4);
         let mut together = vec![Count::default(); CELLS];
         see(&mut together, 1, 140.0, 1.7e5);
-        let (apart, together) = (hazards(&apart, 10.0), hazards(&together, 10.0));
+        let (apart, together) = (
+            hazards(&apart, 10.0, &[true; CLASSES]),
+            hazards(&together, 10.0, &[true; CLASSES]),
+        );
         for class in 0..PLAIN_SHAPES * LEVELS {
             for bin in 0..BINS {
                 let (one, other) = (apart.classes[class][bin], together.classes[class][bin]);

@@ -44,7 +44,7 @@ use slackwater_base::Instant;
 use super::{Evict, Explanation, Leader, Link, RestoreError, Slot, Standing, Walk};
 use block::{Mark, NO_NODE, Node};
 use checkpoints::Checkpoints;
-use class::{BINS, Origin, Tick};
+use class::{BINS, Class, Origin, Tick};
 use net::Net;
 use pending::Requests;
 use segments::{By, ChainSegment, ChainSegments, List, NONE, Place};
@@ -229,11 +229,18 @@ impl Gittins {
 
     /// Puts a segment in the order of eviction, behind those of its list.
     fn shelve(&mut self, number: u32) {
-        if self.tables.cover(self.segments[number].kept_as) {
-            self.shelves.rank_anew(&self.tables);
-        }
+        let segment = self.segments[number];
+        self.cover(segment.class);
+        self.cover(segment.kept_as);
         self.shelves
             .push_newest(&mut self.segments, &self.tables, number);
+    }
+
+    /// Has the tables value blocks of a class.
+    fn cover(&mut self, class: Class) {
+        if self.tables.cover(class) {
+            self.shelves.rank_anew(&self.tables);
+        }
     }
 
     /// Adds a segment to its cell and lists, at age zero.
@@ -489,13 +496,15 @@ impl Evict for Gittins {
 
     fn would_keep(&mut self, now: Instant, link: Link) -> bool {
         self.advance(now);
-        let standing = self.memory_of(link.hash);
-        self.keeps(link.bytes, standing.0, standing.1)
+        let (class, bin) = self.memory_of(link.hash);
+        self.cover(class);
+        self.keeps(link.bytes, class, bin)
     }
 
     fn would_keep_as(&mut self, now: Instant, link: Link, standing: Standing) -> bool {
         self.advance(now);
         let (class, bin) = self.read_standing(standing);
+        self.cover(class);
         self.keeps(link.bytes, class, bin)
     }
 

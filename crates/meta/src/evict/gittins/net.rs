@@ -128,6 +128,15 @@ impl Gittins {
                 kept: link.slot.is_some(),
             }
         }));
+        // Those of other blocks are of segments that were opened.
+        let gone = net.visits.iter().filter(|visit| !visit.kept);
+        let mut taken_in = false;
+        for visit in gone {
+            taken_in |= self.tables.cover(visit.class);
+        }
+        if taken_in {
+            self.shelves.rank_anew(&self.tables);
+        }
         let hits = net.shadows.visit(&net.visits, None, self.now);
         net.race.count(net.visits.len(), hits);
         let blocks = shadow_blocks(self.resident);

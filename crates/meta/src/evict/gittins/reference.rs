@@ -94,11 +94,13 @@ impl ChainSegment {
 
 impl Reference {
     pub(super) fn new() -> Self {
+        let mut tables = Tables::new();
+        tables.cover_all();
         Self {
             segments: BTreeMap::new(),
             next_number: 0,
             next_place: 0,
-            tables: Tables::new(),
+            tables,
             pending: Requests::new(),
             origin: Origin::default(),
             now: Tick(0),

@@ -35,6 +35,8 @@ struct Cache {
     hand: usize,
     /// The entry that was found to be worth least, and the last of its chain: the chain is evicted up to it.
     leaving: Option<(u32, u32)>,
+    /// The entry that was worth least but one when a victim was looked for: it is looked at again next time.
+    spare: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -62,8 +64,8 @@ const NO_ENTRY: Entry = Entry {
 };
 /// The bits of all caches.
 const ALL: u8 = (1 << RULES) - 1;
-/// Entries looked at for a victim: as good as all of them, to a few in a hundred.
-const CANDIDATES: usize = 24;
+/// Entries looked at for a victim, beside the second best of those before: as good as all of them, to a few in a hundred.
+const CANDIDATES: usize = 12;
 /// Bytes of an entry with its places in the table of tags, which is partly empty, and in the list of free ones.
 pub(super) const ENTRY_BYTES: usize = size_of::<Entry>() + 24;
 
@@ -140,28 +142,34 @@ impl Shadows {
 
     /// The least worthy of some entries, and the last of those that were used after it by the same request.
     fn choose(&mut self, cache: usize, rule: Rule, tables: &Tables, now: Tick) -> (u32, u32) {
-        let mut best: Option<(f64, u32)> = None;
-        let (mut looked, mut passed, mut hand) = (0, 0, self.caches[cache].hand);
+        let Cache {
+            mut hand, spare, ..
+        } = self.caches[cache];
+        let spare = spare.filter(|&number| self.holds(cache, number));
+        let mut least = spare.map(|number| (self.worth(number, rule, tables, now), number));
+        let mut next: Option<(f64, u32)> = None;
+        let (mut looked, mut passed) = (0, 0);
         while looked < CANDIDATES && passed < self.entries.len() {
             hand += 1;
             if hand >= self.entries.len() {
                 hand = 0;
             }
             passed += 1;
-            let entry = &mut self.entries[hand];
-            if entry.held >> cache & 1 == 0 {
+            let number = hand as u32;
+            if !self.holds(cache, number) || least.is_some_and(|(_, least)| least == number) {
                 continue;
             }
             looked += 1;
-            let age = now.since(entry.last_use);
-            entry.bin = tables.bin_from(entry.bin, age);
-            let value = tables.worth(rule, entry.class.cell(entry.bin), age);
-            if best.is_none_or(|(least, _)| value < least) {
-                best = Some((value, hand as u32));
+            let value = self.worth(number, rule, tables, now);
+            if least.is_none_or(|(least, _)| value < least) {
+                next = least.replace((value, number));
+            } else if next.is_none_or(|(next, _)| value < next) {
+                next = Some((value, number));
             }
         }
         self.caches[cache].hand = hand;
-        let (_, least) = best.expect("more is held than may be");
+        self.caches[cache].spare = next.map(|(_, number)| number);
+        let (_, least) = least.expect("more is held than may be");
         let mut last = least;
         // No chain is longer than what is held.
         for _ in 0..self.caches[cache].held {
@@ -177,6 +185,13 @@ impl Shadows {
             last = below;
         }
         (least, last)
+    }
+
+    fn worth(&mut self, number: u32, rule: Rule, tables: &Tables, now: Tick) -> f64 {
+        let entry = &mut self.entries[number as usize];
+        let age = now.since(entry.last_use);
+        entry.bin = tables.bin_from(entry.bin, age);
+        tables.worth(rule, entry.class.cell(entry.bin), age)
     }
 
     fn add(&mut self, tag: u32) -> u32 {

@@ -162,9 +162,9 @@ impl Shelves {
         self.lowest = None;
         for shelf in &mut self.shelves {
             shelf.ranks = Bitmap::new();
-            for (cell, list) in shelf.lists.iter().enumerate() {
-                if !list.is_empty() {
-                    shelf.ranks.set(tables.rank(cell));
+            for (rank, &cell) in tables.ranked().iter().enumerate() {
+                if !shelf.lists[usize::from(cell)].is_empty() {
+                    shelf.ranks.set(rank);
                 }
             }
         }

@@ -1,10 +1,10 @@
 //! The learned state: events and exposure by class and age, factors by feature, and the index computed from them.
 
 use super::class::{
-    self, BINS, CELLS, Class, Features, GAP_BUCKETS, GROUPS, HINT_BUCKETS, LEVELS, NEW_BUCKETS,
-    PLAIN_CELLS, SHAPES, TICK_SECONDS, Tick, bin_starts, shape,
+    self, BINS, CELLS, CLASSES, Class, Features, GAP_BUCKETS, GROUPS, HINT_BUCKETS, LEVELS,
+    NEW_BUCKETS, PLAIN_SHAPES, SHAPES, TICK_SECONDS, Tick, bin_starts, plain_shape, shape,
 };
-use super::estimate::{Count, Curve, gittins_index, hazards, ranking};
+use super::estimate::{Count, Curve, class_curve, gittins_index, hazards, ranking};
 use super::outlook::{HintCount, Outlooks};
 use super::rule::Rule;
 
@@ -25,9 +25,11 @@ pub(super) struct Tables {
     shape_hazards: Box<[Curve; SHAPES]>,
     class_hazards: Vec<Curve>,
     index: Vec<f32>,
-    /// Cells that blocks are in, or were: those of hinted classes are left out until there is such a block, because they
-    /// are most of all.
-    covered: usize,
+    /// Classes that blocks are of, or were. The others are left out of estimation and ranking, because they are most of
+    /// all: nothing was counted for them, so that their curve follows from that of their shape when it is needed.
+    covered: [bool; CLASSES],
+    /// The size of a typical event at the latest estimate.
+    estimated_event: f64,
     /// By what blocks are valued.
     rule: Rule,
     /// Cells are ranked by their [`Tables::floor`].
@@ -96,9 +98,10 @@ impl Tables {
             typical_event: FIRST_WEIGHT,
             pooled_hazards: [0.0; BINS],
             shape_hazards: Box::new([[0.0; BINS]; SHAPES]),
-            class_hazards: Vec::new(),
+            class_hazards: vec![[0.0; BINS]; CLASSES],
             index: vec![0.0; CELLS],
-            covered: PLAIN_CELLS,
+            covered: [false; CLASSES],
+            estimated_event: FIRST_WEIGHT,
             rule: Rule::default(),
             ranks: vec![0; CELLS],
             cells_by_rank: Vec::new(),
@@ -179,32 +182,79 @@ impl Tables {
         self.sort_cells();
     }
 
-    /// Ranks the cells of hinted classes too, from the first block of one on. Returns whether they were not: then every
-    /// list has to be ranked anew.
+    /// Takes a class in from its first block on. Returns whether it was left out until then: then every list has to be
+    /// ranked anew.
     pub(super) fn cover(&mut self, class: Class) -> bool {
-        if class.cell(0) < self.covered {
+        if self.covered[usize::from(class.0)] {
             return false;
         }
-        self.covered = CELLS;
+        if class.shape() < PLAIN_SHAPES {
+            self.take_in(class);
+        } else {
+            // Blocks with hints count for their plain shape, and its curves are needed for theirs.
+            self.cover_all();
+        }
         self.sort_cells();
         true
     }
 
-    fn sort_cells(&mut self) {
-        let floors: Vec<f32> = if self.rule == Rule::Index {
-            let rows = self.index[..self.covered].chunks_exact(BINS);
-            let ends = rows
-                .clone()
-                .flat_map(|row| row[1..].iter().chain(row.last()));
-            let begins = rows.flatten();
-            begins
-                .zip(ends)
-                .map(|(begin, end)| begin.min(*end))
-                .collect()
+    /// Takes every class in.
+    pub(super) fn cover_all(&mut self) {
+        for class in (0..CLASSES as u8).map(Class) {
+            if !self.covered[usize::from(class.0)] {
+                self.take_in(class);
+            }
+        }
+        self.sort_cells();
+    }
+
+    /// Gives a class of which nothing was counted the curve that the latest estimate would have given it: a hinted one
+    /// that of its plain class, which is taken in already.
+    fn take_in(&mut self, class: Class) {
+        let (at, level) = (usize::from(class.0), class.level());
+        let (plain, _) = plain_shape(class.shape());
+        let curve = if class.shape() == plain {
+            let nothing = [Count::default(); BINS];
+            class_curve(
+                &nothing,
+                &self.shape_hazards[plain],
+                level,
+                self.estimated_event,
+            )
         } else {
-            let floors = (0..self.covered).map(|cell| self.floor(cell) as f32);
-            floors.collect()
+            self.class_hazards[plain * LEVELS + level]
         };
+        self.covered[at] = true;
+        self.class_hazards[at] = curve;
+        self.set_index(at, &curve);
+    }
+
+    fn set_index(&mut self, class: usize, curve: &Curve) {
+        let row = &mut self.index[class * BINS..(class + 1) * BINS];
+        for (slot, index) in row.iter_mut().zip(gittins_index(curve)) {
+            *slot = index as f32;
+        }
+    }
+
+    fn covered_classes(&self) -> impl Iterator<Item = usize> {
+        let classes = self.covered.iter().enumerate();
+        classes.filter_map(|(class, covered)| covered.then_some(class))
+    }
+
+    fn sort_cells(&mut self) {
+        let mut floors = Vec::with_capacity(CLASSES);
+        for class in self.covered_classes() {
+            let cells = class * BINS..(class + 1) * BINS;
+            if self.rule == Rule::Index {
+                let index = &self.index[cells.clone()];
+                let row: [f32; BINS] =
+                    std::array::from_fn(|bin| index[bin].min(index[(bin + 1).min(BINS - 1)]));
+                floors.push((class, row));
+            } else {
+                let row = std::array::from_fn(|bin| self.floor(cells.start + bin) as f32);
+                floors.push((class, row));
+            }
+        }
         self.cells_by_rank = ranking(&floors);
         for (rank, &cell) in self.cells_by_rank.iter().enumerate() {
             self.ranks[usize::from(cell)] = rank as u16;
@@ -219,6 +269,11 @@ impl Tables {
     /// The cell at a place in the order of the floors.
     pub(super) fn cell_at(&self, rank: usize) -> usize {
         usize::from(self.cells_by_rank[rank])
+    }
+
+    /// All cells that are ranked, lowest floor first.
+    pub(super) fn ranked(&self) -> &[u16] {
+        &self.cells_by_rank
     }
 
     /// Where a bin begins, in ticks of age.
@@ -291,9 +346,13 @@ impl Tables {
     /// Decays the sums after `requests` more requests.
     pub(super) fn decay(&mut self, requests: u64) {
         let keep = DECAY.powf(requests as f64 / DECAY_REQUESTS);
-        for cell in &mut self.cells[..self.covered] {
-            cell.reused *= keep;
-            cell.exposed *= keep;
+        for (row, covered) in self.cells.chunks_exact_mut(BINS).zip(self.covered) {
+            if covered {
+                for cell in row {
+                    cell.reused *= keep;
+                    cell.exposed *= keep;
+                }
+            }
         }
         for factor in self.factors_mut() {
             factor.expected *= keep;
@@ -305,19 +364,20 @@ impl Tables {
 
     /// Computes index and ranks from the counts. Its cost depends on the number of cells and not on what is cached.
     pub(super) fn estimate(&mut self, now: Tick) {
-        let hazards = hazards(&self.counts(now), self.typical_event);
-        for (class, curve) in hazards.classes.iter().enumerate() {
-            let (shape, row) = (class / LEVELS, class * BINS);
-            let same = hazards.same_as[shape];
-            if same < shape {
-                let first = row - (shape - same) * LEVELS * BINS;
-                self.index.copy_within(first..first + BINS, row);
+        let hazards = hazards(&self.counts(now), self.typical_event, &self.covered);
+        for class in 0..CLASSES {
+            if !self.covered[class] {
                 continue;
             }
-            for (slot, index) in self.index[row..].iter_mut().zip(gittins_index(curve)) {
-                *slot = index as f32;
+            let (shape, row) = (class / LEVELS, class * BINS);
+            let same = class - (shape - hazards.same_as[shape]) * LEVELS;
+            if same < class && self.covered[same] {
+                self.index.copy_within(same * BINS..(same + 1) * BINS, row);
+            } else {
+                self.set_index(class, &hazards.classes[class]);
             }
         }
+        self.estimated_event = self.typical_event;
         self.pooled_hazards = hazards.pooled;
         self.shape_hazards = hazards.shapes;
         self.class_hazards = hazards.classes;
@@ -327,12 +387,16 @@ impl Tables {
     /// Everything counted, and the exposure so far of the blocks that are still in a cell: without it the counts would
     /// be biased to blocks that return early.
     fn counts(&self, now: Tick) -> Vec<Count> {
-        let mut counts = Vec::with_capacity(self.covered);
-        for row in self.cells[..self.covered].chunks_exact(BINS) {
-            counts.extend(row.iter().enumerate().map(|(bin, cell)| Count {
-                reused: cell.reused,
-                exposed: (cell.exposed + self.so_far(bin, cell, now)) * TICK_SECONDS,
-            }));
+        let mut counts = vec![Count::default(); CELLS];
+        for class in self.covered_classes() {
+            let cells = class * BINS..(class + 1) * BINS;
+            let row = counts[cells.clone()].iter_mut().zip(&self.cells[cells]);
+            for (bin, (count, cell)) in row.enumerate() {
+                *count = Count {
+                    reused: cell.reused,
+                    exposed: (cell.exposed + self.so_far(bin, cell, now)) * TICK_SECONDS,
+                };
+            }
         }
         counts
     }
@@ -381,9 +445,12 @@ impl Tables {
         for (cell, pair) in self.cells.iter_mut().zip(cells.chunks_exact(2)) {
             (cell.reused, cell.exposed) = (pair[0], pair[1]);
         }
-        let hinted = &self.cells[PLAIN_CELLS..];
-        if hinted.iter().any(|cell| cell.reused + cell.exposed > 0.0) {
-            self.covered = CELLS;
+        let seen = |cell: &Cell| cell.reused + cell.exposed > 0.0;
+        for (covered, row) in self.covered.iter_mut().zip(self.cells.chunks_exact(BINS)) {
+            *covered |= row.iter().any(seen);
+        }
+        if self.covered[PLAIN_SHAPES * LEVELS..].contains(&true) {
+            self.covered = [true; CLASSES];
         }
         for (factor, pair) in self.factors_mut().zip(factors.chunks_exact(2)) {
             *factor = Factor {
@@ -464,7 +531,7 @@ impl Factor {
 
 #[cfg(test)]
 mod tests {
-    use super::super::class::{CLASSES, NO_GAP, hint_bucket, plain_shape};
+    use super::super::class::{NO_GAP, hint_bucket};
     use slackwater_wire::Expectation;
 
     use super::super::outlook::Outlook;
@@ -478,6 +545,7 @@ mod tests {
     fn see(tables: &mut Tables, hint: Option<u32>, reused: u32) {
         let (features, bin) = (features(hint), 10);
         let class = tables.class(0, features, Some(100));
+        tables.cover(class);
         tables.expose(Exposure {
             class,
             bin,
@@ -522,26 +590,30 @@ mod tests {
     }
 
     #[test]
-    fn cells_of_hinted_classes_are_ranked_from_the_first_such_block_on() {
+    fn classes_are_ranked_from_their_first_block_on() {
         let mut tables = Tables::new();
         let ranked = |tables: &Tables| {
-            let cells = || (0..tables.covered).map(|rank| tables.cell_at(rank));
+            let cells = || tables.ranked().iter().map(|&cell| usize::from(cell));
             assert!(
                 cells()
                     .enumerate()
-                    .all(|(at, cell)| tables.rank(cell) == at)
+                    .all(|(at, cell)| tables.rank(cell) == at && tables.cell_at(at) == cell)
             );
             let floors: Vec<f64> = cells().map(|cell| tables.floor(cell)).collect();
             assert!(floors.windows(2).all(|pair| pair[0] <= pair[1]));
-            tables.covered
+            floors.len() / BINS
         };
         let expecting = |expect| Features::new(3, NO_GAP, hint_bucket(None), expect);
         let plain = tables.class(0, expecting(None), None);
         let hinted = tables.class(0, expecting(Some(Expectation::Ends)), None);
-        assert!(!tables.cover(plain));
-        assert_eq!(ranked(&tables), PLAIN_CELLS);
+        assert_eq!(ranked(&tables), 0);
+        assert!(tables.cover(plain) && !tables.cover(plain));
+        assert_eq!(ranked(&tables), 1);
+        tables.follow(Rule::Recency);
+        assert!(tables.cover(Class(plain.0 + 1)));
+        assert_eq!(ranked(&tables), 2);
         assert!(tables.cover(hinted));
-        assert_eq!(ranked(&tables), CELLS);
+        assert_eq!(ranked(&tables), CLASSES);
         assert!(!tables.cover(hinted) && !tables.cover(plain));
         // What was learned of them is not left out after a restart either.
         tables.reuse(hinted, 10, expecting(Some(Expectation::Ends)), 5);
@@ -549,13 +621,56 @@ mod tests {
         let mut restored = Tables::new();
         restored.set_numbers(&numbers);
         restored.estimate(Tick(0));
-        assert_eq!(ranked(&restored), CELLS);
+        assert_eq!(ranked(&restored), CLASSES);
+        let mut tables = Tables::new();
+        tables.cover(plain);
+        tables.reuse(plain, 10, expecting(None), 5);
+        let numbers: Vec<f64> = tables.numbers().collect();
+        let mut restored = Tables::new();
+        restored.set_numbers(&numbers);
+        restored.estimate(Tick(0));
+        assert_eq!(ranked(&restored), 1);
+    }
+
+    /// A class that is taken in late has the curve and the index that it would have had from the beginning.
+    #[test]
+    fn a_class_is_not_valued_otherwise_because_it_was_left_out() {
+        let learn = |tables: &mut Tables| {
+            for _ in 0..20 {
+                see(tables, None, 100);
+            }
+            tables.estimate(Tick(5_000));
+            // The size of a typical event is another one than at the estimate.
+            see(tables, None, 10);
+            tables.reuse(
+                tables.class(0, features(None), Some(100)),
+                10,
+                features(None),
+                90,
+            );
+        };
+        let (mut late, mut early) = (Tables::new(), Tables::new());
+        early.cover_all();
+        learn(&mut late);
+        learn(&mut early);
+        // From the last plain class down, then the hinted ones.
+        let plain = (PLAIN_SHAPES * LEVELS) as u8;
+        for class in (0..plain).rev().chain(plain..CLASSES as u8).map(Class) {
+            late.cover(class);
+            assert_eq!(late.curve(class), early.curve(class), "{class:?}");
+            for bin in 0..BINS as u8 {
+                assert_eq!(late.index(class, bin), early.index(class, bin), "{class:?}");
+            }
+        }
+        assert_eq!(late.ranked(), early.ranked());
+        assert!(late.numbers().eq(early.numbers()));
     }
 
     /// The index of shapes without data is computed once and copied.
     #[test]
     fn the_index_is_that_of_the_curve_for_every_class() {
         let mut tables = Tables::new();
+        tables.cover_all();
         for _ in 0..20 {
             see(&mut tables, None, 100);
         }

@@ -281,6 +281,7 @@ impl Gittins {
         (start, octave): (u32, u8),
     ) -> u32 {
         let class = self.tables.class(bucket, features, walk.output_tokens);
+        self.cover(class);
         let segment = ChainSegment {
             octave,
             ..ChainSegment::new(start, self.now, class, features)

@@ -48,7 +48,7 @@ pub(super) struct Hazards {
     pub(super) same_as: [usize; SHAPES],
 }
 
-/// Estimates hazards of the `wanted` classes from `counts` (a cell each), where a typical event has `weight` blocks. Of the
+/// Estimates hazards of the `wanted` classes from `counts` (a cell each, or a plain cell each), where a typical event has `weight` blocks. Of the
 /// classes that are not wanted nothing was counted; they have no curve. Pooled over classes first, then by shape around the pooled curve, then by class around its shape, each weighted by its amount of data. Blocks with
 /// a hint count as those of their plain shape here, so that a hint takes no evidence from others; their own curves follow
 /// from these ([`hinted`]).

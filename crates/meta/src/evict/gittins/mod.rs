@@ -178,6 +178,7 @@ impl Gittins {
         }
     }
 
+    /// Moves the oldest segment of its bin of age to the next one.
     fn age(&mut self, number: u32) {
         let segment = self.segments[number];
         let bin = usize::from(segment.bin);
@@ -187,28 +188,18 @@ impl Gittins {
         );
         self.tables
             .expose(exposure(&segment, segment.blocks, to - from));
-        self.tables.leave(
+        self.tables.pass_on(
             segment.class.cell(segment.bin),
-            segment.blocks.into(),
-            segment.last_use,
-        );
-        self.tables.enter(
-            segment.class.cell(segment.bin + 1),
             segment.blocks.into(),
             segment.last_use,
         );
         self.ages[bin].remove(&mut self.segments, By::Age, number);
         self.ages[bin + 1].push_newest(&mut self.segments, By::Age, number);
-        let shelved = segment.place == Place::Shelved;
-        if shelved {
+        if segment.place == Place::Shelved {
             self.shelves
-                .remove(&mut self.segments, &self.tables, number);
+                .pass_on(&mut self.segments, &self.tables, number);
         }
         self.segments[number].bin += 1;
-        if shelved {
-            self.shelves
-                .push_newest(&mut self.segments, &self.tables, number);
-        }
     }
 
     /// `blocks` blocks of a segment are no longer at risk: adds the time that they were, and subtracts them from the

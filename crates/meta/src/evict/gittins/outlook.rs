@@ -71,12 +71,13 @@ impl Outlooks {
     }
 
     fn change(&mut self, features: Features, change: impl Fn(&mut HintCount)) {
-        let Some(group) = self.rows.chunks_exact_mut(ROWS).nth(features.group()) else {
+        if features.group() >= JUDGED_GROUPS {
             return;
-        };
-        change(&mut group[features.hint().unwrap_or(0)]);
+        }
+        let first = features.group() * ROWS;
+        change(&mut self.rows[first + features.hint().unwrap_or(0)]);
         if let Some(expect) = features.expect() {
-            change(&mut group[row_of(expect)]);
+            change(&mut self.rows[first + row_of(expect)]);
         }
     }
 

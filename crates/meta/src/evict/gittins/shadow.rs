@@ -65,7 +65,7 @@ const NO_ENTRY: Entry = Entry {
 /// The bits of all caches.
 const ALL: u8 = (1 << RULES) - 1;
 /// Entries looked at for a victim, beside the second best of those before: as good as all of them, to a few in a hundred.
-const CANDIDATES: usize = 12;
+const CANDIDATES: usize = 8;
 /// Bytes of an entry with its places in the table of tags, which is partly empty, and in the list of free ones.
 pub(super) const ENTRY_BYTES: usize = size_of::<Entry>() + 24;
 

@@ -115,6 +115,22 @@ impl Shelves {
         }
     }
 
+    /// Moves a segment to the list of its next bin of age. The caller changes the bin.
+    pub(super) fn pass_on(&mut self, segments: &mut ChainSegments, tables: &Tables, number: u32) {
+        self.lowest = None;
+        let segment = &segments[number];
+        let cell = segment.kept_as.cell(segment.bin);
+        let shelf = self.shelf(segment.octave);
+        shelf.lists[cell].remove(segments, By::Place, number);
+        if shelf.lists[cell].is_empty() {
+            shelf.ranks.clear(tables.rank(cell));
+        }
+        if shelf.lists[cell + 1].is_empty() {
+            shelf.ranks.set(tables.rank(cell + 1));
+        }
+        shelf.lists[cell + 1].push_newest(segments, By::Place, number);
+    }
+
     /// The lowest value a byte of the lists' oldest segments, and that segment.
     pub(super) fn lowest(
         &self,

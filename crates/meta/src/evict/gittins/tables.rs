@@ -2,7 +2,8 @@
 
 use super::class::{
     self, BINS, CELLS, CLASSES, Class, Features, GAP_BUCKETS, GROUPS, HINT_BUCKETS, LEVELS,
-    NEW_BUCKETS, PLAIN_SHAPES, SHAPES, TICK_SECONDS, Tick, bin_starts, plain_shape, shape,
+    NEW_BUCKETS, PLAIN_CELLS, PLAIN_SHAPES, SHAPES, TICK_SECONDS, Tick, bin_starts, plain_shape,
+    shape,
 };
 use super::estimate::{Count, Curve, class_curve, gittins_index, hazards, ranking};
 use super::outlook::{HintCount, Outlooks};
@@ -295,6 +296,17 @@ impl Tables {
         cell.block_ticks -= u64::from(blocks) * u64::from(last_use.0);
     }
 
+    /// The blocks of a cell are in that of the next bin of age from now on.
+    pub(super) fn pass_on(&mut self, cell: usize, blocks: u32, last_use: Tick) {
+        let (blocks, ticks) = (u64::from(blocks), u64::from(blocks) * u64::from(last_use.0));
+        if let [from, to, ..] = &mut self.cells[cell..] {
+            from.blocks -= blocks;
+            from.block_ticks -= ticks;
+            to.blocks += blocks;
+            to.block_ticks += ticks;
+        }
+    }
+
     /// Blocks were at risk and did not return.
     pub(super) fn expose(&mut self, exposure: Exposure) {
         let Exposure {
@@ -313,12 +325,21 @@ impl Tables {
         let pooled = block_seconds * self.pooled_hazards[bin];
         self.outlooks.expect(features, pooled);
         let base = self.shape_hazards[class.shape()][bin];
-        let expected = block_seconds * base * self.multiplier(features);
         let weight = FACTOR_WEIGHT * self.typical_event;
-        self.for_factors(features, |factor| {
+        let (new, gap) = (features.new_row(), features.gap_row());
+        let hint = features.hint_row();
+        let known = self.new_factors[new].value * self.gap_factors[gap].value;
+        let hinted = hint.map_or(1.0, |row| self.hint_factors[row].value);
+        let expected = block_seconds * base * (known * hinted);
+        let change = |factor: &mut Factor| {
             factor.expected += expected;
             factor.shift(-FACTOR_STEP * expected / (weight + factor.expected));
-        });
+        };
+        change(&mut self.new_factors[new]);
+        change(&mut self.gap_factors[gap]);
+        if let Some(row) = hint {
+            change(&mut self.hint_factors[row]);
+        }
     }
 
     /// A run of blocks returned.
@@ -387,7 +408,9 @@ impl Tables {
     /// Everything counted, and the exposure so far of the blocks that are still in a cell: without it the counts would
     /// be biased to blocks that return early.
     fn counts(&self, now: Tick) -> Vec<Count> {
-        let mut counts = vec![Count::default(); CELLS];
+        let hinted = self.covered[PLAIN_SHAPES * LEVELS..].contains(&true);
+        let cells = if hinted { CELLS } else { PLAIN_CELLS };
+        let mut counts = vec![Count::default(); cells];
         for class in self.covered_classes() {
             let cells = class * BINS..(class + 1) * BINS;
             let row = counts[cells.clone()].iter_mut().zip(&self.cells[cells]);

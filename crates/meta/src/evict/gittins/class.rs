@@ -384,6 +384,12 @@ mod tests {
         check(2.0, NEUTRAL_LEVEL + 2);
         check(0.001, 0);
         check(1000.0, LEVELS - 1);
+        // The edges are constants: each is where the nearest half octave changes.
+        for at in 1..1_000 {
+            let multiplier = f64::from(at) / 100.0;
+            let nearest = (2.0 * multiplier.log2()).round() + NEUTRAL_LEVEL as f64;
+            check(multiplier, nearest.clamp(0.0, LEVELS as f64 - 1.0) as usize);
+        }
         assert_eq!(Class::new(9, 1.0).shape(), 9);
     }
 

@@ -286,6 +286,23 @@ mod tests {
         assert_eq!(held(&shadows, 0..6), [4; RULES]);
     }
 
+    /// Only some entries are looked at, and the second best of them is not lost.
+    #[test]
+    fn the_second_oldest_of_a_look_goes_next() {
+        let (mut shadows, tables) = (Shadows::default(), Tables::new());
+        for tag in 0..40 {
+            let old = [3, 5].contains(&tag);
+            let tick = if old { tag } else { 1_000 + tag };
+            shadows.visit(&visits(tag..tag + 1, true), None, Tick(tick));
+        }
+        shadows.shrink(38, &tables, Tick(2_000));
+        check_books(&shadows);
+        for tag in 0..40 {
+            let expected = usize::from(![3, 5].contains(&tag));
+            assert_eq!(held(&shadows, tag..tag + 1)[RECENCY], expected, "{tag}");
+        }
+    }
+
     /// The caches share entries, and each has to count and evict its own blocks.
     #[test]
     fn each_cache_follows_its_own_rule() {

@@ -706,6 +706,15 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_bin_is_found_from_any_earlier_one() {
+        let tables = Tables::new();
+        for age in [0, 59, 60, 5_000, 40_000, u32::MAX] {
+            let bin = tables.bin_of(age);
+            assert!((0..=bin).all(|from| tables.bin_from(from, age) == bin));
+        }
+    }
+
     /// A factor follows noise when a single event moves it far: it is drawn to one by some.
     #[test]
     fn one_event_moves_a_factor_by_little() {

@@ -4,6 +4,7 @@ use slackwater_base::Instant;
 use slackwater_wire::Expectation;
 
 use super::Gittins;
+use super::class::BINS;
 use super::rule::Rule;
 use crate::evict::{Evict, Link, RestoreError, Slot, Standing, Walk};
 
@@ -561,4 +562,51 @@ fn the_simulated_caches_hit_what_the_real_one_would_under_each_rule() {
         assert!((real - simulated).abs() < 0.1, "{rates:?}");
     }
     assert!(rates[0].1 > rates[1].1 + 0.2, "{rates:?}");
+}
+
+/// Classes that no block is of are left out of estimation: what asks for the worth of one takes it in.
+#[test]
+fn blocks_of_a_class_that_was_left_out_have_a_worth() {
+    let gone = Link {
+        hash: 77,
+        slot: None,
+        bytes: 64,
+    };
+    let walk = |link, now| Walk {
+        now,
+        links: std::slice::from_ref(link),
+        parent: None,
+        position: 0,
+        found: 0,
+        hint: None,
+        expect: None,
+        output_tokens: Some(100),
+    };
+    let mut adaptive = Gittins::adaptive();
+    adaptive.read(&walk(&gone, Instant::ZERO));
+    assert_eq!(
+        adaptive.tables.ranked().len(),
+        BINS,
+        "a simulated cache may value it"
+    );
+    let held = Link {
+        hash: 5,
+        slot: Some(Slot(0)),
+        ..gone
+    };
+    let old = Instant::ZERO + Duration::from_secs(3_600);
+    let filled = || {
+        let mut policy = Gittins::new();
+        policy.insert(&walk(&held, Instant::ZERO));
+        policy
+    };
+    assert!(filled().would_keep(old, gone));
+    let standing = Standing {
+        class: 0,
+        kept_as: 0,
+        ..filled()
+            .standing(Instant::ZERO, Slot(0))
+            .expect("it is held")
+    };
+    assert!(filled().would_keep_as(old, gone, standing));
 }

@@ -15,6 +15,9 @@ use crate::segment::{Medium, Segment};
 /// With up to this many segments, every policy is told of every read; with more, only those that hold a part of it.
 const SEGMENTS_TOLD: usize = 8;
 
+/// Keys whose cache misses are started together.
+const WARMED_AT_ONCE: usize = 64;
+
 /// The working data of a read, key by key. Kept between reads, so that a read does not allocate.
 #[derive(Default)]
 pub(crate) struct Reading {
@@ -22,6 +25,8 @@ pub(crate) struct Reading {
     ids: Vec<u32>,
     /// Replicas found, with the index of their key in the request.
     resident: Vec<(SegmentIndex, u32, Slot)>,
+    /// The positions in `links` of the replicas of one segment.
+    placed: Vec<u32>,
     /// Objects found on SSD only, with the index of their key in the request.
     cold: Vec<(ObjectId, u32)>,
 }
@@ -54,9 +59,11 @@ impl Master {
             let tenant = &self.tenants.at(tenant).tenant;
             self.hottest.read(now, tenant, get, first.hash);
         }
-        self.warm(&mut reading);
         let mut answers = Vec::with_capacity(get.keys.len());
         for (at, key) in get.keys.iter().enumerate() {
+            if at.is_multiple_of(WARMED_AT_ONCE) {
+                self.warm(&mut reading, at);
+            }
             let answer = self.look_up(now, caller, (tenant, key, at), get.hold, &mut reading);
             self.count(&answer);
             let stop = get.prefix_only && !matches!(answer, Lookup::Found(_));
@@ -106,16 +113,17 @@ impl Master {
         Reply::Get(answers)
     }
 
-    /// Starts the cache misses of all keys together, so that they overlap.
-    fn warm(&self, reading: &mut Reading) {
-        self.catalog
-            .warm(&reading.links, &mut reading.ids, |replica| {
-                let segment = self.segments.at(replica.segment);
-                let extent = segment
-                    .memory()
-                    .map_or(0, |memory| memory.extents.warm(replica.piece));
-                extent ^ segment.policy.warm(Slot(replica.slot))
-            });
+    /// Starts the cache misses of the keys from `from` on together, so that they overlap: of no more than stay in the cache
+    /// until they are looked up.
+    fn warm(&self, reading: &mut Reading, from: usize) {
+        let Reading { links, ids, .. } = reading;
+        let step = &links[from..links.len().min(from + WARMED_AT_ONCE)];
+        self.catalog.warm(step, ids, |replica| {
+            let segment = self.segments.at(replica.segment);
+            segment
+                .memory()
+                .map_or(0, |memory| memory.extents.warm(replica.piece))
+        });
     }
 
     fn look_up(
@@ -292,29 +300,23 @@ impl Master {
         found: u32,
     ) {
         let Reading {
-            links, resident, ..
+            links,
+            resident,
+            placed,
+            ..
         } = reading;
-        if self.segments.len() > 1 {
-            resident.sort_unstable_by_key(|(segment, ..)| *segment);
-        }
-        let few = self.segments.len() <= SEGMENTS_TOLD;
-        let mut rest = resident.as_slice();
-        for (index, segment) in self.segments.iter_mut() {
-            let end = rest
-                .iter()
-                .position(|(other, ..)| *other != index)
-                .unwrap_or(rest.len());
-            let (mine, others) = rest.split_at(end);
-            rest = others;
-            if mine.is_empty() && !few {
-                continue;
-            }
+        resident.sort_unstable();
+        let mut tell = |segment: &mut Segment, mine: &[(SegmentIndex, u32, Slot)]| {
+            placed.clear();
+            placed.extend(mine.iter().map(|(_, position, _)| *position));
+            placed.dedup();
             for (_, position, slot) in mine {
                 links[*position as usize].slot = Some(*slot);
             }
             segment.policy.read(&Walk {
                 now,
                 links,
+                placed: Some(placed),
                 parent: chain.parent,
                 position: chain.position,
                 found,
@@ -325,6 +327,19 @@ impl Master {
             for (_, position, _) in mine {
                 links[*position as usize].slot = None;
             }
+        };
+        if self.segments.len() > SEGMENTS_TOLD {
+            for mine in resident.chunk_by(|one, next| one.0 == next.0) {
+                tell(self.segments.at_mut(mine[0].0), mine);
+            }
+            return;
+        }
+        let mut rest = resident.as_slice();
+        for (index, segment) in self.segments.iter_mut() {
+            let end = rest.partition_point(|(other, ..)| *other <= index);
+            let (mine, others) = rest.split_at(end);
+            rest = others;
+            tell(segment, mine);
         }
     }
 

@@ -66,6 +66,7 @@ pub(crate) fn introduce(
             hint: chain.hint,
             expect: chain.expect,
             output_tokens: chain.output_tokens,
+            placed: None,
         };
         segments.at_mut(run[0].segment).policy.insert(&walk);
         if mode != OffloadMode::Off {

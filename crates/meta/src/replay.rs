@@ -71,6 +71,7 @@ impl Head {
             hint,
             expect,
             output_tokens,
+            placed: None,
         }
     }
 }

@@ -305,6 +305,7 @@ fn walk_of(now: Instant) -> Walk<'static> {
         hint: None,
         expect: None,
         output_tokens: Some(100),
+        placed: None,
     }
 }
 
@@ -440,6 +441,118 @@ fn foreign_bytes_are_refused() {
         let saved = policy.save();
         assert_eq!(policy.restore(&saved), Ok(()), "{kind}");
     });
+}
+
+/// A master tells each of many segments where its own few blocks are among those of a request.
+#[test]
+fn who_knows_where_the_resident_blocks_are_learns_the_same() {
+    for_every_policy(|kind| {
+        let mut rng = Rng::new(5);
+        let mut pair = [(); 2].map(|()| kind.build(64 * BLOCK_BYTES));
+        let mut now = Instant::from_nanos(1_000_000_000);
+        for number in 0..96u32 {
+            let links = [Link {
+                hash: number.into(),
+                slot: Some(Slot(number)),
+                bytes: BLOCK_BYTES,
+            }];
+            for policy in &mut pair {
+                policy.insert(&Walk {
+                    links: &links,
+                    ..walk_of(now)
+                });
+            }
+        }
+        for _ in 0..400 {
+            now += Duration::from_millis(rng.below(500));
+            let first = rng.below(80);
+            let links: Vec<Link> = (first..first + 16)
+                .map(|hash| Link {
+                    hash,
+                    slot: (rng.below(3) > 0).then_some(Slot(hash as u32)),
+                    bytes: BLOCK_BYTES,
+                })
+                .collect();
+            let resident = links.iter().enumerate();
+            let resident = resident.filter(|(_, link)| link.slot.is_some());
+            let placed: Vec<u32> = resident.map(|(at, _)| at as u32).collect();
+            for (policy, placed) in pair.iter_mut().zip([None, Some(placed.as_slice())]) {
+                policy.read(&Walk {
+                    links: &links,
+                    placed,
+                    ..walk_of(now)
+                });
+                if policy.next_deadline().is_some_and(|due| due <= now) {
+                    policy.on_deadline(now);
+                }
+            }
+        }
+        for left in (1..=96).rev() {
+            let named = pair.each_mut().map(|policy| policy.victim(now));
+            assert_eq!(named[0], named[1], "{kind}, {left} left");
+            let slot = named[0].expect("nothing is excluded");
+            for policy in &mut pair {
+                policy.evicted(now, slot);
+            }
+        }
+        assert_eq!(pair[0].save(), pair[1].save(), "{kind}");
+    });
+}
+
+/// Without its ancestors a block is of no use, so it is the colder one of those that are read together.
+#[test]
+fn of_blocks_read_together_the_leaf_is_the_coldest() {
+    let mut policy = PolicyKind::Lru.build(64 * BLOCK_BYTES);
+    let links = [0, 1, 2].map(|number: u32| Link {
+        hash: number.into(),
+        slot: Some(Slot(number)),
+        bytes: BLOCK_BYTES,
+    });
+    let now = Instant::from_nanos(1_000_000_000);
+    let walk = Walk {
+        links: &links,
+        ..walk_of(now)
+    };
+    policy.insert(&walk);
+    for placed in [None, Some(&[0, 1, 2][..])] {
+        policy.read(&Walk { placed, ..walk });
+        assert_eq!(policy.victim(now), Some(Slot(2)), "{placed:?}");
+    }
+}
+
+/// W-TinyLFU counts requests for blocks that it does not hold, and keeps them for it when they come.
+#[test]
+fn misses_count_where_frequency_decides() {
+    let order = |misses: u32| {
+        let mut policy = PolicyKind::WTinyLfu.build(64 * BLOCK_BYTES);
+        let now = Instant::from_nanos(1_000_000_000);
+        for number in 0..64u32 {
+            let mut link = Link {
+                hash: number.into(),
+                slot: None,
+                bytes: BLOCK_BYTES,
+            };
+            for _ in 0..if number == 40 { misses } else { 1 } {
+                policy.read(&Walk {
+                    links: &[link],
+                    placed: Some(&[]),
+                    ..walk_of(now)
+                });
+            }
+            link.slot = Some(Slot(number));
+            policy.insert(&Walk {
+                links: &[link],
+                ..walk_of(now)
+            });
+        }
+        let gone = std::iter::from_fn(|| {
+            let slot = policy.victim(now)?;
+            policy.evicted(now, slot);
+            Some(slot.0)
+        });
+        gone.collect::<Vec<_>>()
+    };
+    assert_ne!(order(1), order(9));
 }
 
 #[test]

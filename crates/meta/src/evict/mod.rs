@@ -48,6 +48,9 @@ pub struct Walk<'a> {
     pub now: Instant,
     /// The blocks, each the parent of the next.
     pub links: &'a [Link],
+    /// The positions in `links` of those that have a slot, in their order, where the caller knows them: nobody then looks for
+    /// the few blocks of one segment among the many of a request.
+    pub placed: Option<&'a [u32]>,
     /// Hash of the block before the first, when the walk does not begin at the root.
     pub parent: Option<u64>,
     /// Position of the first block in its chain.
@@ -62,6 +65,22 @@ pub struct Walk<'a> {
     pub output_tokens: Option<u32>,
 }
 
+impl<'a> Walk<'a> {
+    /// The links that have a slot, with their positions in `links`, from the root on.
+    pub fn placed(
+        &self,
+    ) -> impl DoubleEndedIterator<Item = (usize, &'a Link, Slot)> + Clone + use<'a> {
+        let links = self.links;
+        let (known, all) = match self.placed {
+            Some(placed) => (placed, 0..0),
+            None => (&[][..], 0..links.len()),
+        };
+        // One of the two is empty.
+        let positions = known.iter().map(|at| *at as usize).chain(all);
+        positions.filter_map(move |at| Some((at, &links[at], links[at].slot?)))
+    }
+}
+
 /// A policy of eviction for one segment.
 ///
 /// The calls for a slot: `insert` → any number of `read`, `exclude`/`include` → `remove` or `evicted`. Excluded slots
@@ -72,12 +91,6 @@ pub trait Evict: Send {
 
     /// A request read along this chain. Links without a slot were misses here.
     fn read(&mut self, walk: &Walk<'_>);
-
-    /// Reads what [`Evict::read`] will need of this slot, so that the cache misses of many overlap. The returned number
-    /// only keeps the reads from being optimised away.
-    fn warm(&self, _slot: Slot) -> u64 {
-        0
-    }
 
     /// The links that have a slot became resident in this segment. Links without one were not placed here.
     fn insert(&mut self, walk: &Walk<'_>);
@@ -94,6 +107,7 @@ pub trait Evict: Send {
             hint: None,
             expect: None,
             output_tokens: None,
+            placed: None,
         });
     }
 

@@ -2,12 +2,15 @@ use slackwater_base::Instant;
 
 use super::ghosts::tag;
 use super::queues::{Queues, grow};
-use super::{Evict, Slot, Walk};
+use super::{Evict, Link, Slot, Walk};
 
 /// The rules in which policies of queues differ.
 pub(super) trait Rules<const N: usize>: Send {
     /// The name of the policy in configuration and reports.
     const NAME: &'static str;
+
+    /// Whether blocks that are not resident tell it something.
+    const HEEDS_MISSES: bool = false;
 
     /// A block was requested; `slot` is set if it is resident.
     fn read(&mut self, queues: &mut Queues<N>, tag: u32, slot: Option<Slot>);
@@ -48,26 +51,34 @@ impl<R, const N: usize> Queued<R, N> {
     }
 }
 
+impl<R: Rules<N>, const N: usize> Queued<R, N> {
+    fn read_one(&mut self, link: &Link, slot: Option<Slot>) {
+        let slot = slot.filter(|slot| self.queues.queue(*slot).is_some());
+        slot.into_iter().for_each(|slot| self.forget_name(slot));
+        self.rules.read(&mut self.queues, tag(link.hash), slot);
+    }
+}
+
 impl<R: Rules<N>, const N: usize> Evict for Queued<R, N> {
     fn name(&self) -> &'static str {
         R::NAME
     }
 
     fn read(&mut self, walk: &Walk<'_>) {
-        for link in walk.links.iter().rev() {
-            let slot = link.slot.filter(|slot| self.queues.queue(*slot).is_some());
-            slot.into_iter().for_each(|slot| self.forget_name(slot));
-            self.rules.read(&mut self.queues, tag(link.hash), slot);
+        self.queues.warm(walk.placed().map(|(.., slot)| slot));
+        if R::HEEDS_MISSES {
+            for link in walk.links.iter().rev() {
+                self.read_one(link, link.slot);
+            }
+        } else {
+            for (_, link, slot) in walk.placed().rev() {
+                self.read_one(link, Some(slot));
+            }
         }
     }
 
-    fn warm(&self, slot: Slot) -> u64 {
-        self.queues.warm(slot)
-    }
-
     fn insert(&mut self, walk: &Walk<'_>) {
-        for link in walk.links.iter().rev() {
-            let Some(slot) = link.slot else { continue };
+        for (_, link, slot) in walk.placed().rev() {
             self.forget_name(slot);
             let tag = tag(link.hash);
             let queue = self.rules.place(&self.queues, tag);

@@ -64,16 +64,17 @@ impl<const N: usize> Default for Queues<N> {
 }
 
 impl<const N: usize> Queues<N> {
-    /// Reads the slot's node and its neighbours ahead of a move.
-    pub(super) fn warm(&self, slot: Slot) -> u64 {
-        let units = |at: u32| {
-            self.nodes
-                .get(at as usize)
-                .map_or(0, |node| u64::from(node.units))
-        };
-        self.nodes
-            .get(slot.0 as usize)
-            .map_or(0, |node| units(node.hotter) ^ units(node.colder))
+    /// Reads the nodes of these slots and their neighbours ahead of their moves, first all nodes and then all neighbours,
+    /// so that cache misses overlap.
+    pub(super) fn warm(&self, slots: impl Iterator<Item = Slot> + Clone) {
+        let units = |at: u32| self.nodes.get(at as usize).map_or(0, |node| node.units);
+        let seen = slots.clone().fold(0, |seen, slot| seen ^ units(slot.0));
+        std::hint::black_box(seen);
+        let nodes = slots.filter_map(|slot| self.nodes.get(slot.0 as usize));
+        let seen = nodes.fold(0, |seen, node| {
+            seen ^ units(node.hotter) ^ units(node.colder)
+        });
+        std::hint::black_box(seen);
     }
 
     /// Which queue `slot` is in.

@@ -99,6 +99,7 @@ mod tests {
                 hint: None,
                 expect: None,
                 output_tokens: None,
+                placed: None,
             });
         };
         for number in 0..4 {

@@ -67,6 +67,7 @@ impl WindowAndMain {
 
 impl Rules<3> for WindowAndMain {
     const NAME: &'static str = "wtinylfu";
+    const HEEDS_MISSES: bool = true;
 
     /// A block read in the probation part moves to the protected part; what exceeds the protected part's share moves
     /// back.

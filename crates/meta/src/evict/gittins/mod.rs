@@ -407,16 +407,6 @@ impl Evict for Gittins {
         self.read_walk(walk);
     }
 
-    fn warm(&self, slot: Slot) -> u64 {
-        let mark = self
-            .marks
-            .get(slot.0 as usize)
-            .map_or(0, |mark| u64::from(mark.count()));
-        mark ^ self
-            .segment_of(slot)
-            .map_or(0, |number| self.segments.warm(number))
-    }
-
     fn insert(&mut self, walk: &Walk<'_>) {
         self.advance(walk.now);
         self.insert_walk(walk);

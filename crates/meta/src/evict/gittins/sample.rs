@@ -101,6 +101,7 @@ mod tests {
             hint: None,
             expect: None,
             output_tokens: None,
+            placed: None,
         };
         sample.admit(&walk, threshold)
     }

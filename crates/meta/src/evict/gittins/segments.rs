@@ -184,22 +184,21 @@ impl ChainSegments {
         }
     }
 
-    /// Reads a segment and its neighbours in their lists ahead of a move.
-    pub(super) fn warm(&self, number: u32) -> u64 {
+    /// Reads segments and their neighbours in their lists ahead of their moves, first all segments and then all neighbours,
+    /// so that cache misses overlap.
+    pub(super) fn warm(&self, numbers: impl Iterator<Item = u32> + Clone) {
         let blocks = |number: u32| {
-            self.records
-                .get(number as usize)
-                .map_or(0, |segment| u64::from(segment.blocks))
+            let segment = self.records.get(number as usize);
+            segment.map_or(0, |segment| segment.blocks)
         };
-        let links = self
-            .records
-            .get(number as usize)
-            .map(|segment| segment.links);
-        links.map_or(0, |links| {
-            links
-                .iter()
-                .fold(0, |seen, at| seen ^ blocks(at.older) ^ blocks(at.newer))
-        })
+        let seen = numbers
+            .clone()
+            .fold(0, |seen, number| seen ^ blocks(number));
+        std::hint::black_box(seen);
+        let segments = numbers.filter_map(|number| self.records.get(number as usize));
+        let links = segments.flat_map(|segment| segment.links);
+        let seen = links.fold(0, |seen, at| seen ^ blocks(at.older) ^ blocks(at.newer));
+        std::hint::black_box(seen);
     }
 
     pub(super) fn overhead_bytes(&self) -> usize {

@@ -60,6 +60,7 @@ impl World {
             hint: None,
             expect: self.expect,
             output_tokens: None,
+            placed: None,
         };
         let found = links.iter().take_while(|link| link.slot.is_some()).count();
         self.hits += found;
@@ -169,6 +170,7 @@ fn read_and_insert_of_one_request_make_one_chain() {
         hint: None,
         expect: None,
         output_tokens: None,
+        placed: None,
     };
     world.policy.read(&Walk { found: 3, ..walk });
     let later = world.now + Duration::from_secs(30);
@@ -299,6 +301,7 @@ fn large_blocks_go_before_small_ones_of_their_kind() {
             hint: None,
             expect: None,
             output_tokens: None,
+            placed: None,
         });
     }
     assert_eq!(policy.victim(Instant::ZERO), Some(Slot(1)));
@@ -470,6 +473,7 @@ fn of_like_classes_the_older_block_goes_first() {
             hint: None,
             expect: None,
             output_tokens,
+            placed: None,
         });
     }
     let now = Instant::ZERO + Duration::from_secs(170);
@@ -581,6 +585,7 @@ fn blocks_of_a_class_that_was_left_out_have_a_worth() {
         hint: None,
         expect: None,
         output_tokens: Some(100),
+        placed: None,
     };
     let mut adaptive = Gittins::adaptive();
     adaptive.read(&walk(&gone, Instant::ZERO));
@@ -609,4 +614,30 @@ fn blocks_of_a_class_that_was_left_out_have_a_worth() {
             .expect("it is held")
     };
     assert!(filled().would_keep_as(old, gone, standing));
+}
+
+/// A segment is a run of one chain. Blocks of a request that are apart were taken for neighbours where only their places were
+/// known, as nothing is between these.
+#[test]
+fn blocks_that_are_apart_are_no_run() {
+    let mut world = World::new(1_000);
+    world.request(&[1, 2, 3]);
+    let links = [1, 2, 3].map(|block: u32| Link {
+        hash: block.into(),
+        slot: (block != 2).then_some(Slot(block)),
+        bytes: BYTES,
+    });
+    world.policy.read(&Walk {
+        now: world.now,
+        links: &links,
+        placed: Some(&[0, 2]),
+        parent: None,
+        position: 0,
+        found: 1,
+        hint: None,
+        expect: None,
+        output_tokens: None,
+    });
+    let segment_of = |slot| world.policy.segment_of(Slot(slot)).unwrap();
+    assert_ne!(segment_of(1), segment_of(3));
 }

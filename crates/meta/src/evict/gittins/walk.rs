@@ -27,11 +27,15 @@ struct Growing {
     number: u32,
     bucket: u8,
     octave: u8,
+    /// The slot of its last block.
     last: u32,
+    /// The position of its last block.
+    position: u32,
 }
 
 impl Gittins {
     pub(super) fn read_walk(&mut self, walk: &Walk<'_>) {
+        self.warm(walk);
         let mut known = self.take_resident(walk);
         self.match_ghosts(walk, &mut known);
         known.matched = known.matched.max(walk.position + walk.found);
@@ -55,13 +59,10 @@ impl Gittins {
             return;
         };
         let pending = self.pending.take(key).unwrap_or_else(|| self.unread(walk));
-        for link in walk.links {
-            let Some(slot) = link
-                .slot
-                .filter(|&slot| self.segment_of(slot) != Some(IN_HAND))
-            else {
+        for (_, link, slot) in walk.placed() {
+            if self.segment_of(slot) == Some(IN_HAND) {
                 continue;
-            };
+            }
             if self.segment_of(slot).is_some() {
                 self.discard(slot);
             }
@@ -92,6 +93,18 @@ impl Gittins {
         }
     }
 
+    /// Reads what the walk will need, one table at a time, so that the cache misses of its blocks overlap.
+    fn warm(&self, walk: &Walk<'_>) {
+        let slots = walk.placed().map(|(.., slot)| slot);
+        let counts = slots.clone().map(|slot| {
+            let mark = self.marks.get(slot.0 as usize);
+            mark.map_or(0, |mark| mark.count())
+        });
+        std::hint::black_box(counts.fold(0, |seen, count| seen ^ count));
+        let numbers = slots.filter_map(|slot| self.segment_of(slot));
+        self.segments.warm(numbers);
+    }
+
     /// Unlinks every resident block of the walk, and records one event for each run of them in a segment.
     fn take_resident(&mut self, walk: &Walk<'_>) -> Known {
         let mut known = Known {
@@ -100,8 +113,7 @@ impl Gittins {
             ghosts: GhostRuns::default(),
         };
         let mut run: Option<(u32, u16)> = None;
-        for (at, link) in walk.links.iter().enumerate() {
-            let Some(slot) = link.slot else { continue };
+        for (at, _, slot) in walk.placed() {
             let Some(number) = self.segment_of(slot).filter(|&number| number != IN_HAND) else {
                 continue;
             };
@@ -227,22 +239,19 @@ impl Gittins {
     fn build(&mut self, walk: &Walk<'_>, features: Features, count: impl Fn(u32, Mark) -> u8) {
         self.fresh.clear();
         let mut growing: Option<Growing> = None;
-        for (at, link) in walk.links.iter().enumerate() {
-            let slot = link
-                .slot
-                .filter(|&slot| self.segment_of(slot) == Some(IN_HAND));
-            let Some(slot) = slot.map(|slot| slot.0) else {
-                growing = None;
+        for (at, link, slot) in walk.placed() {
+            if self.segment_of(slot) != Some(IN_HAND) {
                 continue;
-            };
-            let position = walk.position + at as u32;
+            }
+            let (slot, position) = (slot.0, walk.position + at as u32);
+            let follows = |growing: &Growing| growing.position + 1 == position;
             let mark = &mut self.marks[slot as usize];
             mark.set_count(count(position, *mark));
             let (bucket, octave) = (count_bucket(mark.count()), octave(link.bytes));
             let fits = |growing: &Growing| growing.bucket == bucket && growing.octave == octave;
-            let current = growing
-                .take()
-                .filter(|growing| fits(growing) && self.segments[growing.number].blocks < u16::MAX);
+            let current = growing.take().filter(|growing| {
+                follows(growing) && fits(growing) && self.segments[growing.number].blocks < u16::MAX
+            });
             let (number, up) = match current {
                 Some(current) => (current.number, current.last),
                 None => (
@@ -269,6 +278,7 @@ impl Gittins {
                 bucket,
                 octave,
                 last: slot,
+                position,
             });
         }
     }

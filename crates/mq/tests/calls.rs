@@ -248,6 +248,27 @@ fn a_lost_link_ends_its_requests_at_once() {
 
 /// A request that waited in the queue of a link was told that the link is gone when an attempt to open it failed, and
 /// was sent all the same when a later attempt succeeded: the peer carried out what its caller had given up.
+/// A server that was told to end said goodbye to everybody, so that nobody came back to the one that was started in its
+/// place: after an orderly restart of a master its nodes were gone for good, and the calls of its clients never answered.
+#[test]
+fn peers_come_back_to_a_server_that_was_restarted_in_order() {
+    for encrypted in [false, true] {
+        let server = server_builder(options(1)).start().unwrap();
+        let address = listen(&server, &everybody(encrypted));
+        let client = client(2);
+        let to = connect(&client, &address);
+        server.stop();
+        let again = server_builder(options(1)).start().unwrap();
+        let endpoint = address.endpoint().unwrap();
+        again.listen(&endpoint, &everybody(encrypted)).unwrap();
+        until(&client, "the link is up again", |client| {
+            client.metrics().links_up.get() == 2
+        });
+        let said = ask(&client, to, "test.echo", &[b"x"]);
+        assert_eq!(said, Ok(vec![b"x".to_vec()]), "{address}");
+    }
+}
+
 #[test]
 fn a_queued_request_outlives_failed_attempts_to_open_its_link() {
     let folder = tempfile::tempdir().unwrap();

@@ -200,7 +200,7 @@ fn a_slow_resolver_holds_up_neither_senders_nor_other_links() {
     );
 }
 
-/// Connections that pass through here can be cut, which a server that stops does not do: it says goodbye.
+/// Connections that pass through here can be cut while both ends stay.
 struct Relay {
     address: SocketAddr,
     passing: Arc<Mutex<Vec<TcpStream>>>,

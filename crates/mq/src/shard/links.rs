@@ -480,6 +480,11 @@ impl Shard {
         if peer.is_incoming() && peer.up && peer.role == Role::Commands {
             self.deliver(net, at, Sending::plain(Message::of([BYE])));
         }
+        self.close(net, at, linger);
+    }
+
+    /// Closes a link as [`Self::disconnect`] does, and has an inbound peer come back: to the next process at this address.
+    pub(super) fn close(&mut self, net: &mut Net, at: At, linger: Duration) {
         if let Some(conn) = self.peers.get_mut(at).and_then(|peer| peer.conn.take()) {
             net.close(conn, linger);
         }

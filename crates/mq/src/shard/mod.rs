@@ -300,12 +300,13 @@ impl Shard {
         ticking.fire(&self.context);
     }
 
-    /// Ends everything: requests end with `Gone`, links close with linger, nothing reconnects.
+    /// Ends everything: requests end with `Gone`, links close with linger, nothing reconnects. Peers may: who restarts a process
+    /// means its peers to stay.
     fn shut_down(&mut self, net: &mut Net, linger: Duration, empty: Sender<Infallible>) {
         self.stopping = true;
         net.stop_listening_everywhere();
         for at in self.peers.all() {
-            self.disconnect(net, at, linger);
+            self.close(net, at, linger);
         }
         for (_, (_, timer)) in self.timers.drain() {
             net.cancel_timer(timer);

@@ -201,6 +201,13 @@ impl Master {
         if let Err(code) = self.put_limits(tenant, config, wanted, object.is_none()) {
             return failed(code);
         }
+        match self.lent_for(config, wanted) {
+            Ok(()) => {}
+            // After a restart of the master, nodes come one after the other.
+            Err(ErrorCode::NoAvailableHandle) => return Verdict::Wait,
+            Err(_) if self.is_partial() => return Verdict::Wait,
+            Err(code) => return failed(code),
+        }
         let charge = wanted.charge;
         if self.queue.holds_back(&call.caller, tenant, charge) {
             return Verdict::Wait;
@@ -279,32 +286,37 @@ impl Master {
         is_new: bool,
     ) -> Result<(), ErrorCode> {
         let limits = &self.config.limits;
-        let memory = || {
-            self.segments
-                .iter()
-                .filter_map(|(_, segment)| segment.memory())
-        };
-        let largest = memory().map(|memory| memory.extents.books().capacity).max();
         let members = config
             .group
             .map_or(0, |group| self.groups.size((tenant, group)));
+        if wanted.bytes == 0 || members >= limits.group_members {
+            return Err(ErrorCode::InvalidParams);
+        }
+        if is_new && self.catalog.len() >= limits.objects {
+            return Err(ErrorCode::NoAvailableHandle);
+        }
+        if self.puts.open.len() >= limits.open_puts {
+            return Err(ErrorCode::TaskPendingLimitExceeded);
+        }
+        Ok(())
+    }
+
+    /// Whether what is lent could hold it, were it empty; `NoAvailableHandle` when no memory is lent at all.
+    fn lent_for(&self, config: &PutConfig, wanted: &Wanted) -> Result<(), ErrorCode> {
+        let memory = self
+            .segments
+            .iter()
+            .filter_map(|(_, segment)| segment.memory());
+        let largest = memory.map(|memory| memory.extents.books().capacity).max();
         let no_disk = config.durability == Durability::Disk
             && self.segments.iter().all(|(_, it)| it.disk().is_none());
         match largest {
-            _ if wanted.bytes == 0 => Err(ErrorCode::InvalidParams),
             None => Err(ErrorCode::NoAvailableHandle),
             Some(largest) if self.charge_of(wanted.bytes) > largest => {
                 Err(ErrorCode::InvalidParams)
             }
-            _ if no_disk => Err(ErrorCode::UnableOffload),
-            _ if is_new && self.catalog.len() >= limits.objects => {
-                Err(ErrorCode::NoAvailableHandle)
-            }
-            _ if self.puts.open.len() >= limits.open_puts => {
-                Err(ErrorCode::TaskPendingLimitExceeded)
-            }
-            _ if members >= limits.group_members => Err(ErrorCode::InvalidParams),
-            _ => Ok(()),
+            Some(_) if no_disk => Err(ErrorCode::UnableOffload),
+            Some(_) => Ok(()),
         }
     }
 

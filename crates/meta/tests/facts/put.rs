@@ -71,7 +71,7 @@ fn wrong_arguments_are_refused() {
     check(
         &mut nowhere,
         1,
-        PutConfig::default(),
+        wait(Duration::ZERO),
         PutStarted::Failed(ErrorCode::NoAvailableHandle),
     );
 }

@@ -199,3 +199,22 @@ fn what_is_revoked_or_lost_waits_no_longer_and_all_else_does() {
         "who is still there is told"
     );
 }
+
+/// Just after a restart of the master, before the first node had come, a put was refused at once, however long it was willing to
+/// wait.
+#[test]
+fn a_put_waits_for_the_first_memory_that_is_lent() {
+    let mut world = World::new(plain());
+    let late = world.send(ME, start("late", BLOCK, wait(seconds(1))));
+    let call = world.send(OTHER, start("a", BLOCK, wait(seconds(5))));
+    world.pass(seconds(1));
+    let none = PutStarted::Failed(ErrorCode::NoAvailableHandle);
+    assert_eq!(world.reply(late), Some(Reply::PutStart(vec![none])));
+    assert_eq!(world.reply(call), None);
+    world.mount(NODE, MEMORY, SegmentKind::Memory, 16 * BLOCK);
+    let granted = world.reply(call);
+    assert!(
+        matches!(&granted, Some(Reply::PutStart(results)) if matches!(results[0], PutStarted::Granted { .. })),
+        "{granted:?}"
+    );
+}

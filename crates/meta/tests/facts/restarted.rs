@@ -268,3 +268,29 @@ fn a_record_ends_the_wait_for_its_key() {
     world.report(NODE, Report::Announce { segment, entries });
     assert_eq!(found(world.reply(call)), Some(vec![true]));
 }
+
+/// The node without an SSD came first after a restart, and a put that had to be durable was refused for good: nobody lent an
+/// SSD yet. Likewise one that only the memory of a node that was still to come could hold.
+#[test]
+fn puts_wait_for_what_only_nodes_that_are_to_come_can_hold() {
+    let durable = PutConfig {
+        durability: Durability::Disk,
+        ..wait(seconds(5))
+    };
+    for (put, bytes) in [(durable, BLOCK), (wait(seconds(5)), 8 * BLOCK)] {
+        let mut world = restarted(config(WAIT), &[NODE]);
+        world.mount(NodeId(2), SegmentId(11), SegmentKind::Memory, 4 * BLOCK);
+        let call = world.send(ME, start("a", bytes, put));
+        assert_eq!(world.reply(call), None, "{bytes}");
+        mount(&mut world);
+        mount_as(&mut world, DISK, SegmentKind::Disk, 0);
+        announced(&mut world);
+        let (segment, highest) = (DISK, Version(0));
+        world.report(NODE, Report::Announced { segment, highest });
+        let granted = world.reply(call);
+        assert!(
+            matches!(&granted, Some(Reply::PutStart(results)) if matches!(results[0], PutStarted::Granted { .. })),
+            "{granted:?}"
+        );
+    }
+}

@@ -1,16 +1,17 @@
-use std::sync::Once;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::process::{Signal, getpid, kill_process};
 
-/// The environment variable that names a place and what happens there: `PLACE=stop` or `PLACE=kill`.
+/// The environment variable that names a place and what happens there: `PLACE=stop` or `PLACE=kill`, and `PLACE=kill:7` for
+/// the seventh time.
 const ENV: &str = "SLACKWATER_FAILPOINT";
 
-/// Stops or ends this process if the environment says so of this place, the first time that it is passed.
+/// Stops or ends this process if the environment says so of this place, the first time that it is passed or a later one.
 ///
 /// For tests with processes: they stop one in the middle of something and see that it has stopped, instead of guessing
 /// how long it takes to get there. Without the feature `failpoints`, which only tests turn on, this does nothing.
 pub fn failpoint(place: &str) {
-    static PASSED: Once = Once::new();
+    static PASSED: AtomicU64 = AtomicU64::new(0);
     let Some(wanted) = std::env::var_os(ENV) else {
         return;
     };
@@ -18,13 +19,17 @@ pub fn failpoint(place: &str) {
     let Some((named, action)) = wanted.split_once('=') else {
         panic!("{ENV}={wanted}: write PLACE=stop or PLACE=kill");
     };
+    let (action, time) = action.split_once(':').unwrap_or((action, "1"));
+    let Ok(time) = time.parse::<u64>() else {
+        panic!("{ENV}={wanted}: `{time}` is no number");
+    };
     let signal = match action {
         "stop" => Signal::STOP,
         "kill" => Signal::KILL,
         _ => panic!("{ENV}={wanted}: `{action}` is neither stop nor kill"),
     };
-    if named == place {
+    if named == place && PASSED.fetch_add(1, Ordering::Relaxed) + 1 == time {
         // A process may always send signals to itself.
-        PASSED.call_once(|| _ = kill_process(getpid(), signal));
+        let _ = kill_process(getpid(), signal);
     }
 }

@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use redb::{Database, ReadableDatabase, ReadableTable, Table, TableDefinition};
 use slackwater_base::Instant;
 use slackwater_meta::{Dead, Debt, Journaled, KeptJob, Note};
-use slackwater_wait::{Event, Park, Site, Waiting};
+use slackwater_wait::{Event, Park, Site, Waiting, failpoint};
 use slackwater_wire::{
     ClientId, Incarnation, JobId, NodeId, OperationId, Reply, SegmentId, Tenant, Version, body,
 };
@@ -364,7 +364,9 @@ impl Committer {
                 let _ = self.bell.wait(seen, &waiting);
                 continue;
             }
+            failpoint("journal.committing");
             self.file.commit(&notes)?;
+            failpoint("journal.committed");
             let released: Vec<Answer> = {
                 let mut state = self.state();
                 state.committed = batch;

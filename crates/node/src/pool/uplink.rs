@@ -10,7 +10,7 @@ use slackwater_mq::{
     Answer, Call, ConnectionId, LinkEvent, Mq, Refusal, RequestError, RequestOptions, SendOptions,
 };
 use slackwater_trace::{SpanKind, TraceSpan};
-use slackwater_wait::{Event, Park, Site, Waiting, now};
+use slackwater_wait::{Event, Park, Site, Waiting, failpoint, now};
 use slackwater_wire::{
     Attached, BytesCopied, CheckWritten, CopyBytes, Epoch, ErrorCode, JobState, NodeHello,
     NodeLeave, NodeLeft, NodeLife, NodeName, NodeWelcome, NumberedReceiver, NumberedSender, Orders,
@@ -284,9 +284,11 @@ impl Uplink {
         let Ok(orders) = orders else {
             return broken();
         };
+        failpoint("node.ordered");
         if (room || !orders.is_empty()) && memory.store.obey(orders).is_err() {
             return self.tell(Happened::StoreBroken);
         }
+        failpoint("node.obeyed");
         self.taken.store(receiver.taken(), Ordering::Release);
         let owes = receiver.owes();
         if owes {
@@ -304,6 +306,7 @@ impl Uplink {
                 self.hear(check.epoch)?;
                 memory.store.check_written(&check.written)
             });
+        failpoint("node.checked");
         let epoch = self.epoch();
         let checked = WrittenChecked { epoch, result };
         let _ = call.reply([body::encode(&checked).expect("an answer is short")]);

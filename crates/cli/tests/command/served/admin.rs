@@ -31,8 +31,12 @@ impl Administered {
         if !arguments.contains(&"--listen") {
             free.extend(["--listen", "127.0.0.1:0"]);
         }
-        let mut child = place
-            .command(&[arguments, &free].concat())
+        Self::launch(place.command(&[arguments, &free].concat()))
+    }
+
+    /// Starts this process, which says two lines when it serves.
+    pub(crate) fn launch(mut command: Command) -> Self {
+        let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()

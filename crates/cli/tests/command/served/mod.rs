@@ -11,6 +11,7 @@ mod replicas;
 mod signals;
 mod top;
 mod traces;
+mod trial;
 mod verbs;
 
 use std::io::{BufRead, BufReader, Write};

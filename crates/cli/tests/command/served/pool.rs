@@ -35,16 +35,25 @@ impl Node {
     /// Starts a node and returns when the master has taken it.
     pub(crate) fn start(place: &Place, master: &str, more: &[&str]) -> Self {
         let arguments = ["node", "--master", master, "--log", "warn"];
-        let mut child = place
-            .command(&[&arguments[..], more].concat())
+        Self::launch(place.command(&[&arguments[..], more].concat()))
+    }
+
+    /// Starts this node and returns when the master has taken it.
+    pub(crate) fn launch(command: std::process::Command) -> Self {
+        let mut node = Self::spawn(command);
+        node.joined();
+        node
+    }
+
+    /// Starts this node.
+    pub(crate) fn spawn(mut command: std::process::Command) -> Self {
+        let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap());
-        let mut node = Self { child, lines };
-        node.joined();
-        node
+        Self { child, lines }
     }
 
     /// Waits until it has joined, once more.

@@ -1,0 +1,138 @@
+//! The end of a trial: its history is checked, what is durable is read, and the books are at rest and empty.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use slackwater_remote::{CallOptions, Client, GetOptions, RemoveOptions};
+
+use super::super::until;
+use super::cluster::{Cluster, LEASE, LOADS, NODES, PROBE, QUOTA, SLACK};
+use super::history::{Act, Bounds, Told, What, durable, violations};
+use super::load::{DEADLINE, nanos};
+use super::value;
+use crate::place::PATIENCE;
+
+impl Cluster {
+    /// Checks the history, what is durable, and the books; nothing is left when everything was removed.
+    pub(super) fn settle(&mut self) {
+        self.end_load();
+        assert!(self.acts.len() > 100, "{} keys in calls", self.acts.len());
+        until("the nodes have announced everything", || {
+            let stats = self.json("/api/v1/stats");
+            let here = |node: &Value| node["presence"] == "here";
+            let nodes = stats["nodes"]["nodes"].as_array().unwrap();
+            nodes.len() == NODES && nodes.iter().all(here) && stats["nodes"]["partial"] == false
+        });
+        self.read_all();
+        let bounds = Bounds {
+            lease: LEASE,
+            call: DEADLINE + SLACK,
+        };
+        let mut wrong = violations(&self.acts, bounds);
+        wrong.truncate(5);
+        assert!(
+            wrong.is_empty(),
+            "seed {}: {wrong:#?}\n{}",
+            self.seed,
+            self.logs()
+        );
+        self.books(false);
+        let operator = self.told(PROBE, "root");
+        let client = self.network.on(PROBE, || operator.connect());
+        let force = RemoveOptions {
+            force: true,
+            ..RemoveOptions::default()
+        };
+        let removed = self.network.on(PROBE, || client.remove_all(&force));
+        assert!(removed.is_ok(), "{removed:?}");
+        self.books(true);
+    }
+
+    /// Reads every key as a client that remembers nothing; what is durable must be there.
+    fn read_all(&mut self) {
+        let must = durable(&self.acts);
+        assert!(must.len() >= LOADS, "{must:?} are durable");
+        let keys: BTreeSet<u64> = self.acts.iter().map(|act| act.key).collect();
+        self.processes += 1;
+        let told = self.told(PROBE, "load");
+        let read = |client: &Client, key: u64| {
+            let options = GetOptions {
+                call: CallOptions {
+                    deadline: Some(PATIENCE),
+                    ..CallOptions::default()
+                },
+                ..GetOptions::default()
+            };
+            let began = nanos();
+            let bytes = client.get(value::name(key).as_bytes(), &options).unwrap();
+            let put = bytes.map(|bytes| value::check(key, &bytes).unwrap());
+            (began, nanos(), put)
+        };
+        let reads: Vec<_> = self.network.on(PROBE, || {
+            let client = told.connect();
+            let read = |key: &u64| (*key, read(&client, *key));
+            keys.iter().map(read).collect()
+        });
+        for (key, (began, ended, put)) in reads {
+            let whole = |key| !self.damaged.contains(key);
+            if let Some((_, durable)) = must.get_key_value(&key).filter(|(key, _)| whole(key)) {
+                let history: Vec<&Act> = self.acts.iter().filter(|act| act.key == key).collect();
+                assert_eq!(
+                    put,
+                    Some(*durable),
+                    "seed {}: key {key} was durable: {history:#?}\n{}",
+                    self.seed,
+                    self.logs()
+                );
+            }
+            self.acts.push(Act {
+                process: told.process,
+                began,
+                ended,
+                key,
+                what: What::Get,
+                told: put.map_or(Told::Missing, Told::Found),
+            });
+        }
+    }
+
+    /// Waits until nothing is under way, and the books balance; with nothing in them, if so.
+    fn books(&self, empty: bool) {
+        let begun = Instant::now();
+        let books = loop {
+            let books = self.json("/debug/books");
+            let zero = |name: &str| books[name] == 0;
+            let calm = [
+                "open_puts",
+                "waiting_puts",
+                "unanswered",
+                "drops",
+                "orphans",
+            ];
+            let segments = books["segments"].as_array().unwrap();
+            let balanced = |it: &Value| {
+                let bytes = |name: &str| it[name].as_u64().unwrap();
+                let left = bytes("capacity") - bytes("free") - bytes("live");
+                left == 0 && bytes("quarantined") == 0 && (!empty || bytes("live") == 0)
+            };
+            let none = !empty || (zero("objects") && zero("replicas"));
+            if calm.into_iter().all(zero) && none && segments.iter().all(balanced) {
+                break books;
+            }
+            assert!(
+                begun.elapsed() < PATIENCE,
+                "seed {}: the books are never at rest: {books:#}\n{}",
+                self.seed,
+                self.logs()
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        };
+        assert_eq!(books["segments"].as_array().unwrap().len(), 2 * NODES);
+        let tenants = books["tenants"].as_array().unwrap();
+        let acme = tenants.iter().find(|it| it["tenant"] == "acme");
+        let acme = acme.unwrap_or_else(|| panic!("the quota was lost: {books:#}"));
+        let quota = (acme["memory_quota"].as_u64(), acme["disk_quota"].as_u64());
+        assert_eq!(quota, (Some(QUOTA.0), Some(QUOTA.1)), "{acme}");
+    }
+}

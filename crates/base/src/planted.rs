@@ -126,6 +126,12 @@ pub enum Planted {
     ShortWriteCountsAsWhole,
     /// A device reports a call that a signal interrupted as done.
     InterruptedCountsAsDone,
+    /// Headers that a deleted file left in the one that was made out of it are taken for this file's.
+    StaleHeadersCount,
+    /// A file that was made out of a deleted one has old bytes behind its last batch, without zeros between.
+    ReusedFileNotEnded,
+    /// A device makes a file out of a deleted one without clearing its first block.
+    ReusedFileKeepsHeader,
 }
 
 impl Planted {
@@ -136,6 +142,8 @@ impl Planted {
         Self::DeleteBeforeTombstone,
         Self::UncountedRecordsCountedOff,
         Self::NewerRecordIsEnough,
+        Self::StaleHeadersCount,
+        Self::ReusedFileNotEnded,
     ];
 
     /// Bugs of the shell's disk jobs, which the tests of the node crate look for.
@@ -144,6 +152,7 @@ impl Planted {
         Self::CreateWithoutDirectorySync,
         Self::ShortWriteCountsAsWhole,
         Self::InterruptedCountsAsDone,
+        Self::ReusedFileKeepsHeader,
     ];
 
     /// Every planted bug that the simulator must find.

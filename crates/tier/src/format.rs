@@ -1,6 +1,8 @@
 //! The bytes of a log file, version 1. The layout and the reasons are in the crate's README.
 
-use slackwater_base::{BLOCK_BYTES, Checksum, Checksummer, KeyHash, round_to_block};
+use slackwater_base::{
+    BLOCK_BYTES, Checksum, Checksummer, KeyHash, Planted, planted, round_to_block,
+};
 use slackwater_wire::{DiskEntry, Key, Tenant, Version};
 use thiserror::Error;
 use zerocopy::little_endian::{U16, U32, U64, U128};
@@ -432,7 +434,7 @@ pub(crate) fn decode_batch(
     );
     let end = start.saturating_add(length);
     let placed = raw.log.get() == identity.log
-        && raw.file.get() == identity.file.0
+        && (raw.file.get() == identity.file.0 || planted(Planted::StaleHeadersCount))
         && raw.own_offset.get() == offset
         && header_bytes >= BATCH_FIXED_BYTES
         && [start, length, header_bytes]

@@ -24,7 +24,9 @@ pub struct LogFile {
 /// One operation on the log's files. All offsets and lengths are multiples of [`slackwater_base::BLOCK_BYTES`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DiskOp {
-    /// Make a file of this length, all of it allocated and reading as zeros, and make its existence durable.
+    /// Make a file of this length, all of it allocated, and make its existence durable. It reads as zeros; or only its first
+    /// block does and the rest are bytes of a file of the log that was deleted ([`DiskOutcome::Reused`]): a file system
+    /// overwrites such blocks faster than it gives and takes them.
     Create {
         /// The file to be made; no file had its number before.
         file: FileId,
@@ -140,6 +142,8 @@ pub struct DiskDone {
 pub enum DiskOutcome {
     /// The operation is done and returns nothing.
     Done,
+    /// A file was made out of a deleted one: behind its first block, which is durably zeros, it has the bytes of that one.
+    Reused,
     /// A read is done.
     Read {
         /// All the bytes, when the target was the completion; empty otherwise.

@@ -73,6 +73,9 @@ pub struct MemDisk {
     files: BTreeMap<FileId, MemFile>,
     /// Files whose names were removed, but not durably: a power cut brings them back.
     unlinked: BTreeMap<FileId, MemFile>,
+    /// What the file held that was deleted last: the next one of its length is made out of it.
+    spare: Option<Vec<u8>>,
+    reuses: bool,
     capacity: u64,
     queue: VecDeque<Submitted>,
     rng: Rng,
@@ -124,6 +127,8 @@ impl MemDisk {
         Self {
             files: BTreeMap::new(),
             unlinked: BTreeMap::new(),
+            spare: None,
+            reuses: true,
             capacity,
             queue: VecDeque::new(),
             rng: Rng::new(seed),
@@ -156,6 +161,11 @@ impl MemDisk {
     /// Whether writes are refused.
     pub fn set_read_only(&mut self, read_only: bool) {
         self.read_only = read_only;
+    }
+
+    /// Whether files are made out of deleted ones.
+    pub fn set_reuses(&mut self, reuses: bool) {
+        self.reuses = reuses;
     }
 
     /// Whether a sync that fails loses what it should have written, though reads see it until the
@@ -387,7 +397,9 @@ impl MemDisk {
                     .into_iter()
                     .for_each(|file| file.unsynced.clear());
             }
-            DiskOp::Create { file, bytes } if self.rng.chance(0.5) => self.make(*file, *bytes),
+            DiskOp::Create { file, bytes } if self.rng.chance(0.5) => {
+                let _unheard = self.make(*file, *bytes);
+            }
             DiskOp::Write {
                 file,
                 offset,
@@ -427,8 +439,7 @@ impl MemDisk {
                 if self.full || used + bytes > self.capacity {
                     return Err(DiskError::Full);
                 }
-                self.make(file, bytes);
-                Ok(DiskOutcome::Done)
+                Ok(self.make(file, bytes))
             }
             DiskOp::Write {
                 file,
@@ -465,6 +476,7 @@ impl MemDisk {
                 if self.names_fail {
                     return Err(DiskError::Device { errno: 5 });
                 }
+                self.spare = self.unlinked.remove(&file).map(|content| content.medium);
                 self.sync_names();
                 Ok(DiskOutcome::Done)
             }
@@ -504,16 +516,18 @@ impl MemDisk {
         Ok(DiskOutcome::Read { bytes, checksum })
     }
 
-    fn make(&mut self, file: FileId, bytes: u64) {
-        let zeros = vec![0; bytes as usize];
-        self.files.insert(
-            file,
-            MemFile {
-                medium: zeros.clone(),
-                cached: zeros,
-                unsynced: Vec::new(),
-            },
-        );
+    fn make(&mut self, file: FileId, bytes: u64) -> DiskOutcome {
+        let fits = |old: &mut Vec<u8>| old.len() as u64 == bytes && self.reuses;
+        let old = self.spare.take_if(fits).map(|mut old| {
+            old[..BLOCK_BYTES as usize].fill(0);
+            old
+        });
+        let (outcome, content) = match old {
+            Some(old) => (DiskOutcome::Reused, old),
+            None => (DiskOutcome::Done, vec![0; bytes as usize]),
+        };
+        self.plant(file, content);
+        outcome
     }
 
     fn cache(&mut self, file: FileId, offset: u64, bytes: Vec<u8>) -> bool {

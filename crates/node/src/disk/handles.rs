@@ -49,7 +49,7 @@ impl AsFd for OpenFile {
 }
 
 impl OpenFile {
-    fn new(handle: OwnedFd) -> Self {
+    pub(super) fn new(handle: OwnedFd) -> Self {
         let none = || AtomicU64::new(0);
         Self {
             handle,
@@ -97,6 +97,12 @@ struct Kept {
     used: u64,
 }
 
+impl Kept {
+    fn is_idle(&self) -> bool {
+        Arc::strong_count(&self.file) == 1 && self.file.is_settled()
+    }
+}
+
 impl Handles {
     pub(super) fn new(limit: usize) -> Self {
         Self {
@@ -118,29 +124,38 @@ impl Handles {
         if let Some(kept) = self.get(file) {
             return kept;
         }
-        while self.kept.len() >= self.limit && self.close_one() {}
         let open = Arc::new(OpenFile::new(handle));
-        self.kept.insert(
-            file,
-            Kept {
-                file: Arc::clone(&open),
-                used: self.turn,
-            },
-        );
+        self.keep_open(file, Arc::clone(&open));
         open
+    }
+
+    /// Keeps a handle of a file of which there is no other.
+    pub(super) fn keep_open(&mut self, file: FileId, open: Arc<OpenFile>) {
+        while self.kept.len() >= self.limit && self.close_one() {}
+        self.turn += 1;
+        let used = self.turn;
+        self.kept.insert(file, Kept { file: open, used });
     }
 
     pub(super) fn forget(&mut self, file: FileId) {
         self.kept.remove(&file);
     }
 
+    /// Closes the file if nobody uses it and nothing that was written to it waits for a sync; false when it stays open.
+    pub(super) fn forget_idle(&mut self, file: FileId) -> bool {
+        let idle = self.kept.get(&file).is_none_or(Kept::is_idle);
+        if idle {
+            self.kept.remove(&file);
+        }
+        idle
+    }
+
     /// Closes the file that was not used for longest, of those that nobody uses; false when there is none.
     pub(super) fn close_one(&mut self) -> bool {
-        let idle = |kept: &Kept| Arc::strong_count(&kept.file) == 1 && kept.file.is_settled();
         let oldest = self
             .kept
             .iter()
-            .filter(|(_, kept)| idle(kept))
+            .filter(|(_, kept)| kept.is_idle())
             .min_by_key(|(_, kept)| kept.used);
         let Some(file) = oldest.map(|(file, _)| *file) else {
             return false;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use rustix::fs::{AtFlags, FallocateFlags, fallocate, fdatasync, fsync, ftruncate, unlinkat};
 use rustix::io::Errno;
-use slackwater_base::{Checksum, Planted, planted};
-use slackwater_tier::io::{DiskError, DiskOp, DiskOutcome, FileId};
+use slackwater_base::{BLOCK_BYTES, Checksum, Planted, planted};
+use slackwater_tier::io::{DiskError, DiskOp, DiskOutcome, FileId, Part};
 
 use super::directory::Directory;
 use super::handles::OpenFile;
@@ -26,9 +26,12 @@ pub(super) enum Job {
         handle: Arc<OpenFile>,
         bytes: u64,
         step: Step,
+        /// The deleted file that it is made of, and the write that clears its first block.
+        made_of: Option<(FileId, Box<Transfer>)>,
     },
     Delete {
         directory: Arc<Directory>,
+        file: FileId,
         name: CString,
         step: Removal,
     },
@@ -46,6 +49,8 @@ pub(super) enum Removal {
 /// Where a creation is.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Step {
+    /// Of a file that is made of a deleted one: under the new name its first block would be that of another file.
+    Clear,
     Allocate,
     SyncFile,
     SyncDirectory,
@@ -86,14 +91,30 @@ impl Job {
         let open = |file| directory.open(file).map_err(errno_error);
         match op {
             DiskOp::Create { file, bytes } => {
-                let handle = directory.create(file).map_err(errno_error)?;
+                let spare = directory.take_spare(bytes);
+                let (handle, step, made_of) = match spare {
+                    Some((spare, handle)) => {
+                        let zeros = [Part::Bytes(vec![0; BLOCK_BYTES as usize])];
+                        // SAFETY: no extent is written out.
+                        let clear =
+                            unsafe { Transfer::write(Arc::clone(&handle), 0, &zeros, segment) }?;
+                        let keeps = planted(Planted::ReusedFileKeepsHeader);
+                        let step = if keeps { Step::SyncFile } else { Step::Clear };
+                        (handle, step, Some((spare, Box::new(clear))))
+                    }
+                    None => {
+                        let handle = directory.create(file).map_err(errno_error)?;
+                        (handle, Step::Allocate, None)
+                    }
+                };
                 let directory = Arc::clone(directory);
                 Ok(Job::Create {
                     directory,
                     file,
                     handle,
                     bytes,
-                    step: Step::Allocate,
+                    step,
+                    made_of,
                 })
             }
             DiskOp::Write {
@@ -124,11 +145,19 @@ impl Job {
                 // SAFETY: the caller's promise about the extent read into.
                 unsafe { Transfer::read(open(file)?, place, &into, segment) }.map(Job::Move)
             }
-            DiskOp::Delete { file } => Ok(Job::Delete {
-                name: directory.forget(file),
-                directory: Arc::clone(directory),
-                step: Removal::Unlink,
-            }),
+            DiskOp::Delete { file } => {
+                let step = if directory.retire(file) {
+                    Removal::SyncDirectory
+                } else {
+                    Removal::Unlink
+                };
+                Ok(Job::Delete {
+                    name: directory.forget(file),
+                    directory: Arc::clone(directory),
+                    file,
+                    step,
+                })
+            }
         }
     }
 
@@ -138,9 +167,14 @@ impl Job {
             Job::Move(transfer) => Call::Move(transfer.window()),
             Job::Sync { handle, .. } => Call::SyncData { file: raw(handle) },
             Job::Create {
+                step: Step::Clear,
+                made_of: Some((_, clear)),
+                ..
+            } => Call::Move(clear.window()),
+            Job::Create {
                 handle,
                 bytes,
-                step: Step::Allocate,
+                step: Step::Clear | Step::Allocate,
                 ..
             } => Call::Allocate {
                 file: raw(handle),
@@ -167,6 +201,7 @@ impl Job {
                 directory,
                 name,
                 step: Removal::Unlink,
+                ..
             } => Call::Unlink {
                 directory: directory.handle().as_raw_fd(),
                 name: name.as_ptr(),
@@ -181,9 +216,17 @@ impl Job {
             Job::Move(transfer) => return transfer.once(),
             Job::Sync { handle, .. } => told(fdatasync(handle)),
             Job::Create {
+                step: Step::Clear,
+                made_of: Some((_, clear)),
+                ..
+            } => {
+                let progress = clear.once();
+                return self.cleared(progress);
+            }
+            Job::Create {
                 handle,
                 bytes,
-                step: Step::Allocate,
+                step: Step::Clear | Step::Allocate,
                 ..
             } => told(fallocate(handle, FallocateFlags::empty(), 0, *bytes)),
             Job::Create {
@@ -205,6 +248,7 @@ impl Job {
                 directory,
                 name,
                 step: Removal::Unlink,
+                ..
             } => told(unlinkat(
                 directory.handle(),
                 name.as_c_str(),
@@ -258,35 +302,103 @@ impl Job {
                     Err(error) => Progress::Failed(errno_error(error)),
                 }
             }
-            (
-                Job::Create {
-                    directory, file, ..
-                },
-                Err(errno),
-            ) => {
-                // The name of a file that never came to be must not be found by the next opener; if this fails too, it
-                // is found as a file without records.
-                let _ = directory.unlink(*file);
+            (job @ Job::Create { .. }, Err(errno)) => {
+                job.give_up();
                 Progress::Failed(disk_error(errno))
             }
             (_, Err(errno)) => Progress::Failed(disk_error(errno)),
-            (Job::Create { step, .. }, Ok(_)) => match step {
-                Step::Allocate => {
-                    *step = Step::SyncFile;
-                    Progress::Again
-                }
-                Step::SyncFile if planted(Planted::CreateWithoutDirectorySync) => Progress::Done,
-                Step::SyncFile => {
-                    *step = Step::SyncDirectory;
-                    Progress::Again
-                }
-                Step::SyncDirectory => Progress::Done,
-            },
+            (
+                job @ Job::Create {
+                    step: Step::Clear, ..
+                },
+                Ok(bytes),
+            ) => {
+                let Job::Create {
+                    made_of: Some((_, clear)),
+                    ..
+                } = job
+                else {
+                    return Progress::Failed(DiskError::Missing);
+                };
+                let progress = clear.after(Ok(bytes));
+                job.cleared(progress)
+            }
+            (job @ Job::Create { .. }, Ok(_)) => job.created(),
             (Job::Sync { handle, covers }, Ok(_)) => {
                 handle.end_sync(*covers);
                 Progress::Done
             }
-            (Job::Delete { .. }, Ok(_)) => Progress::Done,
+            (
+                Job::Delete {
+                    directory, file, ..
+                },
+                Ok(_),
+            ) => {
+                directory.retired(*file);
+                Progress::Done
+            }
+        }
+    }
+
+    /// Goes on with a creation after a call that succeeded.
+    fn created(&mut self) -> Progress {
+        let Job::Create {
+            directory,
+            file,
+            handle,
+            step,
+            made_of,
+            ..
+        } = self
+        else {
+            return Progress::Done;
+        };
+        match step {
+            Step::Clear | Step::Allocate => *step = Step::SyncFile,
+            Step::SyncFile => {
+                handle.end_sync(handle.begin_sync());
+                if let Some((spare, _)) = made_of
+                    && let Err(error) = directory.adopt(*spare, *file, handle)
+                {
+                    self.give_up();
+                    return Progress::Failed(errno_error(error));
+                }
+                if planted(Planted::CreateWithoutDirectorySync) {
+                    return Progress::Done;
+                }
+                *step = Step::SyncDirectory;
+            }
+            Step::SyncDirectory => return Progress::Done,
+        }
+        Progress::Again
+    }
+
+    /// Goes on with a creation after a part of the write that clears the first block.
+    fn cleared(&mut self, progress: Progress) -> Progress {
+        match progress {
+            Progress::Again => Progress::Again,
+            Progress::Done => self.created(),
+            failed @ Progress::Failed(_) => {
+                self.give_up();
+                failed
+            }
+        }
+    }
+
+    /// The name of a file that never came to be must not be found by the next opener; if this fails too, it is found as a
+    /// file without records.
+    fn give_up(&mut self) {
+        if let Job::Create {
+            directory,
+            file,
+            made_of,
+            ..
+        } = self
+        {
+            let _ = directory.unlink(*file);
+            if let Some((spare, _)) = made_of {
+                directory.remove_spare(*spare);
+            }
         }
     }
 
@@ -294,6 +406,9 @@ impl Job {
     pub(super) fn outcome(&mut self) -> DiskOutcome {
         match self {
             Job::Move(transfer) => transfer.outcome(),
+            Job::Create {
+                made_of: Some(_), ..
+            } => DiskOutcome::Reused,
             Job::Sync { .. } | Job::Create { .. } | Job::Delete { .. } => DiskOutcome::Done,
         }
     }

@@ -93,6 +93,7 @@ impl Disk {
     pub fn replace(&mut self) {
         self.files.clear();
         self.unlinked.clear();
+        self.spare = None;
         self.flights.clear();
         self.last_op = None;
         self.intact = true;
@@ -105,13 +106,12 @@ impl Disk {
             DiskOp::Create { file, bytes }
                 if self.rng.chance(0.5) && !self.files.contains_key(&file) =>
             {
-                let whole = self.rng.chance(0.5);
-                let bytes = if whole {
-                    bytes
+                if self.rng.chance(0.5) {
+                    let _unheard = self.make(file, bytes);
                 } else {
-                    self.rng.below(bytes / BLOCK_BYTES + 1) * BLOCK_BYTES
-                };
-                self.files.insert(file, File::of(bytes));
+                    let short = self.rng.below(bytes / BLOCK_BYTES + 1) * BLOCK_BYTES;
+                    self.files.insert(file, File::of(short));
+                }
             }
             DiskOp::Write { file, offset, .. } => {
                 let Some(file) = self.files.get_mut(&file) else {

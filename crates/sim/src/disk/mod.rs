@@ -71,6 +71,8 @@ pub struct Disk {
     files: BTreeMap<FileId, File>,
     /// Files whose names were removed, but not durably: a power cut may bring them back.
     unlinked: BTreeMap<FileId, File>,
+    /// What the file held that was deleted last: the next one of its length is made out of it.
+    spare: Option<Vec<u8>>,
     flights: BTreeMap<Caller, Flight>,
     /// Writes so far: orders them against syncs.
     writes: u64,
@@ -151,6 +153,7 @@ impl Disk {
             capacity,
             files: BTreeMap::new(),
             unlinked: BTreeMap::new(),
+            spare: None,
             flights: BTreeMap::new(),
             writes: 0,
             last_op: None,
@@ -392,8 +395,22 @@ impl Disk {
         if self.files.contains_key(&file) {
             return Err(DiskError::Device { errno: EEXIST });
         }
-        self.files.insert(file, File::of(bytes));
-        Ok(DiskOutcome::Done)
+        Ok(self.make(file, bytes))
+    }
+
+    /// Makes a file, out of the one that was deleted last where it has the same length.
+    fn make(&mut self, id: FileId, bytes: u64) -> DiskOutcome {
+        let mut file = File::of(bytes);
+        let old = self.spare.take_if(|old| old.len() as u64 == bytes);
+        let Some(mut old) = old.filter(|_| bytes >= BLOCK_BYTES) else {
+            self.files.insert(id, file);
+            return DiskOutcome::Done;
+        };
+        old[..BLOCK_BYTES as usize].fill(0);
+        file.durable.clone_from(&old);
+        file.cached = old;
+        self.files.insert(id, file);
+        DiskOutcome::Reused
     }
 
     /// Removes the name, then syncs the directory: when that fails, the name is gone until a power cut.
@@ -406,6 +423,7 @@ impl Disk {
         match error {
             Some(error) => Err(error),
             None => {
+                self.spare = self.unlinked.remove(&id).map(|file| file.durable);
                 self.sync_names();
                 Ok(DiskOutcome::Done)
             }

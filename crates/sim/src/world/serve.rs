@@ -366,7 +366,7 @@ impl World {
                 bytes.truncate(reader.read.length as usize);
                 (checksum, bytes)
             }
-            Ok(DiskOutcome::Done) => unreachable!("a read gives bytes"),
+            Ok(DiskOutcome::Done | DiskOutcome::Reused) => unreachable!("a read gives bytes"),
             Err(error) => {
                 return self.end_record_read(
                     index,

@@ -150,6 +150,8 @@ pub struct TierStats {
     pub files_reclaimed: u64,
     /// Files that were given up after a failed write or sync.
     pub files_abandoned: u64,
+    /// Files that were made out of deleted ones.
+    pub files_reused: u64,
     /// Records that were given up: their bytes were wrong or unreadable, or their headers were.
     pub records_lost: u64,
     /// The lost records whose bytes were read and were not the bytes that were put.

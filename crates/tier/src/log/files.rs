@@ -40,6 +40,8 @@ pub(crate) struct File {
     pub(crate) pins: u32,
     /// It may hold records that were not counted: after a failed write or sync, or an unreadable header.
     pub(crate) suspect: bool,
+    /// Where nothing was written it has bytes of a deleted file, and not zeros.
+    pub(crate) reused: bool,
     /// Names of its records, collected while it was drained: one copy of each goes with the file.
     pub(crate) names: Vec<KeyHash>,
 }
@@ -77,6 +79,7 @@ impl File {
             tombstones: 0,
             pins: 0,
             suspect: false,
+            reused: false,
             names: Vec::new(),
         }
     }

@@ -340,7 +340,7 @@ impl Log {
         }
         match purpose {
             Purpose::Recover(file) => self.recovered(file, result, out),
-            Purpose::Create(file) => self.created(file, result.map(drop)),
+            Purpose::Create(file) => self.created(file, result),
             Purpose::Delete(file) => self.deleted(file, result.map(drop)),
             Purpose::Write(flight, piece) => {
                 self.piece_written(flight, piece, result.map(drop), out)
@@ -367,6 +367,7 @@ impl Log {
         self.provide_file(out);
         self.reclaim_step(out);
         self.write_batches(out);
+        self.end_stopped_file();
         self.send_pieces(out);
         self.sync_written(out);
         self.provide_file(out);
@@ -532,7 +533,7 @@ fn fits_in_file(entry: &DiskEntry, bytes: u64, file_bytes: u64) -> bool {
 fn checksum_in(result: &Result<DiskOutcome, DiskError>) -> Result<Checksum, DiskError> {
     match result {
         Ok(DiskOutcome::Read { checksum, .. }) => Ok(*checksum),
-        Ok(DiskOutcome::Done) => Err(DiskError::Missing),
+        Ok(DiskOutcome::Done | DiskOutcome::Reused) => Err(DiskError::Missing),
         Err(error) => Err(*error),
     }
 }

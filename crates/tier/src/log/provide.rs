@@ -2,7 +2,7 @@
 
 use super::files::{FileState, List};
 use super::{Log, LogOut, Purpose};
-use crate::io::{DiskError, DiskOp, FileId};
+use crate::io::{DiskError, DiskOp, DiskOutcome, FileId};
 
 impl Log {
     /// Has a spare file made before it is needed, and tries again after the device refused.
@@ -66,13 +66,16 @@ impl Log {
         self.overlong = (length > self.config.capacity).then_some(length);
     }
 
-    pub(super) fn created(&mut self, file: FileId, result: Result<(), DiskError>) {
+    pub(super) fn created(&mut self, file: FileId, result: Result<DiskOutcome, DiskError>) {
         match result {
-            Ok(()) => {
+            Ok(outcome) => {
                 self.writer.failing = None;
                 self.writer.needs_file = false;
-                self.files
-                    .update(file, |file| file.state = FileState::Spare);
+                let reused = outcome == DiskOutcome::Reused;
+                self.stats.files_reused += u64::from(reused);
+                self.files.update(file, |file| {
+                    (file.state, file.reused) = (FileState::Spare, reused);
+                });
             }
             Err(error) => {
                 // Something of it may be there: its number stays used, and it is deleted before another try.

@@ -177,7 +177,7 @@ impl Log {
         let place = (reclaim.file, reclaim.scan.at());
         let read = match &result {
             Ok(DiskOutcome::Read { bytes, .. }) => Ok(bytes.as_slice()),
-            Ok(DiskOutcome::Done) => Err(DiskError::Missing),
+            Ok(DiskOutcome::Done | DiskOutcome::Reused) => Err(DiskError::Missing),
             Err(error) => Err(*error),
         };
         match read {

@@ -583,7 +583,7 @@ pub(super) fn into_record(entry: Entry) -> Option<Record> {
 fn bytes_of(result: &Result<DiskOutcome, DiskError>) -> Result<&[u8], DiskError> {
     match result {
         Ok(DiskOutcome::Read { bytes, .. }) => Ok(bytes),
-        Ok(DiskOutcome::Done) => Err(DiskError::Missing),
+        Ok(DiskOutcome::Done | DiskOutcome::Reused) => Err(DiskError::Missing),
         Err(error) => Err(*error),
     }
 }

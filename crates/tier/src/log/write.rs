@@ -495,7 +495,7 @@ impl Log {
             self.writer.needs_file = true;
             return false;
         };
-        self.seal_active();
+        self.end_active();
         self.files
             .update(spare, |file| file.state = FileState::Active);
         self.writer.active = Some(Active {
@@ -504,6 +504,44 @@ impl Log {
             at: BLOCK_BYTES,
         });
         true
+    }
+
+    /// Seals the file that is appended to, because it takes no more. Behind its batches a reused file has old bytes, and an
+    /// opening that finds them cannot tell whether a batch was torn there; so zeros end what counts. They go the way of a
+    /// batch, so that its sync covers them.
+    fn end_active(&mut self) {
+        let Some(active) = self.writer.active else {
+            return;
+        };
+        self.seal_active();
+        let reused = self.files.get(active.file).is_some_and(|file| file.reused);
+        if !reused || active.at >= active.bytes || planted(Planted::ReusedFileNotEnded) {
+            return;
+        }
+        self.stats.device_bytes_written += BLOCK_BYTES;
+        let end = vec![Part::Bytes(vec![0; BLOCK_BYTES as usize])];
+        let number = self.writer.next_flight;
+        self.writer.next_flight += 1;
+        self.writer.flights.push_back(Flight {
+            number,
+            file: active.file,
+            end: active.at,
+            bytes: BLOCK_BYTES,
+            items: Vec::new(),
+            stage: Stage::Writing(Writing::new(active.at, end)),
+            awaited: false,
+            released: false,
+            abandoned: false,
+        });
+    }
+
+    /// A log that stops ends its last file too, once nothing more is to be written.
+    pub(super) fn end_stopped_file(&mut self) {
+        let writer = &self.writer;
+        let done = writer.flights.is_empty() && writer.offloads.is_empty();
+        if self.stopping && done && !writer.needs_maintenance() && writer.failing.is_none() {
+            self.end_active();
+        }
     }
 
     pub(super) fn seal_active(&mut self) {

@@ -8,6 +8,7 @@ mod orders;
 mod outage;
 mod random;
 mod resurrection;
+mod reuse;
 mod room;
 mod stories;
 mod writes;

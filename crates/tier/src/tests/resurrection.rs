@@ -2,6 +2,10 @@
 
 use slackwater_base::{Planted, plant};
 
+use super::reuse::{
+    a_log_that_was_stopped_opens_without_doubt,
+    what_a_deleted_file_held_does_not_come_back_in_the_one_made_of_it,
+};
 use super::*;
 
 impl World {
@@ -356,7 +360,7 @@ fn a_drop_under_a_lone_newer_record_is_answered_at_once() {
 
 #[test]
 fn every_planted_bug_of_the_log_breaks_its_story() {
-    let stories: [(Planted, fn()); 5] = [
+    let stories: [(Planted, fn()); 7] = [
         (
             Planted::GiveUpForgetsCopies,
             a_value_stays_dead_when_rot_destroys_the_newer_one,
@@ -376,6 +380,14 @@ fn every_planted_bug_of_the_log_breaks_its_story() {
         (
             Planted::NewerRecordIsEnough,
             a_value_stays_dead_when_the_newer_one_rots_in_the_last_batch,
+        ),
+        (
+            Planted::StaleHeadersCount,
+            what_a_deleted_file_held_does_not_come_back_in_the_one_made_of_it,
+        ),
+        (
+            Planted::ReusedFileNotEnded,
+            a_log_that_was_stopped_opens_without_doubt,
         ),
     ];
     assert_eq!(stories.map(|(bug, _)| bug), Planted::LOG);

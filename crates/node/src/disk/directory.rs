@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{
-    AtFlags, FlockOperation, Mode, OFlags, flock, fstat, fsync, openat, renameat, unlinkat,
+    AtFlags, FlockOperation, Mode, OFlags, flock, fstat, fsync, openat, renameat, statat, unlinkat,
 };
 use rustix::io::Errno;
 use slackwater_tier::io::FileId;
@@ -227,12 +227,11 @@ impl Directory {
     /// has writes which no sync covered, some of which may have failed, is not kept.
     pub(super) fn retire(&self, file: FileId) -> bool {
         let mut spares = self.spares();
+        let found = statat(&self.handle, file_name(file), AtFlags::SYMLINK_NOFOLLOW);
         // The sync of an earlier try may have failed.
-        if spares.kept.contains_key(&file) {
-            return true;
+        if found.err() == Some(Errno::NOENT) {
+            return spares.kept.contains_key(&file);
         }
-        let flags = AtFlags::SYMLINK_NOFOLLOW;
-        let found = rustix::fs::statat(&self.handle, file_name(file), flags);
         let fits = found.is_ok_and(|it| it.st_size as u64 == spares.bytes && spares.bytes > 0);
         if !fits || spares.kept.len() >= SPARES_MAX || !self.handles().forget_idle(file) {
             return false;

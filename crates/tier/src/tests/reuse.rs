@@ -10,7 +10,9 @@ fn churn(world: &mut World, reused: u64, mut between: impl FnMut(&mut World, u64
         let key = |round: u64, nth: u8| vec![round as u8, nth];
         // No two files end at the same place.
         let length = 3000 + round * 1517 % 12_000;
-        (0..3).for_each(|nth| drop(world.put(&key(round, nth), round, length)));
+        for nth in 0..3 {
+            world.put(&key(round, nth), round, length);
+        }
         world.rest();
         if round > 1 {
             world.remove_all((0..3).map(|nth| (key(round - 1, nth), round - 1)));

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use slackwater_transfer::{Cause, Deadline, Engine, Refusal, Segment, Target, Tcp, TcpConfig};
 use slackwater_wire::Incarnation;
 use slackwater_wire::data::{
-    Ack, Data, Features, Frame, GREETING_BYTES, Greeting, Request, VERSION,
+    Ack, Data, Features, Frame, GREETING_BYTES, Greeting, HANDSHAKE_BYTES, Request, VERSION,
 };
 
 use crate::support::*;
@@ -176,8 +176,7 @@ impl Scene {
             frame_bytes_max: 16 << 20,
             requests_max,
             in_flight_bytes_max: 64 << 20,
-            public_key: [0; 32],
-            proof: [0; 32],
+            handshake: [0; HANDSHAKE_BYTES],
         };
         let played = Arc::<Played>::default();
         played.serve(listener, own.to_bytes());

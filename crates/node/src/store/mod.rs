@@ -433,7 +433,11 @@ impl Store {
         let (resting, _flushed) = shared.with(|core, now| (core.rest(now), core.flush(now)))?;
         shared.wait_in_time("what is under way", resting)?;
         shared.clock.skip_to(since_open);
-        shared.with(|core, now| core.on_deadline(now))
+        shared.with(|core, now| {
+            core.on_deadline(now);
+            // The steward sleeps until a moment of the clock as it was.
+            core.steward_wakes = Instant::NEVER;
+        })
     }
 
     /// The configuration in force.

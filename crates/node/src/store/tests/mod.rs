@@ -541,6 +541,32 @@ fn what_is_under_way_arrives_before_time_is_skipped() {
     store.close().unwrap();
 }
 
+/// A replay at full speed stood still for up to a second after every few requests: the steward slept until a moment of
+/// the clock as it was before the skip, and nothing that fell due after it but sooner woke it.
+#[test]
+fn what_falls_due_after_time_was_skipped_is_not_late() {
+    let root = tempfile::tempdir().unwrap();
+    let config = Config {
+        flush_delay: Duration::from_secs(30),
+        ..tiered(root.path())
+    };
+    let store = Store::open(config).unwrap();
+    let put = |key: &str| store.put(key.as_bytes(), &value(key, 1000), &PutOptions::default());
+    put("before").unwrap();
+    store.skip_to(Duration::from_secs(1000)).unwrap();
+    let skipped = store.shared().clock.now();
+    put("after").unwrap();
+    let (wakes, next) = store
+        .shared()
+        .with(|core, _| (core.steward_wakes, core.next_deadline()))
+        .unwrap();
+    assert!(
+        skipped <= wakes && wakes <= next,
+        "{skipped:?} {wakes:?} {next:?}"
+    );
+    store.close().unwrap();
+}
+
 #[test]
 fn what_eviction_learned_outlives_the_process_and_damage_only_costs_it() {
     let root = tempfile::tempdir().unwrap();

@@ -27,7 +27,7 @@ pub enum Access {
 #[derive(Debug)]
 pub struct Grant {
     /// Keeps the mapping.
-    _mapping: Arc<Mapping>,
+    mapping: Arc<Mapping>,
     start: *mut u8,
     bytes: usize,
     access: Access,
@@ -97,7 +97,7 @@ impl Grant {
             return None;
         }
         Some(Self {
-            _mapping: Arc::clone(mapping),
+            mapping: Arc::clone(mapping),
             start: mapping.start().as_ptr().wrapping_add(offset as usize),
             bytes: bytes as usize,
             access,
@@ -124,7 +124,14 @@ impl Grant {
         );
         // SAFETY: source and target are valid for `bytes.len()`, checked above for the target; a slice of the caller
         // and a piece that nobody else touches do not overlap.
-        unsafe { slackwater_pool::copy::copy_checksum(self.start, bytes.as_ptr(), bytes.len()) }
+        unsafe {
+            slackwater_pool::copy::copy_checksum_among(
+                self.start,
+                bytes.as_ptr(),
+                bytes.len(),
+                self.mapping.bytes(),
+            )
+        }
     }
 
     /// Copies the front of the piece to `buffer`; the checksum is that of the bytes as they arrived.

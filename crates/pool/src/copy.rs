@@ -106,6 +106,22 @@ pub unsafe fn copy_checksum(dst: *mut u8, src: *const u8, len: usize) -> Checksu
     unsafe { copy_checksum_with(Isa::current(), dst, src, len, stores) }
 }
 
+/// [`copy_checksum`] to a place among `room` bytes that are all written in turn; see [`Tuning::stores_among`].
+///
+/// # Safety
+/// As for [`copy`].
+#[must_use]
+pub unsafe fn copy_checksum_among(
+    dst: *mut u8,
+    src: *const u8,
+    len: usize,
+    room: usize,
+) -> Checksum {
+    let stores = Tuning::current().stores_among(len, room);
+    // SAFETY: the caller's promises are those of `copy_checksum_with`.
+    unsafe { copy_checksum_with(Isa::current(), dst, src, len, stores) }
+}
+
 /// [`copy_checksum`] with the path and the kind of store chosen by the caller.
 ///
 /// # Safety

@@ -8,7 +8,6 @@ use std::process::ChildStdout;
 use serde_json::Value;
 
 use super::*;
-use crate::place::stderr;
 
 /// A server with an admin address.
 pub(crate) struct Administered {

@@ -9,10 +9,8 @@ use slackwater_remote::{CallOptions, GetOptions, PutOptions, Stored};
 use slackwater_wire::{Durability, ReplicaAt};
 
 use super::admin::Administered;
-use super::keys::make_key;
 use super::pool::{Node, get, put};
 use super::*;
-use crate::place::stderr;
 
 /// A pool of so many nodes, and their numbers.
 struct Pool {
@@ -317,23 +315,13 @@ fn with_keys_nodes_take_transfers_of_nodes_in_their_list() {
     std::fs::copy(place.path("list"), place.path("clients")).unwrap();
     make_key(&place, "one", "node");
     make_key(&place, "two", "node");
-    let keys = ["--key-file", "server", "--allow", "list"];
-    let server = Administered::spawn(&place, &[&["master"], &keys[..]].concat());
+    let server = Administered::spawn(&place, &[&["master"], &KEYED[..]].concat());
     let start = |key: &str| {
         let sizes = ["--memory", "32MiB", "--key-file", key, "--allow", "clients"];
         Node::start(&place, &server.served.address, &sizes)
     };
     let mut nodes = [start("one"), start("two")];
-    let client = |key: &str| {
-        Client::connect(&ConnectOptions {
-            address: server.served.address.parse().unwrap(),
-            key_file: Some(place.path(key)),
-            connect_timeout: PATIENCE,
-            deadline: PATIENCE,
-            ..ConnectOptions::default()
-        })
-    };
-    let anna = client("anna").unwrap();
+    let anna = connect_with_key(&server.served.address, place.path("anna"), PATIENCE).unwrap();
     (0..12).for_each(|name| put(&anna, name));
     let segments = server.json("/api/v1/segments");
     let names: Vec<String> = segments["segments"]

@@ -1,36 +1,11 @@
 //! Who may do what, where links have keys.
 
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
-use std::time::Duration;
-
-use rustix::process::Signal;
-use slackwater_remote::{CallOptions, Client, ConnectOptions, GetOptions, PeerStats, PutOptions};
+use slackwater_remote::{CallOptions, GetOptions, PeerStats, PutOptions};
 use slackwater_wire::{PutMode, Tenant};
 
 use super::admin::Administered;
 use super::pool::Node;
-use super::{Served, feed, until, value};
-use crate::place::{Place, stderr};
-
-/// Makes a key of this name and enters it into the list, with these words behind it; returns its public half.
-pub(crate) fn make_key(place: &Place, name: &str, level: &str) -> String {
-    let made = place.run(&["keys", "new", name]);
-    assert!(made.status.success(), "{}", stderr(&made));
-    let text = String::from_utf8(made.stdout).unwrap();
-    let key = text
-        .split_whitespace()
-        .find(|word| word.len() == 64)
-        .unwrap()
-        .to_owned();
-    if !level.is_empty() {
-        let list = place.path("list");
-        let mut lines = std::fs::read_to_string(&list).unwrap_or_default();
-        lines += &format!("{key} {level} {name}\n");
-        std::fs::write(&list, lines).unwrap();
-    }
-    key
-}
+use super::*;
 
 fn keyed(place: &Place) -> Served {
     make_key(place, "server", "");
@@ -38,15 +13,8 @@ fn keyed(place: &Place) -> Served {
     make_key(place, "bert", "basic tenants=globex");
     make_key(place, "root", "admin");
     make_key(place, "mallory", "");
-    let keys = [
-        "--key-file",
-        "server",
-        "--allow",
-        "list",
-        "--tenants",
-        "true",
-    ];
-    let served = Served::start(place, &[&["--memory", "64MiB"], &keys[..]].concat());
+    let more = ["--memory", "64MiB", "--tenants", "true"];
+    let served = Served::start(place, &[&KEYED, &more[..]].concat());
     assert!(served.address.starts_with("curve://"), "{}", served.address);
     served
 }
@@ -59,12 +27,7 @@ fn a_key_reaches_the_objects_of_its_tenants_and_no_others() {
         let who = ["--key-file", who];
         served.run(&place, &[arguments, &who[..]].concat(), input)
     };
-    let operator = Client::connect(&ConnectOptions {
-        address: served.address.parse().unwrap(),
-        key_file: Some(place.path("root")),
-        ..ConnectOptions::default()
-    })
-    .unwrap();
+    let operator = connect_with_key(&served.address, place.path("root"), PATIENCE).unwrap();
     for tenant in ["acme", "globex"] {
         let of = CallOptions {
             tenant: Tenant::new(tenant).unwrap(),
@@ -148,22 +111,14 @@ fn a_wrong_or_missing_key_is_refused() {
     );
 }
 
-/// A client that named its key, and an address without the server's, was connected without any encryption.
 /// The link of a client named itself by its key, so a second process with the key took over from the first: what the first
 /// asked was not answered until its deadline.
 #[test]
 fn processes_that_share_a_key_do_not_disturb_one_another() {
     let place = Place::new();
     let served = keyed(&place);
-    let connect = || {
-        Client::connect(&ConnectOptions {
-            address: served.address.parse().unwrap(),
-            key_file: Some(place.path("root")),
-            deadline: Duration::from_secs(10),
-            ..ConnectOptions::default()
-        })
-        .unwrap()
-    };
+    let deadline = Duration::from_secs(10);
+    let connect = || connect_with_key(&served.address, place.path("root"), deadline).unwrap();
     let asks = |client: &Client| {
         let found = client.stat(b"k", &CallOptions::default()).unwrap();
         assert_eq!(found.map(|found| found.bytes), Some(100_000));
@@ -182,6 +137,7 @@ fn processes_that_share_a_key_do_not_disturb_one_another() {
     }
 }
 
+/// A client that named its key, and an address without the server's, was connected without any encryption.
 #[test]
 fn a_key_file_is_not_left_aside() {
     let place = Place::new();
@@ -202,8 +158,7 @@ fn a_key_of_a_tenant_has_no_objects_where_tenants_are_not_told_apart() {
     make_key(&place, "server", "");
     make_key(&place, "anna", "basic tenants=acme");
     make_key(&place, "carl", "basic");
-    let keys = ["--key-file", "server", "--allow", "list"];
-    let served = Served::start(&place, &[&["--memory", "64MiB"], &keys[..]].concat());
+    let served = Served::start(&place, &[&KEYED, &["--memory", "64MiB"][..]].concat());
     let run = |arguments: &[&str]| stderr(&served.run(&place, arguments, b"x"));
     assert_eq!(run(&["put", "k", "-", "--key-file", "carl"]), "");
     for tenant in ["acme", ""] {
@@ -217,8 +172,7 @@ fn the_list_is_read_again_when_the_server_is_told() {
     let place = Place::new();
     make_key(&place, "server", "");
     make_key(&place, "anna", "basic");
-    let keys = ["--key-file", "server", "--allow", "list"];
-    let served = Served::start(&place, &[&["--memory", "64MiB"], &keys[..]].concat());
+    let served = Served::start(&place, &[&KEYED, &["--memory", "64MiB"][..]].concat());
     let put = |who: &str| {
         let put = [
             "put",
@@ -238,13 +192,8 @@ fn the_list_is_read_again_when_the_server_is_told() {
     assert!(!put("carl"));
     served.signal(Signal::HUP);
     until("the new key is let in", || put("carl"));
-    let held = Client::connect(&ConnectOptions {
-        address: served.address.parse().unwrap(),
-        key_file: Some(place.path("carl")),
-        deadline: Duration::from_millis(500),
-        ..ConnectOptions::default()
-    })
-    .unwrap();
+    let deadline = Duration::from_millis(500);
+    let held = connect_with_key(&served.address, place.path("carl"), deadline).unwrap();
     let ask = || held.exists(&[b"k"], &CallOptions::default());
     assert_eq!(ask(), Ok(vec![true]));
     std::fs::write(place.path("list"), list).unwrap();
@@ -255,13 +204,8 @@ fn the_list_is_read_again_when_the_server_is_told() {
 
 /// The ways that the values of a client went that puts one of a MiB and reads it.
 fn ways(address: &str, key_file: PathBuf) -> Vec<&'static str> {
-    let client = Client::connect(&ConnectOptions {
-        address: address.parse().unwrap(),
-        key_file: Some(key_file),
-        deadline: Duration::from_secs(20),
-        ..ConnectOptions::default()
-    });
-    let (client, value) = (client.unwrap(), value(5, 1 << 20));
+    let client = connect_with_key(address, key_file, Duration::from_secs(20)).unwrap();
+    let value = value(5, 1 << 20);
     let upsert = PutOptions {
         mode: PutMode::Upsert,
         ..PutOptions::default()
@@ -287,8 +231,7 @@ fn a_key_that_may_map_memory_reads_it_and_others_are_sent_the_bytes() {
     assert!(place.run(&allow).status.success());
     make_key(&place, "carl", "basic");
     make_key(&place, "root", "admin");
-    let keys = ["--key-file", "server", "--allow", "list"];
-    let served = Served::start(&place, &[&["--memory", "64MiB"], &keys[..]].concat());
+    let served = Served::start(&place, &[&KEYED, &["--memory", "64MiB"][..]].concat());
     let ways = |who| ways(&served.address, place.path(who));
     assert_eq!([ways("anna"), ways("root")], [["host"], ["host"]]);
     assert_eq!(ways("carl"), ["tcp"]);
@@ -308,8 +251,7 @@ fn nodes_share_their_memory_with_the_keys_of_their_own_list() {
     let mapped = list.replace(" basic ", " basic memory=mapped ");
     std::fs::write(place.path("clients"), mapped).unwrap();
     make_key(&place, "one", "node");
-    let keys = ["--key-file", "server", "--allow", "list"];
-    let server = Administered::spawn(&place, &[&["master"], &keys[..]].concat());
+    let server = Administered::spawn(&place, &[&["master"], &KEYED[..]].concat());
     let sizes = [
         "--memory",
         "32MiB",

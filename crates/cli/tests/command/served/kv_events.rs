@@ -11,10 +11,8 @@ use slackwater_remote::{CallOptions, PutOptions, RemoveOptions};
 use slackwater_wire::{ReplicaAt, SegmentId};
 
 use super::admin::Administered;
-use super::keys::make_key;
 use super::pool::Node;
 use super::*;
-use crate::place::stderr;
 use python::Python;
 
 /// What a router does: it hears events, follows what is held in which medium, and asks for what it has missed.
@@ -470,8 +468,7 @@ for s in said:
         key("mallory", ""),
     ];
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-    let files = ["--key-file", "server", "--allow", "list", "--memory"];
-    let files = [&files[..], &["16MiB"]].concat();
+    let files = [&KEYED, &["--memory", "16MiB"][..]].concat();
     let closed = Telling::start(&place, &files);
     let open = Telling::start(&place, &[&files[..], &["--kv-events-open"]].concat());
     let places = [&*closed.events, &open.events, &public];
@@ -610,14 +607,7 @@ for event in (zmq.EVENT_DISCONNECTED, zmq.EVENT_HANDSHAKE_FAILED_AUTH):
     let list = std::fs::read_to_string(place.path("list")).unwrap();
     let public = make_key(&place, "anna", "basic");
     let secret = secret(&place, "anna");
-    let files = [
-        "--key-file",
-        "server",
-        "--allow",
-        "list",
-        "--memory",
-        "16MiB",
-    ];
+    let files = [&KEYED, &["--memory", "16MiB"][..]].concat();
     let server = Telling::start(&place, &files);
     let arguments = [
         &*server.events,
@@ -631,12 +621,9 @@ for event in (zmq.EVENT_DISCONNECTED, zmq.EVENT_HANDSHAKE_FAILED_AUTH):
     };
     assert_eq!(python.line(), "not told");
     assert_eq!(python.line(), "told True");
-    let client = Client::connect(&slackwater_remote::ConnectOptions {
-        address: server.administered.served.address.parse().unwrap(),
-        key_file: Some(place.path("root")),
-        ..Default::default()
-    });
-    server.until_heard(&client.unwrap(), &mut python);
+    let address = &server.administered.served.address;
+    let client = connect_with_key(address, place.path("root"), PATIENCE).unwrap();
+    server.until_heard(&client, &mut python);
     std::fs::write(place.path("list"), list).unwrap();
     server.administered.served.signal(Signal::HUP);
     assert_eq!(python.line(), "DISCONNECTED");
@@ -676,8 +663,7 @@ compare(hear)
     let secret = secret(&place, "root");
     make_key(&place, "one", "node");
     make_key(&place, "two", "node");
-    let files = ["--key-file", "server", "--allow", "list"];
-    let files = [&files[..], &["--directory", "master"]].concat();
+    let files = [&KEYED, &["--directory", "master"][..]].concat();
     let free = ["127.0.0.1:0"; 2];
     let master = Telling::of("master", free, &place, &files);
     let arguments = [
@@ -696,14 +682,7 @@ compare(hear)
         Node::start(&place, &address, &sizes)
     };
     let _one = node("one");
-    let client = Client::connect(&ConnectOptions {
-        address: address.parse().unwrap(),
-        key_file: Some(place.path("root")),
-        connect_timeout: PATIENCE,
-        deadline: PATIENCE,
-        ..ConnectOptions::default()
-    });
-    let client = client.unwrap();
+    let client = connect_with_key(&address, place.path("root"), PATIENCE).unwrap();
     let put = |name: u64, bytes: usize| {
         let (key, bytes) = (name.to_string(), value(7, bytes));
         until("there is room", || {

@@ -15,13 +15,17 @@ mod trial;
 mod verbs;
 
 use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
-use slackwater_remote::{Client, ConnectOptions};
+use slackwater_remote::{Client, ConnectError, ConnectOptions};
 
-use crate::place::{PATIENCE, Place, end, output};
+use crate::place::{PATIENCE, Place, end, output, stderr};
+
+/// What makes a process one with keys: its own is `server`, and others are in the list of [`make_key`].
+pub(crate) const KEYED: [&str; 4] = ["--key-file", "server", "--allow", "list"];
 
 /// A server, ended with the test.
 pub(crate) struct Served {
@@ -94,6 +98,40 @@ impl Drop for Served {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Makes a key of this name and enters it into the list, with these words behind it; returns its public half.
+pub(crate) fn make_key(place: &Place, name: &str, level: &str) -> String {
+    let made = place.run(&["keys", "new", name]);
+    assert!(made.status.success(), "{}", stderr(&made));
+    let text = String::from_utf8(made.stdout).unwrap();
+    let key = text
+        .split_whitespace()
+        .find(|word| word.len() == 64)
+        .unwrap()
+        .to_owned();
+    if !level.is_empty() {
+        let list = place.path("list");
+        let mut lines = std::fs::read_to_string(&list).unwrap_or_default();
+        lines += &format!("{key} {level} {name}\n");
+        std::fs::write(&list, lines).unwrap();
+    }
+    key
+}
+
+/// A client with the key of this file, whose calls take no longer than `deadline`.
+pub(crate) fn connect_with_key(
+    address: &str,
+    key_file: PathBuf,
+    deadline: Duration,
+) -> Result<Client, ConnectError> {
+    Client::connect(&ConnectOptions {
+        address: address.parse().unwrap(),
+        key_file: Some(key_file),
+        connect_timeout: PATIENCE,
+        deadline,
+        ..ConnectOptions::default()
+    })
 }
 
 /// Stops a child, and returns when none of its threads runs any more.

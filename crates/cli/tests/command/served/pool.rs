@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use slackwater_remote::{
-    CallOptions, Cancel, Client, ConnectOptions, GetOptions, PutOptions, RemoveOptions, Stored,
+    CallOptions, Cancel, Client, GetOptions, PutOptions, RemoveOptions, Stored,
 };
 use slackwater_wire::{Durability, ReplicaAt, Tenant};
 
 use super::admin::Administered;
-use super::{Served, until, value};
-use crate::place::{PATIENCE, Place, end, output};
+use super::{KEYED, Served, connect_with_key, make_key, until, value};
+use crate::place::{PATIENCE, Place, end, stderr};
 
 const BYTES: usize = 256 << 10;
 
@@ -633,68 +633,29 @@ fn nodes_and_clients_find_a_master_that_comes_back() {
 #[test]
 fn with_keys_everybody_has_the_role_of_its_key() {
     let place = Place::new();
-    let run = |arguments: &[&str]| {
-        let command = place
-            .command(arguments)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn();
-        let output = output(command.unwrap());
-        assert!(output.status.success(), "{arguments:?}");
-        String::from_utf8(output.stdout).unwrap()
-    };
-    let key = |name: &str| {
-        let said = run(&["keys", "new", name]);
-        let mut words = said.split_whitespace();
-        words.rfind(|word| word.len() >= 52).unwrap().to_owned()
-    };
-    let (_, node, client, other) = (key("master"), key("node"), key("client"), key("other"));
-    run(&["keys", "allow", "allowed", &node, "--level", "node"]);
-    run(&["keys", "allow", "allowed", &client]);
-    run(&["keys", "allow", "clients", &client]);
-    let ours = ["--key-file", "master", "--allow", "allowed"];
-    let served = master(&place, "127.0.0.1:0", &ours);
+    make_key(&place, "server", "");
+    make_key(&place, "other", "");
+    // Entered by the command that people use: a line of the list names its level or is a client's.
+    for (name, level) in [("node", &["--level", "node"][..]), ("client", &[])] {
+        let key = make_key(&place, name, "");
+        let allow = place.run(&[&["keys", "allow", "list", &key], level].concat());
+        assert!(allow.status.success(), "{}", stderr(&allow));
+    }
+    let served = master(&place, "127.0.0.1:0", &KEYED);
     assert!(served.address.starts_with("curve://"));
-    let _node = Node::start(
-        &place,
-        &served.address,
-        &[
-            "--memory",
-            "16MiB",
-            "--key-file",
-            "node",
-            "--allow",
-            "clients",
-        ],
-    );
-    let connect = |key_file: &str| {
-        Client::connect(&ConnectOptions {
-            address: served.address.parse().unwrap(),
-            key_file: Some(place.path(key_file)),
-            connect_timeout: PATIENCE,
-            deadline: PATIENCE,
-            ..ConnectOptions::default()
-        })
-    };
+    let lends = ["--memory", "16MiB", "--allow", "list", "--key-file"];
+    let _node = Node::start(&place, &served.address, &[&lends[..], &["node"]].concat());
+    let connect = |key| connect_with_key(&served.address, place.path(key), PATIENCE);
     let reader = connect("client").unwrap();
     put(&reader, 1);
     assert!(get(&reader, 1).is_some());
     assert!(connect("node").is_err(), "a node reads nothing");
-    let _ = other;
     assert!(connect("other").is_err(), "its key is in no list");
     // A client's key lends nothing: its node is never taken.
     let mut liar = place
-        .command(&[
-            "node",
-            "--master",
-            &served.address,
-            "--log",
-            "error",
-            "--memory",
-            "16MiB",
-        ])
-        .args(["--key-file", "client", "--allow", "clients"])
+        .command(&["node", "--master", &served.address, "--log", "error"])
+        .args(lends)
+        .arg("client")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())

@@ -5,7 +5,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 use super::admin::Administered;
-use super::keys::make_key;
 use super::pool::{Node, put};
 use super::*;
 
@@ -101,8 +100,7 @@ fn a_withdrawn_key_ends_its_links_at_master_and_node() {
     make_key(&place, "anna", "basic");
     std::fs::copy(place.path("list"), place.path("clients")).unwrap();
     make_key(&place, "node", "node");
-    let keys = ["--key-file", "server", "--allow", "list"];
-    let served = Administered::spawn(&place, &[&["master"], &keys[..]].concat());
+    let served = Administered::spawn(&place, &[&["master"], &KEYED[..]].concat());
     let sizes = [
         "--memory",
         "16MiB",
@@ -112,14 +110,8 @@ fn a_withdrawn_key_ends_its_links_at_master_and_node() {
         "clients",
     ];
     let node = Node::start(&place, &served.served.address, &sizes);
-    let client = Client::connect(&ConnectOptions {
-        address: served.served.address.parse().unwrap(),
-        key_file: Some(place.path("anna")),
-        connect_timeout: PATIENCE,
-        deadline: Duration::from_secs(2),
-        ..ConnectOptions::default()
-    })
-    .unwrap();
+    let (address, deadline) = (&served.served.address, Duration::from_secs(2));
+    let client = connect_with_key(address, place.path("anna"), deadline).unwrap();
     put(&client, 1);
     // The key of the list is the one that the link of the node has proved.
     let shown = served.json("/api/v1/stats")["nodes"]["nodes"][0]["public_key"].clone();
@@ -218,17 +210,10 @@ fn files_are_read_again_all_or_none() {
     let token = "not-to-be-guessed-1";
     std::fs::write(&file, token).unwrap();
     mode(0o600);
-    let keys = ["--key-file", "server", "--allow", "list"];
     let serve = ["serve", "--memory", "16MiB", "--admin-token-file", "token"];
-    let served = Administered::spawn(&place, &[&serve[..], &keys].concat());
-    let client = Client::connect(&ConnectOptions {
-        address: served.served.address.parse().unwrap(),
-        key_file: Some(place.path("anna")),
-        connect_timeout: PATIENCE,
-        deadline: Duration::from_secs(2),
-        ..ConnectOptions::default()
-    })
-    .unwrap();
+    let served = Administered::spawn(&place, &[&serve[..], &KEYED].concat());
+    let (address, deadline) = (&served.served.address, Duration::from_secs(2));
+    let client = connect_with_key(address, place.path("anna"), deadline).unwrap();
     put(&client, 1);
     let reload = || {
         let header = format!("Authorization: Bearer {token}\r\n");

@@ -14,9 +14,8 @@ use slackwater_remote::{CallOptions, GetOptions, PutOptions, Stored};
 use slackwater_wire::{Durability, ErrorCode, Tenant};
 
 use super::super::admin::Administered;
-use super::super::keys::make_key;
 use super::super::pool::Node;
-use super::super::{stop, until};
+use super::super::{KEYED, make_key, stop, until};
 use super::history::{Act, Lines};
 use super::load::{self, Told, nanos};
 use super::network::{Host, Network};
@@ -137,10 +136,6 @@ impl Cluster {
             &listen,
             "--directory",
             "journal",
-            "--key-file",
-            "server",
-            "--allow",
-            "list",
             "--tenants",
             "true",
             "--lease-ttl",
@@ -151,7 +146,7 @@ impl Cluster {
             "info",
         ];
         let fails = self.failpoint.is_some_and(|(of, _)| of == MASTER);
-        let mut command = self.logged(MASTER, &arguments);
+        let mut command = self.logged(MASTER, &[&arguments[..], &KEYED].concat());
         if fails {
             // It may end before it has said where it serves.
             command.stdin(Stdio::null()).stdout(Stdio::null());

@@ -9,13 +9,12 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use slackwater_base::Rng;
 use slackwater_remote::{
-    CallOptions, Client, ClientError, ConnectOptions, GetOptions, Part, PutOptions, RemoveOptions,
-    Stored,
+    CallOptions, Client, ClientError, GetOptions, Part, PutOptions, RemoveOptions, Stored,
 };
 use slackwater_wire::{Durability, ErrorCode, PutMode};
 
+use super::super::connect_with_key;
 use super::value;
-use crate::place::PATIENCE;
 
 /// Where a process of the load finds what it is told.
 pub(super) const ENV: &str = "SLACKWATER_TEST_LOAD";
@@ -62,14 +61,7 @@ impl Told {
 
     /// The client that it uses.
     pub(super) fn connect(&self) -> Client {
-        Client::connect(&ConnectOptions {
-            address: self.address.parse().unwrap(),
-            key_file: Some(self.key_file.clone()),
-            connect_timeout: PATIENCE,
-            deadline: DEADLINE,
-            ..ConnectOptions::default()
-        })
-        .unwrap()
+        connect_with_key(&self.address, self.key_file.clone(), DEADLINE).unwrap()
     }
 }
 

@@ -6,6 +6,9 @@ use rustix::process::{Signal, getpid, kill_process};
 /// the seventh time.
 const ENV: &str = "SLACKWATER_FAILPOINT";
 
+/// The environment variable that [`failpoint`] looks at, for those who refuse names that they do not know.
+pub const FAILPOINT_ENV: Option<&str> = Some(ENV);
+
 /// Stops or ends this process if the environment says so of this place, the first time that it is passed or a later one.
 ///
 /// For tests with processes: they stop one in the middle of something and see that it has stopped, instead of guessing

@@ -37,7 +37,7 @@ pub use countdown::{AlreadyHooked, Countdown, Hook};
 pub use cpus::{Cpus, cpu_list, current_cpu};
 pub use event::{Event, Seen};
 #[cfg(feature = "failpoints")]
-pub use failpoint::failpoint;
+pub use failpoint::{FAILPOINT_ENV, failpoint};
 pub use pace::Costs;
 pub use routine::{Ended, Sleeper, Stopped, Waiting};
 #[cfg(not(loom))]
@@ -48,6 +48,10 @@ pub use strategy::{
     Adaptive, Choice, ChoiceError, Park, Plan, Sleep, Spin, Then, Wait, current, install,
 };
 pub use word::Word;
+
+/// Without the feature `failpoints`: no environment variable names a place.
+#[cfg(not(feature = "failpoints"))]
+pub const FAILPOINT_ENV: Option<&str> = None;
 
 /// Without the feature `failpoints`: nothing happens at any place.
 #[cfg(not(feature = "failpoints"))]

@@ -4,7 +4,8 @@
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
-use std::process::{Child, Command, Stdio};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -246,12 +247,13 @@ impl Cluster {
     }
 
     /// Takes what a process of the load has said, now that it is dead.
-    fn take_load(&mut self, mut load: Load) {
-        end(&mut load.child);
+    fn take_load(&mut self, mut load: Load) -> ExitStatus {
+        let status = end(&mut load.child);
         let dead = nanos();
         load.heard.take().unwrap().join().unwrap();
         let lines = load.lines.lock().unwrap();
         self.acts.extend(lines.acts(load.process, dead));
+        status
     }
 
     /// Has every process of the load finish what it does.
@@ -299,34 +301,47 @@ impl Cluster {
         self.signal(host, Signal::CONT);
     }
 
-    /// Ends the process of a host by this signal, and returns when it has ended.
-    pub(super) fn end(&mut self, host: Host, signal: Signal) {
-        self.signal(host, signal);
+    /// Kills the process of a host, and returns when it has ended.
+    pub(super) fn kill(&mut self, host: Host) {
+        self.signal(host, Signal::KILL);
         self.dies(host);
     }
 
-    /// Starts what [`Self::end`] has ended, to end by itself at a failpoint.
+    /// Tells the process of a host to end, and returns when it has.
+    pub(super) fn end(&mut self, host: Host) {
+        self.signal(host, Signal::TERM);
+        let status = self.ended_as(host);
+        assert!(status.success(), "host {host} ended by {status}");
+    }
+
+    /// Starts what [`Self::kill`] has ended, to end by itself at a failpoint.
     pub(super) fn begin_failing(&mut self, host: Host, at: &'static str) {
         self.failpoint = Some((host, at));
         self.begin(host);
     }
 
-    /// Waits for the end of a process at its failpoint.
+    /// Waits for the end of a process that is killed, as at its failpoint. One that ended otherwise did not get there.
     pub(super) fn dies(&mut self, host: Host) {
+        let status = self.ended_as(host);
+        let killed = status.signal() == Some(Signal::KILL.as_raw());
+        assert!(killed, "host {host} ended by {status}\n{}", self.logs());
+    }
+
+    fn ended_as(&mut self, host: Host) -> ExitStatus {
         match host {
             MASTER => match self.dying.take() {
-                Some(mut dying) => _ = end(&mut dying),
-                None => _ = end(&mut self.master.take().unwrap().served.child),
+                Some(mut dying) => end(&mut dying),
+                None => end(&mut self.master.take().unwrap().served.child),
             },
-            1..=NODES => _ = end(&mut self.nodes[host - 1].take().unwrap().child),
+            1..=NODES => end(&mut self.nodes[host - 1].take().unwrap().child),
             _ => {
                 let load = self.loads[host - 1 - NODES].take().unwrap();
-                self.take_load(load);
+                self.take_load(load)
             }
         }
     }
 
-    /// Starts what [`Self::end`] has ended, and returns when it is in the pool again.
+    /// Starts what has ended, and returns when it is in the pool again.
     pub(super) fn begin(&mut self, host: Host) {
         match host {
             MASTER => self.start_master(),

@@ -3,8 +3,6 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use rustix::process::Signal;
-
 use super::super::until;
 use super::cluster::{Cluster, node};
 use super::faults::loaded;
@@ -49,7 +47,7 @@ fn no_reader_is_given_what_a_damaged_record_holds() {
     let mut cluster = loaded(Cluster::start(80_001));
     cluster.calls(60);
     let hurt = node(1);
-    cluster.end(hurt, Signal::KILL);
+    cluster.kill(hurt);
     cluster.damaged = damage(&cluster, 1);
     assert!(!cluster.damaged.is_empty(), "no record was damaged");
     cluster.begin(hurt);

@@ -1,6 +1,5 @@
 //! Faults in the order that a seed draws.
 
-use rustix::process::Signal;
 use slackwater_base::Rng;
 
 use super::cluster::{Cluster, LEASE, LOADS, MASTER, NODES, loader, node};
@@ -72,20 +71,19 @@ impl Cluster {
     fn suffer(&mut self, fault: Fault) {
         match fault {
             Fault::Killed(host) => {
-                self.end(host, Signal::KILL);
+                self.kill(host);
                 self.begin(host);
             }
             Fault::Restarted(host) => {
-                self.end(host, Signal::TERM);
+                self.end(host);
                 self.begin(host);
             }
             Fault::Fails(host, place) => {
-                self.end(host, Signal::KILL);
+                self.kill(host);
                 self.begin_failing(host, place);
                 // While all nodes are there, a master has nothing to note.
                 let away = (host == MASTER).then_some(node(0));
-                away.into_iter()
-                    .for_each(|node| self.end(node, Signal::KILL));
+                away.into_iter().for_each(|node| self.kill(node));
                 self.dies(host);
                 self.begin(host);
                 away.into_iter().for_each(|node| self.begin(node));

@@ -1,4 +1,5 @@
-//! The end of a trial: its history is checked, what is durable is read, and the books are at rest and empty.
+//! The end of a trial: its history is checked, what is durable is read, and the books are at rest and empty, also when all
+//! processes were killed and began again.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -7,7 +8,7 @@ use serde_json::Value;
 use slackwater_remote::{CallOptions, Client, GetOptions, RemoveOptions};
 
 use super::super::until;
-use super::cluster::{Cluster, LEASE, LOADS, NODES, PROBE, QUOTA, SLACK};
+use super::cluster::{Cluster, LEASE, LOADS, MASTER, NODES, PROBE, QUOTA, SLACK};
 use super::history::{Act, Bounds, Told, What, durable, violations};
 use super::load::{DEADLINE, nanos};
 use super::value;
@@ -18,12 +19,7 @@ impl Cluster {
     pub(super) fn settle(&mut self) {
         self.end_load();
         assert!(self.acts.len() > 100, "{} keys in calls", self.acts.len());
-        until("the nodes have announced everything", || {
-            let stats = self.json("/api/v1/stats");
-            let here = |node: &Value| node["presence"] == "here";
-            let nodes = stats["nodes"]["nodes"].as_array().unwrap();
-            nodes.len() == NODES && nodes.iter().all(here) && stats["nodes"]["partial"] == false
-        });
+        self.announced();
         self.read_all();
         let bounds = Bounds {
             lease: LEASE,
@@ -47,6 +43,21 @@ impl Cluster {
         let removed = self.network.on(PROBE, || client.remove_all(&force));
         assert!(removed.is_ok(), "{removed:?}");
         self.books(true);
+        // What the master counts is one thing, and what the nodes have on their SSDs another: none of it comes back.
+        (MASTER..=NODES).for_each(|host| self.kill(host));
+        (MASTER..=NODES).for_each(|host| self.begin(host));
+        self.announced();
+        self.books(true);
+    }
+
+    /// Waits until every node is there, and has announced what it has.
+    fn announced(&self) {
+        until("the nodes have announced everything", || {
+            let stats = self.json("/api/v1/stats");
+            let here = |node: &Value| node["presence"] == "here";
+            let nodes = stats["nodes"]["nodes"].as_array().unwrap();
+            nodes.len() == NODES && nodes.iter().all(here) && stats["nodes"]["partial"] == false
+        });
     }
 
     /// Reads every key as a client that remembers nothing; what is durable must be there.

@@ -8,7 +8,7 @@ use slackwater_mq::{AllowList, load_key};
 use slackwater_transfer::{
     Batch, BatchError, Capability, Cause, Engine, EngineConfig, EngineError, GrantSpec, LocalRange,
     Location, Memory, Notice, Op, PeerId, Priority, RegionId, RegionSpec, Request, Rights,
-    SealConfig, Segment, Submit, Target,
+    SealConfig, Segment, StartError, Submit, Target,
 };
 use slackwater_wait::{Hook, Site, Waiting};
 use slackwater_wire::{Class, ErrorCode, Incarnation};
@@ -118,7 +118,7 @@ pub unsafe extern "C" fn sw_engine_start(
     guard(|| {
         // SAFETY: as the caller promises.
         let config = unsafe { engine_config(options) }?;
-        let started = Engine::start(config).map_err(refused)?;
+        let started = config.start().map_err(not_started)?;
         let books = Mutex::default();
         let started = sw_engine {
             engine: started,
@@ -812,8 +812,15 @@ fn no_peer(peer: sw_peer) -> Failure {
 fn refused(error: EngineError) -> Failure {
     let code = match &error {
         EngineError::StillBusy(_) => ErrorCode::DeadlinePassed,
-        EngineError::System(_) => ErrorCode::UnavailableInCurrentMode,
         _ => ErrorCode::InvalidParams,
+    };
+    Failure::new(code, error)
+}
+
+fn not_started(error: StartError) -> Failure {
+    let code = match &error {
+        StartError::System(_) => ErrorCode::UnavailableInCurrentMode,
+        StartError::Tcp(_) => ErrorCode::InvalidParams,
     };
     Failure::new(code, error)
 }

@@ -82,7 +82,7 @@ struct Node {
 }
 
 fn node() -> Node {
-    let engine = Engine::start(EngineConfig::new("node")).unwrap();
+    let engine = EngineConfig::new("node").start().unwrap();
     let mapping = Arc::new(Mapping::shared(64 * GRANULE as usize).unwrap());
     let incarnation = engine.home().incarnation();
     let mut arena = Arena::new();
@@ -148,7 +148,7 @@ impl Client {
     fn over_tcp(node: &Node) -> Self {
         let mut config = EngineConfig::new("client");
         (config.tcp.bind, config.force_tcp) = (Vec::new(), true);
-        let engine = Engine::start(config).unwrap();
+        let engine = config.start().unwrap();
         assert!(engine.segment().addresses.is_empty());
         let peer = engine.open(node.engine.segment().clone());
         Self { engine, peer }

@@ -17,7 +17,7 @@ use pyo3::types::PyBytes;
 use serde_json::{Value, json};
 use slackwater_transfer::{
     Batch, BatchError, BatchId, Capability, Cause, Engine, EngineConfig, GrantSpec, Location,
-    Memory, Notice, Op, Region, RegionSpec, Rights, Status, Submit,
+    Memory, Notice, Op, Region, RegionSpec, Rights, Submit,
 };
 use slackwater_wait::{Site, Waiting, now};
 
@@ -86,7 +86,7 @@ impl RawEngine {
             PyValueError::new_err(wrong.join("; "))
         })?;
         config.tcp.bind = vec![(host, 0).into()];
-        let started = py.detach(|| Engine::start(config));
+        let started = py.detach(|| config.start());
         let engine = started.map_err(|error| PyOSError::new_err(error.to_string()))?;
         Ok(Self {
             engine,
@@ -459,7 +459,7 @@ impl From<BatchError> for Failure {
     fn from(error: BatchError) -> Self {
         let code = match &error {
             BatchError::Failed(Cause::Refused(_) | Cause::Gone { .. }) => STALE,
-            BatchError::Failed(cause) if cause.status() == Status::TimedOut => TIMED_OUT,
+            BatchError::Failed(Cause::TimedOut(_)) => TIMED_OUT,
             BatchError::TimedOut => TIMED_OUT,
             BatchError::Failed(_) | BatchError::Cancelled => FAILED,
         };

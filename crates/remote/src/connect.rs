@@ -10,7 +10,7 @@ use slackwater_mq::{
     Address, AllowList, Builder, ConnectError as LinkError, ConnectOptions as ToConnect, Options,
     load_key,
 };
-use slackwater_transfer::{Engine, EngineConfig, SealConfig, TcpConfig};
+use slackwater_transfer::{EngineConfig, SealConfig, TcpConfig};
 use slackwater_wait::now;
 use slackwater_wire::{ClientId, limits};
 use slackwater_zmtp::Limits;
@@ -110,7 +110,7 @@ pub(crate) fn connect(options: &ConnectOptions) -> Result<Connected, ConnectErro
         }),
         ..TcpConfig::default()
     };
-    let engine = Engine::start(config)?;
+    let engine = config.start()?;
     // Names below are the server's own; zero is none.
     let client = ClientId(name | 1 << 63);
     let link = Arc::new(Link::new(running.handle(), to, client, engine.clone()));

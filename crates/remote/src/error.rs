@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use slackwater_base::format_duration;
 use slackwater_mq::{Address, KeyFileError, StartError};
-use slackwater_transfer::EngineError;
+use slackwater_transfer::StartError as TransferError;
 use slackwater_wire::{ErrorCode, Key, KeyError};
 use thiserror::Error;
 
@@ -70,7 +70,7 @@ pub enum ConnectError {
     Messages(#[from] StartError),
     /// The transfer engine could not be started.
     #[error("the transfer engine: {0}")]
-    Transfers(#[from] EngineError),
+    Transfers(#[from] TransferError),
     /// The operating system gives no randomness or thread.
     #[error("the operating system: {0}")]
     System(#[from] std::io::Error),

@@ -15,12 +15,11 @@
 
 use std::time::Instant;
 
-use slackwater_keys::AllowList;
 use slackwater_wire::Incarnation;
 use slackwater_wire::data::{Features, Greeting, HANDSHAKE_BYTES, VERSION};
 use slackwater_zmtp::{KeyPair, SecretKey};
 
-use seal::{Channel, InitiatorHandshake, SealConfig, answer};
+use seal::{Channel, InitiatorHandshake, SealError, TargetHandshake};
 
 /// The room itself, which is private to the crate.
 #[path = "../src/seal/mod.rs"]
@@ -70,17 +69,17 @@ fn measure(what: &str, mut once: impl FnMut()) {
 
 fn main() {
     let [own, target, other] = [1, 2, 3].map(pair);
-    let seal = SealConfig {
-        keys: target.clone(),
-        clients: AllowList::from([own.public()]),
-    };
     let (listed, unlisted) = (begin(&own, &target), begin(&other, &target));
     let junk = Greeting {
         handshake: [7; HANDSHAKE_BYTES],
         ..*listed.hello()
     };
     let answered = |hello: &Greeting| {
-        answer(&seal, &[8; 32].into(), hello, greeting(), &Channel::TCP).map(|(_, reply, _)| reply)
+        let handshake = TargetHandshake::begin(&target, &[8; 32].into(), hello, &Channel::TCP)?;
+        if handshake.client() != own.public() {
+            return Err(SealError::Refused);
+        }
+        handshake.finish(greeting()).map(|(reply, _)| reply)
     };
     measure("the target, a key that is listed", || {
         assert!(answered(listed.hello()).is_ok());

@@ -38,7 +38,7 @@ fn engine(own: u8, other: u8, level: Option<Level>) -> Engine {
         keys: pair(own),
         clients: AllowList::of([(pair(other).public(), level)]),
     });
-    Engine::start(config).unwrap()
+    config.start().unwrap()
 }
 
 /// Lends its memory until it is killed.

@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use slackwater_wait::{AlreadyHooked, Countdown, Hook, Stopped, Waiting};
+use slackwater_wire::data::Refusal;
 use thiserror::Error;
 
-use crate::cause::{Cause, Outcome, Status};
+use crate::cause::Cause;
 
 /// Names a batch of this process, for faces that cannot hold a [`Batch`]. Never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -16,6 +17,34 @@ pub struct BatchId(pub u64);
 /// Requests that were submitted together. Clones are handles to the same batch; dropping them all cancels nothing.
 #[derive(Clone)]
 pub struct Batch(Arc<Core>);
+
+/// The status of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Status {
+    /// Queued.
+    Waiting,
+    /// A mover has started it.
+    Pending,
+    /// Complete: every byte is at its destination.
+    Completed,
+    /// Failed; the cause says why.
+    Failed,
+    /// Ended by its deadline.
+    TimedOut,
+    /// Ended by a cancellation.
+    Cancelled,
+    /// Not started: the request itself is invalid.
+    Invalid,
+}
+
+/// The outcome of one request. Once there is one, nothing touches the request's memory any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Bytes that are known to be at their destination; all of them when there is no cause.
+    pub bytes: u64,
+    /// Why it is not complete; none when it is.
+    pub cause: Option<Cause>,
+}
 
 /// Why a batch did not complete. Nothing touches its memory any more.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -69,6 +98,18 @@ pub struct Part {
 }
 
 static NEXT: AtomicU64 = AtomicU64::new(1);
+
+impl Status {
+    /// That of a request that ended so.
+    fn failed(cause: &Cause) -> Self {
+        match cause {
+            Cause::TimedOut(_) => Self::TimedOut,
+            Cause::Cancelled | Cause::Refused(Refusal::Cancelled) => Self::Cancelled,
+            Cause::Invalid(_) => Self::Invalid,
+            _ => Self::Failed,
+        }
+    }
+}
 
 impl Batch {
     /// A batch of `requests` requests and the parts that end them. `follower`, if any, is started when all of them are
@@ -153,7 +194,7 @@ impl Batch {
     pub fn status(&self, request: usize) -> Option<Status> {
         let slot = lock(self.0.slots.get(request)?);
         Some(match &slot.cause {
-            Some(cause) if slot.over => cause.status(),
+            Some(cause) if slot.over => Status::failed(cause),
             None if slot.over => Status::Completed,
             _ if slot.started => Status::Pending,
             _ => Status::Waiting,

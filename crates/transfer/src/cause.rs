@@ -1,3 +1,5 @@
+//! Why a transfer did not complete.
+
 use std::fmt;
 
 use slackwater_wire::data::Refusal;
@@ -5,34 +7,6 @@ use slackwater_wire::{Class, Incarnation};
 use thiserror::Error;
 
 use crate::seal::SealError;
-
-/// The status of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Status {
-    /// Queued.
-    Waiting,
-    /// A mover has started it.
-    Pending,
-    /// Complete: every byte is at its destination.
-    Completed,
-    /// Failed; the cause says why.
-    Failed,
-    /// Ended by its deadline.
-    TimedOut,
-    /// Ended by a cancellation.
-    Cancelled,
-    /// Not started: the request itself is invalid.
-    Invalid,
-}
-
-/// The outcome of one request. Once there is one, nothing touches the request's memory any more.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outcome {
-    /// Bytes that are known to be at their destination; all of them when there is no cause.
-    pub bytes: u64,
-    /// Why it is not complete; none when it is.
-    pub cause: Option<Cause>,
-}
 
 /// Why a request did not complete.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -114,11 +88,6 @@ impl fmt::Display for Deadline {
 }
 
 impl Cause {
-    /// The local region is closing, so its memory may not be used any more.
-    pub(crate) fn local_closing() -> Self {
-        Self::Invalid("the local region is closing".to_owned())
-    }
-
     /// The class of the error: what a caller can do about it.
     #[must_use]
     pub fn class(&self) -> Class {
@@ -135,24 +104,5 @@ impl Cause {
             Self::Invalid(_) | Self::Cancelled | Self::NoMover(_) | Self::Closed => Class::Refused,
             Self::Protocol(_) | Self::Dropped => Class::Fatal,
         }
-    }
-
-    /// The status of a request that ended so.
-    #[must_use]
-    pub fn status(&self) -> Status {
-        match self {
-            Self::TimedOut(_) => Status::TimedOut,
-            Self::Cancelled | Self::Refused(Refusal::Cancelled) => Status::Cancelled,
-            Self::Invalid(_) => Status::Invalid,
-            _ => Status::Failed,
-        }
-    }
-}
-
-impl Outcome {
-    /// The status of a request that ended so.
-    #[must_use]
-    pub fn status(&self) -> Status {
-        self.cause.as_ref().map_or(Status::Completed, Cause::status)
     }
 }

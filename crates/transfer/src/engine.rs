@@ -18,16 +18,13 @@ use thiserror::Error;
 use crate::batch::{Batch, BatchError, BatchId, Follower, Part};
 use crate::cause::Cause;
 use crate::home::{GrantSpec, Home, HomeGuard};
-use crate::job::{Buffers, Job, Priority};
-use crate::mover::{
-    Carried, Mover, Notice, PeerStats, RegionKey, SingleRequest, Submission, WhenFull,
-};
+use crate::job::{Buffers, Job, Priority, RegionKey};
+use crate::mover::{Carried, Mover, Notice, PeerStats, SingleRequest, Submission, WhenFull};
 use crate::region::{
     Extent, Region, RegionId, RegionSpec, RegisterError, ReopenError, Revocation, StillBusy,
 };
 use crate::request::{PeerId, Request, Submit, Target};
 use crate::segment::Segment;
-use crate::tcp::TcpError;
 
 /// Moves bytes between regions of this process and regions of its peers.
 ///
@@ -54,12 +51,6 @@ struct Peers {
 /// Why a call of the engine failed.
 #[derive(Debug, Error)]
 pub enum EngineError {
-    /// The operating system gives no randomness.
-    #[error("{0}")]
-    System(String),
-    /// The TCP mover could not start.
-    #[error(transparent)]
-    Tcp(#[from] TcpError),
     /// There is no such region, or it was unregistered.
     #[error("no region {0:?}")]
     NoRegion(RegionId),

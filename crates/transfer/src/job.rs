@@ -7,8 +7,8 @@ use slackwater_wire::TraceContext;
 use slackwater_wire::data::{Capability, Op};
 
 pub use crate::batch::Part;
+use crate::cause::Cause;
 use crate::memory::Staged;
-use crate::mover::RegionKey;
 use crate::region::Access;
 
 /// One request, resolved: local memory is held, the peer's is named.
@@ -40,6 +40,10 @@ pub struct Remote {
     /// The trace that the request belongs to.
     pub trace: Option<TraceContext>,
 }
+
+/// The key that the registration of a region gave, where a fabric has such keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RegionKey(pub u64);
 
 /// The order among waiting requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -150,10 +154,11 @@ impl Buffers {
         self.spans.iter().all(Span::is_host)
     }
 
-    /// Whether some of it is in a region of this process that closes: what is under way with it is to end.
-    pub(crate) fn is_closing(&self) -> bool {
+    /// Why what is under way with it is to end, if some of it is in a region of this process that closes.
+    pub(crate) fn closing(&self) -> Option<Cause> {
         let mut accesses = self.spans.iter().filter_map(Span::access);
-        accesses.any(|access| !access.is_live())
+        let closing = accesses.any(|access| !access.is_live());
+        closing.then(|| Cause::Invalid("the local region is closing".to_owned()))
     }
 
     /// The `bytes` bytes from `offset`, held like the whole; fewer when the whole ends before.

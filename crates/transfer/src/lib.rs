@@ -13,11 +13,11 @@ extern crate self as slackwater_transfer;
 
 mod batch;
 mod cause;
+#[cfg(test)]
+#[path = "../../../fuzz/src/corpora.rs"]
+mod corpora;
 mod engine;
-mod entropy;
 mod flow;
-#[cfg(any(test, feature = "fuzzing"))]
-pub mod fuzz;
 mod home;
 pub mod host;
 mod job;
@@ -31,6 +31,7 @@ mod protocol;
 mod region;
 mod request;
 mod seal;
+mod sealing;
 mod segment;
 #[cfg(test)]
 mod sim;
@@ -38,27 +39,36 @@ pub mod stage;
 mod start;
 mod tcp;
 
+/// What the fuzz targets call.
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz {
+    pub use crate::host::fuzz::packets;
+    pub use crate::seal::fuzz::records;
+    pub use crate::tcp::fuzz::{initiator, responder};
+}
+
 use slackwater_wait::Site;
 
-pub use batch::{Batch, BatchError, BatchId};
-pub use cause::{Cause, Deadline, Outcome, Status};
+pub use batch::{Batch, BatchError, BatchId, Outcome, Status};
+pub use cause::{Cause, Deadline};
 pub use engine::{Engine, EngineError, Watch};
 pub use home::{GrantSpec, Home, HomeGuard};
-pub use job::{Buffers, Job, Part, Priority, Remote, Span};
+pub use job::{Buffers, Job, Part, Priority, RegionKey, Remote, Span};
 pub use local::Local;
 pub use memory::{Location, Memory, SharedFile, Stage, StageError, Staged, StagingTurn};
 pub use mover::{
-    Abilities, Carried, Mover, Notice, PeerStats, RegionKey, SingleRequest, Submission, WhenFull,
+    Abilities, Carried, Mover, Notice, PeerStats, SingleRequest, Submission, WhenFull,
 };
 pub use region::{
     Access, AccessError, Extent, Gate, GateAccess, GenerationTable, Lookup, Region, RegionId,
     RegionSpec, Regions, RegisterError, ReopenError, Revocation, StillBusy,
 };
 pub use request::{LocalRange, PeerId, Request, Submit, Target};
-pub use seal::{SealConfig, SealError, holder_of};
+pub use seal::{SealError, holder_of};
+pub use sealing::SealConfig;
 pub use segment::{HostContact, Segment};
 pub use slackwater_wire::data::{Capability, CapabilityKey, Grant, Op, Refusal, Rights};
-pub use start::EngineConfig;
+pub use start::{EngineConfig, StartError};
 pub use tcp::{
     AllowList, IGNORED, LaneCounters, Level, OPTIONS, OptionError, Tcp, TcpConfig, TcpError,
     TcpOption,

@@ -7,11 +7,13 @@ use slackwater_base::Checksum;
 
 use crate::batch::{BatchId, Part};
 use crate::cause::Cause;
-use crate::job::{Buffers, Job, Remote};
+use crate::job::{Buffers, Job, RegionKey, Remote};
 use crate::memory::Location;
 use crate::region::{Region, RegisterError, Revocation};
 use crate::segment::Segment;
 use slackwater_wire::data::Op;
+
+pub use crate::protocol::Notice;
 
 /// Carries requests to the peers that it reaches.
 ///
@@ -112,10 +114,6 @@ impl Abilities {
     }
 }
 
-/// The key that the registration of a region gave, where a fabric has such keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct RegionKey(pub u64);
-
 /// One request whose caller waits for it.
 #[derive(Debug)]
 pub struct SingleRequest {
@@ -159,15 +157,6 @@ pub enum WhenFull {
     Refuse,
     /// The jobs are queued all the same: the submitter bounds them by other means, and must not wait.
     Exceed,
-}
-
-/// A message that follows a batch.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Notice {
-    /// Its name, by which the receiver tells notices apart.
-    pub name: String,
-    /// Its content.
-    pub bytes: Vec<u8>,
 }
 
 /// The counters of a mover for one peer.

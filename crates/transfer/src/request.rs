@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use slackwater_wire::data::{Capability, Op};
 
-use crate::job::{Priority, Remote};
-use crate::mover::{Notice, RegionKey, WhenFull};
+use crate::job::{Priority, RegionKey, Remote};
+use crate::mover::{Notice, WhenFull};
 use crate::region::RegionId;
 
 /// An opened segment of a peer.

@@ -1,14 +1,18 @@
+//! Starts an engine with every mover that its process has.
+
 use std::sync::Arc;
 
-use crate::engine::{Engine, EngineError};
+use thiserror::Error;
+
+use crate::engine::Engine;
 use crate::home::{Home, HomeGuard};
 use crate::host::{HostLimits, HostMover};
 use crate::local::Local;
 use crate::mover::Mover;
-use crate::seal::SealConfig;
+use crate::sealing::SealConfig;
 use crate::segment::Segment;
 use crate::stage::StagedMover;
-use crate::tcp::{OptionError, Tcp, TcpConfig};
+use crate::tcp::{OptionError, Tcp, TcpConfig, TcpError};
 
 /// What an engine is started with.
 #[derive(Clone, Debug)]
@@ -19,6 +23,17 @@ pub struct EngineConfig {
     pub tcp: TcpConfig,
     /// Nothing but TCP, not even within the process.
     pub force_tcp: bool,
+}
+
+/// Why an engine could not start.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// The operating system gives no randomness.
+    #[error("{0}")]
+    System(String),
+    /// The TCP mover could not start.
+    #[error(transparent)]
+    Tcp(#[from] TcpError),
 }
 
 impl EngineConfig {
@@ -51,33 +66,31 @@ impl EngineConfig {
             force_tcp,
         })
     }
-}
 
-impl Engine {
     /// Starts an engine with its movers: within the process by `memcpy`, within the host by shared memory or attach, beyond
     /// it by TCP; requests on device memory go over the one of the last two that reaches their peer. With keys all other
     /// processes have to prove one of the list, and those of the host go by TCP whose keys may not map memory.
     ///
     /// # Errors
     /// The configuration is wrong, or the operating system gives no randomness, thread or port.
-    pub fn start(config: EngineConfig) -> Result<Self, EngineError> {
-        let life = Home::open().map_err(|error| EngineError::System(error.to_string()))?;
-        let seal = config.tcp.seal.clone();
+    pub fn start(self) -> Result<Engine, StartError> {
+        let life = Home::open().map_err(|error| StartError::System(error.to_string()))?;
+        let seal = self.tcp.seal.clone();
         let key = seal.as_ref().map(|seal| seal.keys.public());
-        let tcp = Arc::new(Tcp::start(&life, config.tcp)?);
-        let host = match config.force_tcp {
+        let tcp = Arc::new(Tcp::start(&life, self.tcp)?);
+        let host = match self.force_tcp {
             true => None,
             false => host_mover(&life, seal, &tcp),
         };
         let segment = Segment {
-            name: config.name,
+            name: self.name,
             incarnation: life.incarnation(),
             addresses: tcp.addresses().to_vec(),
             public_key: key.map(|key| *key.as_bytes()),
             host: host.as_ref().map(|host| host.contact()),
         };
         let mut movers: Vec<Arc<dyn Mover>> = Vec::new();
-        if !config.force_tcp {
+        if !self.force_tcp {
             let own = key.map_or_else(|| Local::new(&life), |key| Local::with_key(&life, &key));
             movers.push(Arc::new(own));
         }
@@ -88,7 +101,7 @@ impl Engine {
         wires.push(tcp);
         movers.extend(wires.iter().map(Arc::clone));
         movers.push(Arc::new(StagedMover::over(wires)));
-        Ok(Self::assemble(life, segment, movers))
+        Ok(Engine::assemble(life, segment, movers))
     }
 }
 

@@ -88,11 +88,12 @@ impl World {
             ..TcpConfig::default()
         };
         let start = |name: &str| {
-            Engine::start(EngineConfig {
+            EngineConfig {
                 tcp: tcp.clone(),
                 force_tcp,
                 ..EngineConfig::new(name)
-            })
+            }
+            .start()
             .unwrap()
         };
         let (bob, alice) = (start("bob"), start("alice"));

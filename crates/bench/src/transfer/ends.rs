@@ -157,11 +157,12 @@ pub(super) fn engine(
             let wrong: Vec<String> = wrong.iter().map(ToString::to_string).collect();
             BenchError::Options(wrong.join("; "))
         })?;
-        return Ok(Engine::start(EngineConfig {
+        return Ok(EngineConfig {
             tcp: tuned(config.tcp),
             force_tcp: true,
             ..config
-        })?);
+        }
+        .start()?);
     }
     let life = Home::open().map_err(|error| system(&error))?;
     let host =

@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use serde::{Serialize, Serializer};
-use slackwater_transfer::EngineError;
+use slackwater_transfer::{EngineError, StartError};
 use slackwater_wait::ChoiceError;
 use thiserror::Error;
 
@@ -187,7 +187,10 @@ pub enum BenchError {
         /// The operating system's error.
         error: std::io::Error,
     },
-    /// The engine could not be made or did not do what it was asked.
+    /// The engine could not be started.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// The engine did not do what it was asked.
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// A transfer of a measured process failed, or brought the wrong bytes.

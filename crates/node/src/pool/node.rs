@@ -372,11 +372,7 @@ impl Life {
         };
         let store = Store::open_for(shared.config.clone(), Some(sharing))?;
         let engine = engine(options.data, links, options.force_tcp)?;
-        let memory = ServedMemory::new(store.clone(), engine.clone(), shared.beside);
-        let memory = memory.map_err(|why| ServeError::Data {
-            address: options.data,
-            why: why.into(),
-        })?;
+        let memory = ServedMemory::new(store.clone(), engine.clone(), shared.beside)?;
         let memory = Arc::new(memory);
         let name = shared.options.name.clone();
         let life = NodeLife(random()?);

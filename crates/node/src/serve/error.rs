@@ -4,7 +4,7 @@ use slackwater_base::ByteSize;
 use slackwater_mq::{
     AllowListError, KeyFileError, ListenError, RegistryError, StartError as MessagesError,
 };
-use slackwater_transfer::EngineError;
+use slackwater_transfer::{RegisterError, StartError as TransferError};
 use thiserror::Error;
 
 use crate::OpenError;
@@ -74,8 +74,11 @@ pub enum ServeError {
         /// Where it should have listened.
         address: SocketAddr,
         /// The cause.
-        why: EngineError,
+        why: TransferError,
     },
+    /// The store's memory could not be registered for transfers.
+    #[error("cannot lend memory: {0}")]
+    Memory(#[from] RegisterError),
     /// The message layer could not be started.
     #[error("the message layer: {0}")]
     Messages(#[from] MessagesError),

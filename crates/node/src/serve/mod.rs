@@ -121,12 +121,7 @@ impl Server {
         };
         let store = Store::open_for(config, Some(sharing))?;
         let engine = engine(data, &links, false)?;
-        let memory = ServedMemory::new(store.clone(), engine.clone(), beside).map_err(|why| {
-            ServeError::Data {
-                address: data,
-                why: why.into(),
-            }
-        })?;
+        let memory = ServedMemory::new(store.clone(), engine.clone(), beside)?;
         let handlers = Arc::new(handlers(&store, memory, links.allowed.clone()));
         let messages = builder(&handlers, links.keys.clone())?.start()?;
         let address = links.listen(&messages, address)?;
@@ -303,7 +298,9 @@ pub(crate) fn engine(
         seal,
         ..TcpConfig::default()
     };
-    Engine::start(config).map_err(|why| ServeError::Data { address: data, why })
+    config
+        .start()
+        .map_err(|why| ServeError::Data { address: data, why })
 }
 
 /// Reads a list of keys again when it is called, and ends the links of those that may not connect any more.

@@ -160,7 +160,7 @@ impl Peer {
             io_threads: 1,
             ..TcpConfig::default()
         };
-        let engine = Engine::start(config).unwrap();
+        let engine = config.start().unwrap();
         let hello = Hello {
             epoch: Epoch(0),
             client: ClientId(client),

@@ -40,7 +40,7 @@ impl Node {
             bind: vec![(Ipv4Addr::LOCALHOST, 0).into()],
             ..TcpConfig::default()
         };
-        let engine = Engine::start(config).unwrap();
+        let engine = config.start().unwrap();
         let spec = RegionSpec {
             memory: Memory::shared(bytes).unwrap(),
             rights: Rights::BOTH,

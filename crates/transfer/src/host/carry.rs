@@ -170,10 +170,7 @@ fn stop(job: &CopyRequest<'_>) -> Result<(), Cause> {
     if now() >= job.deadline {
         return Err(Cause::TimedOut(Deadline::Total));
     }
-    match job.buffers.is_closing() {
-        true => Err(Cause::local_closing()),
-        false => Ok(()),
-    }
+    job.buffers.closing().map_or(Ok(()), Err)
 }
 
 fn share<'a>(

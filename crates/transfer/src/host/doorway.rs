@@ -26,8 +26,8 @@ use super::message::{
     GOODBYE_USER, GOODBYE_VERSION, Goodbye, Hello, MAGIC, VERSION,
 };
 use super::packets::{Listener, Packets, Received};
-use crate::entropy::entropy;
-use crate::seal::{Channel, SealConfig, answer, holder_of};
+use crate::seal::{Channel, holder_of};
+use crate::sealing::{SealConfig, entropy};
 
 /// Owned by the thread of the service.
 pub(super) struct Doorway {
@@ -236,7 +236,7 @@ impl Doorway {
         let channel = channel(&hello, from, here);
         let own = greeting(self.own, Incarnation(hello.incarnation.get()));
         let (key, answered, keys) = entropy()
-            .and_then(|entropy| answer(seal, &entropy, &offered, own, &channel))
+            .and_then(|entropy| seal.answer(&entropy, &offered, own, &channel))
             .map_err(|_| GOODBYE_KEY)?;
         packets
             .send(&[&answered.to_bytes()], &[])

@@ -72,12 +72,11 @@ pub(super) fn greeting(own: Incarnation, expects: Incarnation) -> Greeting {
 
 #[cfg(test)]
 mod tests {
-    use slackwater_keys::AllowList;
     use slackwater_zmtp::{KeyPair, SecretKey};
 
     use super::super::packets::{Listener, Received};
     use super::*;
-    use crate::seal::{Channel, InitiatorHandshake, SealConfig, answer};
+    use crate::seal::{Channel, InitiatorHandshake, TargetHandshake};
 
     fn ends() -> (LinkSeal, LinkSeal) {
         let [own, other] = [1, 2].map(|byte| KeyPair::of(SecretKey::from_bytes([byte; 32])));
@@ -85,12 +84,9 @@ mod tests {
         let asks =
             InitiatorHandshake::begin(&own, &[3; 32].into(), other.public(), said, &Channel::TCP)
                 .unwrap();
-        let seal = SealConfig {
-            keys: other,
-            clients: AllowList::from([own.public()]),
-        };
-        let (_, answered, target) =
-            answer(&seal, &[4; 32].into(), asks.hello(), said, &Channel::TCP).unwrap();
+        let target =
+            TargetHandshake::begin(&other, &[4; 32].into(), asks.hello(), &Channel::TCP).unwrap();
+        let (answered, target) = target.finish(said).unwrap();
         let initiator = asks.finish(&answered).unwrap();
         (LinkSeal::new(initiator), LinkSeal::new(target))
     }

@@ -13,6 +13,8 @@ mod control;
 mod copy_threads;
 mod core;
 mod doorway;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzz;
 #[cfg(test)]
 mod gate_tests;
 mod granted;
@@ -32,9 +34,6 @@ mod service;
 mod tests;
 mod watched;
 mod window;
-
-#[cfg(any(test, feature = "fuzzing"))]
-pub(crate) use message::{AttachAnswer, Goodbye, Hello, Question, Welcome};
 
 pub(crate) use control::CONTROL;
 pub(crate) use copy_threads::SETTLING;

@@ -16,7 +16,7 @@ use crate::home::Home;
 use crate::job::Job;
 use crate::mover::{Abilities, Carried, Mover, Notice, PeerStats, SingleRequest, Submission};
 use crate::region::Revocation;
-use crate::seal::SealConfig;
+use crate::sealing::SealConfig;
 use crate::segment::{HostContact, Segment};
 
 /// Copies between processes of one host: shared memory is mapped and copied by address, other memory is copied by the
@@ -213,7 +213,7 @@ impl Mover for HostMover {
     fn invalidate(&self, revoked: &Revocation) {
         self.service.invalidate(revoked);
         if revoked.extent.is_none() {
-            self.give_up(|job| job.buffers.is_closing().then(Cause::local_closing));
+            self.give_up(|job| job.buffers.closing());
         }
     }
 

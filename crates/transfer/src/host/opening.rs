@@ -21,8 +21,8 @@ use super::packets::{Packets, Received};
 use super::page::ControlPage;
 use super::process::Process;
 use super::service::Service;
-use crate::entropy::entropy;
-use crate::seal::{InitiatorHandshake, SealConfig, SealError};
+use crate::seal::{InitiatorHandshake, SealError};
+use crate::sealing::{SealConfig, entropy};
 
 /// Why there is no link to a process of this host.
 #[derive(Debug, Error)]

@@ -27,7 +27,7 @@ use super::watched::Watched;
 use crate::home::Home;
 use crate::mover::Notice;
 use crate::region::{Access, Revocation};
-use crate::seal::SealConfig;
+use crate::sealing::SealConfig;
 
 /// Bounds of one process's host service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

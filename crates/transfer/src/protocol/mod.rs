@@ -42,6 +42,15 @@ pub(crate) struct Span {
     pub(crate) bytes: usize,
 }
 
+/// A message that follows a batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Notice {
+    /// Its name, by which the receiver tells notices apart.
+    pub name: String,
+    /// Its content.
+    pub bytes: Vec<u8>,
+}
+
 /// What the next received bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Want {

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use slackwater_base::Instant;
 use slackwater_wire::data::{
-    Ack, CapabilityKey, Features, Frame, Grant, Greeting, Op, Refusal, Request, Rights,
+    Ack, CapabilityKey, Features, Frame, Grant, Greeting, HANDSHAKE_BYTES, Op, Refusal, Request,
+    Rights, VERSION,
 };
 use slackwater_wire::{Incarnation, TraceContext};
 
@@ -79,6 +80,20 @@ fn start(request: Request) -> Input<'static, &'static str> {
     }
 }
 
+fn greeting() -> Greeting {
+    Greeting {
+        version_min: VERSION,
+        version_max: VERSION,
+        features: Features::default(),
+        incarnation: Incarnation(1),
+        expects: Incarnation(0),
+        frame_bytes_max: 64 << 10,
+        requests_max: 8,
+        in_flight_bytes_max: 64 << 20,
+        handshake: [0; HANDSHAKE_BYTES],
+    }
+}
+
 /// A target of an earlier release knows no such flag, and would end the connection at it.
 #[test]
 fn a_target_is_told_of_a_trace_only_where_it_has_said_that_it_takes_them() {
@@ -87,7 +102,7 @@ fn a_target_is_told_of_a_trace_only_where_it_has_said_that_it_takes_them() {
         let (mut initiator, mut out) = (Initiator::new(LIMITS, NOW), Vec::new());
         let greeting = Greeting {
             features,
-            ..crate::sim::greeting(Incarnation(1), Incarnation(0))
+            ..greeting()
         };
         let greeted = initiator.handle(NOW, Input::Greeting(&greeting), &mut out);
         assert!(greeted.is_ok());

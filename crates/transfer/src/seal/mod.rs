@@ -6,12 +6,13 @@
 //! have keys only if each has heard what the other has said. The initiator's proof that it is there now is its first
 //! record: what it has sent before may be somebody's repetition.
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzz;
 mod noise;
 mod record;
 
 use hmac::{Hmac, Mac};
 use sha2::{Digest, Sha256};
-use slackwater_keys::AllowList;
 use slackwater_wire::Incarnation;
 use slackwater_wire::data::{Features, Greeting, HANDSHAKE_BYTES, TERMS_BYTES};
 use slackwater_zmtp::{KeyPair, PublicKey};
@@ -23,15 +24,6 @@ pub(crate) use record::{
     Cipher, Opener, PACKET_OVERHEAD, PacketOpener, PacketSealer, RECORD_BYTES_MAX, RecordKey,
     Sealer,
 };
-
-/// The keys of an engine whose connections are sealed; every one of them is, in both directions.
-#[derive(Clone, Debug)]
-pub struct SealConfig {
-    /// The key pair of this engine, as `slackwater keys` makes it.
-    pub keys: KeyPair,
-    /// The keys that may connect to it.
-    pub clients: AllowList,
-}
 
 /// Why a connection is not sealed, or has lost its integrity.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
@@ -74,6 +66,14 @@ pub(crate) type Entropy = Zeroizing<[u8; 32]>;
 pub(crate) struct InitiatorHandshake {
     noise: HandshakeState,
     hello: Greeting,
+}
+
+/// A target that has read an initiator's greeting, and has yet to decide whether it lets its key in.
+#[derive(Debug)]
+pub(crate) struct TargetHandshake {
+    noise: HandshakeState,
+    hello: Greeting,
+    client: PublicKey,
 }
 
 impl Channel {
@@ -151,42 +151,52 @@ impl InitiatorHandshake {
     }
 }
 
-/// The target's side: the key of the initiator, the answer to send, and the connection's keys. The initiator has proven
-/// nothing before its first record opens. The entropy may be used but once.
-pub(crate) fn answer(
-    seal: &SealConfig,
-    entropy: &Entropy,
-    hello: &Greeting,
-    answer: Greeting,
-    channel: &Channel,
-) -> Result<(PublicKey, Greeting, Keys), SealError> {
-    if !hello.features.has(Features::SEALED) {
-        return Err(SealError::Unsealed);
+impl TargetHandshake {
+    /// Reads the greeting of an initiator. The entropy may be used but once.
+    pub(crate) fn begin(
+        own: &KeyPair,
+        entropy: &Entropy,
+        hello: &Greeting,
+        channel: &Channel,
+    ) -> Result<Self, SealError> {
+        if !hello.features.has(Features::SEALED) {
+            return Err(SealError::Unsealed);
+        }
+        let begun = noise::target(own, entropy, &channel.prologue(hello));
+        let mut noise = begun.map_err(|_| SealError::Refused)?;
+        // One agreement of keys for bytes that no owner of a key has made, and a second one for a key that is not listed.
+        let read = noise.read_message(&hello.handshake, &mut []);
+        read.map_err(|_| SealError::Refused)?;
+        let client = noise
+            .get_remote_static()
+            .and_then(|key| key.try_into().ok());
+        let client = PublicKey::from_bytes(client.ok_or(SealError::Refused)?);
+        let hello = *hello;
+        Ok(Self {
+            noise,
+            hello,
+            client,
+        })
     }
-    let refused = |_| SealError::Refused;
-    let begun = noise::target(&seal.keys, entropy, &channel.prologue(hello));
-    let mut noise = begun.map_err(refused)?;
-    // One agreement of keys for bytes that no owner of a key has made, and a second one for a key that is not listed.
-    noise
-        .read_message(&hello.handshake, &mut [])
-        .map_err(refused)?;
-    let client = noise
-        .get_remote_static()
-        .and_then(|key| key.try_into().ok());
-    let client = PublicKey::from_bytes(client.ok_or(SealError::Refused)?);
-    if !seal.clients.admits(&client) {
-        return Err(SealError::Refused);
+
+    /// The key that the initiator claims; it has proven nothing before its first record opens.
+    pub(crate) fn client(&self) -> PublicKey {
+        self.client
     }
-    let mut answer = offer(answer);
-    let terms = answer.terms();
-    let written = noise.write_message(&terms, &mut answer.handshake);
-    written.map_err(refused)?;
-    let [initiator, target] = record_keys(&mut noise, hello, &answer);
-    let keys = Keys {
-        send: target,
-        receive: initiator,
-    };
-    Ok((client, answer, keys))
+
+    /// Lets the initiator in: the answer to send, and the connection's keys.
+    pub(crate) fn finish(mut self, answer: Greeting) -> Result<(Greeting, Keys), SealError> {
+        let mut answer = offer(answer);
+        let terms = answer.terms();
+        let written = self.noise.write_message(&terms, &mut answer.handshake);
+        written.map_err(|_| SealError::Refused)?;
+        let [initiator, target] = record_keys(&mut self.noise, &self.hello, &answer);
+        let keys = Keys {
+            send: target,
+            receive: initiator,
+        };
+        Ok((answer, keys))
+    }
 }
 
 /// The answer to an initiator that is refused.
@@ -263,8 +273,14 @@ mod tests {
         }
     }
 
-    fn seal(own: u8, clients: &[u8]) -> SealConfig {
-        SealConfig {
+    /// A target, and the keys that it lets in.
+    struct Target {
+        keys: KeyPair,
+        clients: Vec<PublicKey>,
+    }
+
+    fn seal(own: u8, clients: &[u8]) -> Target {
+        Target {
             keys: pair(own),
             clients: clients.iter().map(|byte| pair(*byte).public()).collect(),
         }
@@ -281,11 +297,17 @@ mod tests {
     }
 
     fn answered(
-        seal: &SealConfig,
+        seal: &Target,
         hello: &Greeting,
         channel: &Channel,
     ) -> Result<(PublicKey, Greeting, Keys), SealError> {
-        answer(seal, &[8; 32].into(), hello, greeting(2), channel)
+        let handshake = TargetHandshake::begin(&seal.keys, &[8; 32].into(), hello, channel)?;
+        let client = handshake.client();
+        if !seal.clients.contains(&client) {
+            return Err(SealError::Refused);
+        }
+        let (answer, keys) = handshake.finish(greeting(2))?;
+        Ok((client, answer, keys))
     }
 
     #[test]
@@ -321,8 +343,7 @@ mod tests {
 
     #[test]
     fn an_unexpected_or_unknown_key_makes_no_connection() {
-        let refused =
-            |seal: &SealConfig, hello: &Greeting| answered(seal, hello, &Channel::TCP).err();
+        let refused = |seal: &Target, hello: &Greeting| answered(seal, hello, &Channel::TCP).err();
         // An unknown client, a client that expects another target, and one that seals nothing.
         assert_eq!(
             refused(&seal(2, &[3]), initiator(1, 2).hello()),

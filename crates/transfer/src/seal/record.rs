@@ -100,8 +100,7 @@ impl Sealer {
     /// Begins with an empty record, which proves that its sender has the key.
     pub(crate) fn first(key: RecordKey) -> Self {
         let mut sealer = Self::after(key, Vec::new());
-        // SAFETY: there are no ranges.
-        unsafe { sealer.seal(&[]) };
+        sealer.seal(|_| {});
         sealer
     }
 
@@ -124,31 +123,16 @@ impl Sealer {
         }
     }
 
-    /// Seals the start of the ranges as one record; says how many bytes of them it is. No ranges are an empty record.
-    ///
-    /// # Safety
-    /// Every range is valid for reads during the call.
-    pub(crate) unsafe fn seal(&mut self, from: &[libc::iovec]) -> usize {
+    /// Seals what `append` adds to the bytes it is given, at most [`RECORD_BYTES_MAX`] of it, as one record; says how long
+    /// that is. Nothing is an empty record.
+    pub(crate) fn seal(&mut self, append: impl FnOnce(&mut Vec<u8>)) -> usize {
         self.pending.drain(..std::mem::take(&mut self.written));
         let start = self.pending.len();
         self.pending.extend_from_slice(&[0; LENGTH_BYTES]);
         let text_at = start + LENGTH_BYTES;
-        for range in from {
-            let room = RECORD_BYTES_MAX - (self.pending.len() - text_at);
-            let take = range.iov_len.min(room);
-            self.pending.reserve(take);
-            // SAFETY: the source is valid by the caller's word; room for it was reserved, and the vector is our own. The
-            // memory may be written by others meanwhile: only the copy is looked at.
-            unsafe {
-                let to = self.pending.as_mut_ptr().add(self.pending.len());
-                std::ptr::copy_nonoverlapping(range.iov_base.cast_const().cast::<u8>(), to, take);
-                self.pending.set_len(self.pending.len() + take);
-            }
-            if take < range.iov_len {
-                break;
-            }
-        }
+        append(&mut self.pending);
         let bytes = self.pending.len() - text_at;
+        assert!(bytes <= RECORD_BYTES_MAX, "a record of {bytes} bytes");
         let length = (bytes as u32).to_le_bytes();
         let (head, text) = self.pending.split_at_mut(text_at);
         head[start..].copy_from_slice(&length);
@@ -344,7 +328,6 @@ impl fmt::Debug for Direction {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tcp::from_slice;
 
     fn ends(cipher: Cipher) -> (Sealer, Opener) {
         let key = || RecordKey {
@@ -355,14 +338,8 @@ mod tests {
     }
 
     fn record(sealer: &mut Sealer, text: &[u8]) -> Vec<u8> {
-        // SAFETY: the slices live through the call.
-        let taken = unsafe {
-            sealer.seal(&[
-                from_slice(&text[..text.len() / 2]),
-                from_slice(&text[text.len() / 2..]),
-            ])
-        };
-        assert_eq!(taken, text.len().min(RECORD_BYTES_MAX));
+        let taken = sealer.seal(|record| record.extend_from_slice(text));
+        assert_eq!(taken, text.len());
         let bytes = sealer.pending().to_vec();
         sealer.wrote(bytes.len());
         bytes

@@ -11,8 +11,6 @@ mod ledger;
 mod run;
 mod target;
 
-pub(crate) use target::greeting;
-
 use run::World;
 
 /// A mistake of a shell that a checker must notice.

@@ -91,7 +91,7 @@ struct Chunk {
     loan: Option<Rc<()>>,
 }
 
-pub(crate) fn greeting(incarnation: Incarnation, expects: Incarnation) -> Greeting {
+pub(super) fn greeting(incarnation: Incarnation, expects: Incarnation) -> Greeting {
     Greeting {
         version_min: VERSION,
         version_max: VERSION,

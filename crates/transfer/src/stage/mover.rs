@@ -9,8 +9,8 @@ use slackwater_wait::{Hook, now};
 use slackwater_wire::Incarnation;
 use slackwater_wire::data::Op;
 
-use crate::batch::{Batch, BatchId, Part};
-use crate::cause::{Cause, Deadline, Outcome};
+use crate::batch::{Batch, BatchId, Outcome, Part};
+use crate::cause::{Cause, Deadline};
 use crate::flow::{Flow, FlowGuard};
 use crate::job::{Buffers, Job, Priority, Remote, Span};
 use crate::memory::{Stage, StageError, Staged};

@@ -5,7 +5,7 @@ use slackwater_base::{Backoff, Jitter};
 use slackwater_net::LocalPorts;
 
 use crate::protocol::{InitiatorLimits, ResponderLimits};
-use crate::seal::SealConfig;
+use crate::sealing::SealConfig;
 use crate::segment::Segment;
 
 /// How the TCP mover works; section `transfer.tcp` of the configuration.

@@ -17,10 +17,10 @@ use super::loop_state::{Command, LoopState};
 use super::scheduler::{Action, LaneId, Scheduler};
 use super::task::{Task, end};
 use crate::cause::{Cause, Deadline};
-use crate::entropy::entropy;
 use crate::home::Home;
 use crate::protocol::{CloseReason, SLICE_BYTES_MAX};
 use crate::seal::{Channel, InitiatorHandshake, SealError};
+use crate::sealing::entropy;
 use crate::segment::Segment;
 
 pub(crate) struct TcpContext {

@@ -30,6 +30,29 @@ pub(crate) fn into_slice(bytes: &mut [u8]) -> libc::iovec {
     }
 }
 
+/// Adds the first `bytes_max` bytes of the ranges, or those that there are, to `to`.
+///
+/// # Safety
+/// Every range is valid for reads during the call.
+pub(crate) unsafe fn append(from: &[libc::iovec], bytes_max: usize, to: &mut Vec<u8>) {
+    let mut room = bytes_max;
+    for range in from {
+        let take = range.iov_len.min(room);
+        to.reserve(take);
+        // SAFETY: the source is valid by the caller's word; room for it was reserved, and the vector is apart from it. The
+        // memory may be written by others meanwhile: only the copy is looked at.
+        unsafe {
+            let end = to.as_mut_ptr().add(to.len());
+            std::ptr::copy_nonoverlapping(range.iov_base.cast_const().cast::<u8>(), end, take);
+            to.set_len(to.len() + take);
+        }
+        room -= take;
+        if room == 0 {
+            break;
+        }
+    }
+}
+
 /// Receives into the ranges, in order.
 ///
 /// # Safety
@@ -126,4 +149,25 @@ fn message(ranges: &mut Vectors) -> libc::msghdr {
     message.msg_iov = ranges.as_mut_ptr();
     message.msg_iovlen = ranges.len() as _;
     message
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_appended_in_order_as_far_as_there_is_room() {
+        let check = |bytes_max: usize, expected: &[u8]| {
+            let (ranges, mut to) = ([&b"one "[..], b"", b"two"].map(from_slice), b"> ".to_vec());
+            // SAFETY: the ranges are of constants.
+            unsafe { append(&ranges, bytes_max, &mut to) };
+            assert_eq!(to, expected, "{bytes_max}");
+        };
+        check(0, b"> ");
+        check(3, b"> one");
+        check(4, b"> one ");
+        check(5, b"> one t");
+        check(7, b"> one two");
+        check(99, b"> one two");
+    }
 }

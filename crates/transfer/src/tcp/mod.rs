@@ -11,6 +11,8 @@ mod context;
 mod cursor;
 mod direct;
 mod end;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzz;
 mod io;
 mod loop_state;
 mod options;
@@ -49,8 +51,6 @@ pub use scheduler::LaneCounters;
 pub use slackwater_keys::{AllowList, Level};
 
 pub(crate) use direct::PAYLOAD;
-#[cfg(test)]
-pub(crate) use io::from_slice;
 
 use context::TcpContext;
 use loop_state::{Command, LoopState};

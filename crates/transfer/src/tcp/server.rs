@@ -14,12 +14,12 @@ use super::io::Vectors;
 use super::staged::AdmittedMemory;
 use super::turn::Turn;
 use crate::cause::Cause;
-use crate::entropy::entropy;
 use crate::memory::{StageError, Staged};
 use crate::protocol::responding::{Input, Output};
 use crate::protocol::{CloseReason, Responder, Span, Want};
 use crate::region::Revocation;
-use crate::seal::{Channel, Keys, Opener, Sealer, answer, holder_of, refusal};
+use crate::seal::{Channel, Keys, Opener, Sealer, holder_of, refusal};
+use crate::sealing::entropy;
 
 /// One connection of a peer.
 #[derive(Debug)]
@@ -185,7 +185,7 @@ impl End for ServerEnd<'_> {
         let entropy = entropy().map_err(|error| CloseReason::Lost(Cause::Seal(error)))?;
         // Taken before the look-up: a key that is revoked meanwhile is looked up again.
         let listed = seal.clients.version();
-        match answer(seal, &entropy, greeting, own, &Channel::TCP) {
+        match seal.answer(&entropy, greeting, own, &Channel::TCP) {
             Ok((client, answered, Keys { send, receive })) => {
                 (server.holder, server.client) = (Some(holder_of(&client)), Some((client, listed)));
                 let sealer = Sealer::after(send, answered.to_bytes().to_vec());

@@ -101,7 +101,7 @@ impl Task {
         let TaskKind::Job(job) = &self.kind else {
             return None;
         };
-        job.buffers.is_closing().then(Cause::local_closing)
+        job.buffers.closing()
     }
 
     /// Why it must not be started, if it must not.

@@ -7,10 +7,10 @@ use std::os::fd::BorrowedFd;
 use slackwater_wire::data::{DATA_BYTES, Frame, GreetingError};
 
 use super::end::End;
-use super::io::{Vectors, from_slice, into_slice, receive, send, set_receive_low_water};
+use super::io::{Vectors, append, from_slice, into_slice, receive, send, set_receive_low_water};
 use crate::cause::Cause;
 use crate::protocol::{CloseReason, FrameReader, Span, Want};
-use crate::seal::{Opener, Sealer};
+use crate::seal::{Opener, RECORD_BYTES_MAX, Sealer};
 
 /// What a connection keeps beside the protocol.
 #[derive(Debug, Default)]
@@ -475,7 +475,7 @@ fn seal(
             break;
         }
         // SAFETY: as in `flush`.
-        let sealed = unsafe { sealer.seal(vectors) };
+        let sealed = sealer.seal(|record| unsafe { append(vectors, RECORD_BYTES_MAX, record) });
         end.wrote(sealed)?;
     }
     vectors.clear();

@@ -143,7 +143,7 @@ fn with_devices(name: &str) -> Engine {
         force_tcp: true,
         ..EngineConfig::new(name)
     };
-    Engine::start(started).unwrap()
+    started.start().unwrap()
 }
 
 impl Reading {

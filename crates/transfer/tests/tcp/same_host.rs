@@ -46,7 +46,7 @@ fn bob_for(clients: &AllowList) -> (Engine, Arc<Region>) {
         },
         ..EngineConfig::new("bob")
     };
-    let bob = Engine::start(config).unwrap();
+    let bob = config.start().unwrap();
     let memory = Memory::shared(4096).unwrap();
     let (rights, gate) = (Rights::BOTH, None);
     let spec = RegionSpec {
@@ -127,10 +127,11 @@ fn processes_of_the_host_need_the_keys_that_others_need() {
 fn engines_of_one_process_use_what_is_granted_to_their_keys() {
     let clients = AllowList::of([(public(ALICE), Level::Basic)]);
     let (bob, there) = bob_for(&clients);
-    let alice = Engine::start(EngineConfig {
+    let alice = EngineConfig {
         tcp: sealed(ALICE, &[]),
         ..EngineConfig::new("alice")
-    })
+    }
+    .start()
     .unwrap();
     // Its first mover is the one within the process.
     let read = |key| read_of_bob(&alice, (&bob, &there), holder_of(&public(key)));

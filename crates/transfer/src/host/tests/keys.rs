@@ -11,8 +11,8 @@ use super::super::identity::ProcessName;
 use super::super::link_seal::{self, LinkSeal, greeting};
 use super::super::message::{Goodbye, PACKET_BYTES};
 use super::*;
-use crate::entropy::entropy;
-use crate::seal::{InitiatorHandshake, SealConfig, SealError, answer, holder_of};
+use crate::seal::{InitiatorHandshake, SealError, holder_of};
+use crate::sealing::{SealConfig, entropy};
 
 pub(super) const ALICE: u8 = 1;
 pub(super) const BOB: u8 = 2;
@@ -394,7 +394,9 @@ impl Liar {
             clients: list(&[(ALICE, Level::Admin)]),
         };
         let own = greeting(LIFE, Incarnation(hello.incarnation.get()));
-        let (_, answered, keys) = answer(&seal, &entropy().unwrap(), &said, own, &bound).unwrap();
+        let (_, answered, keys) = seal
+            .answer(&entropy().unwrap(), &said, own, &bound)
+            .unwrap();
         packets.send(&[&answered.to_bytes()], &[]).unwrap();
         let mut seal = LinkSeal::new(keys);
         let Ok(Received::Packet(len, _)) = packets.receive_until(&mut self.buffer, until) else {

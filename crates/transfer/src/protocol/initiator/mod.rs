@@ -9,10 +9,10 @@ use slackwater_wire::{Incarnation, TraceContext};
 
 use super::send_queue::{PayloadSource, SendQueue};
 use super::{
-    CloseReason, Payload, Piece, REQUEST_BYTES_MAX, SLICE_BYTES_MAX, SLICE_BYTES_MIN, Span, Want,
+    CloseReason, Notice, Payload, Piece, REQUEST_BYTES_MAX, SLICE_BYTES_MAX, SLICE_BYTES_MIN, Span,
+    Want,
 };
 use crate::cause::{Cause, Deadline};
-use crate::mover::Notice;
 use ending::finish;
 
 /// The initiator's end of one connection: the requests that are under way on it, each with a task of the shell, which it

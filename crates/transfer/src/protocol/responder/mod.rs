@@ -11,9 +11,8 @@ use slackwater_wire::data::{Ack, Frame, Greeting, Op, Refusal, Request};
 
 use super::send_queue::{PayloadSource, SendQueue};
 use super::staging::{ChunkRange, StagedRead, StagedWrite};
-use super::{CloseReason, Payload, Piece, Span, Want};
+use super::{CloseReason, Notice, Payload, Piece, Span, Want};
 use crate::cause::{Cause, Deadline};
-use crate::mover::Notice;
 
 /// The target's end of one connection: the requests that a peer has on it, each with the memory that was admitted for
 /// it, which is dropped as soon as nothing touches it any more.

@@ -4,8 +4,7 @@ use slackwater_base::Instant;
 use slackwater_wire::data::{Data, Notify, Refusal};
 
 use super::{Ending, Incoming, Output, RequestState, Responder};
-use crate::mover::Notice;
-use crate::protocol::{CloseReason, NOTICE_BYTES_MAX, Payload, SLICE_BYTES_MAX};
+use crate::protocol::{CloseReason, NOTICE_BYTES_MAX, Notice, Payload, SLICE_BYTES_MAX};
 
 impl<M> Responder<M> {
     /// A data header has arrived; checks that its payload follows what came before.

@@ -1,4 +1,4 @@
-//! What the fuzz targets of the data plane do with their bytes. The tests below replay the corpora, and mutations of them.
+//! What the fuzz targets of the two ends of a connection do with their bytes. The tests below replay the corpora, and mutations of them.
 //!
 //! Whatever a peer sends: nothing panics, the same comes of it whichever way the bytes are cut, and each task ends once.
 
@@ -7,31 +7,16 @@ use std::time::Duration;
 use slackwater_base::Instant;
 use slackwater_wire::Incarnation;
 use slackwater_wire::data::{
-    Capability, Features, Frame, GREETING_BYTES, Greeting, HANDSHAKE_BYTES, Op, Refusal, VERSION,
+    Capability, Features, Frame, Greeting, HANDSHAKE_BYTES, Op, Refusal, VERSION,
 };
-use zerocopy::{FromBytes, IntoBytes};
-use zeroize::Zeroizing;
 
+use super::shared::{End, Greeted, Place, Vectors, Wire};
 use crate::cause::Cause;
-use crate::host::{AttachAnswer, Goodbye, Hello, Question, Welcome};
-use crate::mover::Notice;
 use crate::protocol::{
-    Admitted, Call, CloseReason, Initiator, InitiatorLimits, Piece, Responder, ResponderLimits,
-    Span, Want, initiating, responding,
+    Admitted, Call, CloseReason, Initiator, InitiatorLimits, Notice, Piece, Responder,
+    ResponderLimits, Span, Want, initiating, responding,
 };
-use crate::seal::{Cipher, Opener, PacketOpener, PacketSealer, RecordKey};
-use crate::tcp::shared::{End, Greeted, Place, Vectors, Wire};
-
-/// What one target does with its bytes.
-pub type FuzzTarget = fn(&[u8]);
-
-/// Every target, by the name of its corpus.
-pub const TARGETS: [(&str, FuzzTarget); 4] = [
-    ("transfer_responder", responder),
-    ("transfer_initiator", initiator),
-    ("transfer_records", records),
-    ("transfer_packets", packets),
-];
+use crate::seal::fuzz::same_at_any_cut;
 
 const NOW: Instant = Instant::from_nanos(1);
 const LONG: Duration = Duration::from_secs(30);
@@ -76,105 +61,6 @@ pub fn initiator(bytes: &[u8]) {
     });
 }
 
-/// Sealed bytes. The first byte chooses between a connection and packets of a host link; two more say where in the genuine
-/// bytes a change is, and the rest is laid over them there by exclusive or. With no more than three bytes nothing is changed.
-pub fn records(bytes: &[u8]) {
-    let [kind, at_high, at_low, change @ ..] = bytes else {
-        return;
-    };
-    let texts: [&[u8]; 3] = [b"", b"seventeen letters", &[7; 5000]];
-    let cipher = [Cipher::Aes, Cipher::ChaCha][usize::from(kind / 2 % 2)];
-    let key = || RecordKey {
-        secret: Zeroizing::new([5; 32]),
-        cipher,
-    };
-    let mut sealer = PacketSealer::new(key());
-    let genuine: Vec<Vec<u8>> = texts
-        .map(|text| {
-            let packet = sealer.seal(&[text]).to_vec();
-            sealer.sent();
-            packet
-        })
-        .into();
-    let at = usize::from(u16::from_be_bytes([*at_high, *at_low]));
-    let mut sealed = genuine.concat();
-    let touched = sealed.iter_mut().skip(at).zip(change);
-    touched.for_each(|(byte, change)| *byte ^= change);
-    // The records before the first one that was changed open, and no other.
-    let mut start = 0;
-    let whole = genuine.iter().take_while(|packet| {
-        let range = start..start + packet.len();
-        start = range.end;
-        sealed[range] == packet[..]
-    });
-    let expected: Vec<Vec<u8>> = whole.zip(texts).map(|(_, text)| text.to_vec()).collect();
-    if kind % 2 == 0 {
-        same_at_any_cut(&[&[1], sealed.as_slice()].concat(), |pieces| {
-            let opened = open_all(Opener::proven(key()), &pieces[1..]);
-            assert_eq!(opened, expected);
-            opened.iter().map(|text| format!("{text:?}")).collect()
-        });
-        return;
-    }
-    let (mut opener, mut rest, mut opened) =
-        (PacketOpener::new(key()), &mut sealed[..], Vec::new());
-    for packet in &genuine {
-        let (first, others) = rest.split_at_mut(packet.len());
-        rest = others;
-        let Ok(text) = opener.open(first) else {
-            break;
-        };
-        opened.push(first[text].to_vec());
-    }
-    assert_eq!(opened, expected);
-}
-
-/// Packets of a host link: one that can be read is written as it was.
-pub fn packets(bytes: &[u8]) {
-    if let Some(question) = Question::read(bytes) {
-        let Question {
-            head,
-            detach,
-            attach,
-            notice_name,
-            notice_bytes,
-        } = &question;
-        let (head, detach, attach) = (head.as_bytes(), detach.as_bytes(), attach.as_bytes());
-        let written = [head, detach, attach, notice_name, notice_bytes].concat();
-        assert_eq!(written, bytes);
-    }
-    if let Some(answer) = AttachAnswer::read(bytes) {
-        let written = [answer.head.as_bytes(), answer.entries.as_bytes()].concat();
-        assert_eq!(written, bytes);
-    }
-    if Goodbye::reason_in(bytes).is_some() {
-        assert!(Welcome::read_from_bytes(bytes).is_err(), "one is no other");
-    }
-    if let Ok((hello, rest)) = Hello::read_from_prefix(bytes) {
-        assert_eq!([hello.as_bytes(), rest].concat(), bytes);
-        // A greeting of the data plane follows where keys are asked for.
-        let offered = <&[u8; GREETING_BYTES]>::try_from(rest).ok();
-        if let Some(Ok(known)) = offered.map(Greeting::from_bytes) {
-            assert_eq!(known.to_bytes(), rest);
-        }
-    }
-}
-
-/// Runs what `run` does with the bytes whole, in two pieces, and byte by byte. The first byte stays a piece of its own.
-fn same_at_any_cut(bytes: &[u8], run: impl Fn(&[&[u8]]) -> Vec<String>) {
-    let Some((first, rest)) = bytes.split_first_chunk::<1>() else {
-        return;
-    };
-    let whole = run(&[first, rest]);
-    for cut in [1, rest.len() / 2] {
-        if let Some((left, right)) = rest.split_at_checked(cut) {
-            assert_eq!(run(&[first, left, right]), whole, "cut at {cut}");
-        }
-    }
-    let single: Vec<&[u8]> = bytes.chunks(1).collect();
-    assert_eq!(run(&single), whole, "byte by byte");
-}
-
 /// Gives the pieces to one end of a connection; says why it closed, if it did.
 fn take(end: &mut impl End, pieces: &[&[u8]]) -> Option<String> {
     let (kind, pieces) = pieces.split_first()?;
@@ -214,27 +100,6 @@ fn show<M>(piece: Piece<'_, M>, sent: &mut Vec<u8>) -> usize {
         Piece::Memory(_, span) => span.bytes,
         Piece::Zeros(count) => count,
     }
-}
-
-fn open_all(mut opener: Opener, pieces: &[&[u8]]) -> Vec<Vec<u8>> {
-    let mut opened = Vec::new();
-    for mut piece in pieces.iter().copied() {
-        while !piece.is_empty() {
-            let space = opener.space();
-            let (now, later) = piece.split_at(space.len().min(piece.len()));
-            space[..now.len()].copy_from_slice(now);
-            opener.received(now.len());
-            piece = later;
-            loop {
-                match opener.next() {
-                    Ok(Some(text)) => opened.push(text.to_vec()),
-                    Ok(None) => break,
-                    Err(_) => return opened,
-                }
-            }
-        }
-    }
-    opened
 }
 
 /// A target whose devices and regions answer at once, and whose memory is never looked at.
@@ -472,16 +337,16 @@ impl End for Asking {
 }
 
 #[cfg(test)]
-#[path = "../../../fuzz/src/corpora.rs"]
-mod corpora;
-
-#[cfg(test)]
 mod tests {
     use super::*;
+    use crate::corpora;
 
     #[test]
     fn corpora_and_their_mutations_break_nothing() {
-        corpora::replay(&TARGETS);
+        corpora::replay(&[
+            ("transfer_responder", responder),
+            ("transfer_initiator", initiator),
+        ]);
     }
 
     /// Targets whose genuine bytes reach nothing would find nothing.

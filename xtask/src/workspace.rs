@@ -56,6 +56,11 @@ impl Edge {
         let kinds = &mut self.dep_kinds.iter();
         kinds.any(|kind| kind.kind.as_deref() != Some("dev"))
     }
+
+    /// Whether it is a part of the program, and not only of tests or of what builds it.
+    fn linked(&self) -> bool {
+        self.dep_kinds.iter().any(|kind| kind.kind.is_none())
+    }
 }
 
 #[derive(Deserialize)]
@@ -119,6 +124,15 @@ impl Metadata {
 
     /// Everything that `root` is built from: normal and build dependencies, all the way down, itself included.
     pub(crate) fn closure(&self, root: &Package) -> Vec<&Package> {
+        self.reached(root, Edge::shipped)
+    }
+
+    /// The part of it that is in the program itself: what builds it is left out.
+    pub(crate) fn linked(&self, root: &Package) -> Vec<&Package> {
+        self.reached(root, Edge::linked)
+    }
+
+    fn reached(&self, root: &Package, along: impl Fn(&Edge) -> bool) -> Vec<&Package> {
         let nodes: BTreeMap<&str, &Node> = self
             .resolve
             .iter()
@@ -128,7 +142,7 @@ impl Metadata {
         let (mut seen, mut open) = (BTreeSet::from([root.id.as_str()]), vec![root.id.as_str()]);
         while let Some(id) = open.pop() {
             for edge in nodes.get(id).iter().flat_map(|node| &node.deps) {
-                if edge.shipped() && seen.insert(&edge.pkg) {
+                if along(edge) && seen.insert(&edge.pkg) {
                     open.push(&edge.pkg);
                 }
             }

@@ -15,21 +15,10 @@
 
 use std::time::Instant;
 
+use slackwater_data_plane::seal::{Channel, InitiatorHandshake, SealError, TargetHandshake};
 use slackwater_wire::Incarnation;
 use slackwater_wire::data::{Features, Greeting, HANDSHAKE_BYTES, VERSION};
 use slackwater_zmtp::{KeyPair, SecretKey};
-
-use seal::{Channel, InitiatorHandshake, SealError, TargetHandshake};
-
-/// The room itself, which is private to the crate.
-#[path = "../src/seal/mod.rs"]
-#[expect(
-    dead_code,
-    unreachable_pub,
-    unused_imports,
-    reason = "records and host links are not measured here"
-)]
-mod seal;
 
 const ROUNDS: u32 = 2000;
 

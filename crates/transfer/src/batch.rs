@@ -8,7 +8,7 @@ use slackwater_wait::{AlreadyHooked, Countdown, Hook, Stopped, Waiting};
 use slackwater_wire::data::Refusal;
 use thiserror::Error;
 
-use crate::cause::Cause;
+use slackwater_data_plane::Cause;
 
 /// Names a batch of this process, for faces that cannot hold a [`Batch`]. Never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -16,7 +16,6 @@ use slackwater_wire::data::{Capability, Op};
 use thiserror::Error;
 
 use crate::batch::{Batch, BatchError, BatchId, Follower, Part};
-use crate::cause::Cause;
 use crate::home::{GrantSpec, Home, HomeGuard};
 use crate::job::{Buffers, Job, Priority, RegionKey};
 use crate::mover::{Carried, Mover, Notice, PeerStats, SingleRequest, Submission, WhenFull};
@@ -25,6 +24,7 @@ use crate::region::{
 };
 use crate::request::{PeerId, Request, Submit, Target};
 use crate::segment::Segment;
+use slackwater_data_plane::Cause;
 
 /// Moves bytes between regions of this process and regions of its peers.
 ///

@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use slackwater_base::Instant;
 use slackwater_wait::{Event, Seen, Site, Waiting};
 
-use crate::cause::{Cause, Deadline};
 use crate::job::Job;
 use crate::mover::WhenFull;
+use slackwater_data_plane::{Cause, Deadline};
 
 /// The unfinished requests to one peer, in the order in which they came: fences and queue limits depend on them.
 #[derive(Default)]

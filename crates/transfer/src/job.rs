@@ -7,9 +7,9 @@ use slackwater_wire::TraceContext;
 use slackwater_wire::data::{Capability, Op};
 
 pub use crate::batch::Part;
-use crate::cause::Cause;
 use crate::memory::Staged;
 use crate::region::Access;
+use slackwater_data_plane::Cause;
 
 /// One request, resolved: local memory is held, the peer's is named.
 #[derive(Debug)]

@@ -12,7 +12,6 @@
 extern crate self as slackwater_transfer;
 
 mod batch;
-mod cause;
 #[cfg(test)]
 #[path = "../../../fuzz/src/corpora.rs"]
 mod corpora;
@@ -27,10 +26,8 @@ mod lender;
 mod local;
 mod memory;
 mod mover;
-mod protocol;
 mod region;
 mod request;
-mod seal;
 mod sealing;
 mod segment;
 #[cfg(test)]
@@ -43,14 +40,13 @@ mod tcp;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz {
     pub use crate::host::fuzz::packets;
-    pub use crate::seal::fuzz::records;
     pub use crate::tcp::fuzz::{initiator, responder};
+    pub use slackwater_data_plane::seal::fuzz::records;
 }
 
 use slackwater_wait::Site;
 
 pub use batch::{Batch, BatchError, BatchId, Outcome, Status};
-pub use cause::{Cause, Deadline};
 pub use engine::{Engine, EngineError, Watch};
 pub use home::{GrantSpec, Home, HomeGuard};
 pub use job::{Buffers, Job, Part, Priority, RegionKey, Remote, Span};
@@ -64,9 +60,10 @@ pub use region::{
     RegionSpec, Regions, RegisterError, ReopenError, Revocation, StillBusy,
 };
 pub use request::{LocalRange, PeerId, Request, Submit, Target};
-pub use seal::{SealError, holder_of};
 pub use sealing::SealConfig;
 pub use segment::{HostContact, Segment};
+pub use slackwater_data_plane::seal::{SealError, holder_of};
+pub use slackwater_data_plane::{Cause, Deadline};
 pub use slackwater_wire::data::{Capability, CapabilityKey, Grant, Op, Refusal, Rights};
 pub use start::{EngineConfig, StartError};
 pub use tcp::{

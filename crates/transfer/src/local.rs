@@ -9,13 +9,13 @@ use slackwater_wire::data::Op;
 use slackwater_zmtp::PublicKey;
 
 use crate::batch::{BatchId, Part};
-use crate::cause::{Cause, Deadline};
 use crate::home::Home;
 use crate::job::Job;
 use crate::mover::{Abilities, Mover, Notice, PeerStats, Submission};
 use crate::region::{Access, Revocation};
-use crate::seal::holder_of;
 use crate::segment::Segment;
+use slackwater_data_plane::seal::holder_of;
+use slackwater_data_plane::{Cause, Deadline};
 
 /// Copies between regions of one process, on the threads that submit.
 #[derive(Debug)]

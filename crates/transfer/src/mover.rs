@@ -6,14 +6,14 @@ use std::sync::Arc;
 use slackwater_base::Checksum;
 
 use crate::batch::{BatchId, Part};
-use crate::cause::Cause;
 use crate::job::{Buffers, Job, RegionKey, Remote};
 use crate::memory::Location;
 use crate::region::{Region, RegisterError, Revocation};
 use crate::segment::Segment;
+use slackwater_data_plane::Cause;
 use slackwater_wire::data::Op;
 
-pub use crate::protocol::Notice;
+pub use slackwater_data_plane::protocol::Notice;
 
 /// Carries requests to the peers that it reaches.
 ///

@@ -9,11 +9,11 @@ use slackwater_wire::data::Op;
 
 use super::{BATCHES, Engine};
 use crate::batch::Batch;
-use crate::cause::Cause;
 use crate::job::{Buffers, Job, Priority};
 use crate::mover::{Carried, SingleRequest, WhenFull};
 use crate::request::Target;
 use crate::segment::Segment;
+use slackwater_data_plane::Cause;
 
 /// A request that goes with others: its place among them, its peer, and what it is.
 type Joint = (usize, Arc<Segment>, SingleRequest);

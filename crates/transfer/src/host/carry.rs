@@ -13,8 +13,8 @@ use super::page::Mark;
 use super::process::Process;
 use super::window::{OpenWindow, Reach};
 use crate::batch::Part;
-use crate::cause::{Cause, Deadline};
 use crate::job::{Buffers, Job, Remote};
+use slackwater_data_plane::{Cause, Deadline};
 
 /// The bytes copied between two checks of cancellation, deadline and epoch: some 60 µs.
 const PIECE_BYTES: usize = 1 << 20;

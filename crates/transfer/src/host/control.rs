@@ -13,10 +13,10 @@ use super::message::ATTACH_MAX;
 use super::opening::LinkTarget;
 use super::window::OpenWindow;
 use crate::batch::Part;
-use crate::cause::{Cause, Deadline};
 use crate::flow::FlowGuard;
 use crate::job::Job;
 use crate::mover::{Notice, Submission, WhenFull};
+use slackwater_data_plane::{Cause, Deadline};
 
 /// A request to the owner that is not a copy.
 pub(super) enum ControlRequest {

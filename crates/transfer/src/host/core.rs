@@ -13,11 +13,11 @@ use super::link::Link;
 use super::mover::HostLimits;
 use super::service::Service;
 use super::window::OpenWindow;
-use crate::cause::Cause;
 use crate::flow::{Flow, FlowGuard};
 use crate::job::{Job, Remote};
 use crate::mover::{Mover, PeerStats, WhenFull};
 use crate::segment::Segment;
+use slackwater_data_plane::Cause;
 
 /// The state that the callers of one peer, the copy threads and its control thread share.
 pub(super) struct Core {

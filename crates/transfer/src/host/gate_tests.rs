@@ -14,13 +14,13 @@ use super::mover::{HostLimits, HostMover};
 use super::service::ServiceLimits;
 use super::tests::{Owner, PATIENCE, ask, eventually, owner, reaching};
 use super::window::OpenWindow;
-use crate::cause::Cause;
 use crate::home::Home;
 use crate::job::{Buffers, Remote};
 use crate::lender::{Lender, mint};
 use crate::memory::Memory;
 use crate::region::{Region, Revocation};
 use crate::request::Target;
+use slackwater_data_plane::Cause;
 
 const EXTENT: u64 = 4096;
 

@@ -7,7 +7,7 @@ use slackwater_wire::Incarnation;
 use slackwater_wire::data::{Features, Greeting, HANDSHAKE_BYTES, VERSION};
 
 use super::packets::Packets;
-use crate::seal::{Keys, PacketOpener, PacketSealer, SealError};
+use slackwater_data_plane::seal::{Keys, PacketOpener, PacketSealer, SealError};
 
 /// One end of a link that has proven its key to the other, and the other to it.
 #[derive(Debug)]
@@ -76,7 +76,7 @@ mod tests {
 
     use super::super::packets::{Listener, Received};
     use super::*;
-    use crate::seal::{Channel, InitiatorHandshake, TargetHandshake};
+    use slackwater_data_plane::seal::{Channel, InitiatorHandshake, TargetHandshake};
 
     fn ends() -> (LinkSeal, LinkSeal) {
         let [own, other] = [1, 2].map(|byte| KeyPair::of(SecretKey::from_bytes([byte; 32])));

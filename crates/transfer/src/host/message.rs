@@ -12,7 +12,7 @@ use slackwater_wire::data::Capability;
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::seal::{PACKET_OVERHEAD, RECORD_BYTES_MAX};
+use slackwater_data_plane::seal::{PACKET_OVERHEAD, RECORD_BYTES_MAX};
 
 /// `SLWKHOST` read as a little-endian number.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"SLWKHOST");

@@ -11,13 +11,13 @@ use super::copy_threads::CopyThreads;
 use super::peer::HostPeer;
 use super::service::{Service, ServiceLimits};
 use crate::batch::{BatchId, Part};
-use crate::cause::Cause;
 use crate::home::Home;
 use crate::job::Job;
 use crate::mover::{Abilities, Carried, Mover, Notice, PeerStats, SingleRequest, Submission};
 use crate::region::Revocation;
 use crate::sealing::SealConfig;
 use crate::segment::{HostContact, Segment};
+use slackwater_data_plane::Cause;
 
 /// Copies between processes of one host: shared memory is mapped and copied by address, other memory is copied by the
 /// kernel from process to process. The initiator does all of it; the owner's processor takes no part.

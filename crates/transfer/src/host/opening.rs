@@ -21,8 +21,8 @@ use super::packets::{Packets, Received};
 use super::page::ControlPage;
 use super::process::Process;
 use super::service::Service;
-use crate::seal::{InitiatorHandshake, SealError};
 use crate::sealing::{SealConfig, entropy};
+use slackwater_data_plane::seal::{InitiatorHandshake, SealError};
 
 /// Why there is no link to a process of this host.
 #[derive(Debug, Error)]

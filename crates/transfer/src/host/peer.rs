@@ -16,11 +16,11 @@ use super::message::NOTICE_MAX;
 use super::mover::HostLimits;
 use super::service::Service;
 use crate::batch::Part;
-use crate::cause::Cause;
 use crate::flow::FlowGuard;
 use crate::job::Job;
 use crate::mover::{Carried, Mover, Notice, PeerStats, SingleRequest, WhenFull};
 use crate::segment::Segment;
+use slackwater_data_plane::Cause;
 
 /// One process of this host, as seen by an initiator. A control thread asks it for windows, so that a stopped process
 /// delays no other; copies through open windows do not need that thread.

@@ -32,7 +32,6 @@ use super::packets::{Listener, Packets, Received};
 use super::page::ControlPage;
 use super::service::{Service, ServiceLimits};
 use super::window::{OpenWindow, Reach};
-use crate::cause::{Cause, Deadline};
 use crate::engine::Engine;
 use crate::home::{GrantSpec, Home, HomeGuard};
 use crate::job::Priority;
@@ -40,6 +39,7 @@ use crate::memory::{Memory, SharedFile};
 use crate::region::{Region, RegionSpec, Revocation};
 use crate::request::{LocalRange, PeerId, Request, Submit, Target};
 use crate::segment::{HostContact, Segment};
+use slackwater_data_plane::{Cause, Deadline};
 
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 const BOOT: [u8; 16] = [7; 16];

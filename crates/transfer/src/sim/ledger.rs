@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use slackwater_wire::data::Op;
 
-use crate::cause::Cause;
+use slackwater_data_plane::Cause;
 
 /// One request of the simulated callers.
 #[derive(Debug)]

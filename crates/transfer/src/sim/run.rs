@@ -14,15 +14,15 @@ use slackwater_wire::{Incarnation, TraceContext};
 use super::ledger::{Job, value_of};
 use super::target::{EXTENT_BYTES, EXTENTS, Held, Server, Target, greeting};
 use super::{Bug, Met};
-use crate::cause::Cause;
 use crate::job::Buffers;
-use crate::protocol::initiating::{Input, Output};
-use crate::protocol::responding::Input as Answer;
-use crate::protocol::{
-    Call, CloseReason, InitiatorLimits, Piece, Responder, ResponderLimits, Want,
-};
 use crate::segment::Segment;
 use crate::tcp::shared::{ClientConnection, Cursor, Place, SpanMemory, Vectors, Wire};
+use slackwater_data_plane::Cause;
+use slackwater_data_plane::protocol::initiating::{Input, Output};
+use slackwater_data_plane::protocol::responding::Input as Answer;
+use slackwater_data_plane::protocol::{
+    Call, CloseReason, InitiatorLimits, Piece, Responder, ResponderLimits, Want,
+};
 
 pub(super) struct World {
     rng: Rng,
@@ -240,7 +240,7 @@ impl World {
         self.waiting = waiting;
         let late: VecDeque<Task> = late;
         late.into_iter().for_each(|task| {
-            let outcome = Err(Cause::TimedOut(crate::cause::Deadline::Total));
+            let outcome = Err(Cause::TimedOut(slackwater_data_plane::Deadline::Total));
             self.ended(&task, outcome);
         });
         let rng = &mut self.rng;
@@ -516,8 +516,8 @@ impl Conn {
     }
 }
 
-fn no_credit() -> crate::protocol::Credit {
-    crate::protocol::Credit {
+fn no_credit() -> slackwater_data_plane::protocol::Credit {
+    slackwater_data_plane::protocol::Credit {
         requests: 0,
         bytes: 0,
     }

@@ -18,9 +18,9 @@ use super::ledger::Ledger;
 use crate::job::Buffers;
 use crate::lender::Lender;
 use crate::memory::{Location, Memory};
-use crate::protocol::{Admitted, ChunkRange};
 use crate::region::{Access, Extent, Gate, RegionId, RegionSpec, Regions, Revocation};
 use crate::tcp::shared::{Cursor, Place, SpanMemory};
+use slackwater_data_plane::protocol::{Admitted, ChunkRange};
 
 pub(super) use server::Server;
 

@@ -10,13 +10,13 @@ use slackwater_wire::Incarnation;
 use slackwater_wire::data::Op;
 
 use crate::batch::{Batch, BatchId, Outcome, Part};
-use crate::cause::{Cause, Deadline};
 use crate::flow::{Flow, FlowGuard};
 use crate::job::{Buffers, Job, Priority, Remote, Span};
 use crate::memory::{Stage, StageError, Staged};
 use crate::mover::{Abilities, Mover, Notice, PeerStats, Submission, WhenFull};
 use crate::region::{Access, Revocation};
 use crate::segment::Segment;
+use slackwater_data_plane::{Cause, Deadline};
 
 /// Carries requests whose local memory is that of a device: a chunk at a time goes between the device and pinned
 /// memory while others are on the wire, which is that of another mover.

@@ -11,8 +11,8 @@ use super::server::{ServerConnection, ServerEnd};
 use super::task::Task;
 use super::turn::Turn;
 use super::wire::{Flushed, Scratch, Wire};
-use crate::cause::{Cause, Deadline};
-use crate::protocol::CloseReason;
+use slackwater_data_plane::protocol::CloseReason;
+use slackwater_data_plane::{Cause, Deadline};
 
 /// A connection of a loop.
 #[derive(Debug)]

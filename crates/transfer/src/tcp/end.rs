@@ -4,8 +4,8 @@ use slackwater_wire::data::{Frame, Greeting, GreetingError};
 
 use super::cursor::{Place, SpanMemory};
 use super::io::{VECTORS_MAX, Vectors, from_slice};
-use crate::protocol::{CloseReason, Piece, Span, Want};
-use crate::seal::{Opener, Sealer};
+use slackwater_data_plane::protocol::{CloseReason, Piece, Span, Want};
+use slackwater_data_plane::seal::{Opener, Sealer};
 
 /// One end of the protocol, with what its shell knows.
 pub(crate) trait End {

@@ -11,12 +11,12 @@ use slackwater_wire::data::{
 };
 
 use super::shared::{End, Greeted, Place, Vectors, Wire};
-use crate::cause::Cause;
-use crate::protocol::{
+use slackwater_data_plane::Cause;
+use slackwater_data_plane::protocol::{
     Admitted, Call, CloseReason, Initiator, InitiatorLimits, Notice, Piece, Responder,
     ResponderLimits, Span, Want, initiating, responding,
 };
-use crate::seal::fuzz::same_at_any_cut;
+use slackwater_data_plane::seal::fuzz::same_at_any_cut;
 
 const NOW: Instant = Instant::from_nanos(1);
 const LONG: Duration = Duration::from_secs(30);

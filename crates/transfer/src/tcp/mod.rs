@@ -1,7 +1,7 @@
 //! The TCP mover.
 //!
 //! Each loop owns the connections it accepted and the lanes it opened (`loop_state`). A connection (`conn`) receives
-//! and sends (`wire`) for one end of the [`protocol`](crate::protocol): `server` or `client`. One pure table decides
+//! and sends (`wire`) for one end of the [`protocol`](slackwater_data_plane::protocol): `server` or `client`. One pure table decides
 //! which task goes next, and on which lane (`scheduler`).
 
 mod client;
@@ -58,15 +58,17 @@ use scheduler::{Limits, Scheduler};
 use task::{Task, TaskKind};
 
 use crate::batch::{BatchId, Part};
-use crate::cause::Cause;
 use crate::home::Home;
 use crate::job::Job;
 use crate::mover::{
     Abilities, Carried, Mover, Notice, PeerStats, SingleRequest, Submission, WhenFull,
 };
-use crate::protocol::{NOTICE_BYTES_MAX, REQUEST_BYTES_MAX, SLICE_BYTES_MAX, SLICE_BYTES_MIN};
 use crate::region::Revocation;
 use crate::segment::Segment;
+use slackwater_data_plane::Cause;
+use slackwater_data_plane::protocol::{
+    NOTICE_BYTES_MAX, REQUEST_BYTES_MAX, SLICE_BYTES_MAX, SLICE_BYTES_MIN,
+};
 use slackwater_wire::data::{Op, Refusal};
 
 /// Carries requests over TCP.

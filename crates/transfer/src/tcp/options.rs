@@ -158,7 +158,7 @@ fn size(text: &str) -> Result<usize, String> {
 
 /// Slices below the smallest that peers expect are raised to it: the default of the incumbent is exactly that small.
 fn slice(text: &str) -> Result<usize, String> {
-    size(text).map(|bytes| bytes.max(crate::protocol::SLICE_BYTES_MIN))
+    size(text).map(|bytes| bytes.max(slackwater_data_plane::protocol::SLICE_BYTES_MIN))
 }
 
 fn bytes(text: &str) -> Result<u64, String> {

@@ -13,13 +13,13 @@ use super::end::{End, Greeted, add};
 use super::io::Vectors;
 use super::staged::AdmittedMemory;
 use super::turn::Turn;
-use crate::cause::Cause;
 use crate::memory::{StageError, Staged};
-use crate::protocol::responding::{Input, Output};
-use crate::protocol::{CloseReason, Responder, Span, Want};
 use crate::region::Revocation;
-use crate::seal::{Channel, Keys, Opener, Sealer, holder_of, refusal};
 use crate::sealing::entropy;
+use slackwater_data_plane::Cause;
+use slackwater_data_plane::protocol::responding::{Input, Output};
+use slackwater_data_plane::protocol::{CloseReason, Responder, Span, Want};
+use slackwater_data_plane::seal::{Channel, Keys, Opener, Sealer, holder_of, refusal};
 
 /// One connection of a peer.
 #[derive(Debug)]

@@ -12,8 +12,8 @@ use super::loop_state::Command;
 use super::turn::Turn;
 use crate::job::Buffers;
 use crate::memory::{Stage, StageError, Staged};
-use crate::protocol::{Admitted, ChunkRange, Span};
 use crate::region::Access;
+use slackwater_data_plane::protocol::{Admitted, ChunkRange, Span};
 use slackwater_wire::data::Refusal;
 
 /// The memory of one request.

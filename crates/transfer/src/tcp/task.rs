@@ -6,10 +6,10 @@ use slackwater_wire::Incarnation;
 
 use super::cursor::{Cursor, Place, SpanMemory};
 use crate::batch::{BatchId, Part};
-use crate::cause::Cause;
 use crate::job::{Job, Priority};
 use crate::mover::Notice;
-use crate::protocol::Call;
+use slackwater_data_plane::Cause;
+use slackwater_data_plane::protocol::Call;
 
 /// What a lane carries: one request, notice or probe.
 #[derive(Debug)]

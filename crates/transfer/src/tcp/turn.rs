@@ -7,7 +7,7 @@ use super::context::TcpContext;
 use super::loop_state::Command;
 use super::scheduler::{Finished, LaneId, Moved};
 use super::task::{Task, TaskKind};
-use crate::cause::Cause;
+use slackwater_data_plane::Cause;
 
 /// What one turn of a loop works with.
 pub(crate) struct Turn<'a> {

@@ -8,9 +8,9 @@ use slackwater_wire::data::{DATA_BYTES, Frame, GreetingError};
 
 use super::end::End;
 use super::io::{Vectors, append, from_slice, into_slice, receive, send, set_receive_low_water};
-use crate::cause::Cause;
-use crate::protocol::{CloseReason, FrameReader, Span, Want};
-use crate::seal::{Opener, RECORD_BYTES_MAX, Sealer};
+use slackwater_data_plane::Cause;
+use slackwater_data_plane::protocol::{CloseReason, FrameReader, Span, Want};
+use slackwater_data_plane::seal::{Opener, RECORD_BYTES_MAX, Sealer};
 
 /// What a connection keeps beside the protocol.
 #[derive(Debug, Default)]
@@ -284,7 +284,7 @@ impl Wire {
 
     fn open_with(&mut self, end: &mut impl End, opener: &mut Opener) -> Result<(), CloseReason> {
         while self.stash.is_empty() && end.want() != Want::Nothing {
-            let opened = opener.next().map_err(|_| CloseReason::Forged)?;
+            let opened = opener.open_next().map_err(|_| CloseReason::Forged)?;
             let Some(plain) = opened else { break };
             self.prove(end)?;
             self.parse(end, plain)?;

@@ -3,11 +3,11 @@
 use slackwater_wire::data::Refusal;
 
 use super::{Answer, Task, World, pick};
-use crate::cause::Cause;
-use crate::protocol::CloseReason;
-use crate::protocol::initiating::Output;
 use crate::sim::Bug;
 use crate::sim::target::{EXTENTS, Server};
+use slackwater_data_plane::Cause;
+use slackwater_data_plane::protocol::CloseReason;
+use slackwater_data_plane::protocol::initiating::Output;
 
 impl World {
     pub(super) fn cut(&mut self) {

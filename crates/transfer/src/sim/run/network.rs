@@ -1,10 +1,10 @@
 //! Bytes on their way.
 
 use super::{Answer, World, pick, show};
-use crate::protocol::initiating::Input;
-use crate::protocol::{CloseReason, Want};
 use crate::sim::target::Server;
 use crate::tcp::shared::ClientEnd;
+use slackwater_data_plane::protocol::initiating::Input;
+use slackwater_data_plane::protocol::{CloseReason, Want};
 
 impl World {
     pub(super) fn carry(&mut self) {

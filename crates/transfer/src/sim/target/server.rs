@@ -5,10 +5,10 @@ use std::rc::Rc;
 use slackwater_wire::data::{Frame, Greeting, Refusal};
 
 use super::{Chunk, Copy, DEVICE_FROM, Held, Target, greeting};
-use crate::protocol::responding::{Input, Output};
-use crate::protocol::{CloseReason, Responder, Span, Want};
 use crate::sim::Bug;
 use crate::tcp::shared::{End, Greeted, Place, SpanMemory, Vectors};
+use slackwater_data_plane::protocol::responding::{Input, Output};
+use slackwater_data_plane::protocol::{CloseReason, Responder, Span, Want};
 
 /// One connection, as the target sees it.
 pub(in crate::sim) struct Server<'a> {

@@ -12,16 +12,16 @@ use slackwater_net::{LocalPorts, TcpLiveness};
 use slackwater_wait::{Arrival, Completer, Site, Waiting, now, wait_for};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
-use crate::cause::{Cause, Deadline};
 use crate::mover::SingleRequest;
-use crate::protocol::initiating::{Input, Output};
-use crate::protocol::{Call, CloseReason, Want};
 use crate::segment::Segment;
 use crate::tcp::client::{ClientConnection, ClientEnd};
 use crate::tcp::context::TcpContext;
 use crate::tcp::cursor::{Cursor, Place, SpanMemory};
 use crate::tcp::io::{is_readable, wait_readable};
 use crate::tcp::wire::{Flushed, LOW_WATER_BYTES, Scratch, Wire};
+use slackwater_data_plane::protocol::initiating::{Input, Output};
+use slackwater_data_plane::protocol::{Call, CloseReason, Want};
+use slackwater_data_plane::{Cause, Deadline};
 
 #[derive(Debug)]
 pub(super) struct BorrowedConnection {

@@ -9,15 +9,15 @@ use slackwater_wait::now;
 
 use super::LoopState;
 use crate::batch::{BatchId, Part};
-use crate::cause::Cause;
 use crate::memory::{StageError, Staged, StagingTurn};
-use crate::protocol::initiating::{Input, Output};
 use crate::region::Revocation;
 use crate::segment::Segment;
 use crate::tcp::client::ClientConnection;
 use crate::tcp::conn::{Conn, Role};
 use crate::tcp::scheduler::{LaneEnd, LaneId, LostLane, Route};
 use crate::tcp::task::{Task, end};
+use slackwater_data_plane::Cause;
+use slackwater_data_plane::protocol::initiating::{Input, Output};
 
 /// A command of another thread.
 pub(crate) enum Command {

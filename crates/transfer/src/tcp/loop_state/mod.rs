@@ -18,9 +18,9 @@ use super::scheduler::{LaneEnd, LaneId, LostLane};
 use super::server::{ServerConnection, ServerEnd};
 use super::turn::{FinishedTask, Turn};
 use super::wire::Scratch;
-use crate::cause::Cause;
-use crate::protocol::initiating::Output;
-use crate::protocol::{CloseReason, Credit};
+use slackwater_data_plane::Cause;
+use slackwater_data_plane::protocol::initiating::Output;
+use slackwater_data_plane::protocol::{CloseReason, Credit};
 
 pub(crate) use command::Command;
 

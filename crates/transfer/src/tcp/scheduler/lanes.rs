@@ -9,9 +9,9 @@ use super::pace::Pace;
 use super::peer::PeerQueue;
 use super::routes::Route;
 use super::{Action, Finished, Moved, Scheduler};
-use crate::cause::Cause;
-use crate::protocol::Credit;
 use crate::tcp::task::Task;
+use slackwater_data_plane::Cause;
+use slackwater_data_plane::protocol::Credit;
 
 /// Names one connection to a peer, from the action that opens it until it is closed; never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

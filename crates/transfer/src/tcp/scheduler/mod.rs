@@ -29,11 +29,11 @@ pub(crate) use routes::Route;
 use super::config::TcpConfig;
 use super::task::Task;
 use crate::batch::{BatchId, Part};
-use crate::cause::{Cause, Deadline};
 use crate::mover::PeerStats;
 use crate::segment::Segment;
 use lanes::Lane;
 use peer::PeerQueue;
+use slackwater_data_plane::{Cause, Deadline};
 
 /// The scheduler of one TCP mover.
 #[derive(Debug)]

@@ -6,8 +6,8 @@ use super::*;
 use crate::batch::Batch;
 use crate::job::{Buffers, Job, Priority, Remote};
 use crate::mover::Notice;
-use crate::protocol::Credit;
 use crate::tcp::task::TaskKind;
+use slackwater_data_plane::protocol::Credit;
 
 pub(super) const NOW: Instant = Instant::from_nanos(1_000_000);
 

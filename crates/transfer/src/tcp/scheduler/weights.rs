@@ -6,8 +6,8 @@ use super::tests::{NOW, limits, peer};
 use super::*;
 use crate::batch::Batch;
 use crate::job::{Buffers, Job, Priority, Remote};
-use crate::protocol::Credit;
 use crate::tcp::task::TaskKind;
+use slackwater_data_plane::protocol::Credit;
 
 const MIB: u64 = 1 << 20;
 const MILLISECOND: Duration = Duration::from_millis(1);

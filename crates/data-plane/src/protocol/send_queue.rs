@@ -93,6 +93,7 @@ impl SendQueue {
     }
 
     /// Whether there is nothing to send.
+    #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.frames.is_empty() && self.sources.is_empty()
     }
@@ -114,6 +115,7 @@ impl SendQueue {
     }
 
     /// A header without payload.
+    #[inline]
     pub(super) fn push(&mut self, frame: &Frame) {
         self.push_frame(QueuedFrame::new(&[frame], Body::None, 0));
     }
@@ -125,6 +127,7 @@ impl SendQueue {
     }
 
     /// Queues a request's payload: urgent sources before the others, each kind in the order of arrival.
+    #[inline]
     pub(super) fn push_source(&mut self, source: PayloadSource) {
         let at = match source.urgent {
             true => self.sources.partition_point(|other| other.urgent),
@@ -201,6 +204,7 @@ impl SendQueue {
     }
 
     /// `count` bytes were sent; adds to `sent` the requests whose sources were sent with them.
+    #[inline]
     pub(super) fn wrote(&mut self, mut count: usize, sent: &mut Vec<u64>) {
         self.queued -= count;
         while let Some(frame) = self.frames.front_mut() {
@@ -216,6 +220,7 @@ impl SendQueue {
     }
 
     /// Cuts sources into frames, one frame of each in turn.
+    #[inline]
     fn cut(&mut self) {
         while self.queued < QUEUED_BYTES_MIN && self.frames.len() < Self::FRAMES_MAX {
             let Some(mut source) = self.sources.pop_front() else {
@@ -249,6 +254,7 @@ impl SendQueue {
         }
     }
 
+    #[inline]
     fn push_frame(&mut self, frame: QueuedFrame) {
         self.queued += frame.left();
         self.frames.push_back(frame);
@@ -264,6 +270,7 @@ fn ack_bytes(id: u64, refusal: Option<Refusal>, bytes: u64) -> [u8; ACK_BYTES] {
 }
 
 impl QueuedFrame {
+    #[inline]
     fn new(heads: &[&Frame], body: Body, body_bytes: usize) -> Self {
         let mut bytes = Vec::with_capacity(HEAD_BYTES_MAX);
         heads.iter().for_each(|head| head.write(&mut bytes));
@@ -283,11 +290,13 @@ impl QueuedFrame {
         }
     }
 
+    #[inline]
     fn left(&self) -> usize {
         self.head.length + self.body_bytes + self.tail.map_or(0, |tail| tail.len()) - self.written
     }
 
     /// Bytes of payload that are not written yet.
+    #[inline]
     fn payload_left(&self) -> usize {
         let written = self.written.saturating_sub(self.head.length);
         self.body_bytes - written.min(self.body_bytes)

@@ -4,20 +4,21 @@ use super::CloseReason;
 
 /// Cuts received bytes into headers. Payload goes past it.
 #[derive(Debug, Default)]
-pub(crate) struct FrameReader {
+pub struct FrameReader {
     /// The start of an incomplete header.
     partial: Vec<u8>,
 }
 
 impl FrameReader {
     /// Whether no header has begun.
-    pub(crate) fn is_empty(&self) -> bool {
+    #[inline]
+    pub fn is_empty(&self) -> bool {
         self.partial.is_empty()
     }
 
     /// Takes bytes of the greeting; returns it once it is whole, and the bytes behind it. One of another version is known by
     /// its first bytes, and need not have as many.
-    pub(crate) fn greeting<'b>(
+    pub fn greeting<'b>(
         &mut self,
         bytes: &'b [u8],
     ) -> Result<(Option<Greeting>, &'b [u8]), GreetingError> {
@@ -33,10 +34,8 @@ impl FrameReader {
     }
 
     /// Takes bytes of one header; returns it once it is whole, and the bytes behind it.
-    pub(crate) fn frame<'b>(
-        &mut self,
-        bytes: &'b [u8],
-    ) -> Result<(Option<Frame>, &'b [u8]), CloseReason> {
+    #[inline]
+    pub fn frame<'b>(&mut self, bytes: &'b [u8]) -> Result<(Option<Frame>, &'b [u8]), CloseReason> {
         let read = |bytes: &[u8]| {
             Frame::read(bytes).map_err(|error| CloseReason::protocol(&error.to_string()))
         };

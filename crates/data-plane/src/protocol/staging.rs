@@ -3,11 +3,11 @@
 
 /// The part of a request that one chunk holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ChunkRange {
+pub struct ChunkRange {
     /// First byte, from the start of the request.
-    pub(crate) offset: u64,
+    pub offset: u64,
     /// Length.
-    pub(crate) bytes: usize,
+    pub bytes: usize,
 }
 
 /// A write whose payload goes to a device.

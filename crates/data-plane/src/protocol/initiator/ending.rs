@@ -6,7 +6,7 @@ use slackwater_base::Instant;
 use slackwater_wire::data::{Ack, Frame};
 
 use super::{Flight, Initiator, Kind, Output, find, get};
-use crate::cause::Cause;
+use crate::Cause;
 use crate::protocol::CloseReason;
 use crate::protocol::send_queue::{SendQueue, Withdrawn};
 

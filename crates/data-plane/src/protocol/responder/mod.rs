@@ -12,12 +12,12 @@ use slackwater_wire::data::{Ack, Frame, Greeting, Op, Refusal, Request};
 use super::send_queue::{PayloadSource, SendQueue};
 use super::staging::{ChunkRange, StagedRead, StagedWrite};
 use super::{CloseReason, Notice, Payload, Piece, Span, Want};
-use crate::cause::{Cause, Deadline};
+use crate::{Cause, Deadline};
 
 /// The target's end of one connection: the requests that a peer has on it, each with the memory that was admitted for
 /// it, which is dropped as soon as nothing touches it any more.
 #[derive(Debug)]
-pub(crate) struct Responder<M> {
+pub struct Responder<M> {
     limits: ResponderLimits,
     queue: SendQueue,
     incoming: Option<Incoming>,
@@ -40,33 +40,34 @@ pub(crate) struct Responder<M> {
 
 /// What a responder keeps to, and its peers have to.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ResponderLimits {
+pub struct ResponderLimits {
     /// Payload of one frame.
-    pub(crate) slice_bytes: usize,
+    pub slice_bytes: usize,
     /// Requests that hold memory.
-    pub(crate) requests_max: usize,
+    pub requests_max: usize,
     /// Bytes of the memory that they hold.
-    pub(crate) in_flight_bytes_max: u64,
+    pub in_flight_bytes_max: u64,
     /// While the peer has to send or to read, a byte moves within this time.
-    pub(crate) progress_timeout: Duration,
+    pub progress_timeout: Duration,
     /// A connection without requests is closed after this time.
-    pub(crate) idle_timeout: Duration,
+    pub idle_timeout: Duration,
     /// A request ends so long after the time that its initiator gave it: the initiator, who also knows when it began,
     /// is to end it first.
-    pub(crate) grace: Duration,
+    pub grace: Duration,
 }
 
 /// Memory for one request.
 #[derive(Debug)]
-pub(crate) struct Admitted<M> {
-    pub(crate) memory: M,
+pub struct Admitted<M> {
+    /// Held until the request has ended.
+    pub memory: M,
     /// The most bytes of one copy, for memory that the processor cannot reach.
-    pub(crate) chunk_bytes: Option<u64>,
+    pub chunk_bytes: Option<u64>,
 }
 
 /// An event, and what is known of it.
 #[derive(Debug)]
-pub(crate) enum Input<'a, M> {
+pub enum Input<'a, M> {
     /// The greeting of the peer.
     Greeting(&'a Greeting),
     /// A header of the peer other than a request.
@@ -99,7 +100,7 @@ pub(crate) enum Input<'a, M> {
 
 /// An action for the shell.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Output {
+pub enum Output {
     /// Every byte of this write is in place: say whether they count.
     Commit(u64),
     /// Deliver a notice.
@@ -116,7 +117,7 @@ pub(crate) enum Output {
 
 impl Output {
     /// The request that it is about.
-    pub(crate) fn id(&self) -> u64 {
+    pub fn id(&self) -> u64 {
         match self {
             Self::Commit(id)
             | Self::Notice(id, _)
@@ -177,7 +178,8 @@ struct Ending {
 }
 
 impl<M> Responder<M> {
-    pub(crate) fn new(limits: ResponderLimits, now: Instant) -> Self {
+    /// One end of a connection that was made now.
+    pub fn new(limits: ResponderLimits, now: Instant) -> Self {
         Self {
             limits,
             queue: SendQueue::new(limits.slice_bytes),
@@ -195,38 +197,42 @@ impl<M> Responder<M> {
     }
 
     /// Whether nothing is under way but answers.
-    pub(crate) fn is_quiet(&self) -> bool {
+    pub fn is_quiet(&self) -> bool {
         self.requests.is_empty() && self.incoming.is_none()
     }
 
     /// When [`Responder::on_deadline`] is to be called.
-    pub(crate) fn next_deadline(&self) -> Instant {
+    pub fn next_deadline(&self) -> Instant {
         self.wake
     }
 
     /// The greeting to answer with.
-    pub(crate) fn greet(&mut self, own: &Greeting) {
+    pub fn greet(&mut self, own: &Greeting) {
         self.queue.push_bytes(own.to_bytes().to_vec());
     }
 
     /// Tells the peer that nothing is taken on this connection.
-    pub(crate) fn turn_away(&mut self) {
+    pub fn turn_away(&mut self) {
         self.queue.push(&Frame::Goaway);
     }
 
     /// The memory of a request, until it is released.
-    pub(crate) fn memory(&mut self, id: u64) -> Option<&mut M> {
+    pub fn memory(&mut self, id: u64) -> Option<&mut M> {
         self.requests.get_mut(&id)?.memory.as_mut()
     }
 
     /// All memory that is held, with the ids of its requests.
-    pub(crate) fn memories(&self) -> impl Iterator<Item = (u64, &M)> {
+    pub fn memories(&self) -> impl Iterator<Item = (u64, &M)> {
         self.requests
             .iter()
             .filter_map(|(id, request)| Some((*id, request.memory.as_ref()?)))
     }
 
-    pub(crate) fn handle(
+    /// What follows from an event.
+    ///
+    /// # Errors
+    /// The connection is to be closed.
+    pub fn handle(
         &mut self,
         now: Instant,
         input: Input<'_, M>,
@@ -262,7 +268,7 @@ impl<M> Responder<M> {
     }
 
     /// Checks the deadlines.
-    pub(crate) fn on_deadline(&mut self, now: Instant) -> Result<(), CloseReason> {
+    pub fn on_deadline(&mut self, now: Instant) -> Result<(), CloseReason> {
         let held = self
             .requests
             .iter()
@@ -297,7 +303,7 @@ impl<M> Responder<M> {
     }
 
     /// What the next received bytes are.
-    pub(crate) fn want(&self) -> Want {
+    pub fn want(&self) -> Want {
         let payload = match &self.incoming {
             None => return Want::Header,
             Some(Incoming::Notice { left, .. }) => return Want::Text(*left),
@@ -318,7 +324,7 @@ impl<M> Responder<M> {
 
     /// Shows what to send, with the memory that it is from; see [`Piece`]. `take` says how many bytes of a piece it has
     /// room for, and is not called again after one that was not taken whole.
-    pub(crate) fn gather(&mut self, mut take: impl FnMut(Piece<'_, &mut M>) -> usize) -> usize {
+    pub fn gather(&mut self, mut take: impl FnMut(Piece<'_, &mut M>) -> usize) -> usize {
         let requests = &mut self.requests;
         self.queue.gather(|piece| match piece {
             Piece::Bytes(bytes) => take(Piece::Bytes(bytes)),
@@ -331,7 +337,7 @@ impl<M> Responder<M> {
     }
 
     /// Whether there is nothing to send.
-    pub(crate) fn has_sent_all(&self) -> bool {
+    pub fn has_sent_all(&self) -> bool {
         self.queue.is_empty()
     }
 

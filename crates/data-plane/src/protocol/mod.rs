@@ -7,6 +7,9 @@
 //!
 //! A shell receives what [`Want`] asks for, gives headers to the [`FrameReader`] and the frames to the core, reports
 //! payload as arrived once it is placed, and sends what `gather` shows, reporting how much the kernel has taken.
+//!
+//! The ends are generic, so they are compiled with their shell; what they call for each frame is marked `#[inline]`, to be
+//! compiled there too.
 
 mod frames;
 mod initiator;
@@ -16,30 +19,31 @@ mod staging;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use frames::FrameReader;
-pub(crate) use initiator::{Call, Credit, Initiator, InitiatorLimits};
-pub(crate) use responder::{Admitted, Responder, ResponderLimits};
-pub(crate) use staging::ChunkRange;
+pub use frames::FrameReader;
+pub use initiator::{Call, Credit, Initiator, InitiatorLimits};
+pub use responder::{Admitted, Responder, ResponderLimits};
+pub use staging::ChunkRange;
 
-use crate::cause::Cause;
+use crate::Cause;
 
-/// Inputs and outputs of the two ends, by module so that their names may be the same.
-pub(crate) mod initiating {
-    pub(crate) use super::initiator::{Input, Output};
+/// Inputs and outputs of an [`Initiator`], whose names are those of a responder's.
+pub mod initiating {
+    pub use super::initiator::{Input, Output};
 }
-pub(crate) mod responding {
-    pub(crate) use super::responder::{Input, Output};
+/// Inputs and outputs of a [`Responder`].
+pub mod responding {
+    pub use super::responder::{Input, Output};
 }
 
 /// A part of the memory of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Span {
+pub struct Span {
     /// The request.
-    pub(crate) id: u64,
+    pub id: u64,
     /// First byte, from the start of the request.
-    pub(crate) offset: u64,
+    pub offset: u64,
     /// Length.
-    pub(crate) bytes: usize,
+    pub bytes: usize,
 }
 
 /// A message that follows a batch.
@@ -53,7 +57,7 @@ pub struct Notice {
 
 /// What the next received bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Want {
+pub enum Want {
     /// A header.
     Header,
     /// Payload for this memory.
@@ -70,7 +74,7 @@ pub(crate) enum Want {
 
 /// The next bytes to send.
 #[derive(Debug)]
-pub(crate) enum Piece<'a, M> {
+pub enum Piece<'a, M> {
     /// Bytes of the core.
     Bytes(&'a [u8]),
     /// Payload.
@@ -81,7 +85,7 @@ pub(crate) enum Piece<'a, M> {
 
 /// Why a connection is closed.
 #[derive(Debug)]
-pub(crate) enum CloseReason {
+pub enum CloseReason {
     /// It broke, or the peer broke the protocol.
     Lost(Cause),
     /// Another process answers at this address, one of another version, or the handshake failed.
@@ -97,7 +101,8 @@ pub(crate) enum CloseReason {
 }
 
 impl CloseReason {
-    pub(crate) fn protocol(what: &str) -> Self {
+    /// The peer broke the protocol in this way.
+    pub fn protocol(what: &str) -> Self {
         Self::Lost(Cause::Protocol(what.to_owned()))
     }
 }
@@ -111,10 +116,10 @@ struct Payload {
 }
 
 /// The smallest slice, so a smaller request is one frame.
-pub(crate) const SLICE_BYTES_MIN: usize = 64 << 10;
+pub const SLICE_BYTES_MIN: usize = 64 << 10;
 /// The largest slice: no larger payload of one frame is accepted.
-pub(crate) const SLICE_BYTES_MAX: usize = 16 << 20;
+pub const SLICE_BYTES_MAX: usize = 16 << 20;
 /// The largest request on the wire; larger ones are cut. Every target accepts this much on one connection.
-pub(crate) const REQUEST_BYTES_MAX: u64 = 64 << 20;
+pub const REQUEST_BYTES_MAX: u64 = 64 << 20;
 /// Longest name and message of a notice.
-pub(crate) const NOTICE_BYTES_MAX: u64 = 64 << 10;
+pub const NOTICE_BYTES_MAX: u64 = 64 << 10;

@@ -58,7 +58,7 @@ pub fn records(bytes: &[u8]) {
 }
 
 /// Runs what `run` does with the bytes whole, in two pieces, and byte by byte. The first byte stays a piece of its own.
-pub(crate) fn same_at_any_cut(bytes: &[u8], run: impl Fn(&[&[u8]]) -> Vec<String>) {
+pub fn same_at_any_cut(bytes: &[u8], run: impl Fn(&[&[u8]]) -> Vec<String>) {
     let Some((first, rest)) = bytes.split_first_chunk::<1>() else {
         return;
     };
@@ -82,7 +82,7 @@ fn open_all(mut opener: Opener, pieces: &[&[u8]]) -> Vec<Vec<u8>> {
             opener.received(now.len());
             piece = later;
             loop {
-                match opener.next() {
+                match opener.open_next() {
                     Ok(Some(text)) => opened.push(text.to_vec()),
                     Ok(None) => break,
                     Err(_) => return opened,

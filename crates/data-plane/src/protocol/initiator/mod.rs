@@ -12,13 +12,13 @@ use super::{
     CloseReason, Notice, Payload, Piece, REQUEST_BYTES_MAX, SLICE_BYTES_MAX, SLICE_BYTES_MIN, Span,
     Want,
 };
-use crate::cause::{Cause, Deadline};
+use crate::{Cause, Deadline};
 use ending::finish;
 
 /// The initiator's end of one connection: the requests that are under way on it, each with a task of the shell, which it
 /// keeps until the request has ended and never looks at.
 #[derive(Debug)]
-pub(crate) struct Initiator<T> {
+pub struct Initiator<T> {
     limits: InitiatorLimits,
     ready: bool,
     /// The peer takes requests with a trace.
@@ -36,35 +36,39 @@ pub(crate) struct Initiator<T> {
 
 /// What an initiator keeps to.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct InitiatorLimits {
+pub struct InitiatorLimits {
     /// The incarnation that must answer.
-    pub(crate) peer: Incarnation,
+    pub peer: Incarnation,
     /// Payload of one frame.
-    pub(crate) slice_bytes: usize,
+    pub slice_bytes: usize,
     /// Requests under way.
-    pub(crate) requests_max: u32,
+    pub requests_max: u32,
     /// With requests under way a byte moves within this time.
-    pub(crate) progress_timeout: Duration,
+    pub progress_timeout: Duration,
     /// After the last byte of a write its acknowledgement arrives within this time.
-    pub(crate) ack_timeout: Duration,
+    pub ack_timeout: Duration,
     /// After a write was given up the target answers within this time.
-    pub(crate) drain_timeout: Duration,
+    pub drain_timeout: Duration,
     /// A connection without requests is closed after this time.
-    pub(crate) idle_timeout: Duration,
+    pub idle_timeout: Duration,
     /// The least time between two looks at an idle connection.
-    pub(crate) gc_interval: Duration,
+    pub gc_interval: Duration,
 }
 
 /// What is to be done at the peer.
 #[derive(Debug)]
-pub(crate) enum Call {
+pub enum Call {
     /// Move bytes between the task's memory and the peer's.
     Transfer {
+        /// Read or write.
         op: Op,
+        /// Before others of this connection.
         urgent: bool,
         /// First byte, from the start of the peer's region.
         offset: u64,
+        /// Bytes from there.
         bytes: u64,
+        /// The right to reach them.
         capability: Capability,
         /// The trace that it belongs to; peers that take none are not told.
         trace: Option<TraceContext>,
@@ -77,7 +81,7 @@ pub(crate) enum Call {
 
 /// An event, and what is known of it.
 #[derive(Debug)]
-pub(crate) enum Input<'a, T> {
+pub enum Input<'a, T> {
     /// The greeting of the peer, proven where that is asked for.
     Greeting(&'a Greeting),
     /// A header of the peer, whose payload, if it has any, has not been looked at.
@@ -88,24 +92,34 @@ pub(crate) enum Input<'a, T> {
     Wrote(usize),
     /// A task is to be carried.
     Start {
+        /// What the peer is asked for.
         call: Call,
+        /// The task ends at this time, whatever the peer does.
         deadline: Instant,
+        /// The shell's name for it, or its memory.
         task: T,
     },
     /// A request is given up.
     GiveUp(u64, Cause),
     /// The connection has ended. `retry` says whether what had no effect may be started on another.
-    Closed { cause: &'a Cause, retry: bool },
+    Closed {
+        /// Why.
+        cause: &'a Cause,
+        /// Whether another connection may do what this one has not.
+        retry: bool,
+    },
 }
 
 /// An action for the shell.
 #[derive(Debug)]
-pub(crate) enum Output<T> {
+pub enum Output<T> {
     /// Requests may be started, within this.
     Ready(Credit),
     /// A task has ended: nothing touches its memory any more, here or at the peer.
     Ended {
+        /// The task.
         task: T,
+        /// Bytes that are where they belong; or why not all are.
         outcome: Result<u64, Cause>,
     },
     /// A task had no effect and may be started on another connection.
@@ -114,9 +128,11 @@ pub(crate) enum Output<T> {
 
 /// What a peer allows one lane to have under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Credit {
-    pub(crate) requests: usize,
-    pub(crate) bytes: u64,
+pub struct Credit {
+    /// Requests.
+    pub requests: usize,
+    /// Bytes of all of them.
+    pub bytes: u64,
 }
 
 #[derive(Debug)]
@@ -144,7 +160,8 @@ enum Kind {
 }
 
 impl<T> Initiator<T> {
-    pub(crate) fn new(limits: InitiatorLimits, now: Instant) -> Self {
+    /// One end of a connection that was made now.
+    pub fn new(limits: InitiatorLimits, now: Instant) -> Self {
         Self {
             limits,
             ready: false,
@@ -161,37 +178,37 @@ impl<T> Initiator<T> {
     }
 
     /// Whether requests may be started.
-    pub(crate) fn is_ready(&self) -> bool {
+    pub fn is_ready(&self) -> bool {
         self.ready
     }
 
     /// Whether nothing is under way: no request, and no byte of one.
-    pub(crate) fn is_quiet(&self) -> bool {
+    pub fn is_quiet(&self) -> bool {
         self.flights.is_empty() && self.queue.is_empty() && self.payload.is_none()
     }
 
     /// Requests that the peer has not answered yet, those that were given up here among them.
-    pub(crate) fn under_way(&self) -> usize {
+    pub fn under_way(&self) -> usize {
         self.flights.len()
     }
 
     /// Since when nothing is under way.
-    pub(crate) fn idle_since(&self) -> Instant {
+    pub fn idle_since(&self) -> Instant {
         self.idle_since
     }
 
     /// When [`Initiator::on_deadline`] is to be called.
-    pub(crate) fn next_deadline(&self) -> Instant {
+    pub fn next_deadline(&self) -> Instant {
         self.wake
     }
 
     /// The greeting to begin with.
-    pub(crate) fn greet(&mut self, hello: &Greeting) {
+    pub fn greet(&mut self, hello: &Greeting) {
         self.queue.push_bytes(hello.to_bytes().to_vec());
     }
 
     /// The tasks that have not ended.
-    pub(crate) fn tasks(&self) -> impl Iterator<Item = (u64, &T)> {
+    pub fn tasks(&self) -> impl Iterator<Item = (u64, &T)> {
         self.flights.iter().filter_map(|(key, flight)| {
             let task = flight.task.as_ref()?;
             Some((flight.id(key), task))
@@ -199,11 +216,15 @@ impl<T> Initiator<T> {
     }
 
     /// The task of a request.
-    pub(crate) fn task(&mut self, id: u64) -> Option<&mut T> {
+    pub fn task(&mut self, id: u64) -> Option<&mut T> {
         find(&mut self.flights, id)?.task.as_mut()
     }
 
-    pub(crate) fn handle(
+    /// What follows from an event.
+    ///
+    /// # Errors
+    /// The connection is to be closed; [`Input::Closed`] says then what becomes of its tasks.
+    pub fn handle(
         &mut self,
         now: Instant,
         input: Input<'_, T>,
@@ -226,7 +247,7 @@ impl<T> Initiator<T> {
     }
 
     /// Checks the deadlines.
-    pub(crate) fn on_deadline(
+    pub fn on_deadline(
         &mut self,
         now: Instant,
         out: &mut Vec<Output<T>>,
@@ -273,7 +294,7 @@ impl<T> Initiator<T> {
     }
 
     /// What the next received bytes are.
-    pub(crate) fn want(&self) -> Want {
+    pub fn want(&self) -> Want {
         let Some(payload) = &self.payload else {
             return Want::Header;
         };
@@ -289,7 +310,7 @@ impl<T> Initiator<T> {
 
     /// The payload that a small read which is alone will be answered with, behind one data header: a shell may receive
     /// it into its memory together with that header. If other bytes arrive, they are headers, and it must say so.
-    pub(crate) fn expected(&self) -> Option<Span> {
+    pub fn expected(&self) -> Option<Span> {
         let (key, flight) = self.flights.iter().next()?;
         let alone = self.flights.len() == 1 && self.payload.is_none();
         let small = flight.bytes <= SLICE_BYTES_MIN as u64;
@@ -303,7 +324,7 @@ impl<T> Initiator<T> {
 
     /// Shows what to send, with the task whose memory it is; see [`Piece`]. `take` says how many bytes of a piece it has
     /// room for, and is not called again after one that was not taken whole.
-    pub(crate) fn gather(&mut self, mut take: impl FnMut(Piece<'_, &mut T>) -> usize) -> usize {
+    pub fn gather(&mut self, mut take: impl FnMut(Piece<'_, &mut T>) -> usize) -> usize {
         let flights = &mut self.flights;
         self.queue.gather(|piece| match piece {
             Piece::Bytes(bytes) => take(Piece::Bytes(bytes)),
@@ -315,7 +336,7 @@ impl<T> Initiator<T> {
     }
 
     /// Whether there is nothing to send.
-    pub(crate) fn has_sent_all(&self) -> bool {
+    pub fn has_sent_all(&self) -> bool {
         self.queue.is_empty()
     }
 

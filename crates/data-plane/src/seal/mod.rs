@@ -7,7 +7,7 @@
 //! record: what it has sent before may be somebody's repetition.
 
 #[cfg(any(test, feature = "fuzzing"))]
-pub(crate) mod fuzz;
+pub mod fuzz;
 mod noise;
 mod record;
 
@@ -20,7 +20,7 @@ use snow::HandshakeState;
 use thiserror::Error;
 use zeroize::Zeroizing;
 
-pub(crate) use record::{
+pub use record::{
     Cipher, Opener, PACKET_OVERHEAD, PacketOpener, PacketSealer, RECORD_BYTES_MAX, RecordKey,
     Sealer,
 };
@@ -46,31 +46,33 @@ pub enum SealError {
 }
 
 /// The keys of one end of a sealed connection.
-pub(crate) struct Keys {
-    pub(crate) send: RecordKey,
-    pub(crate) receive: RecordKey,
+pub struct Keys {
+    /// For what this end sends.
+    pub send: RecordKey,
+    /// For what it receives.
+    pub receive: RecordKey,
 }
 
 /// What a handshake is bound to besides its greetings: one that was begun for one connection ends on no other.
 #[derive(Clone, Debug)]
-pub(crate) struct Channel {
+pub struct Channel {
     label: &'static [u8],
     prologue: Vec<u8>,
 }
 
 /// Random bytes for the key of one connection.
-pub(crate) type Entropy = Zeroizing<[u8; 32]>;
+pub type Entropy = Zeroizing<[u8; 32]>;
 
 /// An initiator that waits for the answer to its greeting.
 #[derive(Debug)]
-pub(crate) struct InitiatorHandshake {
+pub struct InitiatorHandshake {
     noise: HandshakeState,
     hello: Greeting,
 }
 
 /// A target that has read an initiator's greeting, and has yet to decide whether it lets its key in.
 #[derive(Debug)]
-pub(crate) struct TargetHandshake {
+pub struct TargetHandshake {
     noise: HandshakeState,
     hello: Greeting,
     client: PublicKey,
@@ -78,14 +80,14 @@ pub(crate) struct TargetHandshake {
 
 impl Channel {
     /// A connection of which both ends see nothing but its bytes.
-    pub(crate) const TCP: Self = Self {
+    pub const TCP: Self = Self {
         label: b"slackwater data plane, sealed, 3",
         prologue: Vec::new(),
     };
 
     /// A link between two processes of a host that have exchanged `hello`, and that the kernel names so: both ends must
     /// have seen the same.
-    pub(crate) fn host(hello: &[u8], initiator: &[u8], target: &[u8]) -> Self {
+    pub fn host(hello: &[u8], initiator: &[u8], target: &[u8]) -> Self {
         Self {
             label: b"slackwater host link, sealed, 3",
             prologue: hash(&[hello, initiator, target]).to_vec(),
@@ -110,7 +112,7 @@ pub fn holder_of(key: &PublicKey) -> Incarnation {
 
 impl InitiatorHandshake {
     /// Makes `hello` one that asks for a sealed connection to the owner of `target`. The entropy may be used but once.
-    pub(crate) fn begin(
+    pub fn begin(
         own: &KeyPair,
         entropy: &Entropy,
         target: PublicKey,
@@ -126,12 +128,13 @@ impl InitiatorHandshake {
         Ok(Self { noise, hello })
     }
 
-    pub(crate) fn hello(&self) -> &Greeting {
+    /// The greeting to send.
+    pub fn hello(&self) -> &Greeting {
         &self.hello
     }
 
     /// The keys, if the answer comes from the owner of the expected key.
-    pub(crate) fn finish(mut self, answer: &Greeting) -> Result<Keys, SealError> {
+    pub fn finish(mut self, answer: &Greeting) -> Result<Keys, SealError> {
         if !answer.features.has(Features::SEALED) {
             return Err(SealError::Unsealed);
         }
@@ -153,7 +156,7 @@ impl InitiatorHandshake {
 
 impl TargetHandshake {
     /// Reads the greeting of an initiator. The entropy may be used but once.
-    pub(crate) fn begin(
+    pub fn begin(
         own: &KeyPair,
         entropy: &Entropy,
         hello: &Greeting,
@@ -180,12 +183,12 @@ impl TargetHandshake {
     }
 
     /// The key that the initiator claims; it has proven nothing before its first record opens.
-    pub(crate) fn client(&self) -> PublicKey {
+    pub fn client(&self) -> PublicKey {
         self.client
     }
 
     /// Lets the initiator in: the answer to send, and the connection's keys.
-    pub(crate) fn finish(mut self, answer: Greeting) -> Result<(Greeting, Keys), SealError> {
+    pub fn finish(mut self, answer: Greeting) -> Result<(Greeting, Keys), SealError> {
         let mut answer = offer(answer);
         let terms = answer.terms();
         let written = self.noise.write_message(&terms, &mut answer.handshake);
@@ -200,7 +203,7 @@ impl TargetHandshake {
 }
 
 /// The answer to an initiator that is refused.
-pub(crate) fn refusal(answer: Greeting) -> Greeting {
+pub fn refusal(answer: Greeting) -> Greeting {
     Greeting {
         features: Features::SEALED,
         handshake: [0; HANDSHAKE_BYTES],

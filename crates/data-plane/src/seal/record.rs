@@ -11,7 +11,7 @@ use super::{SealError, expand};
 
 /// How records are sealed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Cipher {
+pub enum Cipher {
     /// AES-256-GCM (NIST SP 800-38D).
     Aes,
     /// ChaCha20-Poly1305 (RFC 8439), where a processor has no instructions for the other.
@@ -19,14 +19,16 @@ pub(crate) enum Cipher {
 }
 
 /// The key of one direction.
-pub(crate) struct RecordKey {
-    pub(crate) secret: Zeroizing<[u8; 32]>,
-    pub(crate) cipher: Cipher,
+pub struct RecordKey {
+    /// The key itself.
+    pub secret: Zeroizing<[u8; 32]>,
+    /// What it is a key of.
+    pub cipher: Cipher,
 }
 
 /// Seals what goes out.
 #[derive(Debug)]
-pub(crate) struct Sealer {
+pub struct Sealer {
     direction: Direction,
     pending: Vec<u8>,
     written: usize,
@@ -34,7 +36,7 @@ pub(crate) struct Sealer {
 
 /// Opens what comes in.
 #[derive(Debug)]
-pub(crate) struct Opener {
+pub struct Opener {
     direction: Direction,
     buffer: Vec<u8>,
     /// What of the buffer is not opened yet.
@@ -43,14 +45,14 @@ pub(crate) struct Opener {
 
 /// Seals what goes out over a socket that keeps packets apart, one record a packet.
 #[derive(Debug)]
-pub(crate) struct PacketSealer {
+pub struct PacketSealer {
     direction: Direction,
     packet: Vec<u8>,
 }
 
 /// Opens such packets.
 #[derive(Debug)]
-pub(crate) struct PacketOpener {
+pub struct PacketOpener {
     direction: Direction,
 }
 
@@ -63,11 +65,11 @@ struct Direction {
 }
 
 /// Plain bytes of one record.
-pub(crate) const RECORD_BYTES_MAX: usize = 64 << 10;
+pub const RECORD_BYTES_MAX: usize = 64 << 10;
 const LENGTH_BYTES: usize = 4;
 const TAG_BYTES: usize = 16;
 /// By so much a sealed packet is longer than its text.
-pub(crate) const PACKET_OVERHEAD: usize = LENGTH_BYTES + TAG_BYTES;
+pub const PACKET_OVERHEAD: usize = LENGTH_BYTES + TAG_BYTES;
 /// Bytes of a connection whose peer has proven nothing.
 const PROOF_SPACE: usize = 4 << 10;
 const WIRE_BYTES_MAX: usize = LENGTH_BYTES + RECORD_BYTES_MAX + TAG_BYTES;
@@ -78,7 +80,7 @@ const RECORDS_PER_KEY: u64 = 1 << 18;
 
 impl Cipher {
     /// Whether this processor has the instructions.
-    pub(crate) fn has_aes() -> bool {
+    pub fn has_aes() -> bool {
         #[cfg(target_arch = "x86_64")]
         return std::arch::is_x86_feature_detected!("aes")
             && std::arch::is_x86_feature_detected!("pclmulqdq");
@@ -89,7 +91,7 @@ impl Cipher {
 
 impl Sealer {
     /// Sends `first` unsealed, and seals everything after it.
-    pub(crate) fn after(key: RecordKey, first: Vec<u8>) -> Self {
+    pub fn after(key: RecordKey, first: Vec<u8>) -> Self {
         Self {
             direction: Direction::new(key),
             pending: first,
@@ -98,24 +100,24 @@ impl Sealer {
     }
 
     /// Begins with an empty record, which proves that its sender has the key.
-    pub(crate) fn first(key: RecordKey) -> Self {
+    pub fn first(key: RecordKey) -> Self {
         let mut sealer = Self::after(key, Vec::new());
         sealer.seal(|_| {});
         sealer
     }
 
     /// Bytes for the kernel.
-    pub(crate) fn pending(&self) -> &[u8] {
+    pub fn pending(&self) -> &[u8] {
         &self.pending[self.written..]
     }
 
     /// Whether it is time to hand over what is pending.
-    pub(crate) fn is_full(&self) -> bool {
+    pub fn is_full(&self) -> bool {
         self.pending().len() >= PENDING_BYTES
     }
 
     /// The kernel has taken `count` bytes.
-    pub(crate) fn wrote(&mut self, count: usize) {
+    pub fn wrote(&mut self, count: usize) {
         self.written += count;
         if self.written == self.pending.len() {
             self.pending.clear();
@@ -125,7 +127,7 @@ impl Sealer {
 
     /// Seals what `append` adds to the bytes it is given, at most [`RECORD_BYTES_MAX`] of it, as one record; says how long
     /// that is. Nothing is an empty record.
-    pub(crate) fn seal(&mut self, append: impl FnOnce(&mut Vec<u8>)) -> usize {
+    pub fn seal(&mut self, append: impl FnOnce(&mut Vec<u8>)) -> usize {
         self.pending.drain(..std::mem::take(&mut self.written));
         let start = self.pending.len();
         self.pending.extend_from_slice(&[0; LENGTH_BYTES]);
@@ -144,7 +146,7 @@ impl Sealer {
 
 impl Opener {
     /// For records of a peer that has not proven itself: there is room for its proof alone until that has opened.
-    pub(crate) fn new(key: RecordKey) -> Self {
+    pub fn new(key: RecordKey) -> Self {
         Self {
             direction: Direction::new(key),
             buffer: vec![0; PROOF_SPACE],
@@ -153,7 +155,7 @@ impl Opener {
     }
 
     /// For records of a peer that has proven itself.
-    pub(crate) fn proven(key: RecordKey) -> Self {
+    pub fn proven(key: RecordKey) -> Self {
         Self {
             buffer: vec![0; 2 * WIRE_BYTES_MAX],
             ..Self::new(key)
@@ -162,7 +164,7 @@ impl Opener {
 
     /// Where the next bytes of the connection belong; there is room, since a record that is whole was opened before, but
     /// for a first record that is no proof.
-    pub(crate) fn space(&mut self) -> &mut [u8] {
+    pub fn space(&mut self) -> &mut [u8] {
         if self.buffer.len() == PROOF_SPACE && self.direction.count > 0 {
             self.buffer.resize(2 * WIRE_BYTES_MAX, 0);
         }
@@ -174,12 +176,12 @@ impl Opener {
     }
 
     /// `count` bytes were received.
-    pub(crate) fn received(&mut self, count: usize) {
+    pub fn received(&mut self, count: usize) {
         self.rest.end += count;
     }
 
     /// The plain bytes of the next record; none while it is not all there.
-    pub(crate) fn next(&mut self) -> Result<Option<&[u8]>, SealError> {
+    pub fn open_next(&mut self) -> Result<Option<&[u8]>, SealError> {
         let waiting = &mut self.buffer[self.rest.clone()];
         let Some((length, sealed)) = waiting.split_first_chunk_mut::<LENGTH_BYTES>() else {
             return Ok(None);
@@ -201,7 +203,8 @@ impl Opener {
 }
 
 impl PacketSealer {
-    pub(crate) fn new(key: RecordKey) -> Self {
+    /// For the packets of one direction.
+    pub fn new(key: RecordKey) -> Self {
         Self {
             direction: Direction::new(key),
             packet: Vec::new(),
@@ -210,7 +213,7 @@ impl PacketSealer {
 
     /// The parts as one packet of at most [`RECORD_BYTES_MAX`]. Its number is taken by [`PacketSealer::sent`]; a packet
     /// that could not be sent has not left this process, and the next one gets its number.
-    pub(crate) fn seal(&mut self, parts: &[&[u8]]) -> &[u8] {
+    pub fn seal(&mut self, parts: &[&[u8]]) -> &[u8] {
         let bytes: usize = parts.iter().map(|part| part.len()).sum();
         assert!(bytes <= RECORD_BYTES_MAX, "a packet of {bytes} bytes");
         let length = (bytes as u32).to_le_bytes();
@@ -227,20 +230,21 @@ impl PacketSealer {
     }
 
     /// The last packet has gone out.
-    pub(crate) fn sent(&mut self) {
+    pub fn sent(&mut self) {
         self.direction.count += 1;
     }
 }
 
 impl PacketOpener {
-    pub(crate) fn new(key: RecordKey) -> Self {
+    /// For the packets of one direction.
+    pub fn new(key: RecordKey) -> Self {
         Self {
             direction: Direction::new(key),
         }
     }
 
     /// Opens a packet in place; says where in it the text is.
-    pub(crate) fn open(&mut self, packet: &mut [u8]) -> Result<Range<usize>, SealError> {
+    pub fn open(&mut self, packet: &mut [u8]) -> Result<Range<usize>, SealError> {
         let bytes = packet.len().checked_sub(PACKET_OVERHEAD);
         let (length, record) = packet
             .split_first_chunk_mut::<LENGTH_BYTES>()
@@ -359,9 +363,9 @@ mod tests {
                 let sealed = record(&mut sealer, &text);
                 let (first, second) = sealed.split_at(sealed.len() / 3);
                 arrive(&mut opener, first);
-                assert_eq!(opener.next(), Ok(None));
+                assert_eq!(opener.open_next(), Ok(None));
                 arrive(&mut opener, second);
-                assert_eq!(opener.next(), Ok(Some(text.as_slice())));
+                assert_eq!(opener.open_next(), Ok(Some(text.as_slice())));
             }
         }
     }
@@ -384,10 +388,10 @@ mod tests {
             opener.space().is_empty(),
             "what is not opened takes no more"
         );
-        assert_eq!(opener.next(), Ok(Some(&b""[..])));
-        assert_eq!(opener.next(), Ok(None));
+        assert_eq!(opener.open_next(), Ok(Some(&b""[..])));
+        assert_eq!(opener.open_next(), Ok(None));
         arrive(&mut opener, rest);
-        assert_eq!(opener.next(), Ok(Some(text.as_slice())));
+        assert_eq!(opener.open_next(), Ok(Some(text.as_slice())));
     }
 
     /// A record may not depend on which library seals it.
@@ -420,7 +424,7 @@ mod tests {
                 changed[bit / 8] ^= 1 << (bit % 8);
                 arrive(&mut opener, &changed);
                 // With a longer length the opener waits for more bytes, and the record fails then.
-                let opened = opener.next().map(|text| text.map(<[u8]>::to_vec));
+                let opened = opener.open_next().map(|text| text.map(<[u8]>::to_vec));
                 assert!(
                     matches!(opened, Err(SealError::Record) | Ok(None)),
                     "{cipher:?}, bit {bit}"
@@ -432,11 +436,11 @@ mod tests {
                 record(&mut sealer, b"second"),
             );
             arrive(&mut opener, &[first.as_slice(), &first].concat());
-            assert_eq!(opener.next(), Ok(Some(b"first".as_slice())));
-            assert_eq!(opener.next(), Err(SealError::Record));
+            assert_eq!(opener.open_next(), Ok(Some(b"first".as_slice())));
+            assert_eq!(opener.open_next(), Err(SealError::Record));
             let mut opener = ends(cipher).1;
             arrive(&mut opener, &second);
-            assert_eq!(opener.next(), Err(SealError::Record));
+            assert_eq!(opener.open_next(), Err(SealError::Record));
         }
     }
 
@@ -518,7 +522,7 @@ mod tests {
         opener.direction.count = RECORDS_PER_KEY - 1;
         for text in [b"last".as_slice(), b"first of the next", b"second"] {
             arrive(&mut opener, &record(&mut sealer, text));
-            assert_eq!(opener.next(), Ok(Some(text)));
+            assert_eq!(opener.open_next(), Ok(Some(text)));
         }
         assert_ne!(*sealer.direction.key.secret, [5; 32]);
         assert_eq!(sealer.direction.count, 2);

@@ -14,7 +14,7 @@ use super::responding::Input as Answer;
 use super::{
     Admitted, Call, CloseReason, Initiator, InitiatorLimits, Piece, Responder, ResponderLimits,
 };
-use crate::cause::Cause;
+use crate::Cause;
 
 const NOW: Instant = Instant::from_nanos(1);
 const LONG: Duration = Duration::from_secs(30);

@@ -31,9 +31,25 @@ const LAYERS: &[(&str, Kind, &[&str])] = &[
         &["base", "wire", "zmtp", "wait", "net", "keys"],
     ),
     (
+        "engine",
+        Kind::Shell,
+        &[
+            "base",
+            "wire",
+            "zmtp",
+            "data-plane",
+            "wait",
+            "trace",
+            "keys",
+            "memory",
+            "pool",
+        ],
+    ),
+    (
         "transfer",
         Kind::Shell,
         &[
+            "engine",
             "base",
             "wire",
             "zmtp",

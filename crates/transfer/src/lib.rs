@@ -7,29 +7,13 @@
 //!
 //! The contract between these, and the seven rules every mover keeps, are in the README beside this crate.
 
-// For tests that both kinds of tests share.
-#[cfg(test)]
-extern crate self as slackwater_transfer;
-
-mod batch;
 #[cfg(test)]
 #[path = "../../../fuzz/src/corpora.rs"]
 mod corpora;
-mod engine;
-mod flow;
-mod home;
 pub mod host;
-mod job;
 #[cfg(test)]
-#[path = "../tests/conformance/lender.rs"]
+#[path = "../../engine/tests/lender/mod.rs"]
 mod lender;
-mod local;
-mod memory;
-mod mover;
-mod region;
-mod request;
-mod sealing;
-mod segment;
 #[cfg(test)]
 mod sim;
 pub mod stage;
@@ -46,44 +30,33 @@ pub mod fuzz {
 
 use slackwater_wait::Site;
 
-pub use batch::{Batch, BatchError, BatchId, Outcome, Status};
-pub use engine::{Engine, EngineError, Watch};
-pub use home::{GrantSpec, Home, HomeGuard};
-pub use job::{Buffers, Job, Part, Priority, RegionKey, Remote, Span};
-pub use local::Local;
-pub use memory::{Location, Memory, SharedFile, Stage, StageError, Staged, StagingTurn};
-pub use mover::{
-    Abilities, Carried, Mover, Notice, PeerStats, SingleRequest, Submission, WhenFull,
+pub use slackwater_engine::{
+    Abilities, Access, AccessError, AllowList, Batch, BatchError, BatchId, Buffers, Capability,
+    CapabilityKey, Carried, Cause, Deadline, Engine, EngineError, Extent, Gate, GateAccess,
+    GenerationTable, Grant, GrantSpec, Home, HomeGuard, HostContact, Job, Level, Local, LocalRange,
+    Location, Lookup, Memory, Mover, Notice, Op, Outcome, Part, PeerId, PeerStats, Priority,
+    Refusal, Region, RegionId, RegionKey, RegionSpec, Regions, RegisterError, Remote, ReopenError,
+    Request, Revocation, Rights, SealConfig, SealError, Segment, SharedFile, SingleRequest, Span,
+    Stage, StageError, Staged, StagingTurn, Status, StillBusy, Submission, Submit, Target, Watch,
+    WhenFull, holder_of,
 };
-pub use region::{
-    Access, AccessError, Extent, Gate, GateAccess, GenerationTable, Lookup, Region, RegionId,
-    RegionSpec, Regions, RegisterError, ReopenError, Revocation, StillBusy,
-};
-pub use request::{LocalRange, PeerId, Request, Submit, Target};
-pub use sealing::SealConfig;
-pub use segment::{HostContact, Segment};
-pub use slackwater_data_plane::seal::{SealError, holder_of};
-pub use slackwater_data_plane::{Cause, Deadline};
-pub use slackwater_wire::data::{Capability, CapabilityKey, Grant, Op, Refusal, Rights};
 pub use start::{EngineConfig, StartError};
-pub use tcp::{
-    AllowList, IGNORED, LaneCounters, Level, OPTIONS, OptionError, Tcp, TcpConfig, TcpError,
-    TcpOption,
-};
+pub use tcp::{IGNORED, LaneCounters, OPTIONS, OptionError, Tcp, TcpConfig, TcpError, TcpOption};
 
 /// Where the threads of transfers and of their callers wait, with how: counted for the whole process.
 #[must_use]
 pub fn wait_sites() -> [&'static Site; 11] {
+    let [batches, room, notices, closing] = slackwater_engine::wait_sites();
     [
-        &engine::BATCHES,
+        batches,
         &tcp::FULL,
         &tcp::PAYLOAD,
         &host::CONTROL,
         &host::DRAINING,
         &host::SETTLING,
-        &flow::ROOM,
-        &home::NOTICES,
-        &region::CLOSING,
+        room,
+        notices,
+        closing,
         &stage::STAGING,
         &stage::FILES,
     ]

@@ -4,15 +4,15 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use crate::engine::Engine;
-use crate::home::{Home, HomeGuard};
 use crate::host::{HostLimits, HostMover};
-use crate::local::Local;
-use crate::mover::Mover;
-use crate::sealing::SealConfig;
-use crate::segment::Segment;
 use crate::stage::StagedMover;
 use crate::tcp::{OptionError, Tcp, TcpConfig, TcpError};
+use slackwater_engine::Engine;
+use slackwater_engine::Local;
+use slackwater_engine::Mover;
+use slackwater_engine::SealConfig;
+use slackwater_engine::{Home, HomeGuard};
+use slackwater_wire::data::Segment;
 
 /// What an engine is started with.
 #[derive(Clone, Debug)]

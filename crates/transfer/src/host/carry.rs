@@ -12,9 +12,9 @@ use super::copy_threads::CopyThreads;
 use super::page::Mark;
 use super::process::Process;
 use super::window::{OpenWindow, Reach};
-use crate::batch::Part;
-use crate::job::{Buffers, Job, Remote};
 use slackwater_data_plane::{Cause, Deadline};
+use slackwater_engine::Part;
+use slackwater_engine::{Buffers, Job, Remote};
 
 /// The bytes copied between two checks of cancellation, deadline and epoch: some 60 µs.
 const PIECE_BYTES: usize = 1 << 20;

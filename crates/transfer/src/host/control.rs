@@ -12,11 +12,11 @@ use super::link::{Link, WindowError};
 use super::message::ATTACH_MAX;
 use super::opening::LinkTarget;
 use super::window::OpenWindow;
-use crate::batch::Part;
-use crate::flow::FlowGuard;
-use crate::job::Job;
-use crate::mover::{Notice, Submission, WhenFull};
 use slackwater_data_plane::{Cause, Deadline};
+use slackwater_engine::FlowGuard;
+use slackwater_engine::Job;
+use slackwater_engine::Part;
+use slackwater_engine::{Notice, Submission, WhenFull};
 
 /// A request to the owner that is not a copy.
 pub(super) enum ControlRequest {
@@ -275,7 +275,7 @@ impl Core {
                     || state.waiting.is_empty();
                 (
                     forgotten,
-                    self.flow.len() > state.waiting.len(),
+                    self.flow.unfinished() > state.waiting.len(),
                     state.first_deadline(),
                 )
             };

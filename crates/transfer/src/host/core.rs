@@ -13,11 +13,11 @@ use super::link::Link;
 use super::mover::HostLimits;
 use super::service::Service;
 use super::window::OpenWindow;
-use crate::flow::{Flow, FlowGuard};
-use crate::job::{Job, Remote};
-use crate::mover::{Mover, PeerStats, WhenFull};
-use crate::segment::Segment;
 use slackwater_data_plane::Cause;
+use slackwater_engine::{Flow, FlowGuard};
+use slackwater_engine::{Job, Remote};
+use slackwater_engine::{Mover, PeerStats, WhenFull};
+use slackwater_wire::data::Segment;
 
 /// The state that the callers of one peer, the copy threads and its control thread share.
 pub(super) struct Core {
@@ -73,7 +73,7 @@ const HANDOVER_BYTES: u64 = 1 << 20;
 
 impl Core {
     pub(super) fn is_full(&self) -> bool {
-        self.flow.len() >= self.limits.queue_entries
+        self.flow.unfinished() >= self.limits.queue_entries
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, CoreState> {

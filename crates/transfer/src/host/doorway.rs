@@ -26,8 +26,8 @@ use super::message::{
     GOODBYE_USER, GOODBYE_VERSION, Goodbye, Hello, MAGIC, VERSION,
 };
 use super::packets::{Listener, Packets, Received};
-use crate::sealing::{SealConfig, entropy};
 use slackwater_data_plane::seal::{Channel, holder_of};
+use slackwater_engine::{SealConfig, entropy};
 
 /// Owned by the thread of the service.
 pub(super) struct Doorway {

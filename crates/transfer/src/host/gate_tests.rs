@@ -14,13 +14,13 @@ use super::mover::{HostLimits, HostMover};
 use super::service::ServiceLimits;
 use super::tests::{Owner, PATIENCE, ask, eventually, owner, reaching};
 use super::window::OpenWindow;
-use crate::home::Home;
-use crate::job::{Buffers, Remote};
 use crate::lender::{Lender, mint};
-use crate::memory::Memory;
-use crate::region::{Region, Revocation};
-use crate::request::Target;
 use slackwater_data_plane::Cause;
+use slackwater_engine::Home;
+use slackwater_engine::Memory;
+use slackwater_engine::Target;
+use slackwater_engine::{Buffers, Remote};
+use slackwater_engine::{Region, Revocation};
 
 const EXTENT: u64 = 4096;
 

@@ -14,7 +14,7 @@ use super::message::{
     NOT_HERE,
 };
 use super::page::ControlPage;
-use crate::region::{Access, RegionId};
+use slackwater_engine::{Access, RegionId};
 
 /// The windows that one peer has: the owner's side of its control page.
 #[derive(Debug)]
@@ -320,8 +320,8 @@ impl Answer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::Memory;
-    use crate::region::{Region, RegionSpec, Regions};
+    use slackwater_engine::Memory;
+    use slackwater_engine::{Region, RegionSpec, Regions};
 
     fn granted(slots: u32) -> (GrantedWindows, Arc<ControlPage>) {
         let page = Arc::new(ControlPage::create(slots).unwrap());

@@ -22,7 +22,7 @@ use super::process::Process;
 use super::service::Service;
 use super::watched::Watched;
 use super::window::{OpenWindow, WindowSlot, generations};
-use crate::mover::Notice;
+use slackwater_engine::Notice;
 
 /// Why a window could not be attached.
 #[derive(Debug, Error)]

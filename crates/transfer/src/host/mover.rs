@@ -10,14 +10,14 @@ use thiserror::Error;
 use super::copy_threads::CopyThreads;
 use super::peer::HostPeer;
 use super::service::{Service, ServiceLimits};
-use crate::batch::{BatchId, Part};
-use crate::home::Home;
-use crate::job::Job;
-use crate::mover::{Abilities, Carried, Mover, Notice, PeerStats, SingleRequest, Submission};
-use crate::region::Revocation;
-use crate::sealing::SealConfig;
-use crate::segment::{HostContact, Segment};
 use slackwater_data_plane::Cause;
+use slackwater_engine::Home;
+use slackwater_engine::Job;
+use slackwater_engine::Revocation;
+use slackwater_engine::SealConfig;
+use slackwater_engine::{Abilities, Carried, Mover, Notice, PeerStats, SingleRequest, Submission};
+use slackwater_engine::{BatchId, Part};
+use slackwater_wire::data::{HostContact, Segment};
 
 /// Copies between processes of one host: shared memory is mapped and copied by address, other memory is copied by the
 /// kernel from process to process. The initiator does all of it; the owner's processor takes no part.

@@ -21,8 +21,8 @@ use super::packets::{Packets, Received};
 use super::page::ControlPage;
 use super::process::Process;
 use super::service::Service;
-use crate::sealing::{SealConfig, entropy};
 use slackwater_data_plane::seal::{InitiatorHandshake, SealError};
+use slackwater_engine::{SealConfig, entropy};
 
 /// Why there is no link to a process of this host.
 #[derive(Debug, Error)]

@@ -15,12 +15,12 @@ use super::core::{Core, LinkState, Ready};
 use super::message::NOTICE_MAX;
 use super::mover::HostLimits;
 use super::service::Service;
-use crate::batch::Part;
-use crate::flow::FlowGuard;
-use crate::job::Job;
-use crate::mover::{Carried, Mover, Notice, PeerStats, SingleRequest, WhenFull};
-use crate::segment::Segment;
 use slackwater_data_plane::Cause;
+use slackwater_engine::FlowGuard;
+use slackwater_engine::Job;
+use slackwater_engine::Part;
+use slackwater_engine::{Carried, Mover, Notice, PeerStats, SingleRequest, WhenFull};
+use slackwater_wire::data::Segment;
 
 /// One process of this host, as seen by an initiator. A control thread asks it for windows, so that a stopped process
 /// delays no other; copies through open windows do not need that thread.
@@ -99,7 +99,7 @@ impl HostPeer {
     pub(super) fn is_over(&self) -> bool {
         let state = self.core.state();
         matches!(&state.link, LinkState::Shut { until, .. } if *until == Instant::NEVER)
-            && self.core.flow.len() == 0
+            && self.core.flow.unfinished() == 0
     }
 
     /// Takes jobs; returns those that this mover does not carry.
@@ -233,7 +233,7 @@ impl HostPeer {
         let pending = state.waiting.len() as u64;
         PeerStats {
             pending,
-            active: (self.core.flow.len() as u64).saturating_sub(pending),
+            active: (self.core.flow.unfinished() as u64).saturating_sub(pending),
             ..state.stats
         }
     }

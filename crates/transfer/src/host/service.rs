@@ -24,10 +24,10 @@ use super::message::{PACKET_BYTES, Question};
 use super::packets::{Listener, Packets, Received};
 use super::process::Process;
 use super::watched::Watched;
-use crate::home::Home;
-use crate::mover::Notice;
-use crate::region::{Access, Revocation};
-use crate::sealing::SealConfig;
+use slackwater_engine::Home;
+use slackwater_engine::Notice;
+use slackwater_engine::SealConfig;
+use slackwater_engine::{Access, Revocation};
 
 /// Bounds of one process's host service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use super::link::{Link, WindowError};
 use super::message::{ENTRY_REGION, Entry};
 use super::page::{Mark, Stale};
 use super::process::Process;
-use crate::region::GenerationTable;
+use slackwater_engine::GenerationTable;
 use slackwater_memory::Mapping;
 use slackwater_wire::data::Grant;
 

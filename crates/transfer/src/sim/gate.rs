@@ -2,7 +2,7 @@
 
 use super::Bug;
 use crate::lender::Lender;
-use crate::region::{Extent, Gate, GateAccess};
+use slackwater_engine::{Extent, Gate, GateAccess};
 use slackwater_wire::data::{Refusal, Rights};
 
 #[derive(Debug)]

@@ -14,8 +14,6 @@ use slackwater_wire::{Incarnation, TraceContext};
 use super::ledger::{Job, value_of};
 use super::target::{EXTENT_BYTES, EXTENTS, Held, Server, Target, greeting};
 use super::{Bug, Met};
-use crate::job::Buffers;
-use crate::segment::Segment;
 use crate::tcp::shared::{ClientConnection, Cursor, Place, SpanMemory, Vectors, Wire};
 use slackwater_data_plane::Cause;
 use slackwater_data_plane::protocol::initiating::{Input, Output};
@@ -23,6 +21,8 @@ use slackwater_data_plane::protocol::responding::Input as Answer;
 use slackwater_data_plane::protocol::{
     Call, CloseReason, InitiatorLimits, Piece, Responder, ResponderLimits, Want,
 };
+use slackwater_engine::Buffers;
+use slackwater_wire::data::Segment;
 
 pub(super) struct World {
     rng: Rng,

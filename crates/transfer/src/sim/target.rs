@@ -15,12 +15,12 @@ use slackwater_wire::data::{
 use super::Bug;
 use super::gate::SimulatedGate;
 use super::ledger::Ledger;
-use crate::job::Buffers;
 use crate::lender::Lender;
-use crate::memory::{Location, Memory};
-use crate::region::{Access, Extent, Gate, RegionId, RegionSpec, Regions, Revocation};
 use crate::tcp::shared::{Cursor, Place, SpanMemory};
 use slackwater_data_plane::protocol::{Admitted, ChunkRange};
+use slackwater_engine::Buffers;
+use slackwater_engine::{Access, Extent, Gate, RegionId, RegionSpec, Regions, Revocation};
+use slackwater_engine::{Location, Memory};
 
 pub(super) use server::Server;
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use slackwater_base::{BLOCK_BYTES, Instant};
 
 use super::device::Pinned;
-use crate::memory::{StageError, Staged, StagingTurn};
-use crate::region::Access;
+use slackwater_engine::Access;
+use slackwater_engine::{StageError, Staged, StagingTurn};
 
 /// The chunks of one half, and the queue for them. It decides; its owner calls the waiters and makes the chunks.
 #[derive(Default)]

@@ -10,7 +10,7 @@ use cudarc::driver::result::{self, DriverError, device, event, primary_ctx, stre
 use cudarc::driver::sys;
 
 use super::device::{CopyId, CopyQueue, Device, DeviceCopy, DeviceError, Pinned};
-use crate::memory::Location;
+use slackwater_engine::Location;
 
 /// A GPU, through the CUDA driver of this machine, which is looked for at run time: nothing of CUDA is needed to build.
 ///

@@ -4,7 +4,7 @@ use std::task::Poll;
 
 use thiserror::Error;
 
-use crate::memory::Location;
+use slackwater_engine::Location;
 
 /// Memory that the host's processor cannot reach by address, and copies in and out of it.
 ///

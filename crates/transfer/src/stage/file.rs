@@ -14,7 +14,7 @@ use slackwater_wait::{Event, Site, Waiting};
 use super::device::{CopyId, CopyQueue, Device, DeviceCopy, DeviceError, Pinned};
 use super::limits::{StageLimits, StagingError};
 use super::stager::Stager;
-use crate::memory::{Location, Memory};
+use slackwater_engine::{Location, Memory};
 
 /// The files behind a region that peers may read.
 pub trait Files: Send + Sync + fmt::Debug {
@@ -57,30 +57,28 @@ impl Default for FileLimits {
     }
 }
 
-impl Memory {
-    /// Bytes of files, to be registered as a region of `bytes` bytes that peers read: a chunk at a time, in whole blocks,
-    /// and no blocks but those of the range that is read. Where the files have no bytes, reads fail. Nothing is written
-    /// to them.
-    ///
-    /// # Errors
-    /// No thread could be started.
-    pub fn of_files(
-        files: Arc<dyn Files>,
-        bytes: u64,
-        limits: FileLimits,
-    ) -> Result<Self, StagingError> {
-        let device = Arc::new(FileDevice::start(files, bytes, limits.reads)?);
-        let whole_blocks = limits.stage.chunk_bytes.next_multiple_of(BLOCK);
-        let stager = Stager::start(
-            device,
-            StageLimits {
-                chunk_bytes: whole_blocks,
-                ..limits.stage
-            },
-        )?;
-        // SAFETY: nothing is at the addresses of files, and nobody relies on what they hold while they are written.
-        unsafe { stager.memory(FIRST_ADDRESS, bytes as usize) }
-    }
+/// Bytes of files, to be registered as a region of `bytes` bytes that peers read: a chunk at a time, in whole blocks,
+/// and no blocks but those of the range that is read. Where the files have no bytes, reads fail. Nothing is written
+/// to them.
+///
+/// # Errors
+/// No thread could be started.
+pub fn memory_of_files(
+    files: Arc<dyn Files>,
+    bytes: u64,
+    limits: FileLimits,
+) -> Result<Memory, StagingError> {
+    let device = Arc::new(FileDevice::start(files, bytes, limits.reads)?);
+    let whole_blocks = limits.stage.chunk_bytes.next_multiple_of(BLOCK);
+    let stager = Stager::start(
+        device,
+        StageLimits {
+            chunk_bytes: whole_blocks,
+            ..limits.stage
+        },
+    )?;
+    // SAFETY: nothing is at the addresses of files, and nobody relies on what they hold while they are written.
+    unsafe { stager.memory(FIRST_ADDRESS, bytes as usize) }
 }
 
 /// Reads files on threads of its own; its addresses are offsets in the region.

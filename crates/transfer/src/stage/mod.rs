@@ -21,7 +21,7 @@ pub(crate) use stager::SITE as STAGING;
 #[cfg(feature = "gpu")]
 pub use cuda::{CudaDevice, CudaMemory};
 pub use device::{CopyId, CopyQueue, Device, DeviceCopy, DeviceError, Pinned};
-pub use file::{FileLimits, FileRange, Files};
+pub use file::{FileLimits, FileRange, Files, memory_of_files};
 pub use limits::{StageLimits, StagingError, Watch};
 pub use mover::StagedMover;
 pub use software::{Faults, SoftwareDevice, SoftwareMemory};

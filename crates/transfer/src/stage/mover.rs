@@ -9,14 +9,14 @@ use slackwater_wait::{Hook, now};
 use slackwater_wire::Incarnation;
 use slackwater_wire::data::Op;
 
-use crate::batch::{Batch, BatchId, Outcome, Part};
-use crate::flow::{Flow, FlowGuard};
-use crate::job::{Buffers, Job, Priority, Remote, Span};
-use crate::memory::{Stage, StageError, Staged};
-use crate::mover::{Abilities, Mover, Notice, PeerStats, Submission, WhenFull};
-use crate::region::{Access, Revocation};
-use crate::segment::Segment;
 use slackwater_data_plane::{Cause, Deadline};
+use slackwater_engine::{Abilities, Mover, Notice, PeerStats, Submission, WhenFull};
+use slackwater_engine::{Access, Revocation};
+use slackwater_engine::{Batch, BatchId, Outcome, Part};
+use slackwater_engine::{Buffers, Job, Priority, Remote, Span};
+use slackwater_engine::{Flow, FlowGuard};
+use slackwater_engine::{Stage, StageError, Staged};
+use slackwater_wire::data::Segment;
 
 /// Carries requests whose local memory is that of a device: a chunk at a time goes between the device and pinned
 /// memory while others are on the wire, which is that of another mover.
@@ -541,7 +541,7 @@ impl Mover for StagedMover {
         };
         let stats = *lock(&line.stats);
         PeerStats {
-            active: line.flow.len() as u64,
+            active: line.flow.unfinished() as u64,
             ..stats
         }
     }
@@ -564,7 +564,7 @@ impl Mover for StagedMover {
         for line in lines {
             loop {
                 let seen = line.flow.seen();
-                if line.flow.len() == 0 || !line.flow.wait(seen, deadline) {
+                if line.flow.unfinished() == 0 || !line.flow.wait(seen, deadline) {
                     break;
                 }
             }

@@ -12,7 +12,7 @@ use slackwater_base::Instant;
 use slackwater_wait::{Event, Site, Waiting, now};
 
 use super::device::{CopyId, CopyQueue, Device, DeviceCopy, DeviceError, Pinned};
-use crate::memory::Location;
+use slackwater_engine::Location;
 
 /// A device made of host memory and a thread, for machines without one and for tests.
 ///

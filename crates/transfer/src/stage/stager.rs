@@ -13,8 +13,8 @@ use slackwater_wait::{Event, Site, Waiting, now};
 use super::chunks::{Chunk, Chunks, Fetch, Next, Waiter};
 use super::device::{CopyId, CopyQueue, Device, DeviceCopy, DeviceError};
 use super::limits::{StageLimits, StagingError, Watch};
-use crate::memory::{Memory, Stage, StageError, Staged, StagingTurn};
-use crate::region::Access;
+use slackwater_engine::Access;
+use slackwater_engine::{Memory, Stage, StageError, Staged, StagingTurn};
 
 /// Moves bytes of a device in and out through pinned host memory, a chunk at a time, without blocking a thread.
 ///

@@ -9,11 +9,11 @@ use super::context::TcpContext;
 use super::cursor::{Place, SpanMemory};
 use super::end::{End, Greeted, add};
 use super::io::Vectors;
-use crate::segment::Segment;
 use slackwater_data_plane::Cause;
 use slackwater_data_plane::protocol::initiating::{Input, Output};
 use slackwater_data_plane::protocol::{CloseReason, Initiator, InitiatorLimits, Span, Want};
 use slackwater_data_plane::seal::{InitiatorHandshake, Keys, Opener, SealError, Sealer};
+use slackwater_wire::data::Segment;
 
 /// One connection to a peer, with tasks `T` on it.
 #[derive(Debug)]

@@ -4,9 +4,9 @@ use std::time::Duration;
 use slackwater_base::{Backoff, Jitter};
 use slackwater_net::LocalPorts;
 
-use crate::sealing::SealConfig;
-use crate::segment::Segment;
 use slackwater_data_plane::protocol::{InitiatorLimits, ResponderLimits};
+use slackwater_engine::SealConfig;
+use slackwater_wire::data::Segment;
 
 /// How the TCP mover works; section `transfer.tcp` of the configuration.
 #[derive(Clone, Debug)]

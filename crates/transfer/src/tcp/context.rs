@@ -16,12 +16,12 @@ use super::direct::Direct;
 use super::loop_state::{Command, LoopState};
 use super::scheduler::{Action, LaneId, Scheduler};
 use super::task::{Task, end};
-use crate::home::Home;
-use crate::sealing::entropy;
-use crate::segment::Segment;
 use slackwater_data_plane::protocol::{CloseReason, SLICE_BYTES_MAX};
 use slackwater_data_plane::seal::{Channel, InitiatorHandshake, SealError};
 use slackwater_data_plane::{Cause, Deadline};
+use slackwater_engine::Home;
+use slackwater_engine::entropy;
+use slackwater_wire::data::Segment;
 
 pub(crate) struct TcpContext {
     pub(crate) home: Arc<Home>,

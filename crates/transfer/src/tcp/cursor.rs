@@ -1,5 +1,5 @@
-use crate::job::Buffers;
 use crate::tcp::io::{VECTORS_MAX, Vectors};
+use slackwater_engine::Buffers;
 
 /// A position in a list of ranges. It finds the next bytes, and those near them, without a walk from the start.
 #[derive(Debug, Default)]
@@ -103,8 +103,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::memory::Memory;
-    use crate::region::{RegionSpec, Regions};
+    use slackwater_engine::Memory;
+    use slackwater_engine::{RegionSpec, Regions};
     use slackwater_wire::data::Rights;
 
     proptest! {

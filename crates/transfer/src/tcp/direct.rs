@@ -16,11 +16,11 @@ use slackwater_wait::now;
 use slackwater_wire::Incarnation;
 
 use super::context::TcpContext;
-use crate::mover::{Carried, SingleRequest};
-use crate::segment::Segment;
 pub(crate) use client::PAYLOAD;
 use client::{BorrowedConnection, LoneRequest, Outcome};
 use slackwater_data_plane::Cause;
+use slackwater_engine::{Carried, SingleRequest};
+use slackwater_wire::data::Segment;
 use together::{Crowd, Part, TOGETHER_BYTES, TOGETHER_CALLERS};
 
 /// Requests of no more than this cost their wake-ups more than their bytes, so that more callers carry theirs themselves.

@@ -48,7 +48,6 @@ use thiserror::Error;
 pub use config::TcpConfig;
 pub use options::{IGNORED, OPTIONS, OptionError, TcpOption};
 pub use scheduler::LaneCounters;
-pub use slackwater_keys::{AllowList, Level};
 
 pub(crate) use direct::PAYLOAD;
 
@@ -57,18 +56,18 @@ use loop_state::{Command, LoopState};
 use scheduler::{Limits, Scheduler};
 use task::{Task, TaskKind};
 
-use crate::batch::{BatchId, Part};
-use crate::home::Home;
-use crate::job::Job;
-use crate::mover::{
-    Abilities, Carried, Mover, Notice, PeerStats, SingleRequest, Submission, WhenFull,
-};
-use crate::region::Revocation;
-use crate::segment::Segment;
 use slackwater_data_plane::Cause;
 use slackwater_data_plane::protocol::{
     NOTICE_BYTES_MAX, REQUEST_BYTES_MAX, SLICE_BYTES_MAX, SLICE_BYTES_MIN,
 };
+use slackwater_engine::Home;
+use slackwater_engine::Job;
+use slackwater_engine::Revocation;
+use slackwater_engine::{
+    Abilities, Carried, Mover, Notice, PeerStats, SingleRequest, Submission, WhenFull,
+};
+use slackwater_engine::{BatchId, Part};
+use slackwater_wire::data::Segment;
 use slackwater_wire::data::{Op, Refusal};
 
 /// Carries requests over TCP.
@@ -260,7 +259,7 @@ impl Tcp {
             .map(|(part, index)| Job {
                 op,
                 buffers: buffers.cut(index * share, share),
-                remote: crate::job::Remote {
+                remote: slackwater_engine::Remote {
                     offset: remote.offset + index * share,
                     ..remote
                 },

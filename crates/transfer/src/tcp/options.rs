@@ -10,7 +10,7 @@ use slackwater_net::{LocalPorts, NoPorts};
 use thiserror::Error;
 
 use super::config::TcpConfig;
-use crate::sealing::SealConfig;
+use slackwater_engine::SealConfig;
 
 /// One option.
 #[derive(Debug)]

@@ -13,13 +13,13 @@ use super::end::{End, Greeted, add};
 use super::io::Vectors;
 use super::staged::AdmittedMemory;
 use super::turn::Turn;
-use crate::memory::{StageError, Staged};
-use crate::region::Revocation;
-use crate::sealing::entropy;
 use slackwater_data_plane::Cause;
 use slackwater_data_plane::protocol::responding::{Input, Output};
 use slackwater_data_plane::protocol::{CloseReason, Responder, Span, Want};
 use slackwater_data_plane::seal::{Channel, Keys, Opener, Sealer, holder_of, refusal};
+use slackwater_engine::Revocation;
+use slackwater_engine::entropy;
+use slackwater_engine::{StageError, Staged};
 
 /// One connection of a peer.
 #[derive(Debug)]

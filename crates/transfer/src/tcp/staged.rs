@@ -10,10 +10,10 @@ use slackwater_trace::TraceSpan;
 use super::cursor::{Cursor, Place, SpanMemory};
 use super::loop_state::Command;
 use super::turn::Turn;
-use crate::job::Buffers;
-use crate::memory::{Stage, StageError, Staged};
-use crate::region::Access;
 use slackwater_data_plane::protocol::{Admitted, ChunkRange, Span};
+use slackwater_engine::Access;
+use slackwater_engine::Buffers;
+use slackwater_engine::{Stage, StageError, Staged};
 use slackwater_wire::data::Refusal;
 
 /// The memory of one request.

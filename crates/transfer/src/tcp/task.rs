@@ -5,11 +5,11 @@ use slackwater_wait::now;
 use slackwater_wire::Incarnation;
 
 use super::cursor::{Cursor, Place, SpanMemory};
-use crate::batch::{BatchId, Part};
-use crate::job::{Job, Priority};
-use crate::mover::Notice;
 use slackwater_data_plane::Cause;
 use slackwater_data_plane::protocol::Call;
+use slackwater_engine::Notice;
+use slackwater_engine::{BatchId, Part};
+use slackwater_engine::{Job, Priority};
 
 /// What a lane carries: one request, notice or probe.
 #[derive(Debug)]

@@ -7,10 +7,10 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex};
 
-use slackwater_transfer::stage::{FileLimits, FileRange, Files, StageLimits};
+use slackwater_transfer::stage::{FileLimits, FileRange, Files, StageLimits, memory_of_files};
 use slackwater_transfer::{
-    Batch, BatchError, Capability, Cause, Engine, EngineConfig, Extent, Memory, Op, PeerId,
-    Refusal, Region, Rights,
+    Batch, BatchError, Capability, Cause, Engine, EngineConfig, Extent, Op, PeerId, Refusal,
+    Region, Rights,
 };
 use slackwater_wait::{Site, Waiting};
 use slackwater_wire::data::Frame;
@@ -118,7 +118,7 @@ fn reading(name: &str) -> Reading {
         },
     };
     // Longer than any memory could be: it has no addresses.
-    let memory = Memory::of_files(Arc::clone(&log) as Arc<dyn Files>, 1 << 60, limits).unwrap();
+    let memory = memory_of_files(Arc::clone(&log) as Arc<dyn Files>, 1 << 60, limits).unwrap();
     let lender = Arc::new(Lender::default());
     let (bob, alice) = (with_devices("bob"), engine("alice", config()));
     let there = bob.register(lender.region(memory, Rights::READ)).unwrap();

@@ -7,7 +7,7 @@ mod files;
 mod gate;
 mod hostile;
 mod junk;
-#[path = "../conformance/lender.rs"]
+#[path = "../../../engine/tests/lender/mod.rs"]
 mod lender;
 mod peer;
 mod raw;

@@ -103,7 +103,7 @@ pub enum Input<'a, T> {
     GiveUp(u64, Cause),
     /// The connection has ended. `retry` says whether what had no effect may be started on another.
     Closed {
-        /// Why.
+        /// The reason, for tasks that had begun.
         cause: &'a Cause,
         /// Whether another connection may do what this one has not.
         retry: bool,

@@ -11,8 +11,8 @@ use super::super::identity::ProcessName;
 use super::super::link_seal::{self, LinkSeal, greeting};
 use super::super::message::{Goodbye, PACKET_BYTES};
 use super::*;
-use crate::sealing::{SealConfig, entropy};
 use slackwater_data_plane::seal::{InitiatorHandshake, SealError, holder_of};
+use slackwater_engine::{SealConfig, entropy};
 
 pub(super) const ALICE: u8 = 1;
 pub(super) const BOB: u8 = 2;

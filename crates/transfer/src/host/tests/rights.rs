@@ -5,7 +5,7 @@ use std::fs;
 use super::super::carry::{CopyRequest, carry};
 use super::super::copy_threads::CopyThreads;
 use super::*;
-use crate::job::{Buffers, Remote};
+use slackwater_engine::{Buffers, Remote};
 
 /// The rights of the mapping at an address, as the kernel writes them.
 fn mapped(at: *mut u8) -> String {

@@ -5,12 +5,12 @@ use slackwater_wire::data::Rights;
 
 use super::super::{SoftwareDevice, StageLimits, Stager, Watch};
 use super::*;
-use crate::engine::Engine;
-use crate::home::{GrantSpec, Home};
-use crate::local::Local as Within;
-use crate::memory::Memory;
-use crate::region::{Region, RegionSpec};
-use crate::request::{LocalRange, PeerId, Request, Submit, Target};
+use slackwater_engine::Engine;
+use slackwater_engine::Local as Within;
+use slackwater_engine::Memory;
+use slackwater_engine::{GrantSpec, Home};
+use slackwater_engine::{LocalRange, PeerId, Request, Submit, Target};
+use slackwater_engine::{Region, RegionSpec};
 
 const CHUNK: usize = 4096;
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -5,7 +5,7 @@ use slackwater_wire::data::Rights;
 
 use super::super::software::{Faults, SoftwareDevice, SoftwareMemory};
 use super::*;
-use crate::region::{Region, RegionSpec, Regions};
+use slackwater_engine::{Region, RegionSpec, Regions};
 
 const CHUNK: usize = 4096;
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -52,7 +52,7 @@ impl Rig {
             self.region
                 .access(0, self.region.bytes())
                 .unwrap()
-                .for_peer(crate::region::PeerRight {
+                .for_peer(slackwater_engine::PeerRight {
                     tenant,
                     ..Default::default()
                 }),

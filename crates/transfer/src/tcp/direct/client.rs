@@ -12,8 +12,6 @@ use slackwater_net::{LocalPorts, TcpLiveness};
 use slackwater_wait::{Arrival, Completer, Site, Waiting, now, wait_for};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
-use crate::mover::SingleRequest;
-use crate::segment::Segment;
 use crate::tcp::client::{ClientConnection, ClientEnd};
 use crate::tcp::context::TcpContext;
 use crate::tcp::cursor::{Cursor, Place, SpanMemory};
@@ -22,6 +20,8 @@ use crate::tcp::wire::{Flushed, LOW_WATER_BYTES, Scratch, Wire};
 use slackwater_data_plane::protocol::initiating::{Input, Output};
 use slackwater_data_plane::protocol::{Call, CloseReason, Want};
 use slackwater_data_plane::{Cause, Deadline};
+use slackwater_engine::SingleRequest;
+use slackwater_wire::data::Segment;
 
 #[derive(Debug)]
 pub(super) struct BorrowedConnection {

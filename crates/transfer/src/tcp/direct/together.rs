@@ -15,10 +15,10 @@ use slackwater_wire::Incarnation;
 
 use super::Direct;
 use super::client::{Answer, BorrowedConnection, LoneRequest, Outcome};
-use crate::segment::Segment;
 use crate::tcp::context::TcpContext;
 use slackwater_data_plane::protocol::CloseReason;
 use slackwater_data_plane::{Cause, Deadline};
+use slackwater_wire::data::Segment;
 
 /// The largest requests that go together: of larger ones the copy by several threads is worth more than the calls.
 pub(super) const TOGETHER_BYTES: u64 = 16 << 10;

@@ -8,16 +8,16 @@ use slackwater_net::{ConnId, Connect, Endpoint, Listen, Net, NetError, Readiness
 use slackwater_wait::now;
 
 use super::LoopState;
-use crate::batch::{BatchId, Part};
-use crate::memory::{StageError, Staged, StagingTurn};
-use crate::region::Revocation;
-use crate::segment::Segment;
 use crate::tcp::client::ClientConnection;
 use crate::tcp::conn::{Conn, Role};
 use crate::tcp::scheduler::{LaneEnd, LaneId, LostLane, Route};
 use crate::tcp::task::{Task, end};
 use slackwater_data_plane::Cause;
 use slackwater_data_plane::protocol::initiating::{Input, Output};
+use slackwater_engine::Revocation;
+use slackwater_engine::{BatchId, Part};
+use slackwater_engine::{StageError, Staged, StagingTurn};
+use slackwater_wire::data::Segment;
 
 /// A command of another thread.
 pub(crate) enum Command {

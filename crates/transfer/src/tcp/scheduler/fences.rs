@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::Action;
-use crate::batch::{BatchId, Part};
+use slackwater_engine::{BatchId, Part};
 
 /// Unfinished tasks of one peer by epoch; a fence ends an epoch.
 #[derive(Debug)]

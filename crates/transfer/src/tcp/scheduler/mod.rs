@@ -28,12 +28,12 @@ pub(crate) use routes::Route;
 
 use super::config::TcpConfig;
 use super::task::Task;
-use crate::batch::{BatchId, Part};
-use crate::mover::PeerStats;
-use crate::segment::Segment;
 use lanes::Lane;
 use peer::PeerQueue;
 use slackwater_data_plane::{Cause, Deadline};
+use slackwater_engine::PeerStats;
+use slackwater_engine::{BatchId, Part};
+use slackwater_wire::data::Segment;
 
 /// The scheduler of one TCP mover.
 #[derive(Debug)]

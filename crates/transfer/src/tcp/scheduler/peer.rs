@@ -8,10 +8,10 @@ use slackwater_base::{Instant, Rng};
 use super::fences::Fences;
 use super::routes::Routes;
 use super::{Action, LaneId, Limits};
-use crate::mover::PeerStats;
-use crate::segment::Segment;
 use crate::tcp::task::Task;
 use slackwater_data_plane::Cause;
+use slackwater_engine::PeerStats;
+use slackwater_wire::data::Segment;
 
 #[derive(Debug)]
 pub(super) struct PeerQueue {

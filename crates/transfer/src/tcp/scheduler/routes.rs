@@ -6,7 +6,7 @@ use std::time::Duration;
 use slackwater_base::{Backoff, Instant, Rng};
 
 use super::Limits;
-use crate::segment::Segment;
+use slackwater_wire::data::Segment;
 
 /// One route to a peer: an address of this host, where one is configured, and an address of the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

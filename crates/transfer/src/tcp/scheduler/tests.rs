@@ -3,11 +3,11 @@ use std::sync::Arc;
 use slackwater_wire::data::{CapabilityKey, Grant, Op, Rights};
 
 use super::*;
-use crate::batch::Batch;
-use crate::job::{Buffers, Job, Priority, Remote};
-use crate::mover::Notice;
 use crate::tcp::task::TaskKind;
 use slackwater_data_plane::protocol::Credit;
+use slackwater_engine::Batch;
+use slackwater_engine::Notice;
+use slackwater_engine::{Buffers, Job, Priority, Remote};
 
 pub(super) const NOW: Instant = Instant::from_nanos(1_000_000);
 

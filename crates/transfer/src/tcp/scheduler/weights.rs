@@ -4,10 +4,10 @@ use slackwater_wire::data::{CapabilityKey, Grant, Op, Rights};
 
 use super::tests::{NOW, limits, peer};
 use super::*;
-use crate::batch::Batch;
-use crate::job::{Buffers, Job, Priority, Remote};
 use crate::tcp::task::TaskKind;
 use slackwater_data_plane::protocol::Credit;
+use slackwater_engine::Batch;
+use slackwater_engine::{Buffers, Job, Priority, Remote};
 
 const MIB: u64 = 1 << 20;
 const MILLISECOND: Duration = Duration::from_millis(1);

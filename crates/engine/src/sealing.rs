@@ -22,7 +22,7 @@ impl SealConfig {
     ///
     /// # Errors
     /// The initiator does not seal its connections, or is refused.
-    pub(crate) fn answer(
+    pub fn answer(
         &self,
         entropy: &Entropy,
         hello: &Greeting,
@@ -43,7 +43,7 @@ impl SealConfig {
 ///
 /// # Errors
 /// The operating system gives none.
-pub(crate) fn entropy() -> Result<Entropy, SealError> {
+pub fn entropy() -> Result<Entropy, SealError> {
     let mut bytes = Zeroizing::new([0; 32]);
     getrandom::fill(bytes.as_mut_slice()).map_err(|_| SealError::Randomness)?;
     Ok(bytes)

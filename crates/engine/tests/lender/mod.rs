@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use slackwater_transfer::{
+use slackwater_engine::{
     Capability, CapabilityKey, Extent, Gate, GateAccess, GenerationTable, Grant, Home, Memory,
     Refusal, Region, RegionSpec, Rights,
 };

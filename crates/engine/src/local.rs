@@ -11,11 +11,11 @@ use slackwater_zmtp::PublicKey;
 use crate::batch::{BatchId, Part};
 use crate::home::Home;
 use crate::job::Job;
-use crate::mover::{Abilities, Mover, Notice, PeerStats, Submission};
+use crate::mover::{Abilities, Mover, PeerStats, Submission};
 use crate::region::{Access, Revocation};
-use crate::segment::Segment;
 use slackwater_data_plane::seal::holder_of;
-use slackwater_data_plane::{Cause, Deadline};
+use slackwater_data_plane::{Cause, Deadline, Notice};
+use slackwater_wire::data::Segment;
 
 /// Copies between regions of one process, on the threads that submit.
 #[derive(Debug)]

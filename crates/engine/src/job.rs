@@ -6,7 +6,7 @@ use slackwater_base::Instant;
 use slackwater_wire::TraceContext;
 use slackwater_wire::data::{Capability, Op};
 
-pub use crate::batch::Part;
+use crate::batch::Part;
 use crate::memory::Staged;
 use crate::region::Access;
 use slackwater_data_plane::Cause;
@@ -95,7 +95,7 @@ impl Buffers {
     }
 
     /// The range of one access.
-    pub(crate) fn shared(access: Arc<Access>) -> Self {
+    pub fn shared(access: Arc<Access>) -> Self {
         let (start, bytes) = (access.start(), access.bytes() as usize);
         Self::of(vec![Span {
             start,
@@ -121,7 +121,7 @@ impl Buffers {
     }
 
     /// The first bytes of lent host memory that holds bytes of the device memory under `access`.
-    pub(crate) fn staged(loan: Staged, bytes: usize, access: Arc<Access>) -> Self {
+    pub fn staged(loan: Staged, bytes: usize, access: Arc<Access>) -> Self {
         let start = loan.start().as_ptr();
         Self::of(vec![Span {
             start,
@@ -138,12 +138,14 @@ impl Buffers {
 
     /// Length of all ranges together.
     #[must_use]
+    #[inline]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
     /// The ranges, in order; none is empty.
     #[must_use]
+    #[inline]
     pub fn spans(&self) -> &[Span] {
         &self.spans
     }
@@ -155,7 +157,7 @@ impl Buffers {
     }
 
     /// Why what is under way with it is to end, if some of it is in a region of this process that closes.
-    pub(crate) fn closing(&self) -> Option<Cause> {
+    pub fn closing(&self) -> Option<Cause> {
         let mut accesses = self.spans.iter().filter_map(Span::access);
         let closing = accesses.any(|access| !access.is_live());
         closing.then(|| Cause::Invalid("the local region is closing".to_owned()))
@@ -192,12 +194,14 @@ impl Buffers {
 impl Span {
     /// Its first byte.
     #[must_use]
+    #[inline]
     pub fn start(&self) -> *mut u8 {
         self.start
     }
 
     /// Its length.
     #[must_use]
+    #[inline]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -210,6 +214,7 @@ impl Span {
 
     /// Whether the CPU reaches it.
     #[must_use]
+    #[inline]
     pub fn is_host(&self) -> bool {
         self.loan.is_some()
             || self

@@ -1,3 +1,5 @@
+//! How many requests of a mover to one peer are unfinished, and what waits for their ends.
+
 use std::collections::BTreeSet;
 use std::mem::take;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,7 +13,7 @@ use slackwater_data_plane::{Cause, Deadline};
 
 /// The unfinished requests to one peer, in the order in which they came: fences and queue limits depend on them.
 #[derive(Default)]
-pub(crate) struct Flow {
+pub struct Flow {
     state: Mutex<State>,
     /// Notified when a request has ended.
     room: Event,
@@ -25,10 +27,10 @@ struct State {
 }
 
 /// Called once every request before it has ended. It must not block.
-pub(crate) type Fence = Box<dyn FnOnce() + Send>;
+type Fence = Box<dyn FnOnce() + Send>;
 
 /// A request that is unfinished until this is dropped.
-pub(crate) struct FlowGuard {
+pub struct FlowGuard {
     flow: Arc<Flow>,
     number: u64,
 }
@@ -37,7 +39,7 @@ pub(crate) static ROOM: Site = Site::new("transfer room");
 
 impl Flow {
     /// Begins one more request.
-    pub(crate) fn begin(self: &Arc<Self>) -> FlowGuard {
+    pub fn begin(self: &Arc<Self>) -> FlowGuard {
         let mut state = self.state();
         let number = state.next;
         state.next += 1;
@@ -49,12 +51,12 @@ impl Flow {
     }
 
     /// The number of unfinished requests.
-    pub(crate) fn len(&self) -> usize {
+    pub fn unfinished(&self) -> usize {
         self.state().active.len()
     }
 
     /// Calls `then` when every request that began before has ended; now, if all have.
-    pub(crate) fn fence(&self, then: Fence) {
+    pub fn fence(&self, then: Fence) {
         {
             let mut state = self.state();
             let after = state.next;
@@ -64,12 +66,12 @@ impl Flow {
     }
 
     /// To be taken before the length is read; see [`Flow::wait`].
-    pub(crate) fn seen(&self) -> Seen {
+    pub fn seen(&self) -> Seen {
         self.room.seen()
     }
 
     /// Waits until a request has ended since `seen`; says whether one has before the deadline or the closing.
-    pub(crate) fn wait(&self, seen: Seen, deadline: Instant) -> bool {
+    pub fn wait(&self, seen: Seen, deadline: Instant) -> bool {
         self.room
             .wait(seen, &Waiting::at(&ROOM).until(deadline))
             .is_ok()
@@ -79,10 +81,10 @@ impl Flow {
     ///
     /// # Errors
     /// Why the job may not begin; its holder releases its memory.
-    pub(crate) fn room(&self, max: usize, job: &Job, when_full: WhenFull) -> Result<(), Cause> {
+    pub fn room(&self, max: usize, job: &Job, when_full: WhenFull) -> Result<(), Cause> {
         loop {
             let seen = self.seen();
-            let queued = self.len();
+            let queued = self.unfinished();
             if queued < max || when_full == WhenFull::Exceed {
                 return Ok(());
             }
@@ -105,7 +107,7 @@ impl Flow {
     }
 
     /// Ends all waits for room.
-    pub(crate) fn close(&self) {
+    pub fn close(&self) {
         self.room.close();
     }
 
@@ -163,7 +165,7 @@ mod tests {
         fence();
         let third = flow.begin();
         drop(second);
-        assert_eq!((passed.load(Ordering::Relaxed), flow.len()), (1, 2));
+        assert_eq!((passed.load(Ordering::Relaxed), flow.unfinished()), (1, 2));
         drop(first);
         assert_eq!(
             passed.load(Ordering::Relaxed),
@@ -171,6 +173,6 @@ mod tests {
             "the third came after the fence"
         );
         drop(third);
-        assert_eq!(flow.len(), 0);
+        assert_eq!(flow.unfinished(), 0);
     }
 }

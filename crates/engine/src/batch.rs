@@ -75,7 +75,7 @@ pub(crate) struct Core {
 }
 
 /// Started once every request is complete, with the last part of the batch.
-pub(crate) type Follower = Box<dyn FnOnce(Part) + Send>;
+pub type Follower = Box<dyn FnOnce(Part) + Send>;
 
 #[derive(Debug, Default)]
 struct RequestState {
@@ -114,7 +114,7 @@ impl Status {
 impl Batch {
     /// A batch of `requests` requests and the parts that end them. `follower`, if any, is started when all of them are
     /// complete, and ends before the batch does; `cancel` tells the movers that the batch was cancelled.
-    pub(crate) fn new(
+    pub fn new(
         requests: u32,
         follower: Option<Follower>,
         cancel: impl Fn(BatchId) + Send + Sync + 'static,

@@ -208,7 +208,10 @@ impl Regions {
 
     /// An access to a range for a peer to whom `grant` was granted. Whether the grant covers the range is the caller's to
     /// check.
-    pub(crate) fn admit(
+    ///
+    /// # Errors
+    /// The region or the extent is gone, closing, or allows less.
+    pub fn admit(
         &self,
         grant: &Grant,
         wanted: Rights,

@@ -9,11 +9,9 @@ use crate::batch::{BatchId, Part};
 use crate::job::{Buffers, Job, RegionKey, Remote};
 use crate::memory::Location;
 use crate::region::{Region, RegisterError, Revocation};
-use crate::segment::Segment;
-use slackwater_data_plane::Cause;
+use slackwater_data_plane::{Cause, Notice};
 use slackwater_wire::data::Op;
-
-pub use slackwater_data_plane::protocol::Notice;
+use slackwater_wire::data::Segment;
 
 /// Carries requests to the peers that it reaches.
 ///

@@ -38,7 +38,10 @@ impl GenerationTable {
     }
 
     /// The table that an owner passed, of a region of `granules` granules.
-    pub(crate) fn open(file: OwnedFd, granule: u64, granules: u64) -> Result<Self, RefusedMemory> {
+    ///
+    /// # Errors
+    /// The memory is not sealed, or shorter than that.
+    pub fn open(file: OwnedFd, granule: u64, granules: u64) -> Result<Self, RefusedMemory> {
         let bytes = granules.saturating_mul(size_of::<u64>() as u64);
         Ok(Self {
             memory: Mapping::open(file, bytes)?,
@@ -59,6 +62,7 @@ impl GenerationTable {
 
     /// Whether an extent is still in that use. What was read of its bytes before counts, if it is.
     #[must_use]
+    #[inline]
     pub fn is_live(&self, offset: u64, generation: u64) -> bool {
         // The loads of the bytes must not be put off beyond the look at the word.
         fence(Ordering::SeqCst);
@@ -66,16 +70,24 @@ impl GenerationTable {
         word.is_some_and(|word| generation >= word.load(Ordering::Acquire))
     }
 
-    pub(crate) fn granule(&self) -> u64 {
+    /// Bytes from one place where an extent may begin to the next.
+    pub fn granule(&self) -> u64 {
         self.granule
     }
 
-    pub(crate) fn granules(&self) -> u64 {
+    /// Its words.
+    pub fn granules(&self) -> u64 {
         self.granules
     }
 
     /// A descriptor for readers.
-    pub(crate) fn descriptor(&self) -> io::Result<Arc<OwnedFd>> {
+    ///
+    /// # Errors
+    /// The kernel gives none.
+    ///
+    /// # Panics
+    /// When it is another process's table.
+    pub fn descriptor(&self) -> io::Result<Arc<OwnedFd>> {
         let file = self.memory.file();
         let file = file.expect("shared memory has a file");
         read_only(file).map(Arc::new)

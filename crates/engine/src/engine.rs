@@ -18,13 +18,13 @@ use thiserror::Error;
 use crate::batch::{Batch, BatchError, BatchId, Follower, Part};
 use crate::home::{GrantSpec, Home, HomeGuard};
 use crate::job::{Buffers, Job, Priority, RegionKey};
-use crate::mover::{Carried, Mover, Notice, PeerStats, SingleRequest, Submission, WhenFull};
+use crate::mover::{Carried, Mover, PeerStats, SingleRequest, Submission, WhenFull};
 use crate::region::{
     Extent, Region, RegionId, RegionSpec, RegisterError, ReopenError, Revocation, StillBusy,
 };
 use crate::request::{PeerId, Request, Submit, Target};
-use crate::segment::Segment;
-use slackwater_data_plane::Cause;
+use slackwater_data_plane::{Cause, Notice};
+use slackwater_wire::data::Segment;
 
 /// Moves bytes between regions of this process and regions of its peers.
 ///

@@ -12,8 +12,8 @@ use crate::batch::Batch;
 use crate::job::{Buffers, Job, Priority};
 use crate::mover::{Carried, SingleRequest, WhenFull};
 use crate::request::Target;
-use crate::segment::Segment;
 use slackwater_data_plane::Cause;
+use slackwater_wire::data::Segment;
 
 /// A request that goes with others: its place among them, its peer, and what it is.
 type Joint = (usize, Arc<Segment>, SingleRequest);

@@ -11,8 +11,8 @@ use slackwater_wait::{Event, Site, Waiting, now};
 use slackwater_wire::Incarnation;
 use slackwater_wire::data::{Capability, CapabilityKey, Grant, Refusal, Rights};
 
-use crate::mover::Notice;
 use crate::region::{Access, PeerRight, Region, Regions};
+use slackwater_data_plane::Notice;
 
 /// The regions of one engine, its incarnation, and the key of its capabilities. All movers share it.
 pub struct Home {
@@ -277,7 +277,7 @@ impl Home {
 
     /// Calls `take_back` at every rotation, after the old key admits nothing any more. For a mover that checks a
     /// capability once and then lets the peer copy by itself.
-    pub(crate) fn when_rotated(&self, take_back: Rotated) {
+    pub fn when_rotated(&self, take_back: Rotated) {
         self.rotated
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

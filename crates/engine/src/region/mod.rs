@@ -67,15 +67,17 @@ pub struct Access {
 
 /// What the capability of an admitted access says that may end before the access does.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct PeerRight {
-    pub(crate) rights: Rights,
-    pub(crate) tenant: u64,
+pub struct PeerRight {
+    /// Of reads, writes or both.
+    pub rights: Rights,
+    /// The tenant that it was granted to.
+    pub tenant: u64,
     /// By the clock of this process.
-    pub(crate) expires_nanos: u64,
+    pub expires_nanos: u64,
     /// How often the key of capabilities had been changed.
-    pub(crate) rotations: u64,
+    pub rotations: u64,
     /// It is of the previous key, which is admitted for a while only.
-    pub(crate) outdated: bool,
+    pub outdated: bool,
 }
 
 /// Why a local access was not given.
@@ -177,7 +179,7 @@ impl Region {
     }
 
     /// The generations of its extents, where readers of this host may look at them.
-    pub(crate) fn generations(&self) -> Option<&GenerationTable> {
+    pub fn generations(&self) -> Option<&GenerationTable> {
         self.gate.as_ref()?.generations()
     }
 
@@ -312,14 +314,14 @@ impl Region {
 impl Access {
     /// The same on behalf of a peer.
     #[must_use]
-    pub(crate) fn for_peer(self, right: PeerRight) -> Self {
+    pub fn for_peer(self, right: PeerRight) -> Self {
         let mut access = self;
         access.peer = Some(right);
         access
     }
 
     /// What the peer was granted that it is for.
-    pub(crate) fn peer(&self) -> Option<&PeerRight> {
+    pub fn peer(&self) -> Option<&PeerRight> {
         self.peer.as_ref()
     }
 
@@ -361,6 +363,7 @@ impl Access {
 
     /// Address of its first byte. Valid as long as the access lives, for whatever the region's location says.
     #[must_use]
+    #[inline]
     pub fn start(&self) -> *mut u8 {
         // Inside the region, as checked when the access began; one past its end at most.
         self.region
@@ -373,6 +376,7 @@ impl Access {
     /// Whether what is done under it still counts. A mover checks it whenever it goes on and before it commits, and
     /// drops the access when it does not.
     #[must_use]
+    #[inline]
     pub fn is_live(&self) -> bool {
         let admits = |(gate, (_, admitted)): (&Arc<dyn Gate>, _)| gate.is_live(admitted);
         !self.region.is_closing()

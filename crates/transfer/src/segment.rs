@@ -1,1 +1,0 @@
-pub use slackwater_wire::data::{HostContact, Segment};

@@ -24,7 +24,7 @@ const LICENCES: &[&str] = &[
 
 /// Most crates, ours included, that a face may be built from: by default, and with every feature.
 const BUDGETS: &[(&str, [usize; 2])] = &[
-    ("slackwater-cli", [200, 220]),
+    ("slackwater-cli", [203, 223]),
     ("slackwater-py", [130, 160]),
     ("slackwater-c", [115, 115]),
 ];

@@ -46,10 +46,16 @@ const LAYERS: &[(&str, Kind, &[&str])] = &[
         ],
     ),
     (
+        "stage",
+        Kind::Shell,
+        &["base", "wire", "engine", "wait", "memory"],
+    ),
+    (
         "transfer",
         Kind::Shell,
         &[
             "engine",
+            "stage",
             "base",
             "wire",
             "zmtp",

@@ -4,11 +4,10 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use slackwater_data_plane::Cause;
 use slackwater_wait::{AlreadyHooked, Countdown, Hook, Stopped, Waiting};
 use slackwater_wire::data::Refusal;
 use thiserror::Error;
-
-use slackwater_data_plane::Cause;
 
 /// Names a batch of this process, for faces that cannot hold a [`Batch`]. Never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

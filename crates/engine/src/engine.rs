@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use slab::Slab;
 use slackwater_base::{Checksum, Instant};
+use slackwater_data_plane::{Cause, Notice};
 use slackwater_wait::{Site, Waiting, now};
 use slackwater_wire::Incarnation;
-use slackwater_wire::data::{Capability, Op};
+use slackwater_wire::data::{Capability, Op, Segment};
 use thiserror::Error;
 
 use crate::batch::{Batch, BatchError, BatchId, Follower, Part};
@@ -23,8 +24,6 @@ use crate::region::{
     Extent, Region, RegionId, RegionSpec, RegisterError, ReopenError, Revocation, StillBusy,
 };
 use crate::request::{PeerId, Request, Submit, Target};
-use slackwater_data_plane::{Cause, Notice};
-use slackwater_wire::data::Segment;
 
 /// Moves bytes between regions of this process and regions of its peers.
 ///

@@ -5,11 +5,11 @@ use std::mem::take;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use slackwater_base::Instant;
+use slackwater_data_plane::{Cause, Deadline};
 use slackwater_wait::{Event, Seen, Site, Waiting};
 
 use crate::job::Job;
 use crate::mover::WhenFull;
-use slackwater_data_plane::{Cause, Deadline};
 
 /// The unfinished requests to one peer, in the order in which they came: fences and queue limits depend on them.
 #[derive(Default)]

@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, Weak};
 use std::time::Duration;
 
 use slackwater_base::Instant;
+use slackwater_data_plane::Notice;
 use slackwater_wait::{Event, Site, Waiting, now};
 use slackwater_wire::Incarnation;
 use slackwater_wire::data::{Capability, CapabilityKey, Grant, Refusal, Rights};
 
 use crate::region::{Access, PeerRight, Region, Regions};
-use slackwater_data_plane::Notice;
 
 /// The regions of one engine, its incarnation, and the key of its capabilities. All movers share it.
 pub struct Home {

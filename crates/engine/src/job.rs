@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use slackwater_base::Instant;
+use slackwater_data_plane::Cause;
 use slackwater_wire::TraceContext;
 use slackwater_wire::data::{Capability, Op};
 
 use crate::batch::Part;
 use crate::memory::Staged;
 use crate::region::Access;
-use slackwater_data_plane::Cause;
 
 /// One request, resolved: local memory is held, the peer's is named.
 #[derive(Debug)]

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use slackwater_data_plane::{Cause, Deadline, Notice, seal::holder_of};
 use slackwater_wait::now;
 use slackwater_wire::Incarnation;
-use slackwater_wire::data::Op;
+use slackwater_wire::data::{Op, Segment};
 use slackwater_zmtp::PublicKey;
 
 use crate::batch::{BatchId, Part};
@@ -13,9 +14,6 @@ use crate::home::Home;
 use crate::job::Job;
 use crate::mover::{Abilities, Mover, PeerStats, Submission};
 use crate::region::{Access, Revocation};
-use slackwater_data_plane::seal::holder_of;
-use slackwater_data_plane::{Cause, Deadline, Notice};
-use slackwater_wire::data::Segment;
 
 /// Copies between regions of one process, on the threads that submit.
 #[derive(Debug)]

@@ -4,14 +4,13 @@ use std::fmt;
 use std::sync::Arc;
 
 use slackwater_base::Checksum;
+use slackwater_data_plane::{Cause, Notice};
+use slackwater_wire::data::{Op, Segment};
 
 use crate::batch::{BatchId, Part};
 use crate::job::{Buffers, Job, RegionKey, Remote};
 use crate::memory::Location;
 use crate::region::{Region, RegisterError, Revocation};
-use slackwater_data_plane::{Cause, Notice};
-use slackwater_wire::data::Op;
-use slackwater_wire::data::Segment;
 
 /// Carries requests to the peers that it reaches.
 ///

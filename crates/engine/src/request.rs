@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use slackwater_data_plane::Notice;
 use slackwater_wire::data::{Capability, Op};
 
 use crate::job::{Priority, RegionKey, Remote};
 use crate::mover::WhenFull;
 use crate::region::RegionId;
-use slackwater_data_plane::Notice;
 
 /// An opened segment of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

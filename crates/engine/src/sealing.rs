@@ -1,11 +1,10 @@
 //! What an engine is configured with whose connections are sealed.
 
+use slackwater_data_plane::seal::{Channel, Entropy, Keys, SealError, TargetHandshake};
 use slackwater_keys::AllowList;
 use slackwater_wire::data::Greeting;
 use slackwater_zmtp::{KeyPair, PublicKey};
 use zeroize::Zeroizing;
-
-use slackwater_data_plane::seal::{Channel, Entropy, Keys, SealError, TargetHandshake};
 
 /// The keys of an engine whose connections are sealed; every one of them is, in both directions.
 #[derive(Clone, Debug)]

@@ -16,7 +16,6 @@ pub mod host;
 mod lender;
 #[cfg(test)]
 mod sim;
-pub mod stage;
 mod start;
 mod tcp;
 
@@ -40,6 +39,7 @@ pub use slackwater_engine::{
     Stage, StageError, Staged, StagingTurn, Status, StillBusy, Submission, Submit, Target, Watch,
     WhenFull, holder_of,
 };
+pub use slackwater_stage as stage;
 pub use start::{EngineConfig, StartError};
 pub use tcp::{IGNORED, LaneCounters, OPTIONS, OptionError, Tcp, TcpConfig, TcpError, TcpOption};
 
@@ -47,6 +47,7 @@ pub use tcp::{IGNORED, LaneCounters, OPTIONS, OptionError, Tcp, TcpConfig, TcpEr
 #[must_use]
 pub fn wait_sites() -> [&'static Site; 11] {
     let [batches, room, notices, closing] = slackwater_engine::wait_sites();
+    let [staging, files] = slackwater_stage::wait_sites();
     [
         batches,
         &tcp::FULL,
@@ -57,7 +58,7 @@ pub fn wait_sites() -> [&'static Site; 11] {
         room,
         notices,
         closing,
-        &stage::STAGING,
-        &stage::FILES,
+        staging,
+        files,
     ]
 }

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use crate::host::{HostLimits, HostMover};
-use crate::stage::StagedMover;
 use crate::tcp::{OptionError, Tcp, TcpConfig, TcpError};
 use slackwater_engine::Engine;
 use slackwater_engine::Local;
 use slackwater_engine::Mover;
 use slackwater_engine::SealConfig;
 use slackwater_engine::{Home, HomeGuard};
+use slackwater_stage::StagedMover;
 use slackwater_wire::data::Segment;
 
 /// What an engine is started with.

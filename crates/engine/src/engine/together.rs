@@ -4,16 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slackwater_base::{Checksum, Instant};
+use slackwater_data_plane::Cause;
 use slackwater_wait::{Waiting, now};
-use slackwater_wire::data::Op;
+use slackwater_wire::data::{Op, Segment};
 
 use super::{BATCHES, Engine};
 use crate::batch::Batch;
 use crate::job::{Buffers, Job, Priority};
 use crate::mover::{Carried, SingleRequest, WhenFull};
 use crate::request::Target;
-use slackwater_data_plane::Cause;
-use slackwater_wire::data::Segment;
 
 /// A request that goes with others: its place among them, its peer, and what it is.
 type Joint = (usize, Arc<Segment>, SingleRequest);

@@ -13,10 +13,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-use slackwater_transfer::stage::{
-    CudaDevice, CudaMemory, Device, StageLimits, Stager, StagingError, Watch,
-};
-use slackwater_transfer::{Access, Region, RegionSpec, Regions, Rights, Stage, StageError, Staged};
+use slackwater_engine::{Access, Region, RegionSpec, Regions, Rights, Stage, StageError, Staged};
+use slackwater_stage::{CudaDevice, CudaMemory, Device, StageLimits, Stager, StagingError, Watch};
 
 const CASE: &str = "SLACKWATER_CUDA_TEST_CASE";
 const LIBRARY: &str = "SLACKWATER_CUDA_TEST_LIBRARY";

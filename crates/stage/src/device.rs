@@ -2,9 +2,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::task::Poll;
 
-use thiserror::Error;
-
 use slackwater_engine::Location;
+use thiserror::Error;
 
 /// Memory that the host's processor cannot reach by address, and copies in and out of it.
 ///

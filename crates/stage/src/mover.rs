@@ -5,18 +5,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use slackwater_base::Instant;
+use slackwater_engine::{
+    Abilities, Access, Batch, BatchId, Buffers, Cause, Deadline, Flow, FlowGuard, Job, Mover,
+    Notice, Outcome, Part, PeerStats, Priority, Remote, Revocation, Span, Stage, StageError,
+    Staged, Submission, WhenFull,
+};
 use slackwater_wait::{Hook, now};
 use slackwater_wire::Incarnation;
-use slackwater_wire::data::Op;
-
-use slackwater_data_plane::{Cause, Deadline};
-use slackwater_engine::{Abilities, Mover, Notice, PeerStats, Submission, WhenFull};
-use slackwater_engine::{Access, Revocation};
-use slackwater_engine::{Batch, BatchId, Outcome, Part};
-use slackwater_engine::{Buffers, Job, Priority, Remote, Span};
-use slackwater_engine::{Flow, FlowGuard};
-use slackwater_engine::{Stage, StageError, Staged};
-use slackwater_wire::data::Segment;
+use slackwater_wire::data::{Op, Segment};
 
 /// Carries requests whose local memory is that of a device: a chunk at a time goes between the device and pinned
 /// memory while others are on the wire, which is that of another mover.

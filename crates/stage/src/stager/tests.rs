@@ -1,11 +1,11 @@
 use std::sync::mpsc::{Receiver, channel};
 
 use slackwater_base::Rng;
+use slackwater_engine::{Region, RegionSpec, Regions};
 use slackwater_wire::data::Rights;
 
-use super::super::software::{Faults, SoftwareDevice, SoftwareMemory};
 use super::*;
-use slackwater_engine::{Region, RegionSpec, Regions};
+use crate::software::{Faults, SoftwareDevice, SoftwareMemory};
 
 const CHUNK: usize = 4096;
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -3,10 +3,9 @@ use std::ptr;
 use std::sync::Arc;
 
 use slackwater_base::{BLOCK_BYTES, Instant};
+use slackwater_engine::{Access, StageError, Staged, StagingTurn};
 
 use super::device::Pinned;
-use slackwater_engine::Access;
-use slackwater_engine::{StageError, Staged, StagingTurn};
 
 /// The chunks of one half, and the queue for them. It decides; its owner calls the waiters and makes the chunks.
 #[derive(Default)]

@@ -9,12 +9,12 @@ use std::task::Poll;
 use std::thread::{self, JoinHandle};
 
 use slackwater_base::BLOCK_BYTES;
+use slackwater_engine::{Location, Memory};
 use slackwater_wait::{Event, Site, Waiting};
 
 use super::device::{CopyId, CopyQueue, Device, DeviceCopy, DeviceError, Pinned};
 use super::limits::{StageLimits, StagingError};
 use super::stager::Stager;
-use slackwater_engine::{Location, Memory};
 
 /// The files behind a region that peers may read.
 pub trait Files: Send + Sync + fmt::Debug {

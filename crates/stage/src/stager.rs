@@ -8,13 +8,12 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use slackwater_base::Instant;
+use slackwater_engine::{Access, Memory, Stage, StageError, Staged, StagingTurn};
 use slackwater_wait::{Event, Site, Waiting, now};
 
 use super::chunks::{Chunk, Chunks, Fetch, Next, Waiter};
 use super::device::{CopyId, CopyQueue, Device, DeviceCopy, DeviceError};
 use super::limits::{StageLimits, StagingError, Watch};
-use slackwater_engine::Access;
-use slackwater_engine::{Memory, Stage, StageError, Staged, StagingTurn};
 
 /// Moves bytes of a device in and out through pinned host memory, a chunk at a time, without blocking a thread.
 ///

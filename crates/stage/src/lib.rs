@@ -1,7 +1,7 @@
 //! Memory that the processor cannot reach: devices, and the staging of their bytes through pinned host memory.
 //!
 //! A [`Device`] begins copies and reports their ends; it never blocks. The [`Stager`] makes of it the
-//! [`Stage`](crate::Stage) by which movers bring bytes in and out, and the [`StagedMover`] carries requests on device
+//! [`Stage`](slackwater_engine::Stage) by which movers bring bytes in and out, and the [`StagedMover`] carries requests on device
 //! memory over any other mover. Files are a device that is only read ([`Files`]). [`SoftwareDevice`] is a device for
 //! machines without one, `CudaDevice` a GPU through the driver that is found at run time.
 
@@ -15,8 +15,7 @@ mod mover;
 mod software;
 mod stager;
 
-pub(crate) use file::SITE as FILES;
-pub(crate) use stager::SITE as STAGING;
+use slackwater_wait::Site;
 
 #[cfg(feature = "gpu")]
 pub use cuda::{CudaDevice, CudaMemory};
@@ -26,3 +25,9 @@ pub use limits::{StageLimits, StagingError, Watch};
 pub use mover::StagedMover;
 pub use software::{Faults, SoftwareDevice, SoftwareMemory};
 pub use stager::Stager;
+
+/// Where threads wait for devices and for files, with how: counted for the whole process.
+#[must_use]
+pub fn wait_sites() -> [&'static Site; 2] {
+    [&stager::SITE, &file::SITE]
+}

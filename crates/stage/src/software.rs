@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use slackwater_base::Instant;
+use slackwater_engine::Location;
 use slackwater_wait::{Event, Site, Waiting, now};
 
 use super::device::{CopyId, CopyQueue, Device, DeviceCopy, DeviceError, Pinned};
-use slackwater_engine::Location;
 
 /// A device made of host memory and a thread, for machines without one and for tests.
 ///

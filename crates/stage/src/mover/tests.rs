@@ -1,16 +1,14 @@
 use std::time::Duration;
 
+use slackwater_engine::{
+    Engine, GrantSpec, Home, Local as Within, LocalRange, Memory, PeerId, Region, RegionSpec,
+    Request, Submit, Target,
+};
 use slackwater_wait::{Site, Waiting};
 use slackwater_wire::data::Rights;
 
-use super::super::{SoftwareDevice, StageLimits, Stager, Watch};
 use super::*;
-use slackwater_engine::Engine;
-use slackwater_engine::Local as Within;
-use slackwater_engine::Memory;
-use slackwater_engine::{GrantSpec, Home};
-use slackwater_engine::{LocalRange, PeerId, Request, Submit, Target};
-use slackwater_engine::{Region, RegionSpec};
+use crate::{SoftwareDevice, StageLimits, Stager, Watch};
 
 const CHUNK: usize = 4096;
 const PATIENCE: Duration = Duration::from_secs(20);

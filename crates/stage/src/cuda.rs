@@ -8,9 +8,9 @@ use std::task::Poll;
 
 use cudarc::driver::result::{self, DriverError, device, event, primary_ctx, stream};
 use cudarc::driver::sys;
+use slackwater_engine::Location;
 
 use super::device::{CopyId, CopyQueue, Device, DeviceCopy, DeviceError, Pinned};
-use slackwater_engine::Location;
 
 /// A GPU, through the CUDA driver of this machine, which is looked for at run time: nothing of CUDA is needed to build.
 ///

@@ -25,8 +25,8 @@ const LICENCES: &[&str] = &[
 /// Most crates, ours included, that a face may be built from: by default, and with every feature.
 const BUDGETS: &[(&str, [usize; 2])] = &[
     ("slackwater-cli", [203, 223]),
-    ("slackwater-py", [130, 160]),
-    ("slackwater-c", [115, 115]),
+    ("slackwater-py", [132, 160]),
+    ("slackwater-c", [116, 116]),
 ];
 
 pub(crate) fn check() -> Result<Vec<String>> {

@@ -51,10 +51,27 @@ const LAYERS: &[(&str, Kind, &[&str])] = &[
         &["base", "wire", "engine", "wait", "memory"],
     ),
     (
+        "same-host",
+        Kind::Shell,
+        &[
+            "base",
+            "wire",
+            "zmtp",
+            "data-plane",
+            "engine",
+            "wait",
+            "net",
+            "keys",
+            "memory",
+            "pool",
+        ],
+    ),
+    (
         "transfer",
         Kind::Shell,
         &[
             "engine",
+            "same-host",
             "stage",
             "base",
             "wire",

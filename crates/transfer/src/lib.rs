@@ -10,7 +10,6 @@
 #[cfg(test)]
 #[path = "../../../fuzz/src/corpora.rs"]
 mod corpora;
-pub mod host;
 #[cfg(test)]
 #[path = "../../engine/tests/lender/mod.rs"]
 mod lender;
@@ -22,9 +21,9 @@ mod tcp;
 /// What the fuzz targets call.
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz {
-    pub use crate::host::fuzz::packets;
     pub use crate::tcp::fuzz::{initiator, responder};
     pub use slackwater_data_plane::seal::fuzz::records;
+    pub use slackwater_same_host::fuzz::packets;
 }
 
 use slackwater_wait::Site;
@@ -39,6 +38,7 @@ pub use slackwater_engine::{
     Stage, StageError, Staged, StagingTurn, Status, StillBusy, Submission, Submit, Target, Watch,
     WhenFull, holder_of,
 };
+pub use slackwater_same_host as host;
 pub use slackwater_stage as stage;
 pub use start::{EngineConfig, StartError};
 pub use tcp::{IGNORED, LaneCounters, OPTIONS, OptionError, Tcp, TcpConfig, TcpError, TcpOption};
@@ -47,14 +47,15 @@ pub use tcp::{IGNORED, LaneCounters, OPTIONS, OptionError, Tcp, TcpConfig, TcpEr
 #[must_use]
 pub fn wait_sites() -> [&'static Site; 11] {
     let [batches, room, notices, closing] = slackwater_engine::wait_sites();
+    let [control, draining, settling] = slackwater_same_host::wait_sites();
     let [staging, files] = slackwater_stage::wait_sites();
     [
         batches,
         &tcp::FULL,
         &tcp::PAYLOAD,
-        &host::CONTROL,
-        &host::DRAINING,
-        &host::SETTLING,
+        control,
+        draining,
+        settling,
         room,
         notices,
         closing,

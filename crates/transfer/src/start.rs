@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use crate::host::{HostLimits, HostMover};
 use crate::tcp::{OptionError, Tcp, TcpConfig, TcpError};
 use slackwater_engine::Engine;
 use slackwater_engine::Local;
 use slackwater_engine::Mover;
 use slackwater_engine::SealConfig;
 use slackwater_engine::{Home, HomeGuard};
+use slackwater_same_host::{HostLimits, HostMover};
 use slackwater_stage::StagedMover;
 use slackwater_wire::data::Segment;
 

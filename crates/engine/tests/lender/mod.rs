@@ -1,4 +1,5 @@
 //! An allocator of extents, as small as one can be: the gate of regions in tests.
+#![allow(dead_code, reason = "no test that shares this file uses all of it")]
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -27,10 +28,6 @@ struct Lent {
 
 impl Lender {
     /// One whose readers on this host look at the generations of `bytes` bytes by themselves.
-    #[allow(
-        dead_code,
-        reason = "not every test that shares this file has such readers"
-    )]
     pub(crate) fn with_table(bytes: u64, granule: u64) -> Self {
         Self {
             generations: Some(GenerationTable::create(bytes, granule).unwrap()),

@@ -3,8 +3,9 @@ use std::mem::take;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use slackwater_base::{Checksum, Instant};
+use slackwater_engine::{Cause, Flow, FlowGuard, Job, Mover, PeerStats, Remote, WhenFull};
 use slackwater_wait::Event;
-use slackwater_wire::data::{Capability, Op, Refusal, Rights};
+use slackwater_wire::data::{Capability, Op, Refusal, Rights, Segment};
 
 use super::carry::{CopyRequest, NotCopied, carry};
 use super::control::ControlRequest;
@@ -13,11 +14,6 @@ use super::link::Link;
 use super::mover::HostLimits;
 use super::service::Service;
 use super::window::OpenWindow;
-use slackwater_data_plane::Cause;
-use slackwater_engine::{Flow, FlowGuard};
-use slackwater_engine::{Job, Remote};
-use slackwater_engine::{Mover, PeerStats, WhenFull};
-use slackwater_wire::data::Segment;
 
 /// The state that the callers of one peer, the copy threads and its control thread share.
 pub(super) struct Core {

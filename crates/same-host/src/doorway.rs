@@ -12,6 +12,8 @@ use std::time::Duration;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::process::geteuid;
 use slackwater_base::Instant;
+use slackwater_data_plane::seal::{Channel, holder_of};
+use slackwater_engine::{SealConfig, entropy};
 use slackwater_net::TokenBucket;
 use slackwater_wire::Incarnation;
 use slackwater_wire::data::{GREETING_BYTES, Greeting};
@@ -26,8 +28,6 @@ use super::message::{
     GOODBYE_USER, GOODBYE_VERSION, Goodbye, Hello, MAGIC, VERSION,
 };
 use super::packets::{Listener, Packets, Received};
-use slackwater_data_plane::seal::{Channel, holder_of};
-use slackwater_engine::{SealConfig, entropy};
 
 /// Owned by the thread of the service.
 pub(super) struct Doorway {

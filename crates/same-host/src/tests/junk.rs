@@ -1,7 +1,7 @@
 //! Packets that are nearly those of the protocol.
 
 use slackwater_base::Rng;
-use slackwater_keys::{AllowList, Level};
+use slackwater_engine::{AllowList, Level};
 
 use super::keys::{ALICE, BOB, Caller, keyed, list};
 use super::*;

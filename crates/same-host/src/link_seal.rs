@@ -3,11 +3,11 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 
+use slackwater_data_plane::seal::{Keys, PacketOpener, PacketSealer, SealError};
 use slackwater_wire::Incarnation;
 use slackwater_wire::data::{Features, Greeting, HANDSHAKE_BYTES, VERSION};
 
 use super::packets::Packets;
-use slackwater_data_plane::seal::{Keys, PacketOpener, PacketSealer, SealError};
 
 /// One end of a link that has proven its key to the other, and the other to it.
 #[derive(Debug)]
@@ -74,9 +74,10 @@ pub(super) fn greeting(own: Incarnation, expects: Incarnation) -> Greeting {
 mod tests {
     use slackwater_zmtp::{KeyPair, SecretKey};
 
+    use slackwater_data_plane::seal::{Channel, InitiatorHandshake, TargetHandshake};
+
     use super::super::packets::{Listener, Received};
     use super::*;
-    use slackwater_data_plane::seal::{Channel, InitiatorHandshake, TargetHandshake};
 
     fn ends() -> (LinkSeal, LinkSeal) {
         let [own, other] = [1, 2].map(|byte| KeyPair::of(SecretKey::from_bytes([byte; 32])));

@@ -2,6 +2,7 @@ use std::ptr;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use slackwater_base::{Checksum, Instant};
+use slackwater_engine::{Buffers, Cause, Deadline, Job, Part, Remote};
 use slackwater_pool::copy::{Isa, Stores, checksum, copy_checksum_with, copy_with};
 use slackwater_pool::{Class, Kind, Pool};
 use slackwater_wait::{failpoint, now};
@@ -12,9 +13,6 @@ use super::copy_threads::CopyThreads;
 use super::page::Mark;
 use super::process::Process;
 use super::window::{OpenWindow, Reach};
-use slackwater_data_plane::{Cause, Deadline};
-use slackwater_engine::Part;
-use slackwater_engine::{Buffers, Job, Remote};
 
 /// The bytes copied between two checks of cancellation, deadline and epoch: some 60 µs.
 const PIECE_BYTES: usize = 1 << 20;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slackwater_base::Checksum;
+use slackwater_engine::{Buffers, Cause, Home, Memory, Region, Remote, Revocation, Target};
 use slackwater_wait::now;
 use slackwater_wire::data::{Capability, Op, Refusal, Rights};
 
@@ -15,12 +16,6 @@ use super::service::ServiceLimits;
 use super::tests::{Owner, PATIENCE, ask, eventually, owner, reaching};
 use super::window::OpenWindow;
 use crate::lender::{Lender, mint};
-use slackwater_data_plane::Cause;
-use slackwater_engine::Home;
-use slackwater_engine::Memory;
-use slackwater_engine::Target;
-use slackwater_engine::{Buffers, Remote};
-use slackwater_engine::{Region, Revocation};
 
 const EXTENT: u64 = 4096;
 

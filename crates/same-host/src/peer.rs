@@ -5,8 +5,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use slackwater_base::Instant;
+use slackwater_engine::{
+    Carried, Cause, FlowGuard, Job, Mover, Notice, Part, PeerStats, SingleRequest, WhenFull,
+};
 use slackwater_wait::{Event, now};
-use slackwater_wire::data::Refusal;
+use slackwater_wire::data::{Refusal, Segment};
 
 use super::carry::{CopyRequest, NotCopied, carry};
 use super::control::ControlRequest;
@@ -15,12 +18,6 @@ use super::core::{Core, LinkState, Ready};
 use super::message::NOTICE_MAX;
 use super::mover::HostLimits;
 use super::service::Service;
-use slackwater_data_plane::Cause;
-use slackwater_engine::FlowGuard;
-use slackwater_engine::Job;
-use slackwater_engine::Part;
-use slackwater_engine::{Carried, Mover, Notice, PeerStats, SingleRequest, WhenFull};
-use slackwater_wire::data::Segment;
 
 /// One process of this host, as seen by an initiator. A control thread asks it for windows, so that a stopped process
 /// delays no other; copies through open windows do not need that thread.

@@ -12,13 +12,19 @@ mod carry;
 mod control;
 mod copy_threads;
 mod core;
+#[cfg(test)]
+#[path = "../../../fuzz/src/corpora.rs"]
+mod corpora;
 mod doorway;
 #[cfg(any(test, feature = "fuzzing"))]
-pub(crate) mod fuzz;
+pub mod fuzz;
 #[cfg(test)]
 mod gate_tests;
 mod granted;
 mod identity;
+#[cfg(test)]
+#[path = "../../engine/tests/lender/mod.rs"]
+mod lender;
 mod link;
 mod link_seal;
 mod membership;
@@ -35,9 +41,17 @@ mod tests;
 mod watched;
 mod window;
 
-pub(crate) use control::CONTROL;
-pub(crate) use copy_threads::SETTLING;
-pub(crate) use service::DRAINING;
+use slackwater_wait::Site;
 
 pub use mover::{HostError, HostLimits, HostMover};
 pub use service::ServiceLimits;
+
+/// Where the threads of this mover and of its callers wait, with how: counted for the whole process.
+#[must_use]
+pub fn wait_sites() -> [&'static Site; 3] {
+    [
+        &control::CONTROL,
+        &service::DRAINING,
+        &copy_threads::SETTLING,
+    ]
+}

@@ -5,6 +5,8 @@ use std::os::fd::OwnedFd;
 
 use rustix::process::geteuid;
 use slackwater_base::Instant;
+use slackwater_data_plane::seal::{InitiatorHandshake, SealError};
+use slackwater_engine::{SealConfig, entropy};
 use slackwater_memory::RefusedMemory;
 use slackwater_wire::Incarnation;
 use slackwater_wire::data::{GREETING_BYTES, Greeting};
@@ -21,8 +23,6 @@ use super::packets::{Packets, Received};
 use super::page::ControlPage;
 use super::process::Process;
 use super::service::Service;
-use slackwater_data_plane::seal::{InitiatorHandshake, SealError};
-use slackwater_engine::{SealConfig, entropy};
 
 /// Why there is no link to a process of this host.
 #[derive(Debug, Error)]

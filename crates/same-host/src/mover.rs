@@ -4,20 +4,17 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use slackwater_engine::{
+    Abilities, BatchId, Carried, Cause, Home, Job, Mover, Notice, Part, PeerStats, Revocation,
+    SealConfig, SingleRequest, Submission,
+};
 use slackwater_wire::Incarnation;
+use slackwater_wire::data::{HostContact, Segment};
 use thiserror::Error;
 
 use super::copy_threads::CopyThreads;
 use super::peer::HostPeer;
 use super::service::{Service, ServiceLimits};
-use slackwater_data_plane::Cause;
-use slackwater_engine::Home;
-use slackwater_engine::Job;
-use slackwater_engine::Revocation;
-use slackwater_engine::SealConfig;
-use slackwater_engine::{Abilities, Carried, Mover, Notice, PeerStats, SingleRequest, Submission};
-use slackwater_engine::{BatchId, Part};
-use slackwater_wire::data::{HostContact, Segment};
 
 /// Copies between processes of one host: shared memory is mapped and copied by address, other memory is copied by the
 /// kernel from process to process. The initiator does all of it; the owner's processor takes no part.

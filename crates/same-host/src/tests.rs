@@ -12,10 +12,14 @@ use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use slackwater_base::Instant;
+use slackwater_engine::{
+    Cause, Deadline, Engine, GrantSpec, Home, HomeGuard, LocalRange, Memory, PeerId, Priority,
+    Region, RegionSpec, Request, Revocation, SharedFile, Submit, Target,
+};
 use slackwater_memory::Mapping;
 use slackwater_wait::now;
 use slackwater_wire::Incarnation;
-use slackwater_wire::data::{Capability, Op, Refusal, Rights};
+use slackwater_wire::data::{Capability, HostContact, Op, Refusal, Rights, Segment};
 use slackwater_zmtp::PublicKey;
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -32,14 +36,6 @@ use super::packets::{Listener, Packets, Received};
 use super::page::ControlPage;
 use super::service::{Service, ServiceLimits};
 use super::window::{OpenWindow, Reach};
-use slackwater_data_plane::{Cause, Deadline};
-use slackwater_engine::Engine;
-use slackwater_engine::Priority;
-use slackwater_engine::{GrantSpec, Home, HomeGuard};
-use slackwater_engine::{LocalRange, PeerId, Request, Submit, Target};
-use slackwater_engine::{Memory, SharedFile};
-use slackwater_engine::{Region, RegionSpec, Revocation};
-use slackwater_wire::data::{HostContact, Segment};
 
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 const BOOT: [u8; 16] = [7; 16];

@@ -11,6 +11,7 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::Errno;
 use slackwater_base::Instant;
+use slackwater_engine::{Access, Home, Notice, Revocation, SealConfig};
 use slackwater_wait::{Site, Waiting, now};
 use slackwater_wire::Incarnation;
 use slackwater_wire::data::Refusal;
@@ -24,10 +25,6 @@ use super::message::{PACKET_BYTES, Question};
 use super::packets::{Listener, Packets, Received};
 use super::process::Process;
 use super::watched::Watched;
-use slackwater_engine::Home;
-use slackwater_engine::Notice;
-use slackwater_engine::SealConfig;
-use slackwater_engine::{Access, Revocation};
 
 /// Bounds of one process's host service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

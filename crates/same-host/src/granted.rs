@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use rustix::fd::BorrowedFd;
 use rustix::fs::fstat;
+use slackwater_engine::{Access, RegionId};
 use slackwater_memory::read_only;
 use slackwater_wire::data::{Refusal, Rights};
 use zerocopy::byteorder::little_endian::{U32, U64};
@@ -14,7 +15,6 @@ use super::message::{
     NOT_HERE,
 };
 use super::page::ControlPage;
-use slackwater_engine::{Access, RegionId};
 
 /// The windows that one peer has: the owner's side of its control page.
 #[derive(Debug)]
@@ -319,9 +319,10 @@ impl Answer {
 
 #[cfg(test)]
 mod tests {
+
+    use slackwater_engine::{Memory, Region, RegionSpec, Regions};
+
     use super::*;
-    use slackwater_engine::Memory;
-    use slackwater_engine::{Region, RegionSpec, Regions};
 
     fn granted(slots: u32) -> (GrantedWindows, Arc<ControlPage>) {
         let page = Arc::new(ControlPage::create(slots).unwrap());

@@ -3,6 +3,7 @@ use std::mem::take;
 use std::sync::Arc;
 
 use slackwater_base::Instant;
+use slackwater_engine::{Cause, Deadline, FlowGuard, Job, Notice, Part, Submission, WhenFull};
 use slackwater_wait::{Site, Waiting, now};
 use slackwater_wire::data::{Capability, Refusal};
 use slackwater_zmtp::PublicKey;
@@ -12,11 +13,6 @@ use super::link::{Link, WindowError};
 use super::message::ATTACH_MAX;
 use super::opening::LinkTarget;
 use super::window::OpenWindow;
-use slackwater_data_plane::{Cause, Deadline};
-use slackwater_engine::FlowGuard;
-use slackwater_engine::Job;
-use slackwater_engine::Part;
-use slackwater_engine::{Notice, Submission, WhenFull};
 
 /// A request to the owner that is not a copy.
 pub(super) enum ControlRequest {

@@ -2,17 +2,16 @@
 
 use std::collections::BTreeSet;
 
-use slackwater_keys::{AllowList, Level};
+use slackwater_data_plane::seal::{InitiatorHandshake, SealError, holder_of};
+use slackwater_engine::{AllowList, Level, SealConfig, entropy};
 use slackwater_wire::data::{GREETING_BYTES, Greeting};
 use slackwater_zmtp::{KeyPair, SecretKey};
 
-use super::super::doorway::channel;
-use super::super::identity::ProcessName;
-use super::super::link_seal::{self, LinkSeal, greeting};
-use super::super::message::{Goodbye, PACKET_BYTES};
 use super::*;
-use slackwater_data_plane::seal::{InitiatorHandshake, SealError, holder_of};
-use slackwater_engine::{SealConfig, entropy};
+use crate::doorway::channel;
+use crate::identity::ProcessName;
+use crate::link_seal::{self, LinkSeal, greeting};
+use crate::message::{Goodbye, PACKET_BYTES};
 
 pub(super) const ALICE: u8 = 1;
 pub(super) const BOB: u8 = 2;

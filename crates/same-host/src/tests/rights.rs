@@ -2,10 +2,11 @@
 
 use std::fs;
 
-use super::super::carry::{CopyRequest, carry};
-use super::super::copy_threads::CopyThreads;
-use super::*;
 use slackwater_engine::{Buffers, Remote};
+
+use super::*;
+use crate::carry::{CopyRequest, carry};
+use crate::copy_threads::CopyThreads;
 
 /// The rights of the mapping at an address, as the kernel writes them.
 fn mapped(at: *mut u8) -> String {

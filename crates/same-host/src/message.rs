@@ -8,11 +8,10 @@
 //! handshake of sealed connections. Every packet after these is sealed; the first of the initiator is empty and proves its
 //! key, and only then the welcome comes, with the first descriptor.
 
+use slackwater_data_plane::seal::{PACKET_OVERHEAD, RECORD_BYTES_MAX};
 use slackwater_wire::data::Capability;
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
-
-use slackwater_data_plane::seal::{PACKET_OVERHEAD, RECORD_BYTES_MAX};
 
 /// `SLWKHOST` read as a little-endian number.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"SLWKHOST");
@@ -258,7 +257,7 @@ mod tests {
 
     /// Version 3 of the packets, byte for byte, each behind its length: a difference is a new version, never a change of this
     /// one.
-    const GOLDEN: &[u8] = include_bytes!("../../golden/host-v3.bin");
+    const GOLDEN: &[u8] = include_bytes!("../golden/host-v3.bin");
 
     fn hello(sealed: u32) -> Hello {
         Hello {

@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use slackwater_base::Instant;
+use slackwater_engine::Notice;
 use slackwater_memory::{Mapping, RefusedMemory};
 use slackwater_wire::data::{Capability, Refusal};
 use thiserror::Error;
@@ -22,7 +23,6 @@ use super::process::Process;
 use super::service::Service;
 use super::watched::Watched;
 use super::window::{OpenWindow, WindowSlot, generations};
-use slackwater_engine::Notice;
 
 /// Why a window could not be attached.
 #[derive(Debug, Error)]

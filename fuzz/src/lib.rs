@@ -2,4 +2,9 @@
 
 pub mod zmtp;
 
-pub use slackwater_transfer::fuzz as transfer;
+/// The targets of the data plane.
+pub mod transfer {
+    pub use slackwater_data_plane::seal::fuzz::records;
+    pub use slackwater_same_host::fuzz::packets;
+    pub use slackwater_tcp::fuzz::{initiator, responder};
+}

@@ -5,26 +5,10 @@
 //! - A [`Batch`] is a group of [`Request`]s with one completion word and one typed [`Outcome`] each.
 //! - A [`Mover`] carries requests: [`Local`] by `memcpy`, others over TCP, shared memory or device copies.
 //!
-//! The contract between these, and the seven rules every mover keeps, are in the README beside this crate.
+//! The contract between these and the rules every mover keeps are those of `slackwater-engine`; each mover is a crate of
+//! its own. This one puts them together, and names what its users need of all of them.
 
-#[cfg(test)]
-#[path = "../../../fuzz/src/corpora.rs"]
-mod corpora;
-#[cfg(test)]
-#[path = "../../engine/tests/lender/mod.rs"]
-mod lender;
-#[cfg(test)]
-mod sim;
 mod start;
-mod tcp;
-
-/// What the fuzz targets call.
-#[cfg(any(test, feature = "fuzzing"))]
-pub mod fuzz {
-    pub use crate::tcp::fuzz::{initiator, responder};
-    pub use slackwater_data_plane::seal::fuzz::records;
-    pub use slackwater_same_host::fuzz::packets;
-}
 
 use slackwater_wait::Site;
 
@@ -40,26 +24,19 @@ pub use slackwater_engine::{
 };
 pub use slackwater_same_host as host;
 pub use slackwater_stage as stage;
+pub use slackwater_tcp::{
+    IGNORED, LaneCounters, OPTIONS, OptionError, Tcp, TcpConfig, TcpError, TcpOption,
+};
 pub use start::{EngineConfig, StartError};
-pub use tcp::{IGNORED, LaneCounters, OPTIONS, OptionError, Tcp, TcpConfig, TcpError, TcpOption};
 
 /// Where the threads of transfers and of their callers wait, with how: counted for the whole process.
 #[must_use]
 pub fn wait_sites() -> [&'static Site; 11] {
     let [batches, room, notices, closing] = slackwater_engine::wait_sites();
     let [control, draining, settling] = slackwater_same_host::wait_sites();
+    let [full, payload] = slackwater_tcp::wait_sites();
     let [staging, files] = slackwater_stage::wait_sites();
     [
-        batches,
-        &tcp::FULL,
-        &tcp::PAYLOAD,
-        control,
-        draining,
-        settling,
-        room,
-        notices,
-        closing,
-        staging,
-        files,
+        batches, full, payload, control, draining, settling, room, notices, closing, staging, files,
     ]
 }

@@ -2,17 +2,11 @@
 
 use std::sync::Arc;
 
-use thiserror::Error;
-
-use crate::tcp::{OptionError, Tcp, TcpConfig, TcpError};
-use slackwater_engine::Engine;
-use slackwater_engine::Local;
-use slackwater_engine::Mover;
-use slackwater_engine::SealConfig;
-use slackwater_engine::{Home, HomeGuard};
+use slackwater_engine::{Engine, Home, HomeGuard, Local, Mover, SealConfig, Segment};
 use slackwater_same_host::{HostLimits, HostMover};
 use slackwater_stage::StagedMover;
-use slackwater_wire::data::Segment;
+use slackwater_tcp::{OptionError, Tcp, TcpConfig, TcpError};
+use thiserror::Error;
 
 /// What an engine is started with.
 #[derive(Clone, Debug)]

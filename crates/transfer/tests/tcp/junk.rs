@@ -23,7 +23,7 @@ fn listen_for_panics() {
     let others = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
         if let Some(place) = info.location().filter(|place| {
-            place.file().contains("src/tcp/") || place.file().contains("data-plane/src/")
+            place.file().contains("tcp/src/") || place.file().contains("data-plane/src/")
         }) {
             PANICS.lock().unwrap().push(place.to_string());
         }

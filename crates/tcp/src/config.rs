@@ -1,0 +1,162 @@
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use slackwater_base::{Backoff, Jitter};
+use slackwater_data_plane::protocol::{InitiatorLimits, ResponderLimits};
+use slackwater_engine::SealConfig;
+use slackwater_net::LocalPorts;
+use slackwater_wire::data::Segment;
+
+/// How the TCP mover works; section `transfer.tcp` of the configuration.
+#[derive(Clone, Debug)]
+pub struct TcpConfig {
+    /// Event loops, each with its thread and its own acceptor.
+    pub io_threads: usize,
+    /// Transfers under way at once, over all peers; further ones are queued.
+    pub max_transfers: usize,
+    /// Connections to one peer.
+    pub lanes_per_peer: usize,
+    /// Payload of one frame.
+    pub slice_bytes: usize,
+    /// Requests beyond this are spread over lanes.
+    pub stripe_bytes_min: u64,
+    /// For one connection attempt.
+    pub connect_timeout: Duration,
+    /// A peer that is not authenticated within this time is disconnected.
+    pub greeting_timeout: Duration,
+    /// Lanes that were idle for this long are closed.
+    pub idle_timeout: Duration,
+    /// Connections of peers that were idle for this long are closed.
+    pub served_idle_timeout: Duration,
+    /// How often idle lanes are collected, while there are lanes. Connections beyond a few that carried requests of callers
+    /// are closed when none has borrowed them for this long.
+    pub gc_interval: Duration,
+    /// A connection on which no byte moves for this long, with requests under way, is closed, by either end.
+    pub progress_timeout: Duration,
+    /// How long an acknowledgement may take after the last byte of a write.
+    pub ack_timeout: Duration,
+    /// How long a cancelled write may wait for the target's answer before its connection is closed.
+    pub drain_timeout: Duration,
+    /// Pauses between attempts to connect.
+    pub retry: Backoff,
+    /// An address that failed rests at most this long while others are tried.
+    pub address_rest: Duration,
+    /// Small requests of a crowd of callers go together; a caller whose request has waited this long for another caller takes
+    /// what is queued to a connection of its own.
+    pub crowd_patience: Duration,
+    /// Bytes queued for one peer.
+    pub queue_bytes: u64,
+    /// Requests queued for one peer.
+    pub queue_entries: usize,
+    /// Send and receive buffers of a connection beyond this machine: they bridge its round trip.
+    pub socket_buffer_bytes: usize,
+    /// Send and receive buffers of a connection within this machine, where bytes are best read while they are in a
+    /// cache.
+    pub loopback_buffer_bytes: usize,
+    /// Connections that one loop accepts, from all peers.
+    pub connections_max: usize,
+    /// Connections of one peer, over all loops: of one key when they are sealed, which several processes may share, else of
+    /// one incarnation. A process has up to 68 with callers, besides its lanes.
+    pub connections_per_peer_max: usize,
+    /// Requests of one connection that are served at once; a peer learns it in the greeting.
+    pub requests_max: u32,
+    /// Bytes of the requests of one connection that are served at once, at least 64 MiB; a peer learns it in the greeting.
+    pub in_flight_bytes_max: u64,
+    /// The addresses to listen on; port 0 means a free one. None for an engine that only initiates.
+    pub bind: Vec<SocketAddr>,
+    /// The addresses to publish instead of those that are listened on.
+    pub advertise: Vec<SocketAddr>,
+    /// Addresses of this host that connections leave from, one for each network that shall be used; each is paired with the
+    /// addresses of a peer that are of its family. None for those that the kernel chooses.
+    pub local: Vec<IpAddr>,
+    /// The ports that connections leave from, where a firewall lets only some through; one of them serves connections to
+    /// many peers. None for those that the kernel chooses.
+    pub local_ports: Option<LocalPorts>,
+    /// Seals every connection, in both directions. None sends bytes unencrypted, which is for this machine alone.
+    pub seal: Option<SealConfig>,
+    /// Allows unencrypted connections beyond this machine.
+    pub insecure: bool,
+}
+
+impl TcpConfig {
+    /// Send and receive buffers of a connection to an address.
+    pub(crate) fn buffer_bytes(&self, peer: IpAddr) -> usize {
+        if peer.is_loopback() {
+            self.loopback_buffer_bytes
+        } else {
+            self.socket_buffer_bytes
+        }
+    }
+
+    /// What the initiator's end of a connection to `peer` keeps to.
+    pub(crate) fn initiator_limits(&self, peer: &Segment) -> InitiatorLimits {
+        InitiatorLimits {
+            peer: peer.incarnation,
+            slice_bytes: self.slice_bytes,
+            requests_max: self.requests_max,
+            progress_timeout: self.progress_timeout,
+            ack_timeout: self.ack_timeout,
+            drain_timeout: self.drain_timeout,
+            idle_timeout: self.idle_timeout,
+            gc_interval: self.gc_interval,
+        }
+    }
+
+    /// What the target's ends of connections keep to.
+    pub(crate) fn responder_limits(&self) -> ResponderLimits {
+        ResponderLimits {
+            slice_bytes: self.slice_bytes,
+            requests_max: self.requests_max as usize,
+            in_flight_bytes_max: self.in_flight_bytes_max,
+            progress_timeout: self.progress_timeout,
+            idle_timeout: self.served_idle_timeout,
+            grace: self.drain_timeout,
+        }
+    }
+
+    /// Whether bytes may go to an address of a peer: it is within this machine, the connection is sealed, or the
+    /// operator allows unencrypted ones.
+    pub(crate) fn may_reach(&self, peer: &Segment, address: &SocketAddr) -> bool {
+        let sealed = self.seal.is_some() && peer.public_key.is_some();
+        address.ip().is_loopback() || sealed || self.insecure
+    }
+}
+
+impl Default for TcpConfig {
+    fn default() -> Self {
+        let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Self {
+            io_threads: cpus.min(8),
+            max_transfers: 64,
+            lanes_per_peer: 4,
+            slice_bytes: 1 << 20,
+            stripe_bytes_min: 1 << 20,
+            connect_timeout: Duration::from_secs(5),
+            greeting_timeout: Duration::from_secs(5),
+            idle_timeout: Duration::from_secs(60),
+            served_idle_timeout: Duration::from_secs(120),
+            gc_interval: Duration::from_secs(5),
+            progress_timeout: Duration::from_secs(30),
+            ack_timeout: Duration::from_secs(30),
+            drain_timeout: Duration::from_secs(1),
+            retry: Backoff::doubling(Duration::from_millis(100), Duration::from_secs(2))
+                .with_jitter(Jitter::UpperHalf),
+            address_rest: Duration::from_secs(30),
+            crowd_patience: Duration::from_millis(5),
+            queue_bytes: 256 << 20,
+            queue_entries: 65_536,
+            socket_buffer_bytes: 4 << 20,
+            loopback_buffer_bytes: 1 << 20,
+            connections_max: 16_384,
+            connections_per_peer_max: 4096,
+            requests_max: 1024,
+            in_flight_bytes_max: 256 << 20,
+            bind: vec![SocketAddr::from(([127, 0, 0, 1], 0))],
+            advertise: Vec::new(),
+            local: Vec::new(),
+            local_ports: None,
+            seal: None,
+            insecure: false,
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! The table of lanes: which are ready, what each carries, and what follows when one is closed.
+
+use std::sync::Arc;
+
+use slackwater_base::Instant;
+use slackwater_data_plane::{Cause, protocol::Credit};
+use slackwater_wire::Incarnation;
+
+use super::pace::Pace;
+use super::peer::PeerQueue;
+use super::routes::Route;
+use super::{Action, Finished, Moved, Scheduler};
+use crate::task::Task;
+
+/// Names one connection to a peer, from the action that opens it until it is closed; never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct LaneId(pub(crate) u64);
+
+#[derive(Debug)]
+pub(super) struct Lane {
+    peer: Incarnation,
+    pub(super) loop_index: usize,
+    route: Route,
+    ready: bool,
+    /// The peer has answered a request on it.
+    answered: bool,
+    pub(super) in_flight: usize,
+    pub(super) bytes: u64,
+    credit: Credit,
+    pace: Pace,
+}
+
+/// A lane that was closed.
+#[derive(Debug)]
+pub(crate) struct LostLane {
+    pub(crate) lane: LaneId,
+    pub(crate) why: LaneEnd,
+    /// Tasks of the lane that can be started again.
+    pub(crate) again: Vec<Task>,
+    /// The fence epochs of the tasks that failed with it.
+    pub(crate) failed: Vec<u64>,
+}
+
+/// Why a lane was closed.
+#[derive(Debug)]
+pub(crate) enum LaneEnd {
+    Idle,
+    /// It broke, or never became ready.
+    Peer(Cause),
+    /// Another process answers at the peer's addresses.
+    Gone(Cause),
+}
+
+impl Scheduler {
+    /// The number of lanes of each loop.
+    pub(crate) fn lanes_by_loop(&self) -> Vec<usize> {
+        let mut lanes = vec![0; self.limits.loops];
+        self.lanes
+            .values()
+            .for_each(|lane| lanes[lane.loop_index] += 1);
+        lanes
+    }
+
+    /// A lane is ready.
+    pub(crate) fn lane_ready(
+        &mut self,
+        lane: LaneId,
+        credit: Credit,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) {
+        self.counters.created += 1;
+        let Some(entry) = self.lanes.get_mut(&lane) else {
+            return;
+        };
+        (entry.ready, entry.credit) = (true, credit);
+        let (incarnation, route) = (entry.peer, entry.route);
+        if let Some(peer) = self.peers.get_mut(&incarnation) {
+            peer.routes.stood(route);
+            peer.last_error = None;
+        }
+        self.ring_peer(incarnation);
+        self.serve(now, actions);
+    }
+
+    /// A lane was closed.
+    pub(crate) fn lane_lost(&mut self, lost: LostLane, now: Instant, actions: &mut Vec<Action>) {
+        let Some(lane) = self.lanes.remove(&lost.lane) else {
+            return;
+        };
+        self.active -= lane.in_flight;
+        let Some(peer) = self.peers.get_mut(&lane.peer) else {
+            return;
+        };
+        peer.leave_lane(lost.lane);
+        for epoch in lost.failed {
+            peer.fences.leave(epoch, actions);
+            peer.stats.failed += 1;
+        }
+        match lost.why {
+            LaneEnd::Idle => self.counters.closed_idle += 1,
+            LaneEnd::Peer(cause) => {
+                let counter = if lane.ready {
+                    &mut self.counters.closed_peer
+                } else {
+                    &mut self.counters.connect_failed
+                };
+                *counter += 1;
+                // A peer that greets and then closes at the first request counts as one that cannot be reached.
+                if !lane.ready || lane.in_flight > 0 && !lane.answered {
+                    peer.routes
+                        .failed(lane.route, now, self.limits.address_rest);
+                }
+                peer.last_error = Some(cause);
+            }
+            LaneEnd::Gone(cause) => {
+                peer.fail_queued(|_| Some(cause.clone()), actions);
+                peer.let_in(&self.limits, actions);
+                lost.again
+                    .into_iter()
+                    .for_each(|task| peer.fail(task, cause.clone(), actions));
+                return self.serve(now, actions);
+            }
+        }
+        let again = self.take_back(lost.again, actions);
+        self.counters.retries += again;
+        if let Some(peer) = self.peers.get_mut(&lane.peer) {
+            peer.stats.retries += again;
+        }
+        self.ring_peer(lane.peer);
+        self.serve(now, actions);
+        self.wake_when_due(actions);
+    }
+
+    /// The ready lane that ends the next queued task first, of those that have credit for it, and its number of tasks. That is
+    /// the one with the fewest bytes under way, those of slow lanes counted as often as they are slower.
+    pub(super) fn best_lane(
+        &self,
+        incarnation: Incarnation,
+        now: Instant,
+    ) -> Option<(LaneId, usize)> {
+        let peer = self.peers.get(&incarnation)?;
+        let next_bytes = peer.front()?.bytes();
+        let fastest = self.fastest(peer);
+        self.lanes_of(peer)
+            .filter(|(_, lane)| lane.takes(next_bytes))
+            .min_by_key(|(_, lane)| {
+                let bytes = (lane.bytes + next_bytes) * lane.times_slower(fastest, now);
+                (bytes, lane.in_flight)
+            })
+            .map(|(id, lane)| (id, lane.in_flight))
+    }
+
+    /// Lanes that are at least twice as slow as another one of their peer.
+    pub(crate) fn slow_lanes(&self, now: Instant) -> usize {
+        let slow = |peer: &PeerQueue| {
+            let fastest = self.fastest(peer);
+            self.lanes_of(peer)
+                .filter(|(_, lane)| lane.pace.times_slower(fastest, false, now) > 1)
+                .count()
+        };
+        self.peers.values().map(slow).sum()
+    }
+
+    /// The least time for a MiB on a lane of a peer.
+    fn fastest(&self, peer: &PeerQueue) -> Option<u64> {
+        self.lanes_of(peer)
+            .filter_map(|(_, lane)| lane.pace.nanos_per_mib())
+            .min()
+    }
+
+    /// Opens one more lane, unless there are enough, one is being opened, or the peer rests.
+    pub(super) fn open_lane(
+        &mut self,
+        incarnation: Incarnation,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) {
+        let Some(peer) = self.peers.get_mut(&incarnation) else {
+            return;
+        };
+        let connecting = peer
+            .lanes
+            .iter()
+            .any(|id| self.lanes.get(id).is_some_and(|lane| !lane.ready));
+        if self.closed || connecting || peer.lanes.len() >= self.limits.lanes_per_peer {
+            return;
+        }
+        let Some(route) = peer.routes.pick(now) else {
+            return;
+        };
+        let (lane, loop_index) = (LaneId(self.next_lane), self.next_loop);
+        self.next_lane += 1;
+        self.next_loop = (self.next_loop + 1) % self.limits.loops;
+        peer.lanes.push(lane);
+        let entry = Lane {
+            peer: incarnation,
+            loop_index,
+            route,
+            ready: false,
+            answered: false,
+            in_flight: 0,
+            bytes: 0,
+            credit: Credit {
+                requests: 0,
+                bytes: 0,
+            },
+            pace: Pace::default(),
+        };
+        self.lanes.insert(lane, entry);
+        actions.push(Action::Connect {
+            loop_index,
+            lane,
+            peer: Arc::clone(&peer.segment),
+            route,
+        });
+    }
+
+    /// A task has left its lane.
+    pub(super) fn leave_lane(&mut self, lane: LaneId, done: &Finished, now: Instant) {
+        if let Some(entry) = self.lanes.get_mut(&lane) {
+            let moved = matches!(done.moved, Moved::Read(_) | Moved::Written(_));
+            entry.pace.ended(done.bytes, moved, done.started, now);
+            entry.in_flight -= 1;
+            entry.bytes -= done.bytes;
+            entry.answered |= done.moved != Moved::Nothing;
+            self.active -= 1;
+        }
+    }
+
+    pub(super) fn lanes_of<'a>(
+        &'a self,
+        peer: &'a PeerQueue,
+    ) -> impl Iterator<Item = (LaneId, &'a Lane)> {
+        peer.lanes
+            .iter()
+            .filter_map(|id| self.lanes.get(id).map(|lane| (*id, lane)))
+    }
+}
+
+impl Lane {
+    fn times_slower(&self, fastest: Option<u64>, now: Instant) -> u64 {
+        self.pace.times_slower(fastest, self.in_flight == 0, now)
+    }
+
+    fn takes(&self, bytes: u64) -> bool {
+        self.ready
+            && self.in_flight < self.credit.requests
+            && self.bytes + bytes <= self.credit.bytes
+    }
+}

@@ -1,0 +1,207 @@
+//! The routes to one peer, and the order in which they are tried.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use slackwater_base::{Backoff, Instant, Rng};
+use slackwater_wire::data::Segment;
+
+use super::Limits;
+
+/// One route to a peer: an address of this host, where one is configured, and an address of the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Route {
+    /// None lets the kernel choose.
+    pub(crate) from: Option<IpAddr>,
+    pub(crate) to: SocketAddr,
+}
+
+/// The routes to one peer. Lanes take them in turn. A route that fails rests while others are tried; when all have
+/// failed there is a pause, which grows until the peer has answered a request.
+#[derive(Debug)]
+pub(super) struct Routes {
+    states: Vec<RouteState>,
+    next: usize,
+    backoff: Backoff,
+    jitter: Rng,
+    /// How often all routes have failed since the peer last answered.
+    failures: u32,
+    /// The end of the pause.
+    retry_at: Instant,
+}
+
+#[derive(Debug)]
+struct RouteState {
+    route: Route,
+    rests_until: Instant,
+}
+
+impl Routes {
+    pub(super) fn new(segment: &Segment, limits: &Limits, jitter: Rng) -> Self {
+        let routes = segment
+            .addresses
+            .iter()
+            .flat_map(|to| routes_to(*to, &limits.local));
+        Self {
+            states: routes
+                .map(|route| RouteState {
+                    route,
+                    rests_until: Instant::ZERO,
+                })
+                .collect(),
+            next: 0,
+            backoff: limits.retry,
+            jitter,
+            failures: 0,
+            retry_at: Instant::ZERO,
+        }
+    }
+
+    /// The route to try now; none during a pause.
+    pub(super) fn pick(&mut self, now: Instant) -> Option<Route> {
+        if self.retry_at > now {
+            return None;
+        }
+        let count = self.states.len();
+        let mut turn = (0..count).map(|step| (self.next + step) % count);
+        let index = turn.find(|index| self.states[*index].rests_until <= now)?;
+        self.next = index + 1;
+        Some(self.states[index].route)
+    }
+
+    /// The end of the pause.
+    pub(super) fn retry_at(&self) -> Instant {
+        self.retry_at
+    }
+
+    /// A connection was made. That does not end the growth of the pauses: a peer may greet and then close the
+    /// connection at the first request.
+    pub(super) fn stood(&mut self, route: Route) {
+        self.retry_at = Instant::ZERO;
+        self.states
+            .iter_mut()
+            .filter(|state| state.route == route)
+            .for_each(|state| state.rests_until = Instant::ZERO);
+    }
+
+    /// No connection could be made, or it broke before a request was answered.
+    pub(super) fn failed(&mut self, route: Route, now: Instant, rest: Duration) {
+        self.states
+            .iter_mut()
+            .filter(|state| state.route == route)
+            .for_each(|state| state.rests_until = now + rest);
+        if self.states.iter().any(|state| state.rests_until <= now) {
+            self.retry_at = now;
+            return;
+        }
+        self.states
+            .iter_mut()
+            .for_each(|state| state.rests_until = Instant::ZERO);
+        self.retry_at = now + self.backoff.pause(self.failures, &mut self.jitter);
+        self.failures = self.failures.saturating_add(1);
+    }
+
+    /// The peer has answered a request.
+    pub(super) fn answered(&mut self) {
+        self.failures = 0;
+    }
+}
+
+/// The routes to one address: from each configured local address of the same family and reach, or from the one that the
+/// kernel chooses.
+fn routes_to(to: SocketAddr, local: &[IpAddr]) -> Vec<Route> {
+    let fits = |from: &&IpAddr| {
+        from.is_ipv4() == to.is_ipv4() && from.is_loopback() == to.ip().is_loopback()
+    };
+    let routes: Vec<Route> = local
+        .iter()
+        .filter(fits)
+        .map(|from| Route {
+            from: Some(*from),
+            to,
+        })
+        .collect();
+    if routes.is_empty() {
+        vec![Route { from: None, to }]
+    } else {
+        routes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{NOW, limits, peer};
+    use super::*;
+
+    const REST: Duration = Duration::from_secs(30);
+
+    fn routes(local: &[&str], addresses: &[&str]) -> Routes {
+        let local = local.iter().map(|text| text.parse().unwrap()).collect();
+        let addresses = addresses.iter().map(|text| text.parse().unwrap()).collect();
+        let segment = Segment {
+            addresses,
+            ..Segment::clone(&peer(1))
+        };
+        Routes::new(&segment, &Limits { local, ..limits() }, Rng::new(1))
+    }
+
+    #[test]
+    fn lanes_spread_over_pairs_of_one_family_and_reach() {
+        let mut routes = routes(
+            &["10.0.0.1", "10.0.0.2", "127.0.0.9"],
+            &["10.0.1.1:1", "[2001:db8::1]:1", "127.0.0.1:1"],
+        );
+        let taken: Vec<String> = (0..5)
+            .map(|_| routes.pick(NOW).unwrap())
+            .map(|route| {
+                format!(
+                    "{} > {}",
+                    route.from.map_or_else(String::new, |from| from.to_string()),
+                    route.to
+                )
+            })
+            .collect();
+        let expected = [
+            "10.0.0.1 > 10.0.1.1:1",
+            "10.0.0.2 > 10.0.1.1:1",
+            " > [2001:db8::1]:1",
+            "127.0.0.9 > 127.0.0.1:1",
+            "10.0.0.1 > 10.0.1.1:1",
+        ];
+        assert_eq!(taken, expected);
+    }
+
+    #[test]
+    fn a_way_that_fails_rests_and_pauses_grow_until_something_is_answered() {
+        let mut routes = routes(&[], &["10.0.1.1:1", "10.0.1.2:1"]);
+        let first = routes.pick(NOW).unwrap();
+        routes.failed(first, NOW, REST);
+        let second = routes.pick(NOW).unwrap();
+        assert_ne!(first, second);
+        routes.stood(second);
+        assert_eq!(routes.pick(NOW), Some(second), "the first still rests");
+        let pause = |routes: &mut Routes| {
+            [first, second]
+                .into_iter()
+                .for_each(|route| routes.failed(route, NOW, REST));
+            assert_eq!(routes.pick(NOW), None);
+            NOW.until(routes.retry_at())
+        };
+        let pauses: Vec<Duration> = (0..12).map(|_| pause(&mut routes)).collect();
+        assert!(pauses[0] <= Duration::from_millis(100), "{pauses:?}");
+        assert!(
+            pauses
+                .iter()
+                .any(|pause| *pause >= Duration::from_millis(500)),
+            "{pauses:?}"
+        );
+        routes.answered();
+        assert!(pause(&mut routes) <= Duration::from_millis(100));
+        assert!(routes.pick(NOW + REST).is_some());
+    }
+
+    #[test]
+    fn a_peer_without_an_address_is_never_tried() {
+        assert_eq!(routes(&[], &[]).pick(NOW), None);
+    }
+}

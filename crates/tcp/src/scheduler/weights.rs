@@ -1,0 +1,209 @@
+//! Facts about lanes of different throughput.
+
+use slackwater_data_plane::protocol::Credit;
+use slackwater_engine::{Batch, Buffers, Job, Priority, Remote};
+use slackwater_wire::data::{CapabilityKey, Grant, Op, Rights};
+
+use super::tests::{NOW, limits, peer};
+use super::*;
+use crate::task::TaskKind;
+
+const MIB: u64 = 1 << 20;
+const MILLISECOND: Duration = Duration::from_millis(1);
+
+/// One peer with two lanes, each of which carries its transfers one behind the other, in virtual time.
+struct World {
+    scheduler: Scheduler,
+    now: Instant,
+    /// How long a lane takes for a MiB.
+    takes: [Duration; 2],
+    lanes: Vec<LaneId>,
+    /// What each lane has under way, with the time at which it ends.
+    under_way: [VecDeque<(Instant, Task)>; 2],
+    carried: [u64; 2],
+    batches: Vec<Batch>,
+}
+
+impl World {
+    fn new(takes: [Duration; 2]) -> Self {
+        let scheduler = Scheduler::new(
+            Limits {
+                lanes_per_peer: 2,
+                max_transfers: 64,
+                ..limits()
+            },
+            7,
+        );
+        let mut world = Self {
+            scheduler,
+            now: NOW,
+            takes,
+            lanes: Vec::new(),
+            under_way: Default::default(),
+            carried: [0; 2],
+            batches: Vec::new(),
+        };
+        // The second lane is opened for what finds the first one busy, and nothing is known of either before it was used.
+        world.carry(4, MIB);
+        world.carry(4, MIB);
+        assert_eq!((world.lanes.len(), world.carried), (2, [6, 2]));
+        world
+    }
+
+    fn submit(&mut self, count: usize, bytes: u64) {
+        let tasks = (0..count).map(|_| self.task(bytes)).collect();
+        self.ask(|scheduler, now, actions| scheduler.submit(&peer(1), tasks, now, actions));
+    }
+
+    fn task(&mut self, bytes: u64) -> Task {
+        let (batch, mut parts) = Batch::new(1, None, |_| {});
+        self.batches.push(batch);
+        let grant = Grant {
+            incarnation: Incarnation(1),
+            region: 0,
+            generation: 1,
+            offset: 0,
+            bytes,
+            rights: Rights::BOTH,
+            tenant: 0,
+            holder: Incarnation(0),
+            expires_nanos: u64::MAX,
+            nonce: 0,
+        };
+        // SAFETY: nothing reads or writes the buffers: no lane carries the task.
+        let buffers = unsafe { Buffers::borrowed(std::ptr::dangling_mut::<u8>(), bytes as usize) };
+        let job = Job {
+            op: Op::Read,
+            buffers,
+            remote: Remote {
+                offset: 0,
+                capability: CapabilityKey::new(&[0; 32]).mint(&grant),
+                key: None,
+                trace: None,
+            },
+            deadline: Instant::NEVER,
+            priority: Priority::Normal,
+            part: parts.pop().unwrap(),
+        };
+        Task::new(Incarnation(1), TaskKind::Job(job))
+    }
+
+    fn ask(&mut self, question: impl FnOnce(&mut Scheduler, Instant, &mut Vec<Action>)) {
+        let mut actions = Vec::new();
+        question(&mut self.scheduler, self.now, &mut actions);
+        let mut left = VecDeque::from(actions);
+        while let Some(action) = left.pop_front() {
+            match action {
+                Action::Connect { lane, .. } => {
+                    self.lanes.push(lane);
+                    let credit = Credit {
+                        requests: 1000,
+                        bytes: 1 << 30,
+                    };
+                    let mut actions = Vec::new();
+                    self.scheduler
+                        .lane_ready(lane, credit, self.now, &mut actions);
+                    left.extend(actions);
+                }
+                Action::Start { lane, task, .. } => self.start(lane, task),
+                _ => {}
+            }
+        }
+    }
+
+    fn start(&mut self, lane: LaneId, task: Task) {
+        let index = self.lanes.iter().position(|known| *known == lane).unwrap();
+        let before = self.under_way[index].back().map_or(self.now, |(at, _)| *at);
+        let takes = self.takes[index].as_nanos() as u64 * task.bytes() / MIB;
+        let ends = before.max(self.now) + Duration::from_nanos(takes);
+        self.under_way[index].push_back((ends, task));
+    }
+
+    /// Ends the transfer that is over first.
+    fn end_next(&mut self) {
+        let ends = |index: &usize| self.under_way[*index].front().map(|(at, _)| *at);
+        let index = (0..2)
+            .filter(|index| ends(index).is_some())
+            .min_by_key(ends);
+        let index = index.expect("something is under way");
+        let (at, task) = self.under_way[index].pop_front().unwrap();
+        self.now = at;
+        self.carried[index] += 1;
+        let done = Finished {
+            peer: task.peer,
+            epoch: task.epoch,
+            bytes: task.bytes(),
+            started: task.started,
+            moved: Moved::Read(task.bytes()),
+        };
+        let lane = self.lanes[index];
+        self.ask(|scheduler, now, actions| scheduler.finished(lane, &done, now, actions));
+        task.end(Ok(0));
+    }
+
+    /// Carries so many transfers of `bytes`, all submitted at once; returns how many went by each lane, and how long they took.
+    fn carry(&mut self, count: usize, bytes: u64) -> ([u64; 2], Duration) {
+        let (before, begun) = (self.carried, self.now);
+        self.submit(count, bytes);
+        for _ in 0..count {
+            self.end_next();
+        }
+        let carried = [0, 1].map(|index| self.carried[index] - before[index]);
+        (carried, begun.until(self.now))
+    }
+}
+
+/// The lane with the fewest bytes under way was taken: a batch of 32 MiB gave half of its bytes to a lane of a tenth of the
+/// throughput, and waited for that one ten times as long as for the other.
+#[test]
+fn a_slow_lane_is_given_less_and_a_batch_ends_sooner() {
+    let mut world = World::new([MILLISECOND, 10 * MILLISECOND]);
+    let (carried, took) = world.carry(32, MIB);
+    assert_eq!(carried.iter().sum::<u64>(), 32);
+    assert!((1..=4).contains(&carried[1]), "{carried:?}");
+    assert!(took <= 40 * MILLISECOND, "{took:?}");
+    assert_eq!(world.scheduler.slow_lanes(world.now), 1);
+}
+
+#[test]
+fn lanes_that_are_alike_are_given_the_same() {
+    for takes in [
+        [MILLISECOND, MILLISECOND],
+        [MILLISECOND, Duration::from_micros(1900)],
+    ] {
+        let mut world = World::new(takes);
+        let (carried, _) = world.carry(32, MIB);
+        assert_eq!(carried, [16, 16], "{takes:?}");
+        assert_eq!(world.scheduler.slow_lanes(world.now), 0);
+    }
+}
+
+/// A lane that was slow once would be left alone for ever.
+#[test]
+fn a_lane_that_was_slow_is_tried_again_and_has_its_share_when_it_is_not() {
+    let mut world = World::new([MILLISECOND, 10 * MILLISECOND]);
+    world.takes[1] = MILLISECOND;
+    // Lone transfers go by the other lane meanwhile.
+    assert_eq!(world.carry(1, MIB).0, [1, 0]);
+    world.now += Duration::from_secs(2);
+    assert_eq!(world.carry(2, MIB).0, [1, 1]);
+    assert_eq!(world.carry(32, MIB).0, [16, 16]);
+}
+
+/// One that is still slow costs one transfer now and then.
+#[test]
+fn a_lane_that_is_still_slow_is_tried_with_one_transfer() {
+    let mut world = World::new([MILLISECOND, 40 * MILLISECOND]);
+    world.now += Duration::from_secs(2);
+    assert_eq!(world.carry(8, MIB).0, [7, 1]);
+    assert_eq!(world.carry(8, MIB).0, [8, 0]);
+}
+
+/// Their times say how long a wake takes, and a lane that has less to do waits for more of them.
+#[test]
+fn small_transfers_say_nothing_of_a_lane() {
+    let mut world = World::new([MILLISECOND, MILLISECOND]);
+    world.takes[1] = 100 * MILLISECOND;
+    world.carry(64, 4096);
+    assert_eq!(world.scheduler.slow_lanes(world.now), 0);
+}

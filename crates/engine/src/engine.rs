@@ -1,5 +1,7 @@
 //! The interface of the crate: regions, peers, batches. Every request goes to the first mover that reaches its peer.
 
+mod regions;
+mod single;
 mod together;
 
 pub use together::Watch;
@@ -9,21 +11,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use slab::Slab;
-use slackwater_base::{Checksum, Instant};
+use slackwater_base::Instant;
 use slackwater_data_plane::{Cause, Notice};
 use slackwater_wait::{Site, Waiting, now};
 use slackwater_wire::Incarnation;
-use slackwater_wire::data::{Capability, Op, Segment};
+use slackwater_wire::data::Segment;
 use thiserror::Error;
 
 use crate::batch::{Batch, BatchError, BatchId, Follower, Part};
-use crate::home::{GrantSpec, Home, HomeGuard};
-use crate::job::{Buffers, Job, Priority, RegionKey};
-use crate::mover::{Carried, Mover, PeerStats, SingleRequest, Submission, WhenFull};
-use crate::region::{
-    Extent, Region, RegionId, RegionSpec, RegisterError, ReopenError, Revocation, StillBusy,
-};
-use crate::request::{PeerId, Request, Submit, Target};
+use crate::home::{Home, HomeGuard};
+use crate::job::{Buffers, Job, RegionKey};
+use crate::mover::{Mover, PeerStats, Submission, WhenFull};
+use crate::region::{Extent, RegionId, RegisterError, ReopenError, Revocation, StillBusy};
+use crate::request::{PeerId, Request, Submit};
 
 /// Moves bytes between regions of this process and regions of its peers.
 ///
@@ -75,9 +75,6 @@ impl From<ReopenError> for EngineError {
 
 pub(crate) static BATCHES: Site = Site::new("transfer batches");
 
-/// How long a copy by the calling thread may take, however long it is and slow the machine.
-const AT_HAND_TIME: Duration = Duration::from_secs(1);
-
 impl Engine {
     /// An engine called `segment.name` over these movers, the preferred ones first.
     #[must_use]
@@ -102,84 +99,6 @@ impl Engine {
     #[must_use]
     pub fn home(&self) -> &Arc<Home> {
         &self.0.life
-    }
-
-    /// Registers memory with every mover that takes its kind.
-    ///
-    /// # Errors
-    /// It is empty, overlaps, or no mover takes it.
-    pub fn register(&self, spec: RegionSpec) -> Result<Arc<Region>, RegisterError> {
-        let location = spec.memory.location();
-        if !self
-            .0
-            .movers
-            .iter()
-            .any(|mover| mover.abilities().takes(location))
-        {
-            return Err(RegisterError::Unsupported(location));
-        }
-        let region = self.home().regions().register(spec)?;
-        if let Err(error) = self.register_keys(&region) {
-            region.close();
-            self.0.release(region.id(), None);
-            // The region is not known to anyone yet, so no access is under way.
-            let removed = self.home().regions().remove(&region, now());
-            debug_assert!(
-                removed.is_ok(),
-                "a region that was never granted has no accesses"
-            );
-            return Err(error);
-        }
-        Ok(region)
-    }
-
-    /// Unregisters a region: peers and local requests are refused from now on, and when this returns nothing touches
-    /// its bytes any more.
-    ///
-    /// # Errors
-    /// There is no such region, or accesses are still under way after `timeout`; the region stays closed then, and
-    /// another call goes on.
-    pub fn unregister(&self, id: RegionId, timeout: Duration) -> Result<(), EngineError> {
-        let region = self.close_region(id)?;
-        self.home().regions().remove(&region, now() + timeout)?;
-        lock(&self.0.keys).remove(&id);
-        Ok(())
-    }
-
-    /// Revokes everything that was granted of a region and waits until nothing under it can touch a byte: the bytes may
-    /// be reused then. Returns the new generation.
-    ///
-    /// # Errors
-    /// As for [`Engine::unregister`]; or the region is gated, so its gate fences each extent by itself.
-    pub fn invalidate(&self, id: RegionId, timeout: Duration) -> Result<u64, EngineError> {
-        self.ungated(id)?;
-        let region = self.close_region(id)?;
-        let generation = self.home().regions().reopen(&region, now() + timeout)?;
-        self.register_keys(&region)?;
-        Ok(generation)
-    }
-
-    /// Has all movers end what is under way at an extent that the gate of its region has fenced, and returns at once:
-    /// the gate is told of the end of each access. A copy of another process of this host that is under way, and one
-    /// of a device, is waited for; everything else ends soon, whatever its peer does. Other extents are not touched.
-    pub fn release_extent(&self, id: RegionId, extent: Extent) {
-        self.0.release(id, Some(extent));
-    }
-
-    /// Grants a range of a region under its present generation.
-    ///
-    /// # Errors
-    /// There is no such region, or it is gated: capabilities for its extents are minted
-    /// ([`Home::capability_secret`]).
-    pub fn grant(&self, id: RegionId, spec: &GrantSpec) -> Result<Capability, EngineError> {
-        let region = self.ungated(id)?;
-        Ok(self.home().grant(&region, spec))
-    }
-
-    /// The keys that movers gave a region, by mover.
-    #[must_use]
-    pub fn region_keys(&self, id: RegionId) -> Vec<(&'static str, RegionKey)> {
-        lock(&self.0.keys).get(&id).cloned().unwrap_or_default()
     }
 
     /// Opens a peer's segment; nothing is connected yet. The same segment opened again is the same peer.
@@ -258,74 +177,6 @@ impl Engine {
         let patience = now() + submit.timeout.saturating_mul(2);
         self.submit(requests, submit)
             .wait(&Waiting::at(&BATCHES).until(patience))
-    }
-
-    /// Reads into memory that need not be registered, while the caller waits.
-    ///
-    /// # Errors
-    /// The cause of the failure; the contents of the memory are undefined then.
-    pub fn read_now(
-        &self,
-        target: &Target,
-        into: &mut [u8],
-        timeout: Duration,
-    ) -> Result<(), Cause> {
-        // SAFETY: the slice is borrowed alone until this returns, and `now` returns only when nothing touches it.
-        let buffers = unsafe { Buffers::borrowed(into.as_mut_ptr(), into.len()) };
-        self.now(Op::Read, buffers, target, timeout, false)
-            .map(drop)
-    }
-
-    /// [`Engine::read_now`], with the checksum of what was read: taken in passing, where this process copies the bytes.
-    ///
-    /// # Errors
-    /// As [`Engine::read_now`].
-    pub fn read_checked(
-        &self,
-        target: &Target,
-        into: &mut [u8],
-        timeout: Duration,
-    ) -> Result<Checksum, Cause> {
-        // SAFETY: as in `read_now`.
-        let buffers = unsafe { Buffers::borrowed(into.as_mut_ptr(), into.len()) };
-        let taken = self.now(Op::Read, buffers, target, timeout, true)?;
-        Ok(taken.unwrap_or_else(|| slackwater_pool::copy::checksum(into)))
-    }
-
-    /// [`Engine::read_checked`] where this thread copies the bytes itself and waits for nobody. `None` where that is not so,
-    /// or the copy failed: nothing is known of the memory then, and the other call says why.
-    #[must_use]
-    pub fn read_at_hand(&self, target: &Target, into: &mut [u8]) -> Option<Checksum> {
-        let (mover, segment) = self.0.first_mover(target.peer).ok()?;
-        if !mover.abilities().one_sided || into.is_empty() {
-            return None;
-        }
-        let single = SingleRequest {
-            op: Op::Read,
-            // SAFETY: as in `read_now`: `carry_now` returns only when nothing touches the slice.
-            buffers: unsafe { Buffers::borrowed(into.as_mut_ptr(), into.len()) },
-            remote: target.remote(),
-            deadline: now() + AT_HAND_TIME,
-            checksum: true,
-        };
-        match mover.carry_now(&segment, single) {
-            Carried::Done(outcome) => outcome
-                .ok()
-                .map(|taken| taken.unwrap_or_else(|| slackwater_pool::copy::checksum(into))),
-            Carried::Back(_) => None,
-        }
-    }
-
-    /// Writes from memory that need not be registered, while the caller waits.
-    ///
-    /// # Errors
-    /// The cause of the failure; the contents of the target are undefined then.
-    pub fn write_now(&self, target: &Target, from: &[u8], timeout: Duration) -> Result<(), Cause> {
-        // SAFETY: a write only reads from its buffers; the slice is borrowed until this returns, and `now` returns only
-        // when nothing touches it.
-        let buffers = unsafe { Buffers::borrowed(from.as_ptr().cast_mut(), from.len()) };
-        self.now(Op::Write, buffers, target, timeout, false)
-            .map(drop)
     }
 
     /// Keeps a batch under its id, for language bindings that cannot hold it.
@@ -426,90 +277,6 @@ impl Engine {
         self.0.movers.iter().for_each(|mover| mover.close());
     }
 
-    /// Carries one request on the calling thread; none when a batch is faster, or reports better what is invalid.
-    fn alone(&self, request: &Request, deadline: Instant) -> Option<Result<(), Cause>> {
-        let regions = self.home().regions();
-        let (mover, segment) = self.0.first_mover(request.target.peer).ok()?;
-        let accesses = request
-            .local
-            .iter()
-            .map(|range| regions.access(range.region, range.offset, range.bytes));
-        let buffers = accesses
-            .collect::<Result<Vec<_>, _>>()
-            .map(Buffers::held)
-            .ok()?;
-        if buffers.bytes() == 0 {
-            return None;
-        }
-        let deadline = request
-            .timeout
-            .map_or(deadline, |timeout| deadline.min(now() + timeout));
-        let single = SingleRequest {
-            op: request.op,
-            buffers,
-            remote: request.target.remote(),
-            deadline,
-            checksum: false,
-        };
-        match mover.carry_now(&segment, single) {
-            Carried::Done(outcome) => Some(outcome.map(drop)),
-            Carried::Back(_) => None,
-        }
-    }
-
-    fn now(
-        &self,
-        op: Op,
-        buffers: Buffers,
-        target: &Target,
-        timeout: Duration,
-        checksum: bool,
-    ) -> Result<Option<Checksum>, Cause> {
-        if buffers.bytes() == 0 {
-            return Ok(None);
-        }
-        let deadline = now() + timeout;
-        let (mover, segment) = self.0.first_mover(target.peer)?;
-        let single = match mover.carry_now(
-            &segment,
-            SingleRequest {
-                op,
-                buffers,
-                remote: target.remote(),
-                deadline,
-                checksum,
-            },
-        ) {
-            Carried::Done(outcome) => return outcome,
-            Carried::Back(single) => single,
-        };
-        let (batch, mut parts) = self.new_batch(1, None);
-        if let Some(part) = parts.pop() {
-            let SingleRequest {
-                op,
-                buffers,
-                remote,
-                deadline,
-                ..
-            } = single;
-            let job = Job {
-                op,
-                buffers,
-                remote,
-                deadline,
-                priority: Priority::Normal,
-                part,
-            };
-            self.0.dispatch(&segment, vec![job], WhenFull::Wait);
-        }
-        // The memory is the caller's: the request has ended when this returns, whatever its outcome.
-        let _ = batch.wait(&Waiting::at(&BATCHES).until(deadline + timeout));
-        match batch.outcome(0) {
-            Some(outcome) => outcome.cause.map_or(Ok(None), Err),
-            None => Err(Cause::Dropped),
-        }
-    }
-
     fn resolve(
         &self,
         request: Request,
@@ -591,42 +358,6 @@ impl Engine {
                 inner.movers.iter().for_each(|mover| mover.cancel(batch));
             }
         })
-    }
-
-    fn register_keys(&self, region: &Arc<Region>) -> Result<(), RegisterError> {
-        let mut keys = Vec::new();
-        for mover in self
-            .0
-            .movers
-            .iter()
-            .filter(|mover| mover.abilities().takes(region.memory().location()))
-        {
-            keys.extend(mover.register(region)?.map(|key| (mover.name(), key)));
-        }
-        if !keys.is_empty() {
-            lock(&self.0.keys).insert(region.id(), keys);
-        }
-        Ok(())
-    }
-
-    fn region(&self, id: RegionId) -> Result<Arc<Region>, EngineError> {
-        let region = self.home().regions().get(id);
-        region.ok_or(EngineError::NoRegion(id))
-    }
-
-    fn ungated(&self, id: RegionId) -> Result<Arc<Region>, EngineError> {
-        let region = self.region(id)?;
-        match region.is_gated() {
-            true => Err(EngineError::Gated(id)),
-            false => Ok(region),
-        }
-    }
-
-    fn close_region(&self, id: RegionId) -> Result<Arc<Region>, EngineError> {
-        let region = self.region(id)?;
-        region.close();
-        self.0.release(id, None);
-        Ok(region)
     }
 }
 

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use slackwater_data_plane::{Cause, Deadline, Notice, seal::holder_of};
+use slackwater_data_plane::seal::holder_of;
+use slackwater_data_plane::{Cause, Deadline, Notice};
 use slackwater_wait::now;
 use slackwater_wire::Incarnation;
 use slackwater_wire::data::{Op, Segment};

@@ -1,17 +1,18 @@
+mod watch;
+
 use std::collections::VecDeque;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::Poll;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use slackwater_base::Instant;
 use slackwater_engine::{Access, Memory, Stage, StageError, Staged, StagingTurn};
-use slackwater_wait::{Event, Site, Waiting, now};
+use slackwater_wait::{Event, Site};
 
-use super::chunks::{Chunk, Chunks, Fetch, Next, Waiter};
+use super::chunks::{Chunk, Chunks, Fetch};
 use super::device::{CopyId, CopyQueue, Device, DeviceCopy, DeviceError};
 use super::limits::{StageLimits, StagingError, Watch};
 
@@ -407,114 +408,6 @@ impl Core {
         };
         // SAFETY: the chunk is at least `bytes` long, and nobody has it until `back` is dropped.
         unsafe { Staged::new(start, bytes, back) }
-    }
-
-    fn run(self: &Arc<Self>) {
-        loop {
-            let seen = self.changed.seen();
-            let ended = self.ended();
-            let idle = ended.is_empty();
-            for (end, result) in ended {
-                guarded(|| self.end(end, result));
-            }
-            let served = self.serve_line(0) | self.serve_line(1);
-            if !idle || served {
-                continue;
-            }
-            let (flying, closing, line) = {
-                let state = self.state();
-                let flying = state.flights.iter().any(|flights| !flights.is_empty());
-                let line = state
-                    .pools
-                    .iter()
-                    .map(Chunks::next_look)
-                    .min()
-                    .unwrap_or(Instant::NEVER);
-                (flying, state.closing, line)
-            };
-            if closing && !flying {
-                return self.turn_away();
-            }
-            let until = match self.limits.watch {
-                _ if !flying => Instant::NEVER,
-                Watch::Callback => now() + UNCALLED,
-                Watch::Poll(pause) => now() + pause,
-            };
-            // Woken, or time to poll: both are handled above.
-            let _ = self
-                .changed
-                .wait(seen, &Waiting::at(&SITE).until(until.min(line)));
-        }
-    }
-
-    /// Collects the copies that have ended.
-    fn ended(&self) -> Vec<(End, Result<(), DeviceError>)> {
-        let mut ended = Vec::new();
-        let mut state = self.state();
-        for (way, queue) in self.queues.iter().enumerate() {
-            let flights = &mut state.flights[way];
-            let mut first = 0;
-            while let Some(flight) = flights.get(first) {
-                match queue.poll(flight.ticket) {
-                    Poll::Ready(result) => {
-                        ended.extend(flights.remove(first).map(|flight| (flight.end, result)));
-                    }
-                    Poll::Pending if queue.is_ordered() => break,
-                    Poll::Pending => first += 1,
-                }
-            }
-        }
-        ended
-    }
-
-    /// Gives chunks to the waiters, and makes some while there may be more; says whether a waiter was served.
-    fn serve_line(self: &Arc<Self>, pool: usize) -> bool {
-        let mut served = false;
-        loop {
-            let next = self.state().pools[pool].next(now(), self.chunks_max);
-            match next {
-                Next::Nothing => return served,
-                Next::Make => {
-                    // Without the lock: pinning takes milliseconds.
-                    let made = self.device.pin(self.limits.chunk_bytes);
-                    let chunks = &mut self.state().pools[pool];
-                    match made {
-                        Ok(pinned) => chunks.made(pinned),
-                        Err(_) => {
-                            chunks.not_made();
-                            return served;
-                        }
-                    }
-                }
-                Next::Fetch(fetch, chunk) => self.begin_fetch(fetch, chunk),
-                Next::Call(free) => {
-                    let turn = self.turn(pool);
-                    guarded(|| free(turn));
-                }
-            }
-            served = true;
-        }
-    }
-
-    /// The end: waiters get nothing any more.
-    fn turn_away(self: &Arc<Self>) {
-        let lines = self.state().pools.each_mut().map(Chunks::turn_away);
-        for (pool, wanted) in lines
-            .into_iter()
-            .enumerate()
-            .flat_map(|(pool, line)| line.into_iter().map(move |w| (pool, w)))
-        {
-            match wanted {
-                Waiter::Fetch(Fetch { access, done, .. }) => {
-                    drop(access);
-                    guarded(|| done(Err(StageError("staging is over".to_owned()))));
-                }
-                Waiter::Lend { free, .. } => {
-                    let turn = self.turn(pool);
-                    guarded(|| free(turn));
-                }
-            }
-        }
     }
 }
 

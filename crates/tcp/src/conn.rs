@@ -3,7 +3,8 @@
 use std::os::fd::BorrowedFd;
 
 use slackwater_base::Instant;
-use slackwater_data_plane::{Cause, Deadline, protocol::CloseReason};
+use slackwater_data_plane::protocol::CloseReason;
+use slackwater_data_plane::{Cause, Deadline};
 use slackwater_net::ConnId;
 
 use super::client::{ClientConnection, ClientEnd};

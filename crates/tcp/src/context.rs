@@ -5,11 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use slackwater_base::Instant;
-use slackwater_data_plane::{
-    Cause, Deadline,
-    protocol::{CloseReason, SLICE_BYTES_MAX},
-    seal::{Channel, InitiatorHandshake, SealError},
-};
+use slackwater_data_plane::protocol::{CloseReason, SLICE_BYTES_MAX};
+use slackwater_data_plane::seal::{Channel, InitiatorHandshake, SealError};
+use slackwater_data_plane::{Cause, Deadline};
 use slackwater_engine::{Home, entropy};
 use slackwater_net::{Loop, WeakLoop};
 use slackwater_wait::{Event, now};

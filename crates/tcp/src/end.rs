@@ -1,9 +1,7 @@
 //! One end of the protocol as a connection's bytes meet it.
 
-use slackwater_data_plane::{
-    protocol::{CloseReason, Piece, Span, Want},
-    seal::{Opener, Sealer},
-};
+use slackwater_data_plane::protocol::{CloseReason, Piece, Span, Want};
+use slackwater_data_plane::seal::{Opener, Sealer};
 use slackwater_wire::data::{Frame, Greeting, GreetingError};
 
 use super::cursor::{Place, SpanMemory};

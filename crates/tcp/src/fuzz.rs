@@ -5,14 +5,12 @@
 use std::time::Duration;
 
 use slackwater_base::Instant;
-use slackwater_data_plane::{
-    Cause,
-    protocol::{
-        Admitted, Call, CloseReason, Initiator, InitiatorLimits, Notice, Piece, Responder,
-        ResponderLimits, Span, Want, initiating, responding,
-    },
-    seal::fuzz::same_at_any_cut,
+use slackwater_data_plane::Cause;
+use slackwater_data_plane::protocol::{
+    Admitted, Call, CloseReason, Initiator, InitiatorLimits, Notice, Piece, Responder,
+    ResponderLimits, Span, Want, initiating, responding,
 };
+use slackwater_data_plane::seal::fuzz::same_at_any_cut;
 use slackwater_wire::Incarnation;
 use slackwater_wire::data::{
     Capability, Features, Frame, Greeting, HANDSHAKE_BYTES, Op, Refusal, VERSION,

@@ -1,7 +1,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use slackwater_base::Instant;
-use slackwater_data_plane::{Cause, protocol::Call};
+use slackwater_data_plane::Cause;
+use slackwater_data_plane::protocol::Call;
 use slackwater_engine::{BatchId, Job, Notice, Part, Priority};
 use slackwater_wait::now;
 use slackwater_wire::Incarnation;

@@ -1,8 +1,8 @@
 use std::time::Duration;
 
 use slackwater_engine::{
-    Engine, GrantSpec, Home, Local as Within, LocalRange, Memory, PeerId, Region, RegionSpec,
-    Request, Submit, Target,
+    Deadline, Engine, GrantSpec, Home, Local as Within, LocalRange, Memory, PeerId, Priority,
+    Region, RegionSpec, Request, Staged, Submit, Target,
 };
 use slackwater_wait::{Site, Waiting};
 use slackwater_wire::data::Rights;

@@ -2,6 +2,7 @@ use std::sync::mpsc::{Receiver, channel};
 
 use slackwater_base::Rng;
 use slackwater_engine::{Region, RegionSpec, Regions};
+use slackwater_wait::now;
 use slackwater_wire::data::Rights;
 
 use super::*;

@@ -10,7 +10,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use slackwater_base::Instant;
-use slackwater_data_plane::{Cause, Deadline, protocol::CloseReason};
+use slackwater_data_plane::protocol::CloseReason;
+use slackwater_data_plane::{Cause, Deadline};
 use slackwater_wait::{Completion, Site, Stopped, Waiting, now};
 use slackwater_wire::Incarnation;
 use slackwater_wire::data::Segment;

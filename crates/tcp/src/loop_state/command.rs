@@ -4,10 +4,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 
 use slackwater_base::Instant;
-use slackwater_data_plane::{
-    Cause,
-    protocol::initiating::{Input, Output},
-};
+use slackwater_data_plane::Cause;
+use slackwater_data_plane::protocol::initiating::{Input, Output};
 use slackwater_engine::{BatchId, Part, Revocation, StageError, Staged, StagingTurn};
 use slackwater_net::{ConnId, Connect, Endpoint, Listen, Net, NetError, Readiness, UnixAccess};
 use slackwater_wait::now;

@@ -8,10 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slackwater_base::Instant;
-use slackwater_data_plane::{
-    Cause,
-    protocol::{CloseReason, Credit, initiating::Output},
-};
+use slackwater_data_plane::Cause;
+use slackwater_data_plane::protocol::{CloseReason, Credit, initiating::Output};
 use slackwater_net::{ConnId, Event, ListenerId, Net, Protocol, Readiness, TimerId};
 use slackwater_wait::now;
 use socket2::SockRef;

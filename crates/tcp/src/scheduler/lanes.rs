@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use slackwater_base::Instant;
-use slackwater_data_plane::{Cause, protocol::Credit};
+use slackwater_data_plane::Cause;
+use slackwater_data_plane::protocol::Credit;
 use slackwater_wire::Incarnation;
 
 use super::pace::Pace;

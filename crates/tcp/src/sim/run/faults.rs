@@ -1,9 +1,7 @@
 //! What goes wrong, and the owner's orders.
 
-use slackwater_data_plane::{
-    Cause,
-    protocol::{CloseReason, initiating::Output},
-};
+use slackwater_data_plane::Cause;
+use slackwater_data_plane::protocol::{CloseReason, initiating::Output};
 use slackwater_wire::data::Refusal;
 
 use super::{Answer, Task, World, pick};

@@ -47,3 +47,55 @@ pub fn entropy() -> Result<Entropy, SealError> {
     getrandom::fill(bytes.as_mut_slice()).map_err(|_| SealError::Randomness)?;
     Ok(bytes)
 }
+
+#[cfg(test)]
+mod tests {
+    use slackwater_data_plane::seal::InitiatorHandshake;
+    use slackwater_wire::Incarnation;
+    use slackwater_wire::data::{Features, HANDSHAKE_BYTES};
+    use slackwater_zmtp::SecretKey;
+
+    use super::*;
+
+    fn greeting() -> Greeting {
+        Greeting {
+            version_min: 1,
+            version_max: 1,
+            features: Features::default(),
+            incarnation: Incarnation(1),
+            expects: Incarnation(0),
+            frame_bytes_max: 1 << 20,
+            requests_max: 8,
+            in_flight_bytes_max: 1 << 28,
+            handshake: [0; HANDSHAKE_BYTES],
+        }
+    }
+
+    #[test]
+    fn only_a_listed_key_is_let_in_and_both_ends_get_its_keys() {
+        let [own, listed, other] =
+            [1, 2, 3].map(|byte| KeyPair::of(SecretKey::from_bytes([byte; 32])));
+        let seal = SealConfig {
+            keys: own.clone(),
+            clients: AllowList::from([listed.public()]),
+        };
+        let check = |client: &KeyPair, admitted: bool| {
+            let (entropy, channel) = (entropy().unwrap(), &Channel::TCP);
+            let begun =
+                InitiatorHandshake::begin(client, &entropy, own.public(), greeting(), channel);
+            let asks = begun.unwrap();
+            match seal.answer(&[9; 32].into(), asks.hello(), greeting(), channel) {
+                Ok((key, answer, keys)) => {
+                    assert!(admitted && key == client.public());
+                    let initiator = asks.finish(&answer).unwrap();
+                    assert_eq!(initiator.send.secret, keys.receive.secret);
+                }
+                Err(error) => assert!(!admitted && error == SealError::Refused, "{error}"),
+            }
+        };
+        check(&listed, true);
+        check(&other, false);
+        let unsealed = seal.answer(&[9; 32].into(), &greeting(), greeting(), &Channel::TCP);
+        assert_eq!(unsealed.err(), Some(SealError::Unsealed));
+    }
+}

@@ -16,7 +16,10 @@ use slackwater_wire::data::{
     Capability, Features, Frame, Greeting, HANDSHAKE_BYTES, Op, Refusal, VERSION,
 };
 
-use super::shared::{End, Greeted, Place, Vectors, Wire};
+use crate::cursor::Place;
+use crate::end::{End, Greeted};
+use crate::io::Vectors;
+use crate::wire::Wire;
 
 const NOW: Instant = Instant::from_nanos(1);
 const LONG: Duration = Duration::from_secs(30);

@@ -32,19 +32,6 @@ mod task;
 mod turn;
 mod wire;
 
-/// What the simulator of the data plane and the fuzz targets share with the loops.
-#[cfg(any(test, feature = "fuzzing"))]
-pub(crate) mod shared {
-    #[cfg(test)]
-    pub(crate) use super::client::{ClientConnection, ClientEnd};
-    pub(crate) use super::cursor::Place;
-    #[cfg(test)]
-    pub(crate) use super::cursor::{Cursor, SpanMemory};
-    pub(crate) use super::end::{End, Greeted};
-    pub(crate) use super::io::Vectors;
-    pub(crate) use super::wire::Wire;
-}
-
 use std::net::SocketAddr;
 use std::sync::{Arc, Once, mpsc};
 use std::time::Duration;

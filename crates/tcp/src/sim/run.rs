@@ -23,7 +23,10 @@ use slackwater_wire::{Incarnation, TraceContext};
 use super::ledger::{Job, value_of};
 use super::target::{EXTENT_BYTES, EXTENTS, Held, Server, Target, greeting};
 use super::{Bug, Met};
-use crate::shared::{ClientConnection, Cursor, Place, SpanMemory, Vectors, Wire};
+use crate::client::ClientConnection;
+use crate::cursor::{Cursor, Place, SpanMemory};
+use crate::io::Vectors;
+use crate::wire::Wire;
 
 pub(super) struct World {
     rng: Rng,

@@ -19,8 +19,8 @@ use slackwater_wire::data::{
 use super::Bug;
 use super::gate::SimulatedGate;
 use super::ledger::Ledger;
+use crate::cursor::{Cursor, Place, SpanMemory};
 use crate::lender::Lender;
-use crate::shared::{Cursor, Place, SpanMemory};
 
 pub(super) use server::Server;
 

@@ -37,6 +37,19 @@ fn records_open_in_order_whole_or_in_pieces() {
     }
 }
 
+/// The peer opens no longer one: it would end the connection far from the mistake.
+#[test]
+fn a_record_that_is_longer_than_the_peer_opens_is_not_sealed() {
+    let seal = |bytes: usize| {
+        let (mut sealer, _) = ends(Cipher::ChaCha);
+        std::panic::catch_unwind(move || {
+            sealer.seal(|record| record.resize(record.len() + bytes, 7))
+        })
+    };
+    assert_eq!(seal(RECORD_BYTES_MAX).ok(), Some(RECORD_BYTES_MAX));
+    assert!(seal(RECORD_BYTES_MAX + 1).is_err());
+}
+
 /// A connection took 128 KiB as soon as its peer had greeted, before the peer had proven anything.
 #[test]
 fn a_peer_has_little_room_before_its_proof_has_opened() {

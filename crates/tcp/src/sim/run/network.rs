@@ -3,7 +3,7 @@
 use slackwater_data_plane::protocol::{CloseReason, Want, initiating::Input};
 
 use super::{Answer, World, pick, show};
-use crate::shared::ClientEnd;
+use crate::client::ClientEnd;
 use crate::sim::target::Server;
 
 impl World {

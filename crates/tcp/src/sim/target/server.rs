@@ -9,7 +9,9 @@ use slackwater_data_plane::protocol::{
 use slackwater_wire::data::{Frame, Greeting, Refusal};
 
 use super::{Chunk, Copy, DEVICE_FROM, Held, Target, greeting};
-use crate::shared::{End, Greeted, Place, SpanMemory, Vectors};
+use crate::cursor::{Place, SpanMemory};
+use crate::end::{End, Greeted};
+use crate::io::Vectors;
 use crate::sim::Bug;
 
 /// One connection, as the target sees it.

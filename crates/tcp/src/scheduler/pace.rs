@@ -5,13 +5,26 @@ use std::time::Duration;
 use slackwater_base::Instant;
 
 /// The throughput of one lane, as the time that it takes for a MiB. A transfer is taken to begin when the one before it on the
-/// lane has ended: those under way share the lane.
+/// lane has ended: those under way share the lane. Those whose ends are told at once are one.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Pace {
     /// None before the first transfer that counts.
     nanos_per_mib: Option<u64>,
     measured_at: Instant,
     last_end: Instant,
+    at_once: AtOnce,
+}
+
+/// Transfers whose ends were told at one time.
+#[derive(Clone, Copy, Debug, Default)]
+struct AtOnce {
+    /// The end of the one before them.
+    after: Instant,
+    begun: Instant,
+    /// Of those that count.
+    bytes: u64,
+    /// The average before them; none where it was unknown or old.
+    average: Option<u64>,
 }
 
 /// Smaller transfers say more of wakes and round trips than of throughput.
@@ -29,20 +42,28 @@ const AVERAGED_OVER: u64 = 8;
 impl Pace {
     /// A transfer has ended. `moved` says whether all of its bytes have been moved.
     pub(super) fn ended(&mut self, bytes: u64, moved: bool, started: Instant, now: Instant) {
-        let begun = started.max(self.last_end);
-        self.last_end = now;
+        if now > self.last_end {
+            self.at_once = AtOnce {
+                after: self.last_end,
+                begun: now,
+                bytes: 0,
+                // What was measured before a pause says little of a lane after it.
+                average: self.nanos_per_mib.filter(|_| !self.is_old(now)),
+            };
+            self.last_end = now;
+        }
+        let at_once = &mut self.at_once;
+        at_once.begun = at_once.begun.min(started.max(at_once.after));
         if !moved || bytes < MEASURED_BYTES {
             return;
         }
-        let nanos = begun.until(now).as_nanos().min(u128::from(u64::MAX >> 20)) as u64;
-        let sample = (nanos << 20) / bytes;
-        self.nanos_per_mib = Some(match self.nanos_per_mib {
-            // What was measured before a pause says little of a lane after it.
-            Some(average) if !self.is_old(now) => {
-                average - average / AVERAGED_OVER + sample / AVERAGED_OVER
-            }
-            _ => sample,
-        });
+        at_once.bytes += bytes;
+        let took = at_once.begun.until(now).as_nanos();
+        let nanos = took.min(u128::from(u64::MAX >> 20)) as u64;
+        let sample = (nanos << 20) / at_once.bytes;
+        self.nanos_per_mib = Some(at_once.average.map_or(sample, |average| {
+            average - average / AVERAGED_OVER + sample / AVERAGED_OVER
+        }));
         self.measured_at = now;
     }
 

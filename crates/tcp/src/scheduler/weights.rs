@@ -125,20 +125,30 @@ impl World {
         let index = (0..2)
             .filter(|index| ends(index).is_some())
             .min_by_key(ends);
-        let index = index.expect("something is under way");
-        let (at, task) = self.under_way[index].pop_front().unwrap();
-        self.now = at;
-        self.carried[index] += 1;
-        let done = Finished {
-            peer: task.peer,
-            epoch: task.epoch,
-            bytes: task.bytes(),
-            started: task.started,
-            moved: Moved::Read(task.bytes()),
-        };
+        self.end_at_once(index.expect("something is under way"), 1);
+    }
+
+    /// Ends so many transfers of one lane when the last of them is over.
+    fn end_at_once(&mut self, index: usize, count: usize) {
+        let over: Vec<(Instant, Task)> = self.under_way[index].drain(..count).collect();
+        self.now = over.last().unwrap().0.max(self.now);
+        self.carried[index] += count as u64;
+        let done: Vec<Finished> = over
+            .iter()
+            .map(|(_, task)| Finished {
+                peer: task.peer,
+                epoch: task.epoch,
+                bytes: task.bytes(),
+                started: task.started,
+                moved: Moved::Read(task.bytes()),
+            })
+            .collect();
         let lane = self.lanes[index];
-        self.ask(|scheduler, now, actions| scheduler.finished(lane, &done, now, actions));
-        task.end(Ok(0));
+        self.ask(|scheduler, now, actions| {
+            done.iter()
+                .for_each(|done| scheduler.finished(lane, done, now, actions));
+        });
+        over.into_iter().for_each(|(_, task)| task.end(Ok(0)));
     }
 
     /// Carries so many transfers of `bytes`, all submitted at once; returns how many went by each lane, and how long they took.
@@ -206,4 +216,29 @@ fn small_transfers_say_nothing_of_a_lane() {
     world.takes[1] = 100 * MILLISECOND;
     world.carry(64, 4096);
     assert_eq!(world.scheduler.slow_lanes(world.now), 0);
+}
+
+/// A loop tells the ends of all that a turn has brought at once: the first was taken to have lasted as long as all of them, and
+/// the others no time. Behind a small one even the first that counts took none, and beside a lane of no time every other
+/// one is as slow as can be: it was given next to nothing of the following batch.
+#[test]
+fn transfers_whose_ends_are_told_at_once_have_shared_the_time() {
+    let check = |pause: u64, sizes: &[u64], of_first: usize| {
+        let mut world = World::new([MILLISECOND, MILLISECOND]);
+        world.now += Duration::from_secs(pause);
+        sizes.iter().for_each(|bytes| world.submit(1, *bytes));
+        let under_way = [0, 1].map(|index| world.under_way[index].len());
+        assert_eq!(under_way, [of_first, sizes.len() - of_first], "{sizes:?}");
+        world.end_at_once(0, of_first);
+        while !world.under_way[1].is_empty() {
+            world.end_at_once(1, 1);
+        }
+        assert_eq!(world.scheduler.slow_lanes(world.now), 0, "{sizes:?}");
+        assert_eq!(world.carry(32, MIB).0, [16, 16], "{sizes:?}");
+    };
+    for pause in [0, 2] {
+        check(pause, &[4096, MIB, MIB], 2);
+        check(pause, &[MIB; 8], 4);
+        check(pause, &[MIB; 32], 16);
+    }
 }

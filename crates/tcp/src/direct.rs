@@ -96,7 +96,10 @@ impl Direct {
         match outcome {
             Ok(()) => Carried::Done(Ok(None)),
             Err(_) if closed => Carried::Done(Err(Cause::Closed)),
-            Err((Cause::Lost(_) | Cause::Unreachable(_), Some(again))) if now() < deadline => {
+            // The time that was over may have been that of the caller that led.
+            Err((Cause::Lost(_) | Cause::Unreachable(_) | Cause::TimedOut(_), Some(again)))
+                if now() < deadline =>
+            {
                 Carried::Back(again.single)
             }
             Err((cause, _)) => Carried::Done(Err(cause)),

@@ -31,6 +31,8 @@ struct Peer {
     /// It closes the connections that it has, and answers on others.
     closes: bool,
     refuses_odd: bool,
+    /// It greets nobody who connects.
+    silent: bool,
     /// Of requests that came together it answers the first one alone, until it is told to go on.
     holds_rest: bool,
 }
@@ -94,7 +96,14 @@ impl Played {
         if stream.read_exact(&mut [0; GREETING_BYTES]).is_err() {
             return;
         }
-        stream.write_all(greeting).unwrap();
+        let peer = self.peer.lock().unwrap();
+        let silent = |peer: &mut Peer| peer.silent;
+        let waited = self.changed.wait_timeout_while(peer, 20 * SECOND, silent);
+        assert!(!waited.unwrap().1.timed_out(), "not told within 20 s");
+        // A caller whose time was over has closed it.
+        if stream.write_all(greeting).is_err() {
+            return;
+        }
         let (mut heard, mut piece) = (Vec::new(), [0; 64 << 10]);
         while let Ok(count @ 1..) = stream.read(&mut piece) {
             heard.extend_from_slice(&piece[..count]);
@@ -156,6 +165,11 @@ fn answer(request: &Request, refuses_odd: bool, out: &mut Vec<u8>) {
 impl Scene {
     /// A peer that takes `requests_max` requests of a connection at once, and callers that wait for each other so long.
     fn new(requests_max: u32, crowd_patience: Duration) -> Self {
+        Self::at(1, requests_max, crowd_patience)
+    }
+
+    /// A peer of which so many addresses are known.
+    fn at(addresses: usize, requests_max: u32, crowd_patience: Duration) -> Self {
         let config_of_alice = TcpConfig {
             crowd_patience,
             ..config()
@@ -164,7 +178,7 @@ impl Scene {
         let bob = engine("bob", config());
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let segment = Segment {
-            addresses: vec![listener.local_addr().unwrap()],
+            addresses: vec![listener.local_addr().unwrap(); addresses],
             ..bob.segment().clone()
         };
         let own = Greeting {
@@ -350,6 +364,30 @@ fn requests_of_a_crowd_whose_connection_breaks_go_by_the_lanes() {
         .played
         .peer(|peer| (peer.answers, peer.closes) = (true, true));
     assert_all_read(callers);
+}
+
+/// The caller that led had little time, in which the first address did not answer, and none left for the second: all that had
+/// joined it failed as too late to connect, with all of their own time left.
+#[test]
+fn callers_outlast_a_leader_that_has_no_time_to_connect() {
+    let scene = Scene::at(2, 64, 60 * SECOND);
+    let alone = scene.alone();
+    scene.played.peer(|peer| peer.silent = true);
+    let leader = scene.read(ALONE, Duration::from_millis(500));
+    until("it connects", || {
+        scene.played.peer(|peer| peer.connections) == ALONE + 1
+    });
+    let joined: Vec<Caller> = (0..JOINED)
+        .map(|block| scene.read(block, 20 * SECOND))
+        .collect();
+    until("they have joined", || scene.joined() == JOINED as u64);
+    let late = ends(vec![leader]).remove(0).0;
+    assert!(matches!(late, Err(Cause::TimedOut(_))), "{late:?}");
+    scene
+        .played
+        .peer(|peer| (peer.silent, peer.answers) = (false, true));
+    assert_all_read(joined);
+    assert_all_read(alone);
 }
 
 #[test]

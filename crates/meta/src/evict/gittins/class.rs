@@ -37,6 +37,11 @@ const fn clock_ticks(now: Instant) -> u64 {
 }
 
 impl Tick {
+    /// The tick so many later.
+    pub(super) const fn after(self, ticks: u32) -> Tick {
+        Tick(self.0.wrapping_add(ticks))
+    }
+
     /// Ticks since `earlier`; zero when that is later.
     pub(super) const fn since(self, earlier: Tick) -> u32 {
         let ticks = self.0.wrapping_sub(earlier.0);

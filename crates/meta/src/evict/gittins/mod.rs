@@ -10,6 +10,7 @@
 //! Every list operation is constant time; estimation runs as a scheduled step whose cost depends on the number of
 //! classes and ages alone.
 
+mod ages;
 mod block;
 mod checkpoints;
 mod class;
@@ -42,9 +43,10 @@ use std::time::Duration;
 use slackwater_base::Instant;
 
 use super::{Evict, Explanation, Leader, Link, RestoreError, Slot, Standing, Walk};
+use ages::{Ages, End};
 use block::{Mark, NO_NODE, Node};
 use checkpoints::Checkpoints;
-use class::{BINS, Class, Origin, Tick};
+use class::{Class, Origin, Tick};
 use net::Net;
 use pending::Requests;
 use segments::{By, ChainSegment, ChainSegments, List, NONE, Place};
@@ -57,7 +59,7 @@ pub(super) struct Gittins {
     nodes: Vec<Node>,
     marks: Vec<Mark>,
     segments: ChainSegments,
-    ages: [List; BINS],
+    ages: Ages,
     shelves: Shelves,
     aside: List,
     ghosts: List,
@@ -72,8 +74,6 @@ pub(super) struct Gittins {
     fresh: Vec<u32>,
     named: Option<Slot>,
     now: Tick,
-    /// Whether there are segments too old for their bin of age.
-    behind: bool,
     origin: Origin,
     last_call: Instant,
     resident: usize,
@@ -88,8 +88,6 @@ pub(super) struct Gittins {
     estimated_at: Instant,
 }
 
-/// ChainMost segments that one call moves to their next bin: after a long pause this is done in steps.
-const AGED_A_CALL: usize = 256;
 /// Most checkpoints of gone blocks for each resident block, in quarters.
 const CHECKPOINT_QUARTERS: usize = 5;
 /// Bytes for each resident block that segments and checkpoints may take together.
@@ -107,7 +105,7 @@ impl Gittins {
             nodes: Vec::new(),
             marks: Vec::new(),
             segments: ChainSegments::default(),
-            ages: [List::EMPTY; BINS],
+            ages: Ages::new(),
             shelves: Shelves::default(),
             aside: List::EMPTY,
             ghosts: List::EMPTY,
@@ -120,7 +118,6 @@ impl Gittins {
             named: None,
             origin: Origin::default(),
             now: Tick(0),
-            behind: false,
             last_call: Instant::ZERO,
             resident: 0,
             taken_over: None,
@@ -145,61 +142,6 @@ impl Gittins {
             .get(slot.0 as usize)
             .map(|node| node.segment)
             .filter(|&segment| segment != NONE)
-    }
-
-    /// Advances the time and moves segments that are too old for their bin to the next one.
-    #[inline]
-    fn advance(&mut self, now: Instant) {
-        self.last_call = self.last_call.max(now);
-        let tick = self.origin.advance(now);
-        if tick.since(self.now) > 0 || self.behind {
-            self.advance_to(tick);
-        }
-    }
-
-    fn advance_to(&mut self, tick: Tick) {
-        self.now = tick;
-        self.behind = false;
-        let mut left = AGED_A_CALL;
-        for bin in 0..BINS - 1 {
-            let end = self.tables.bin_start(bin as u8 + 1);
-            loop {
-                let oldest = self.ages[bin].oldest;
-                if oldest == NONE || tick.since(self.segments[oldest].last_use) < end {
-                    break;
-                }
-                if left == 0 {
-                    self.behind = true;
-                    return;
-                }
-                left -= 1;
-                self.age(oldest);
-            }
-        }
-    }
-
-    /// Moves the oldest segment of its bin of age to the next one.
-    fn age(&mut self, number: u32) {
-        let segment = self.segments[number];
-        let bin = usize::from(segment.bin);
-        let (from, to) = (
-            self.tables.bin_start(segment.bin),
-            self.tables.bin_start(segment.bin + 1),
-        );
-        self.tables
-            .expose(exposure(&segment, segment.blocks, to - from));
-        self.tables.pass_on(
-            segment.class.cell(segment.bin),
-            segment.blocks.into(),
-            segment.last_use,
-        );
-        self.ages[bin].remove(&mut self.segments, By::Age, number);
-        self.ages[bin + 1].push_newest(&mut self.segments, By::Age, number);
-        if segment.place == Place::Shelved {
-            self.shelves
-                .pass_on(&mut self.segments, &self.tables, number);
-        }
-        self.segments[number].bin += 1;
     }
 
     /// `blocks` blocks of a segment are no longer at risk: adds the time that they were, and subtracts them from the
@@ -242,7 +184,7 @@ impl Gittins {
             segment.blocks.into(),
             segment.last_use,
         );
-        self.ages[0].push_newest(&mut self.segments, By::Age, number);
+        self.age_from(number, End::Newest);
         self.shelve(number);
     }
 
@@ -262,8 +204,7 @@ impl Gittins {
     /// left at all.
     fn tidy(&mut self, number: u32) {
         let segment = &self.segments[number];
-        let (cached, blocks, place, bin) =
-            (segment.cached, segment.blocks, segment.place, segment.bin);
+        let (cached, blocks, place) = (segment.cached, segment.blocks, segment.place);
         if cached > 0 || (blocks > 0 && place == Place::Ghost) {
             return;
         }
@@ -274,7 +215,7 @@ impl Gittins {
                 .push_newest(&mut self.segments, By::Place, number);
             return;
         }
-        self.ages[usize::from(bin)].remove(&mut self.segments, By::Age, number);
+        self.end_age(number);
         self.segments.free(number);
     }
 

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use slackwater_base::Instant;
 
+use super::ages::AGED_A_CALL;
 use super::class::{
     BINS, Class, Features, NO_GAP, Origin, TICK_SECONDS, Tick, count_bucket, gap_bucket,
     hint_bucket, new_bucket,
@@ -15,7 +16,7 @@ use super::class::{
 use super::pending::{Found, GhostRuns, Pending, Requests};
 use super::segments::{CHECKPOINT_SPACING, Place};
 use super::tables::{Exposure, Tables};
-use super::{AGED_A_CALL, BOOKS_BYTES, CHECKPOINT_BYTES, CHECKPOINT_QUARTERS};
+use super::{BOOKS_BYTES, CHECKPOINT_BYTES, CHECKPOINT_QUARTERS};
 use crate::evict::ghosts::tag;
 use crate::evict::{Evict, Link, Slot, Walk};
 

@@ -1,10 +1,11 @@
 //! Blocks that come from another tier with their class and age; their neighbours follow one by one.
 
 use super::Gittins;
+use super::ages::End;
 use super::block::{IN_HAND, Mark, NO_NODE, Node};
 use super::class::{CLASSES, Class, Features, Tick};
 use super::opinion::ticks;
-use super::segments::{By, ChainSegment, NONE, Place};
+use super::segments::{ChainSegment, NONE, Place};
 use super::shelves::octave;
 use crate::evict::ghosts::tag;
 use crate::evict::queues::grow;
@@ -88,12 +89,10 @@ impl Gittins {
             usize::from(self.segments[number].bin),
             self.segments[number].last_use,
         );
-        let oldest = self.ages[bin].oldest;
-        if oldest != NONE && last_use.since(self.segments[oldest].last_use) == 0 {
-            self.ages[bin].push_oldest(&mut self.segments, By::Age, number);
-        } else {
-            self.ages[bin].push_newest(&mut self.segments, By::Age, number);
-        }
+        let oldest = self.ages.oldest(bin);
+        let is_oldest =
+            oldest.is_some_and(|oldest| last_use.since(self.segments[oldest].last_use) == 0);
+        self.age_from(number, if is_oldest { End::Oldest } else { End::Newest });
     }
 
     /// Makes a segment of the single block.

@@ -342,11 +342,11 @@ fn a_long_pause_is_caught_up_in_steps() {
     }
     world.now += Duration::from_secs(7200);
     world.request(&[5_000]);
-    assert!(world.policy.behind);
+    assert!(world.policy.ages.behind);
     for block in 5_001..5_400 {
         world.request(&[block]);
     }
-    assert!(!world.policy.behind);
+    assert!(!world.policy.ages.behind);
     let victim = world.policy.victim(world.now).expect("nothing is excluded");
     assert!(
         victim.0 < 2_000,

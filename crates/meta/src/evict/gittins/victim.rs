@@ -1,6 +1,7 @@
 //! The choice of the next victim, and excluded blocks in its way.
 
 use super::Gittins;
+use super::ages::End;
 use super::segments::{By, ChainSegment, NONE, Place};
 use crate::evict::Slot;
 
@@ -49,7 +50,7 @@ impl Gittins {
         };
         own.start = segment.ghost_start() - 1;
         let own = self.segments.add(own);
-        self.ages[usize::from(segment.bin)].push_newest(&mut self.segments, By::Age, own);
+        self.age_from(own, End::Newest);
         let node = &mut self.nodes[tail as usize];
         node.segment = own;
         let up = std::mem::replace(&mut node.up, NONE);

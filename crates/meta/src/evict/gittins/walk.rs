@@ -6,7 +6,7 @@ use super::class::{
     Class, Features, NO_GAP, TICK_SECONDS, Tick, count_bucket, gap_bucket, hint_bucket, new_bucket,
 };
 use super::pending::{Found, GhostRuns, Pending};
-use super::segments::{By, CHECKPOINT_SPACING, ChainSegment, NONE, Place};
+use super::segments::{CHECKPOINT_SPACING, ChainSegment, NONE, Place};
 use super::shelves::octave;
 use super::{Gittins, Link, Walk};
 use crate::evict::ghosts::tag;
@@ -353,7 +353,7 @@ impl Gittins {
     fn refresh(&mut self, number: u32, best: &mut Option<Class>) {
         let segment = self.segments[number];
         self.settle(number, segment.blocks);
-        self.ages[usize::from(segment.bin)].remove(&mut self.segments, By::Age, number);
+        self.end_age(number);
         self.displace(number);
         let record = &mut self.segments[number];
         (record.last_use, record.bin) = (self.now, 0);

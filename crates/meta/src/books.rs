@@ -95,7 +95,7 @@ impl Master {
         bytes: &[u8],
     ) -> Result<(), RestoreError> {
         match self.segments.find(segment) {
-            Some(index) => self.segments.at_mut(index).policy.restore(bytes),
+            Some(index) => (self.segments).tell_policy(index, |policy| policy.restore(bytes)),
             None => Ok(()),
         }
     }
@@ -284,6 +284,9 @@ impl Master {
             || format!("{copies} copies: {:?}", self.metrics.replication),
         )?;
         self.promotions.check().map_err(Imbalance)?;
+        ensure(self.segments.are_policies_noted(), || {
+            "a policy wants to run before anybody knows".to_owned()
+        })?;
         ensure(self.jobs.balance(), || {
             "jobs count other copies than there are".to_owned()
         })?;

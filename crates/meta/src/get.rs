@@ -10,7 +10,7 @@ use crate::catalog::{Mark, ObjectId, Replica, ReplicaId, SegmentIndex, TenantInd
 use crate::evict::{Link, Slot, Walk};
 use crate::lease::{after_probe, after_read};
 use crate::master::{Caller, Master};
-use crate::segment::{Medium, Segment};
+use crate::segment::{Medium, Segment, Segments};
 
 /// With up to this many segments, every policy is told of every read; with more, only those that hold a part of it.
 const SEGMENTS_TOLD: usize = 8;
@@ -306,7 +306,7 @@ impl Master {
             ..
         } = reading;
         resident.sort_unstable();
-        let mut tell = |segment: &mut Segment, mine: &[(SegmentIndex, u32, Slot)]| {
+        let mut tell = |segments: &mut Segments, index, mine: &[(SegmentIndex, u32, Slot)]| {
             debug_assert!(
                 links.iter().all(|link| link.slot.is_none()),
                 "a policy is told of its own slots alone"
@@ -317,7 +317,7 @@ impl Master {
             for (_, position, slot) in mine {
                 links[*position as usize].slot = Some(*slot);
             }
-            segment.policy.read(&Walk {
+            let walk = Walk {
                 now,
                 links,
                 placed: Some(placed),
@@ -327,23 +327,26 @@ impl Master {
                 hint: chain.hint,
                 expect: chain.expect,
                 output_tokens: chain.output_tokens,
-            });
+            };
+            segments.tell_policy(index, |policy| policy.read(&walk));
             for (_, position, _) in mine {
                 links[*position as usize].slot = None;
             }
         };
         if self.segments.len() > SEGMENTS_TOLD {
             for mine in resident.chunk_by(|one, next| one.0 == next.0) {
-                tell(self.segments.at_mut(mine[0].0), mine);
+                tell(&mut self.segments, mine[0].0, mine);
             }
             return;
         }
         let mut rest = resident.as_slice();
-        for (index, segment) in self.segments.iter_mut() {
+        let mut next = self.segments.from(SegmentIndex(0));
+        while let Some(index) = next {
             let end = rest.partition_point(|(other, ..)| *other <= index);
             let (mine, others) = rest.split_at(end);
             rest = others;
-            tell(segment, mine);
+            tell(&mut self.segments, index, mine);
+            next = self.segments.from(SegmentIndex(index.0 + 1));
         }
     }
 

@@ -334,11 +334,7 @@ impl Master {
                 Due::Held => {}
             }
         }
-        for (_, segment) in self.segments.iter_mut() {
-            if segment.policy.next_deadline().is_some_and(|at| at <= now) {
-                segment.policy.on_deadline(now);
-            }
-        }
+        self.segments.run_policies(now);
         self.settle(now);
         self.flush(out);
     }
@@ -346,11 +342,8 @@ impl Master {
     /// When [`Self::on_deadline`] is to be called next, if nothing happens before.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
-        let policies = self
-            .segments
-            .iter()
-            .filter_map(|(_, segment)| segment.policy.next_deadline());
-        policies.chain(self.due.next()).min()
+        let policies = self.segments.policies_due();
+        policies.into_iter().chain(self.due.next()).min()
     }
 
     /// Makes versions begin above this one, for a shell that knows what an earlier master may have given. Announcements

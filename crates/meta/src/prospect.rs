@@ -27,10 +27,11 @@ pub(crate) fn add(catalog: &mut Catalog, segments: &mut Segments, run: &[Fresh],
         catalog.replica_mut(id).set_prospect(Some(slot));
         link.slot = Some(slot);
     }
-    segments.at_mut(below).policy.insert(&Walk {
+    let walk = Walk {
         links: &links,
         ..*walk
-    });
+    };
+    segments.tell_policy(below, |policy| policy.insert(&walk));
 }
 
 /// Whether the slot of a segment is a prospect.

@@ -50,10 +50,9 @@ pub(crate) fn introduce(
             })
             .collect();
         if let (Some(standing), [link]) = (run[0].standing, links.as_slice()) {
-            segments
-                .at_mut(run[0].segment)
-                .policy
-                .insert_as(now, *link, standing);
+            segments.tell_policy(run[0].segment, |policy| {
+                policy.insert_as(now, *link, standing);
+            });
             continue;
         }
         let chain = run[0].chain;
@@ -68,7 +67,7 @@ pub(crate) fn introduce(
             output_tokens: chain.output_tokens,
             placed: None,
         };
-        segments.at_mut(run[0].segment).policy.insert(&walk);
+        segments.tell_policy(run[0].segment, |policy| policy.insert(&walk));
         if mode != OffloadMode::Off {
             prospect::add(catalog, segments, run, &walk);
         }

@@ -338,12 +338,24 @@ pub(crate) fn record_bytes(bytes: u64) -> u64 {
 }
 
 /// The mounted segments, by number, id and node.
-#[derive(Default)]
 pub(crate) struct Segments {
     list: Vec<Option<Segment>>,
     by_id: BTreeMap<SegmentId, SegmentIndex>,
     /// Segments that are hidden.
     hidden: usize,
+    /// When policies want to run, or earlier: nobody asks all of them after each request.
+    policies_due: Deadlines<SegmentIndex>,
+}
+
+impl Default for Segments {
+    fn default() -> Self {
+        Self {
+            list: Vec::new(),
+            by_id: BTreeMap::new(),
+            hidden: 0,
+            policies_due: Deadlines::new(),
+        }
+    }
 }
 
 impl Segments {
@@ -391,8 +403,60 @@ impl Segments {
             .take()
             .expect("segment numbers are held by mounted segments");
         self.by_id.remove(&segment.id);
+        self.policies_due.cancel(index);
         self.hidden -= usize::from(segment.presence == Presence::Hidden);
         segment
+    }
+
+    /// Tells the policy of a segment of a read or of new blocks, or gives it what it knew: what may bring its deadline forward.
+    pub(crate) fn tell_policy<T>(
+        &mut self,
+        index: SegmentIndex,
+        tell: impl FnOnce(&mut dyn Evict) -> T,
+    ) -> T {
+        let told = tell(&mut *self.at_mut(index).policy);
+        self.note_deadline(index);
+        told
+    }
+
+    /// When the first policy wants to run, or earlier.
+    pub(crate) fn policies_due(&self) -> Option<Instant> {
+        self.policies_due.next()
+    }
+
+    /// Runs each policy whose time has come, once.
+    pub(crate) fn run_policies(&mut self, now: Instant) {
+        let due = std::iter::from_fn(|| self.policies_due.pop(now));
+        for index in due.collect::<Vec<_>>() {
+            let policy = &mut self.at_mut(index).policy;
+            if policy.next_deadline().is_some_and(|at| at <= now) {
+                policy.on_deadline(now);
+            }
+            self.note_deadline(index);
+        }
+    }
+
+    /// Whether no policy wants to run before it is known to.
+    pub(crate) fn are_policies_noted(&self) -> bool {
+        let noted = |(index, segment): (SegmentIndex, &Segment)| {
+            let wanted = segment.policy.next_deadline();
+            let noted = self.policies_due.at(&index);
+            wanted.is_none_or(|wanted| noted.is_some_and(|noted| noted <= wanted))
+        };
+        self.iter().all(noted)
+    }
+
+    fn note_deadline(&mut self, index: SegmentIndex) {
+        let Some(wanted) = self.at(index).policy.next_deadline() else {
+            return;
+        };
+        if self
+            .policies_due
+            .at(&index)
+            .is_none_or(|noted| wanted < noted)
+        {
+            self.policies_due.set(index, wanted);
+        }
     }
 
     /// Says of every segment of a node how present it is.
@@ -440,6 +504,13 @@ impl Segments {
             .iter()
             .enumerate()
             .filter_map(|(at, segment)| Some((SegmentIndex(at as u16), segment.as_ref()?)))
+    }
+
+    /// The first mounted segment from this number on.
+    pub(crate) fn from(&self, index: SegmentIndex) -> Option<SegmentIndex> {
+        let rest = self.list.get(usize::from(index.0)..)?;
+        let skipped = rest.iter().position(Option::is_some)?;
+        Some(SegmentIndex(index.0 + skipped as u16))
     }
 
     /// Bytes mounted, memory and SSD.
@@ -490,3 +561,6 @@ impl Segments {
             .collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,110 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::*;
+use crate::evict::Walk;
+
+/// A policy that wants to run at these times, one after another, from the first read on.
+struct Runs {
+    times: Vec<Instant>,
+    was_read: bool,
+    ran: Arc<AtomicUsize>,
+}
+
+impl Evict for Runs {
+    fn name(&self) -> &'static str {
+        "runs"
+    }
+
+    fn read(&mut self, _: &Walk<'_>) {
+        self.was_read = true;
+    }
+
+    fn insert(&mut self, _: &Walk<'_>) {}
+
+    fn remove(&mut self, _: Slot) {}
+
+    fn victim(&mut self, _: Instant) -> Option<Slot> {
+        None
+    }
+
+    fn evicted(&mut self, _: Instant, _: Slot) {}
+
+    fn exclude(&mut self, _: Slot) {}
+
+    fn include(&mut self, _: Slot) {}
+
+    fn set_capacity(&mut self, _: u64) {}
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.times.first().copied().filter(|_| self.was_read)
+    }
+
+    fn on_deadline(&mut self, _: Instant) {
+        self.times.remove(0);
+        self.ran.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn overhead_bytes(&self) -> usize {
+        0
+    }
+}
+
+/// Every policy was asked after every request when it wants to run: a thousand instructions of a look-up with 64 segments.
+#[test]
+fn policies_run_when_they_want_to_and_once_each_time() {
+    let at = |seconds: u64| Instant::from_nanos(seconds * 1_000_000_000);
+    let mut segments = Segments::default();
+    let mut add = |id: u32, times: &[u64]| {
+        let ran = Arc::new(AtomicUsize::new(0));
+        let policy = Runs {
+            times: times.iter().map(|it| at(*it)).collect(),
+            was_read: false,
+            ran: Arc::clone(&ran),
+        };
+        let mount = Mount {
+            segment: SegmentId(id),
+            name: String::new(),
+            node: NodeId(1),
+            incarnation: Incarnation(1),
+            kind: SegmentKind::Memory,
+            bytes: BLOCK_BYTES,
+            host: String::new(),
+            generations: None,
+        };
+        let segment = Segment::new(&mount, BLOCK_BYTES, 1, Box::new(policy));
+        (segments.add(segment), ran)
+    };
+    let (one, of_one) = add(1, &[5, 7, 7, 20]);
+    let (other, of_other) = add(2, &[6]);
+    let ran = || [&of_one, &of_other].map(|ran| ran.load(Ordering::Relaxed));
+    let read = |segments: &mut Segments, index| {
+        segments.tell_policy(index, |policy| {
+            policy.read(&Walk {
+                now: at(0),
+                links: &[],
+                placed: None,
+                parent: None,
+                position: 0,
+                found: 0,
+                hint: None,
+                expect: None,
+                output_tokens: None,
+            });
+        });
+    };
+    assert_eq!(segments.policies_due(), None);
+    read(&mut segments, other);
+    read(&mut segments, one);
+    let mut check = |now: u64, expected: [usize; 2], due: Option<u64>| {
+        segments.run_policies(at(now));
+        assert_eq!(ran(), expected, "at {now}");
+        assert_eq!(segments.policies_due(), due.map(at), "at {now}");
+        assert!(segments.are_policies_noted());
+    };
+    check(4, [0, 0], Some(5));
+    check(5, [1, 0], Some(6));
+    check(8, [2, 1], Some(7));
+    check(8, [3, 1], Some(20));
+    segments.take(one);
+    assert_eq!(segments.policies_due(), None, "it is gone");
+}

@@ -133,7 +133,7 @@ impl GetFlow {
                 object,
                 valid_until,
             } = known;
-            let rest = order(&*flow.pick, object.replicas.clone()).into();
+            let rest = order(&*flow.pick, &object.replicas).into();
             let reading = Reading {
                 object,
                 rest,
@@ -339,7 +339,7 @@ impl GetFlow {
                     // The master may have counted the lease from any of the repetitions, so the first one is used.
                     Hold::Lease => self.attempts.first_asked() + usable(object.lease),
                 };
-                let rest = order(&*self.pick, object.replicas.clone()).into();
+                let rest = order(&*self.pick, &object.replicas).into();
                 self.read_next(
                     now,
                     index,

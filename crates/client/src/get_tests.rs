@@ -35,7 +35,7 @@ fn object(replicas: &[ReplicaAt]) -> Object {
         version: Version(7),
         bytes: 100,
         checksum: GOOD,
-        replicas: replicas.to_vec(),
+        replicas: replicas.into(),
         lease: Duration::from_secs(10),
         guard: Some(GuardId(5)),
     }

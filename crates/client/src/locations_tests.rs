@@ -24,7 +24,7 @@ fn located(version: u64, valid_until: Instant) -> Located<u64> {
         version: Version(version),
         bytes: 100,
         checksum: Checksum(7),
-        replicas: vec![ReplicaAt::Memory(extent)],
+        replicas: vec![ReplicaAt::Memory(extent)].into(),
         lease: LEASE,
         guard: None,
     };

@@ -28,7 +28,8 @@ impl Pick for LocalFirst {
 }
 
 /// The replicas in the order in which they are tried.
-pub(crate) fn order(pick: &dyn Pick, mut replicas: Vec<ReplicaAt>) -> Vec<ReplicaAt> {
+pub(crate) fn order(pick: &dyn Pick, replicas: &[ReplicaAt]) -> Vec<ReplicaAt> {
+    let mut replicas = replicas.to_vec();
     pick.order(&mut replicas);
     replicas
 }
@@ -60,10 +61,7 @@ mod tests {
             ..LocalFirst::default()
         };
         pick.segments.insert(SegmentId(7));
-        let ordered = order(
-            &pick,
-            vec![disk(1), disk(2), memory(3), memory(7), memory(4)],
-        );
+        let ordered = order(&pick, &[disk(1), disk(2), memory(3), memory(7), memory(4)]);
         assert_eq!(ordered, [memory(7), memory(3), memory(4), disk(2), disk(1)]);
     }
 }

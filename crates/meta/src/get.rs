@@ -29,6 +29,8 @@ pub(crate) struct Reading {
     placed: Vec<u32>,
     /// Objects found on SSD only, with the index of their key in the request.
     cold: Vec<(ObjectId, u32)>,
+    /// Where the replicas of one object are.
+    places: Vec<ReplicaAt>,
 }
 
 impl Reading {
@@ -146,7 +148,7 @@ impl Master {
             return Lookup::Missing;
         }
         link.bytes = object.bytes;
-        let answer = self.read(now, caller, id, hold, at as u32, &mut reading.resident);
+        let answer = self.read(now, caller, id, hold, at as u32, reading);
         if matches!(&answer, Lookup::Found(object) if matches!(object.replicas[0], ReplicaAt::Disk { .. }))
         {
             reading.cold.push((id, at as u32));
@@ -199,9 +201,14 @@ impl Master {
         id: ObjectId,
         hold: Hold,
         position: u32,
-        resident: &mut Vec<(SegmentIndex, u32, Slot)>,
+        reading: &mut Reading,
     ) -> Lookup {
-        let mut replicas = Vec::with_capacity(1);
+        let Reading {
+            resident,
+            places: replicas,
+            ..
+        } = reading;
+        replicas.clear();
         let mut first: Option<ReplicaId> = None;
         let (mut in_memory, mut here) = (0, 0);
         for (replica, facts) in self.catalog.replicas(id) {
@@ -272,7 +279,7 @@ impl Master {
             version: object.version,
             bytes: object.bytes,
             checksum: object.checksum,
-            replicas,
+            replicas: replicas.as_slice().into(),
             lease: ttl,
             guard,
         })

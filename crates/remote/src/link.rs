@@ -243,6 +243,7 @@ impl Link {
             client: self.client,
             operation,
             request: request.clone(),
+            reads: body::LOOK_UPS,
             trace,
         };
         body::encode(&asked).map_err(|_| Unanswered::Refused(ErrorCode::InvalidParams))

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use slackwater_base::Checksum;
 
-use crate::data::{Capability, Segment};
+use crate::data::{Capability, MacKind, Segment};
 use crate::{
     DiskEntry, Epoch, ErrorCode, ExtentRef, JobState, Mount, NodeId, Numbered, Order, Published,
     ReadRecord, Report, checksum_serde,
@@ -48,6 +48,15 @@ pub struct MemoryAccess {
     pub secret: Secret,
     /// The clock that capabilities expire by, in nanoseconds, when this was sent.
     pub clock_nanos: u64,
+    /// The latest kind of MAC that the node verifies, by its number, and all before it: see
+    /// [`MacKind`](crate::data::MacKind). Nodes of earlier releases verify the first.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub macs: u8,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_first(macs: &u8) -> bool {
+    *macs == MacKind::default().number()
 }
 
 /// Bytes that are not shown.

@@ -1,4 +1,5 @@
-//! Control messages as bytes: one byte that names the format, then MessagePack with named fields.
+//! Control messages as bytes: one byte that names the format, then MessagePack with named fields; answers to look-ups, of
+//! which there are most, in a fixed layout for those who say that they read it.
 //!
 //! Fields that a peer does not know are skipped, and fields that it does not send have defaults, so that releases on
 //! both sides of a change understand each other. A kind of message that a peer does not know is refused as malformed.
@@ -21,8 +22,11 @@ use crate::{
     StageRecord, Welcome, WrittenChecked,
 };
 
-/// The format that this release writes, and the only one that it reads.
+/// The format of all messages: what this release writes, except as [`encode_for`] says.
 pub const FORMAT: u8 = 1;
+
+/// The format of answers to look-ups, for those who read it.
+pub const LOOK_UPS: u8 = 2;
 
 /// Deepest nesting of maps and lists that is read.
 const DEPTH_MAX: usize = 32;
@@ -42,7 +46,9 @@ pub enum BodyError {
     #[error("a control message without bytes")]
     Empty,
     /// A release that is too new, or something else altogether, wrote the body.
-    #[error("a control message of format {found}: this release reads format {FORMAT}")]
+    #[error(
+        "a control message of format {found}: this release reads format {FORMAT}, and answers in format {LOOK_UPS}"
+    )]
     Format {
         /// The first byte.
         found: u8,
@@ -62,6 +68,14 @@ pub enum BodyError {
 pub trait Message: Serialize + DeserializeOwned + sealed::Sealed {
     /// Longest body, in bytes.
     const BYTES_MAX: usize;
+
+    /// The message of bytes that follow the number of another format than [`FORMAT`].
+    ///
+    /// # Errors
+    /// Why they are none; mostly that there is no such format of this kind of message.
+    fn of_format(format: u8, _bytes: &[u8]) -> Result<Self, BodyError> {
+        Err(BodyError::Format { found: format })
+    }
 }
 
 impl Message for Request {
@@ -87,6 +101,13 @@ impl Message for Asked {
 
 impl Message for Answered {
     const BYTES_MAX: usize = BODY_BYTES_MAX;
+
+    fn of_format(format: u8, bytes: &[u8]) -> Result<Self, BodyError> {
+        match format {
+            LOOK_UPS => look_ups::decode(bytes),
+            found => Err(BodyError::Format { found }),
+        }
+    }
 }
 
 impl Message for Hello {
@@ -194,6 +215,24 @@ pub fn encode<M: Message>(message: &M) -> Result<Vec<u8>, BodyError> {
     Ok(body)
 }
 
+/// The bytes of an answer to a client whose request says up to which format it reads: an answer to a look-up in the
+/// shortest of these.
+///
+/// # Errors
+/// [`BodyError::TooLong`], for an answer that no client would read.
+pub fn encode_for(reads: u8, answered: &Answered) -> Result<Vec<u8>, BodyError> {
+    let compact = match &answered.reply {
+        Reply::Get(lookups) if reads >= LOOK_UPS => {
+            look_ups::encode(answered.epoch, lookups, &answered.capabilities)
+        }
+        _ => None,
+    };
+    match compact {
+        Some(body) => within::<Answered>(&body).map(|()| body),
+        None => encode(answered),
+    }
+}
+
 /// The message of these bytes, all of them.
 ///
 /// # Errors
@@ -202,7 +241,7 @@ pub fn decode<M: Message>(body: &[u8]) -> Result<M, BodyError> {
     within::<M>(body)?;
     let (format, rest) = body.split_first().ok_or(BodyError::Empty)?;
     if *format != FORMAT {
-        return Err(BodyError::Format { found: *format });
+        return M::of_format(*format, rest);
     }
     let mut reader = rmp_serde::Deserializer::from_read_ref(rest);
     reader.set_max_depth(DEPTH_MAX);
@@ -255,5 +294,6 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for ListVisitor<T> {
     }
 }
 
+mod look_ups;
 #[cfg(test)]
 mod tests;

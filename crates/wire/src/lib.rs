@@ -1,7 +1,8 @@
 //! The domain's words and their bytes: ids, error codes, and the messages between client, master and node.
 //!
 //! These types are the vocabulary of every crate above: the master's mind takes a [`Request`] itself, so no second
-//! struct copies it. Bodies travel as MessagePack with named fields; unknown fields are skipped, new ones default.
+//! struct copies it. Bodies travel as MessagePack with named fields; unknown fields are skipped, new ones default. Answers to
+//! look-ups have a fixed layout beside that, for clients that say that they read it.
 #![forbid(unsafe_code)]
 
 mod attach;
@@ -18,6 +19,7 @@ mod numbered;
 mod order;
 mod permissions;
 mod pool;
+mod replicas;
 mod reply;
 mod request;
 mod trace;
@@ -43,6 +45,7 @@ pub use permissions::{NodePermission, Permissions, TenantPermission};
 pub use pool::{
     Answered, Asked, ExtentUse, Hello, ReadRecord, RecordStaged, Release, StagedRecord, Welcome,
 };
+pub use replicas::Replicas;
 pub use reply::{
     Description, Draining, ExtentRef, Listed, Lookup, Object, Presence, PutStarted, QuotaState,
     ReplicaAt, ReplicaState, Reply, SegmentState,

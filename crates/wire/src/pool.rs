@@ -47,6 +47,10 @@ pub struct Asked {
     pub operation: OperationId,
     /// The request.
     pub request: Request,
+    /// The latest format of [`crate::body`] that the client reads, which an answer may be written in. Earlier releases read
+    /// the first one.
+    #[serde(default = "first", skip_serializing_if = "is_first")]
+    pub reads: u8,
     /// The trace that it belongs to, if that is recorded. Earlier releases pass over it.
     #[serde(
         default,
@@ -54,6 +58,15 @@ pub struct Asked {
         with = "crate::trace::optional"
     )]
     pub trace: Option<TraceContext>,
+}
+
+fn first() -> u8 {
+    crate::body::FORMAT
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_first(reads: &u8) -> bool {
+    *reads == first()
 }
 
 /// The master's answer to a request.
@@ -148,30 +161,35 @@ impl Reply {
     /// The extents of memory that the reply names, in its order.
     #[must_use]
     pub fn extents(&self) -> Vec<ExtentUse> {
+        let mut all = Vec::new();
+        self.each_extent(|named| all.push(named));
+        all
+    }
+
+    /// Calls `each` with them, one after another.
+    pub fn each_extent(&self, mut each: impl FnMut(ExtentUse)) {
         match self {
-            Self::Get(lookups) => lookups.iter().flat_map(reads).collect(),
-            Self::PutStart(started) => started.iter().flat_map(writes).collect(),
-            _ => Vec::new(),
+            Self::Get(lookups) => lookups.iter().for_each(|lookup| reads(lookup, &mut each)),
+            Self::PutStart(started) => started.iter().flat_map(writes).for_each(each),
+            _ => {}
         }
     }
 }
 
-fn reads(lookup: &Lookup) -> impl Iterator<Item = ExtentUse> {
-    let found = match lookup {
-        Lookup::Found(object) => Some(object),
-        Lookup::NotReady | Lookup::Missing | Lookup::Failed(_) => None,
+fn reads(lookup: &Lookup, each: &mut impl FnMut(ExtentUse)) {
+    let Lookup::Found(object) = lookup else {
+        return;
     };
-    found.into_iter().flat_map(|object| {
-        object.replicas.iter().filter_map(|at| match at {
-            ReplicaAt::Memory(extent) => Some(ExtentUse {
+    for at in &object.replicas {
+        if let ReplicaAt::Memory(extent) = at {
+            each(ExtentUse {
                 extent: *extent,
                 rights: Rights::READ,
                 bytes: object.bytes,
                 lease: Some(object.lease),
-            }),
-            ReplicaAt::Disk { .. } => None,
-        })
-    })
+            });
+        }
+    }
 }
 
 fn writes(started: &PutStarted) -> impl Iterator<Item = ExtentUse> {

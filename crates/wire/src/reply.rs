@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 use slackwater_base::Checksum;
 
 use crate::{
-    ErrorCode, GuardId, Incarnation, JobState, Key, NodeId, Pin, SegmentId, SegmentKind, Tenant,
-    Version, checksum_serde,
+    ErrorCode, GuardId, Incarnation, JobState, Key, NodeId, Pin, Replicas, SegmentId, SegmentKind,
+    Tenant, Version, checksum_serde,
 };
 
 /// The master's answer to a request.
@@ -78,7 +78,7 @@ pub struct Object {
     #[serde(with = "checksum_serde")]
     pub checksum: Checksum,
     /// Readable replicas, best first as far as the master knows.
-    pub replicas: Vec<ReplicaAt>,
+    pub replicas: Replicas,
     /// How long the lease lasts, counted by the holder from its request.
     pub lease: Duration,
     /// The guard, when one was asked for.

@@ -81,6 +81,7 @@ impl Caller {
                 hold: Hold::Lease,
                 prefix_only: false,
             }),
+            reads: body::LOOK_UPS,
             trace: None,
         };
         let answered: Answered = self.exchange("pool.request", &asked)?;

@@ -54,6 +54,35 @@ fn truths_of_many_keys_are_in_their_order() {
     }
 }
 
+/// The places of one key are gathered in what the next key uses too.
+#[test]
+fn each_key_of_a_look_up_has_its_own_replicas() {
+    let mut world = world();
+    let names = ["a", "b", "c"];
+    for name in names {
+        world.put(name, BLOCK);
+    }
+    // Of a node that is here no more than was found is named.
+    world.input(Input::NodeAway(NODE));
+    let alone = names.map(|name| world.found(name).replicas);
+    let get = Get {
+        tenant: Tenant::DEFAULT,
+        keys: names.map(key).to_vec(),
+        chain: Chain::default(),
+        hold: Hold::Lease,
+        prefix_only: false,
+    };
+    let Reply::Get(lookups) = world.ask(Request::Get(get)) else {
+        panic!("no look-ups");
+    };
+    for (lookup, alone) in lookups.iter().zip(alone) {
+        let Lookup::Found(object) = lookup else {
+            panic!("{lookup:?}");
+        };
+        assert_eq!((object.replicas.len(), &object.replicas), (1, &alone));
+    }
+}
+
 #[test]
 fn a_read_blocks_eviction_and_removal_for_the_ttl() {
     let mut world = world();

@@ -496,7 +496,7 @@ fn a_put_that_loses_one_of_its_replicas_keeps_the_others() {
     assert_eq!(extents.len(), 2);
     world.input(Input::NodeLost(other));
     assert_eq!(world.end(ME, "a", version), Reply::Each(vec![Ok(())]));
-    let places: Vec<ReplicaAt> = world.found("a").replicas;
+    let places = world.found("a").replicas;
     assert_eq!(
         places,
         extents

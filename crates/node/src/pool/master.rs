@@ -520,7 +520,7 @@ fn may_lend(permissions: &Permissions, hello: &NodeHello) -> Result<(), ErrorCod
 
 #[cfg(test)]
 mod tests {
-    use slackwater_wire::data::Segment as Contact;
+    use slackwater_wire::data::{MacKind, Segment as Contact};
     use slackwater_wire::{
         Epoch, Incarnation, MemoryAccess, Mount, NodeLife, Secret, SegmentId, Tenant,
     };
@@ -556,6 +556,7 @@ mod tests {
                 region: 0,
                 secret: Secret([0; 32]),
                 clock_nanos: 0,
+                macs: MacKind::LATEST.number(),
             },
         }
     }

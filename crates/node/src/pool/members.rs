@@ -300,6 +300,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use slackwater_wire::data::MacKind;
     use slackwater_wire::{DiskState, Incarnation, MemoryAccess, Mount, Secret, SegmentId};
     use slackwater_zmtp::PublicKey;
 
@@ -339,6 +340,7 @@ mod tests {
                 region: 0,
                 secret: Secret([0; 32]),
                 clock_nanos: 0,
+                macs: MacKind::LATEST.number(),
             },
         }
     }

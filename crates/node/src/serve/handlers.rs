@@ -73,6 +73,7 @@ impl Handlers {
             client,
             operation,
             mut request,
+            reads,
             trace,
             ..
         } = asked;
@@ -92,7 +93,11 @@ impl Handlers {
         };
         let span = TraceSpan::of(trace, span_name(&request), SpanKind::Server);
         let parent = Traceparent(span.context());
-        let unanswered = Unanswered { deferred, span };
+        let unanswered = Unanswered {
+            deferred,
+            span,
+            reads,
+        };
         let host = {
             let mut clients = self.outgoing.clients();
             clients.wait(call.from(), client, operation, unanswered);

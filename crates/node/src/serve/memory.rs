@@ -10,6 +10,7 @@ use slackwater_transfer::{
     Engine, Extent, Memory, RegionId, RegionSpec, RegisterError, Rights, Segment as Contact,
 };
 use slackwater_wait::now;
+use slackwater_wire::data::MacKind;
 use slackwater_wire::{ErrorCode, MemoryAccess, ReadRecord, Release, Secret, StagedRecord};
 use slackwater_zmtp::PublicKey;
 
@@ -84,6 +85,7 @@ impl ServedMemory {
             region: self.transfers.region.index(),
             secret: Secret(self.transfers.engine.home().capability_secret()),
             clock_nanos: now().as_nanos(),
+            macs: MacKind::LATEST.number(),
         }
     }
 

@@ -7,6 +7,7 @@ use slackwater_base::Instant;
 use slackwater_transfer::holder_of;
 use slackwater_transfer::{Capability, CapabilityKey, Engine, Extent, Grant, RegionId, Rights};
 use slackwater_wait::now;
+use slackwater_wire::data::MacKind;
 use slackwater_wire::{Incarnation, MemoryAccess, SegmentId};
 use slackwater_zmtp::PublicKey;
 
@@ -36,7 +37,7 @@ impl Minter {
     /// That of the memory of a node.
     pub(crate) fn of(memory: &MemoryAccess) -> Self {
         let minter = Self {
-            key: CapabilityKey::new(&memory.secret.0),
+            key: CapabilityKey::new(&memory.secret.0).making(MacKind::up_to(memory.macs)),
             incarnation: memory.contact.incarnation,
             region: memory.region,
             ahead: AtomicI64::new(0),
@@ -144,6 +145,7 @@ mod tests {
                 region: 4,
                 secret: secret.clone(),
                 clock_nanos,
+                macs: MacKind::LATEST.number(),
             };
             let extent = Extent {
                 offset: 4096,

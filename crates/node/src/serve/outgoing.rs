@@ -5,7 +5,7 @@ use slackwater_mq::{ConnectionId, Deferred};
 use slackwater_trace::TraceSpan;
 use slackwater_transfer::{Capability, Extent};
 use slackwater_wait::now;
-use slackwater_wire::{Answered, ClientId, Epoch, ErrorCode, ExtentUse, OperationId, Reply, body};
+use slackwater_wire::{Answered, ClientId, Epoch, ErrorCode, OperationId, Reply, body};
 use slackwater_zmtp::PublicKey;
 
 use super::clients::Clients;
@@ -26,6 +26,8 @@ pub(crate) struct Outgoing {
 pub(crate) struct Unanswered {
     pub(crate) deferred: Deferred,
     pub(crate) span: TraceSpan,
+    /// The latest format that its client reads.
+    pub(crate) reads: u8,
 }
 
 impl Outgoing {
@@ -52,8 +54,13 @@ impl Outgoing {
             Reply::Failed(code) => Some(*code),
             _ => None,
         };
-        let body = self.body(reply, key);
-        for Unanswered { deferred, mut span } in waiting {
+        // Repetitions are of one client, which reads what it always did.
+        let reads = waiting.iter().map(|unanswered| unanswered.reads).min();
+        let body = self.body(reply, key, reads.unwrap_or(body::FORMAT));
+        for unanswered in waiting {
+            let Unanswered {
+                deferred, mut span, ..
+            } = unanswered;
             if let Some(code) = failure {
                 span.fail(&code);
             }
@@ -62,41 +69,43 @@ impl Outgoing {
     }
 
     /// The bytes of an answer to the holder of a key.
-    fn body(&self, reply: Reply, key: Option<PublicKey>) -> Vec<u8> {
-        let uses = reply.extents();
-        let capabilities = self.permit(&uses, key);
+    fn body(&self, reply: Reply, key: Option<PublicKey>, reads: u8) -> Vec<u8> {
+        let capabilities = self.permit(&reply, key);
         let epoch = self.epoch;
         let answered = Answered {
             epoch,
             reply,
             capabilities,
         };
-        body::encode(&answered).unwrap_or_else(|error| {
+        body::encode_for(reads, &answered).unwrap_or_else(|error| {
             tracing::error!(%error, "an answer could not be sent");
             refused(epoch, ErrorCode::InternalError)
         })
     }
 
-    /// The rights to extents, in their order.
-    fn permit(&self, uses: &[ExtentUse], key: Option<PublicKey>) -> Vec<Capability> {
-        if uses.is_empty() {
-            return Vec::new();
-        }
+    /// The rights to the extents that an answer names, in their order.
+    fn permit(&self, reply: &Reply, key: Option<PublicKey>) -> Vec<Capability> {
+        let keys = match reply {
+            Reply::Get(lookups) => lookups.len(),
+            Reply::PutStart(started) => started.len(),
+            _ => return Vec::new(),
+        };
         let (minters, now, holder) = (self.minters.all(), now(), holder(key));
-        let permit = |named: &ExtentUse| {
+        let mut rights = Vec::with_capacity(keys);
+        reply.each_extent(|named| {
             let extent = Extent {
                 offset: named.extent.offset,
                 bytes: named.bytes,
                 generation: named.extent.generation,
             };
             let until = now + named.lease.unwrap_or(self.write_time);
-            match minters.get(&named.extent.segment) {
+            rights.push(match minters.get(&named.extent.segment) {
                 Some(minter) => minter.mint_until(extent, named.rights, until, holder),
                 // Its node has left since: a capability of no node is as good as one of a node that is gone.
-                None => Capability::from_bytes(&[0; Capability::BYTES]),
-            }
-        };
-        uses.iter().map(permit).collect()
+                None => Capability::VOID,
+            });
+        });
+        rights
     }
 }
 
@@ -129,9 +138,13 @@ impl Deliver for Leaving {
 mod tests {
     use std::sync::Arc;
 
+    use slackwater_base::Checksum;
     use slackwater_transfer::{CapabilityKey, Grant, Rights, holder_of};
-    use slackwater_wire::data::Segment;
-    use slackwater_wire::{ExtentRef, Incarnation, MemoryAccess, Secret, SegmentId};
+    use slackwater_wire::data::{MacKind, Segment};
+    use slackwater_wire::{
+        ExtentRef, Incarnation, Lookup, MemoryAccess, Object, PutStarted, ReplicaAt, Secret,
+        SegmentId, Version,
+    };
 
     use super::super::minter::Minter;
     use super::*;
@@ -153,29 +166,38 @@ mod tests {
                 region: 4,
                 secret: secret(of),
                 clock_nanos: now().as_nanos(),
+                macs: if of == 2 { 0 } else { MacKind::LATEST.number() },
             };
             let minter = Arc::new(Minter::of(&memory));
             outgoing.minters.add(SegmentId(of), minter);
         }
-        let named = |of: u32, rights, lease: Option<u64>| ExtentUse {
-            extent: ExtentRef {
-                segment: SegmentId(of),
-                incarnation: Incarnation(of.into()),
-                offset: 4096,
-                bytes: 4096,
-                generation: 7,
-            },
-            rights,
-            bytes: 100,
-            lease: lease.map(Duration::from_secs),
+        let extent = |of: u32| ExtentRef {
+            segment: SegmentId(of),
+            incarnation: Incarnation(of.into()),
+            offset: 4096,
+            bytes: 4096,
+            generation: 7,
         };
-        let uses = [
-            named(2, Rights::READ, Some(100)),
-            named(9, Rights::READ, Some(100)),
-            named(1, Rights::WRITE, None),
-        ];
+        let found = |of: u32| {
+            Lookup::Found(Object {
+                version: Version(1),
+                bytes: 100,
+                checksum: Checksum(7),
+                replicas: [ReplicaAt::Memory(extent(of))].as_slice().into(),
+                lease: Duration::from_secs(100),
+                guard: None,
+            })
+        };
+        let read = Reply::Get(vec![found(2), Lookup::Missing, found(9)]);
+        let granted = PutStarted::Granted {
+            version: Version(1),
+            extents: vec![extent(1)],
+        };
+        let written = Reply::PutStart(vec![PutStarted::Exists, granted]);
         let check = |key: Option<PublicKey>| {
-            let rights = outgoing.permit(&uses, key);
+            let permit = |reply| outgoing.permit(reply, key);
+            let rights = [permit(&read), permit(&written), permit(&Reply::Done)].concat();
+            assert_eq!(rights.len(), 3);
             let granted = |at: usize, of: u32| -> Grant {
                 let verified = CapabilityKey::new(&secret(of).0).verify(&rights[at]);
                 verified.unwrap()
@@ -183,6 +205,13 @@ mod tests {
             let (read, write) = (granted(0, 2), granted(2, 1));
             assert_eq!((read.rights, write.rights), (Rights::READ, Rights::WRITE));
             assert_eq!((read.offset, read.bytes, read.generation), (4096, 100, 7));
+            assert_eq!((write.offset, write.bytes), (4096, 4096));
+            // The one node is of an earlier release.
+            for (at, grant, kind) in [(0, read, 0), (2, write, 1)] {
+                let key = CapabilityKey::new(&secret(2 - at / 2).0);
+                let minted = key.making(MacKind::up_to(kind)).mint(&grant);
+                assert_eq!(rights[at as usize], minted);
+            }
             for (grant, seconds) in [(read, 100), (write, 1000)] {
                 let left = grant.expires_nanos.saturating_sub(now().as_nanos());
                 let left = Duration::from_nanos(left).as_secs();
@@ -190,7 +219,7 @@ mod tests {
                 let holder = key.map_or(Incarnation(0), |key| holder_of(&key));
                 assert_eq!(grant.holder, holder);
             }
-            assert_eq!(rights[1], Capability::from_bytes(&[0; Capability::BYTES]));
+            assert_eq!(rights[1], Capability::VOID);
         };
         check(None);
         check(Some(PublicKey::from_bytes([5; 32])));

@@ -351,7 +351,7 @@ impl Store {
             version: entry.version,
             bytes: *bytes,
             checksum: *checksum,
-            replicas: vec![self.shared().identity.disk_replica()],
+            replicas: [self.shared().identity.disk_replica()].as_slice().into(),
             lease: Duration::ZERO,
             guard: None,
         });

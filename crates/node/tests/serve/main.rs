@@ -184,6 +184,7 @@ impl Peer {
             client: self.client,
             operation: OperationId(operation),
             request,
+            reads: body::LOOK_UPS,
             trace: None,
         };
         let command = match asked.request {
@@ -378,6 +379,7 @@ fn a_waiting_put_that_is_revoked_is_answered() {
             client: peer.client,
             operation: OperationId(2),
             request: put_start("k", 1, waits),
+            reads: body::LOOK_UPS,
             trace: None,
         };
         std::thread::scope(|scope| {
@@ -388,6 +390,43 @@ fn a_waiting_put_that_is_revoked_is_answered() {
             assert_eq!(peer.ask(3, Request::Revoke { operation }).0, Reply::Done);
             assert!(matches!(waiting.join().unwrap().reply, Reply::Failed(_)));
         });
+    });
+}
+
+/// Look-ups are answered in a shorter format, which clients of earlier releases take for no message.
+#[test]
+fn a_client_is_answered_in_the_format_that_it_reads() {
+    both(|server| {
+        let peer = Peer::of(server, 1 << 40);
+        peer.put(1, "a", &[1; 5_000]);
+        let (found, _) = peer.find(3, "a").unwrap();
+        let answer = |operation, reads| {
+            let asked = Asked {
+                epoch: peer.epoch,
+                client: peer.client,
+                operation: OperationId(operation),
+                request: get("a", Hold::Lease),
+                reads,
+                trace: None,
+            };
+            let body = body::encode(&asked).unwrap();
+            let options = RequestOptions::default();
+            let answer = (peer.mq).request_wait(peer.to, "pool.request", [body], &options);
+            answer.unwrap().part(0).unwrap().to_vec()
+        };
+        for (operation, reads) in [(4, body::FORMAT), (5, body::LOOK_UPS)] {
+            let answer = answer(operation, reads);
+            assert_eq!(answer[0], reads);
+            let Answered {
+                reply,
+                capabilities,
+                ..
+            } = body::decode(&answer).unwrap();
+            let named = reply.extents();
+            assert_eq!((named.len(), named[0].extent), (1, found));
+            let read = peer.read(found.offset, capabilities[0], 5_000);
+            assert_eq!(read, Ok(vec![1; 5_000]));
+        }
     });
 }
 
@@ -532,6 +571,7 @@ fn a_link_speaks_for_one_client_and_for_no_master_of_the_future() {
                 client: ClientId(client),
                 operation: OperationId(1),
                 request: Request::Quotas,
+                reads: body::LOOK_UPS,
                 trace: None,
             };
             let answered: Answered = ask(&peer.mq, peer.to, "pool.request", &asked);

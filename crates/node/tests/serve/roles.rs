@@ -312,6 +312,7 @@ impl Link {
             client: self.client,
             operation: OperationId(number),
             request: request.clone(),
+            reads: body::LOOK_UPS,
             trace: None,
         };
         let command = match request {

@@ -74,7 +74,7 @@ impl Node {
             version: Version(byte.into()),
             bytes: self.bytes as u64,
             checksum: Checksum::of(&vec![byte; self.bytes]),
-            replicas: vec![ReplicaAt::Memory(extent)],
+            replicas: vec![ReplicaAt::Memory(extent)].into(),
             lease,
             guard: None,
         };

@@ -9,6 +9,7 @@ use super::*;
 use crate::*;
 
 mod attach;
+mod look_ups;
 
 fn key(text: &str) -> Key {
     Key::try_from(text).unwrap()
@@ -227,7 +228,8 @@ fn replies() -> Vec<Reply> {
                 node: NodeId(2),
                 segment: SegmentId(3),
             },
-        ],
+        ]
+        .into(),
         lease: Duration::from_secs(10),
         guard: Some(GuardId(4)),
     };
@@ -400,8 +402,9 @@ fn the_default_tenant_is_not_all_tenants() {
 }
 
 fn capability(nonce: u64) -> crate::data::Capability {
-    use crate::data::{CapabilityKey, Grant, Rights};
-    CapabilityKey::new(&[3; 32]).mint(&Grant {
+    use crate::data::{CapabilityKey, Grant, MacKind, Rights};
+    let key = CapabilityKey::new(&[3; 32]).making(MacKind::HmacSha256);
+    key.mint(&Grant {
         incarnation: Incarnation(2),
         region: 0,
         generation: 3,
@@ -416,13 +419,16 @@ fn capability(nonce: u64) -> crate::data::Capability {
 }
 
 fn asked() -> Vec<Asked> {
-    vec![Asked {
+    let plain = Asked {
         epoch: Epoch(4),
         client: ClientId(u64::MAX),
         operation: OperationId(6),
         request: Request::Quotas,
+        reads: FORMAT,
         trace: None,
-    }]
+    };
+    let reads = LOOK_UPS;
+    vec![plain.clone(), Asked { reads, ..plain }]
 }
 
 fn answered() -> Vec<Answered> {

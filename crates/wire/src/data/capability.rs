@@ -2,6 +2,8 @@ use std::fmt;
 
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
+use siphasher::sip128::SipHasher24;
+use subtle::ConstantTimeEq;
 use thiserror::Error;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -26,6 +28,16 @@ impl Rights {
     #[must_use]
     pub const fn allow(self, wanted: Rights) -> bool {
         self.0 & wanted.0 == wanted.0
+    }
+
+    /// Its bits, as a capability carries them.
+    pub(crate) const fn bits(self) -> u8 {
+        self.0
+    }
+
+    /// The rights of these bits; of others nothing is known.
+    pub(crate) const fn of_bits(bits: u8) -> Self {
+        Self(bits & Self::BOTH.0)
     }
 
     /// The rights that both contain.
@@ -71,7 +83,8 @@ pub struct Capability {
     incarnation: U64,
     region: U32,
     rights: u8,
-    padding: [u8; 3],
+    kind: u8,
+    padding: [u8; 2],
     generation: U64,
     offset: U64,
     bytes: U64,
@@ -179,16 +192,78 @@ impl Refusal {
     }
 }
 
-/// The secret under which a node grants; a new one revokes everything granted before.
+/// How the MAC of a capability is computed. A capability says it of itself, as a part of what its MAC covers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum MacKind {
+    /// HMAC-SHA-256 (RFC 2104), its first 128 bits: the only one of earlier releases.
+    #[default]
+    HmacSha256 = 0,
+    /// SipHash-2-4 with 128 bits (Aumasson and Bernstein, INDOCRYPT 2012), whole, under a key of its own.
+    SipHash = 1,
+}
+
+impl MacKind {
+    /// The latest one.
+    pub const LATEST: Self = Self::SipHash;
+
+    const ALL: [Self; 2] = [Self::HmacSha256, Self::SipHash];
+
+    /// Its number on the wire.
+    #[must_use]
+    pub const fn number(self) -> u8 {
+        self as u8
+    }
+
+    /// The latest one for an owner who verifies all kinds up to this number, of which some may be unknown here.
+    #[must_use]
+    pub fn up_to(number: u8) -> Self {
+        let mut known = Self::ALL.into_iter().rev();
+        known
+            .find(|kind| kind.number() <= number)
+            .unwrap_or_default()
+    }
+
+    fn of_number(number: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.number() == number)
+    }
+}
+
+/// The secret under which a node grants; a new one revokes everything granted before. It verifies every kind of MAC, and
+/// makes the newest unless it is told otherwise.
 #[derive(Clone)]
-pub struct CapabilityKey(Hmac<Sha256>);
+pub struct CapabilityKey {
+    kind: MacKind,
+    hmac: Hmac<Sha256>,
+    sip: SipHasher24,
+}
 
 const MAC_BYTES: usize = 16;
 const SIGNED_BYTES: usize = size_of::<Capability>() - MAC_BYTES;
+/// What the key of the second kind of MAC is derived with, so that neither MAC says anything about the other: it is not as
+/// long as what is signed.
+const SIP_LABEL: &[u8] = b"slackwater capability, SipHash-2-4-128";
 
 impl Capability {
     /// Its size on the wire.
     pub const BYTES: usize = size_of::<Self>();
+
+    /// A capability of nothing, which no owner takes for genuine.
+    pub const VOID: Self = Self {
+        incarnation: U64::ZERO,
+        region: U32::ZERO,
+        rights: 0,
+        kind: 0,
+        padding: [0; 2],
+        generation: U64::ZERO,
+        offset: U64::ZERO,
+        bytes: U64::ZERO,
+        tenant: U64::ZERO,
+        holder: U64::ZERO,
+        expires_nanos: U64::ZERO,
+        nonce: U64::ZERO,
+        mac: [0; MAC_BYTES],
+    };
 
     /// The content that it claims to grant; nothing is checked.
     #[must_use]
@@ -199,11 +274,35 @@ impl Capability {
             generation: self.generation.get(),
             offset: self.offset.get(),
             bytes: self.bytes.get(),
-            rights: Rights(self.rights & Rights::BOTH.0),
+            rights: Rights::of_bits(self.rights),
             tenant: self.tenant.get(),
             holder: Incarnation(self.holder.get()),
             expires_nanos: self.expires_nanos.get(),
             nonce: self.nonce.get(),
+        }
+    }
+
+    /// The number of its kind of MAC, and the MAC: with [`Self::claims`] all that it is.
+    pub(crate) fn seal(&self) -> (u8, [u8; MAC_BYTES]) {
+        (self.kind, self.mac)
+    }
+
+    /// The capability that says this of itself. Whether it is genuine only its owner can say.
+    pub(crate) fn claiming(grant: &Grant, (kind, mac): (u8, [u8; MAC_BYTES])) -> Self {
+        Self {
+            incarnation: grant.incarnation.0.into(),
+            region: grant.region.into(),
+            rights: grant.rights.0,
+            kind,
+            padding: [0; 2],
+            generation: grant.generation.into(),
+            offset: grant.offset.into(),
+            bytes: grant.bytes.into(),
+            tenant: grant.tenant.into(),
+            holder: grant.holder.0.into(),
+            expires_nanos: grant.expires_nanos.into(),
+            nonce: grant.nonce.into(),
+            mac,
         }
     }
 
@@ -229,36 +328,40 @@ impl CapabilityKey {
     /// The key of these secret bytes.
     #[must_use]
     pub fn new(secret: &[u8; 32]) -> Self {
-        match Hmac::new_from_slice(secret) {
-            Ok(mac) => Self(mac),
-            Err(_) => unreachable!("HMAC takes keys of every length"),
+        let Ok(hmac) = Hmac::<Sha256>::new_from_slice(secret) else {
+            unreachable!("HMAC takes keys of every length")
+        };
+        let derived = hmac.clone().chain_update(SIP_LABEL).finalize();
+        let derived = derived.into_bytes();
+        let mut key = [0; 16];
+        key.copy_from_slice(&derived[..16]);
+        Self {
+            kind: MacKind::LATEST,
+            hmac,
+            sip: SipHasher24::new_with_key(&key),
         }
+    }
+
+    /// The same key, which makes this kind of MAC from now on: the one that its owner can verify.
+    #[must_use]
+    pub fn making(self, kind: MacKind) -> Self {
+        Self { kind, ..self }
     }
 
     /// Makes the capability of a grant.
     #[must_use]
     pub fn mint(&self, grant: &Grant) -> Capability {
-        let mut capability = Capability {
-            incarnation: grant.incarnation.0.into(),
-            region: grant.region.into(),
-            rights: grant.rights.0,
-            padding: [0; 3],
-            generation: grant.generation.into(),
-            offset: grant.offset.into(),
-            bytes: grant.bytes.into(),
-            tenant: grant.tenant.into(),
-            holder: grant.holder.0.into(),
-            expires_nanos: grant.expires_nanos.into(),
-            nonce: grant.nonce.into(),
-            mac: [0; MAC_BYTES],
+        let mut capability = Capability::claiming(grant, (self.kind.number(), [0; MAC_BYTES]));
+        let signed = &capability.as_bytes()[..SIGNED_BYTES];
+        capability.mac = match self.kind {
+            MacKind::HmacSha256 => {
+                let tag = self.hmac.clone().chain_update(signed).finalize();
+                let mut mac = [0; MAC_BYTES];
+                mac.copy_from_slice(&tag.into_bytes()[..MAC_BYTES]);
+                mac
+            }
+            MacKind::SipHash => self.sip.hash(signed).as_bytes(),
         };
-        let tag = self
-            .0
-            .clone()
-            .chain_update(&capability.as_bytes()[..SIGNED_BYTES])
-            .finalize()
-            .into_bytes();
-        capability.mac.copy_from_slice(&tag[..MAC_BYTES]);
         capability
     }
 
@@ -267,13 +370,22 @@ impl CapabilityKey {
     /// # Errors
     /// [`Refusal::Forged`].
     pub fn verify(&self, capability: &Capability) -> Result<Grant, Refusal> {
-        let mac = self
-            .0
-            .clone()
-            .chain_update(&capability.as_bytes()[..SIGNED_BYTES]);
-        match mac.verify_truncated_left(&capability.mac) {
-            Ok(()) => Ok(capability.claims()),
-            Err(_) => Err(Refusal::Forged),
+        let signed = &capability.as_bytes()[..SIGNED_BYTES];
+        let is_genuine = match MacKind::of_number(capability.kind) {
+            Some(MacKind::HmacSha256) => {
+                let mac = self.hmac.clone().chain_update(signed);
+                mac.verify_truncated_left(&capability.mac).is_ok()
+            }
+            Some(MacKind::SipHash) => {
+                let mac = self.sip.hash(signed).as_bytes();
+                mac.ct_eq(&capability.mac).into()
+            }
+            None => false,
+        };
+        if is_genuine {
+            Ok(capability.claims())
+        } else {
+            Err(Refusal::Forged)
         }
     }
 }
@@ -356,6 +468,60 @@ mod tests {
         assert!(!format!("{capability:?}").contains("mac"));
     }
 
+    /// Nodes of earlier releases verify the first kind alone, and masters of earlier releases make no other.
+    #[test]
+    fn every_kind_of_mac_is_verified_and_is_of_its_kind_alone() {
+        let key = CapabilityKey::new(&[1; 32]);
+        for kind in MacKind::ALL {
+            let making = key.clone().making(kind);
+            let capability = making.mint(&grant());
+            assert_eq!(capability.kind, kind.number());
+            assert_eq!(key.verify(&capability), Ok(grant()), "{kind:?}");
+            for other in 0..=u8::MAX {
+                let claimed = Capability {
+                    kind: other,
+                    ..capability
+                };
+                let genuine = other == kind.number();
+                assert_eq!(key.verify(&claimed).is_ok(), genuine, "{kind:?} as {other}");
+            }
+        }
+    }
+
+    /// As computed elsewhere, from RFC 2104 and the reference of SipHash: earlier releases made the first, and what both ends of
+    /// a pool derive of a secret stays what it is.
+    #[test]
+    fn macs_stay_what_they_were() {
+        let key = CapabilityKey::new(&[1; 32]);
+        let check = |kind, expected: u128| {
+            let (_, mac) = key.clone().making(kind).mint(&grant()).seal();
+            let mac = u128::from_be_bytes(mac);
+            assert_eq!(mac, expected, "{kind:?}: {mac:#034x}");
+        };
+        check(MacKind::HmacSha256, 0x5ad8fae5_6212a2ca_5a590b99_9c76da8b);
+        check(MacKind::SipHash, 0x100c0ad7_9b273f2b_d5e5442e_aab1d373);
+    }
+
+    #[test]
+    fn an_owner_of_another_release_gets_the_latest_kind_that_both_know() {
+        let known = [0, 1, 2, u8::MAX].map(MacKind::up_to);
+        let latest = MacKind::LATEST;
+        assert_eq!(known, [MacKind::HmacSha256, latest, latest, latest]);
+        assert_eq!(
+            MacKind::default(),
+            MacKind::up_to(0),
+            "of the first release"
+        );
+    }
+
+    #[test]
+    fn the_void_is_nobodys() {
+        let of_bytes = Capability::from_bytes(&[0; Capability::BYTES]);
+        assert_eq!(Capability::VOID, of_bytes);
+        let key = CapabilityKey::new(&[0; 32]);
+        assert_eq!(key.verify(&Capability::VOID), Err(Refusal::Forged));
+    }
+
     #[test]
     fn a_grant_covers_its_range_its_rights_its_holder_and_its_time() {
         let bound = Grant {
@@ -422,8 +588,9 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         #[test]
-        fn no_changed_bit_survives(at in 0..Capability::BYTES * 8) {
-            let key = CapabilityKey::new(&[1; 32]);
+        fn no_changed_bit_survives(at in 0..Capability::BYTES * 8, newest in any::<bool>()) {
+            let kind = if newest { MacKind::SipHash } else { MacKind::HmacSha256 };
+            let key = CapabilityKey::new(&[1; 32]).making(kind);
             let mut bytes = key.mint(&grant()).to_bytes();
             bytes[at / 8] ^= 1 << (at % 8);
             prop_assert_eq!(key.verify(&Capability::from_bytes(&bytes)), Err(Refusal::Forged));

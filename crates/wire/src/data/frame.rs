@@ -441,7 +441,7 @@ impl NotifyLayout {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::{CapabilityKey, Features, Grant, Greeting, Rights, VERSION};
+    use super::super::{CapabilityKey, Features, Grant, Greeting, MacKind, Rights, VERSION};
     use super::*;
     use crate::Incarnation;
 
@@ -461,7 +461,8 @@ mod tests {
             expires_nanos: u64::MAX,
             nonce: 0x51,
         };
-        let capability = CapabilityKey::new(&[7; 32]).mint(&grant);
+        let key = CapabilityKey::new(&[7; 32]).making(MacKind::HmacSha256);
+        let capability = key.mint(&grant);
         let request = Request {
             id: 0x61,
             op: Op::Write,

@@ -6,7 +6,7 @@ mod frame;
 mod greeting;
 mod segment;
 
-pub use capability::{Capability, CapabilityKey, Grant, Refusal, Rights};
+pub use capability::{Capability, CapabilityKey, Grant, MacKind, Refusal, Rights};
 pub use frame::{
     ACK_BYTES, Ack, DATA_BYTES, Data, Frame, FrameError, Notify, Op, PREFIX_BYTES, Request,
 };

@@ -1,7 +1,7 @@
 //! Messages between nodes and the master.
 
 use super::*;
-use crate::data::Capability;
+use crate::data::{Capability, MacKind};
 
 fn hellos() -> Vec<NodeHello> {
     let mount = |segment, kind| Mount {
@@ -17,7 +17,7 @@ fn hellos() -> Vec<NodeHello> {
     let Some(Welcome { nodes, .. }) = welcomes().pop() else {
         unreachable!("there is one")
     };
-    vec![NodeHello {
+    let of = |macs: MacKind| NodeHello {
         epoch: Epoch(4),
         node: NodeId(300),
         life: NodeLife([1, u64::MAX]),
@@ -32,8 +32,10 @@ fn hellos() -> Vec<NodeHello> {
             region: 2,
             secret: Secret([7; 32]),
             clock_nanos: 1 << 50,
+            macs: macs.number(),
         },
-    }]
+    };
+    vec![of(MacKind::default()), of(MacKind::LATEST)]
 }
 
 fn node_welcomes() -> Vec<NodeWelcome> {

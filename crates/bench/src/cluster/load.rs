@@ -47,9 +47,10 @@ pub(super) fn run(address: &str) -> Result<(), ClusterError> {
                 fill(&client, number(objects)?, number(bytes)? as usize, every)?;
                 tell("filled")?;
             }
-            ["run", op, batch, clients, objects, millis] => {
+            ["run", op, batch, in_flight, clients, objects, millis] => {
                 let run = Run {
                     batch: number(batch)? as usize,
+                    in_flight: number(in_flight)? as usize,
                     objects: number(objects)?,
                     window: Duration::from_millis(number(millis)?),
                     every: Duration::ZERO,
@@ -61,6 +62,7 @@ pub(super) fn run(address: &str) -> Result<(), ClusterError> {
             ["echo", address, clients, millis] => {
                 let run = Run {
                     batch: 1,
+                    in_flight: 1,
                     objects: 1,
                     window: Duration::from_millis(number(millis)?),
                     every: Duration::ZERO,
@@ -72,6 +74,7 @@ pub(super) fn run(address: &str) -> Result<(), ClusterError> {
             ["get", clients, objects, millis, every_us] => {
                 let run = Run {
                     batch: 1,
+                    in_flight: 1,
                     objects: number(objects)?,
                     window: Duration::from_millis(number(millis)?),
                     every: Duration::from_micros(number(every_us)?),
@@ -93,7 +96,7 @@ pub(super) fn run(address: &str) -> Result<(), ClusterError> {
     Ok(())
 }
 
-fn connect(address: &Address) -> Result<Client, ClusterError> {
+pub(super) fn connect(address: &Address) -> Result<Client, ClusterError> {
     Ok(Client::connect(&ConnectOptions {
         address: address.clone(),
         connect_timeout: Duration::from_secs(10),
@@ -126,7 +129,7 @@ fn fill(client: &Client, objects: u64, bytes: usize, durable: u64) -> Result<(),
     })
 }
 
-fn put_all(
+pub(super) fn put_all(
     client: &Client,
     numbers: &[u64],
     bytes: usize,
@@ -190,8 +193,13 @@ impl Hand {
         let any = |rng: &mut Rng| key(rng.below(run.objects));
         match self {
             Self::LookUp(caller) => {
-                let keys = (0..run.batch).map(|_| Key::new(&any(rng)).map_err(failed));
-                caller.look_up(keys.collect::<Result<_, _>>()?)
+                let keys =
+                    (0..run.batch * run.in_flight).map(|_| Key::new(&any(rng)).map_err(failed));
+                let keys = keys.collect::<Result<_, _>>()?;
+                match run.in_flight {
+                    1 => caller.look_up(keys),
+                    _ => caller.look_up_each(keys),
+                }
             }
             Self::Exists(client) => {
                 let keys: Vec<Vec<u8>> = (0..run.batch).map(|_| any(rng)).collect();
@@ -237,6 +245,8 @@ impl Hand {
 #[derive(Clone, Copy)]
 struct Run {
     batch: usize,
+    /// Requests of one link at once.
+    in_flight: usize,
     objects: u64,
     window: Duration,
     /// From the beginning of a call to that of the next one on average, where that call has ended by then.
@@ -297,7 +307,7 @@ impl Run {
             .iter()
             .flat_map(|(_, micros, ..)| micros.clone())
             .collect();
-        let items = micros.len() * self.batch;
+        let items = micros.len() * self.batch * self.in_flight;
         let [p50, p99] = [0.5, 0.99].map(|share| quantile(&mut micros, share));
         tell(&format!("ran {items} {seconds} {p50} {p99}"))?;
         // Their links end when the clocks have been looked at again.

@@ -22,6 +22,8 @@ pub struct Options {
     pub ops: Vec<Op>,
     /// Keys of one call.
     pub batches: Vec<usize>,
+    /// Look-ups of one key that each client has under way at once on its link, beside one: as many threads ask that share a client.
+    pub in_flight: Vec<usize>,
     /// Clients, each with a link and a thread of its own.
     pub clients: Vec<usize>,
     /// How long each cell is measured in each round.
@@ -43,6 +45,7 @@ impl Options {
             nodes: 64,
             ops: Op::ALL.to_vec(),
             batches: vec![1, 1024],
+            in_flight: vec![16],
             clients: vec![1, 16, 64],
             window: Duration::from_millis(500),
             rounds: 3,
@@ -107,6 +110,8 @@ pub struct Row {
     pub objects: usize,
     /// Keys of one call.
     pub batch: usize,
+    /// Calls that each of them had under way.
+    pub in_flight: usize,
     /// Clients that asked at once.
     pub clients: usize,
     /// Keys a second.
@@ -203,7 +208,8 @@ pub fn run(options: &Options) -> Result<Report, ClusterError> {
         .into_iter()
         .map(|(clients, samples)| summed(clients, &samples))
         .collect();
-    for row in report.rows.iter_mut().filter(|row| row.batch == 1) {
+    let alone = |row: &&mut Row| (row.batch, row.in_flight) == (1, 1);
+    for row in report.rows.iter_mut().filter(alone) {
         let bare = report.bare.iter().find(|bare| bare.clients == row.clients);
         row.of_bare = bare.map(|bare| row.ops_per_master_cpu_s / bare.ops_per_cpu_s);
     }
@@ -215,6 +221,7 @@ pub fn run(options: &Options) -> Result<Report, ClusterError> {
 struct Cell {
     op: Op,
     batch: usize,
+    in_flight: usize,
     clients: usize,
 }
 
@@ -232,13 +239,27 @@ fn cells(options: &Options) -> Vec<(Cell, Vec<Sample>)> {
     let mut cells = Vec::new();
     for &op in &options.ops {
         for &batch in &options.batches {
-            for &clients in &options.clients {
-                cells.push((Cell { op, batch, clients }, Vec::new()));
+            for &in_flight in [1].iter().chain(&options.in_flight) {
+                if in_flight > 1 && (op, batch) != (Op::Lookup, 1) {
+                    continue;
+                }
+                let cell = |clients| Cell {
+                    op,
+                    batch,
+                    in_flight,
+                    clients,
+                };
+                cells.extend(options.clients.iter().map(|of| (cell(*of), Vec::new())));
             }
         }
         if op == Op::Exists {
-            let (batch, clients) = (MANY_KEYS, 1);
-            cells.push((Cell { op, batch, clients }, Vec::new()));
+            let cell = Cell {
+                op,
+                batch: MANY_KEYS,
+                in_flight: 1,
+                clients: 1,
+            };
+            cells.push((cell, Vec::new()));
         }
     }
     cells
@@ -251,9 +272,16 @@ fn round(
     objects: usize,
     window: Duration,
 ) -> Result<Sample, ClusterError> {
-    let Cell { op, batch, clients } = cell;
+    let Cell {
+        op,
+        batch,
+        in_flight,
+        clients,
+    } = cell;
     let (op, millis) = (op.name(), window.as_millis());
-    load.say(&format!("run {op} {batch} {clients} {objects} {millis}"))?;
+    load.say(&format!(
+        "run {op} {batch} {in_flight} {clients} {objects} {millis}"
+    ))?;
     measured(load, || cluster.cpu_seconds())
 }
 
@@ -310,6 +338,7 @@ fn row(cell: Cell, objects: usize, samples: &[Sample]) -> Row {
         op: cell.op,
         objects,
         batch: cell.batch,
+        in_flight: cell.in_flight,
         clients: cell.clients,
         ops_per_s: middle(|sample| sample.ops_per_s),
         p50_us: middle(|sample| sample.p50_us),
@@ -364,14 +393,16 @@ fn bounds(report: &Report) -> Vec<Bound> {
             .filter(|row| Some(row.objects) == largest)
     };
     let looked_up = || rows().filter(|row| row.op == Op::Lookup);
-    let single = looked_up()
-        .filter(|row| row.batch == 1)
-        .max_by_key(|row| row.clients);
-    if let Some(row) = single {
+    let single = |is_alone: bool| {
+        let rows =
+            looked_up().filter(move |row| row.batch == 1 && (row.in_flight == 1) == is_alone);
+        rows.max_by_key(|row| (row.in_flight, row.clients))
+    };
+    for row in single(true).into_iter().chain(single(false)) {
         held.push(Bound::at_least(
             format!(
-                "look-ups of one key by {} clients for each second of the master's CPU",
-                row.clients
+                "look-ups of one key by {} clients, {} at once by each, for each second of the master's CPU",
+                row.clients, row.in_flight
             ),
             row.ops_per_master_cpu_s,
             200_000.0,
@@ -409,6 +440,7 @@ mod tests {
             op,
             objects: 10,
             batch,
+            in_flight: 1,
             clients,
             ops_per_s: 1.0,
             p50_us,
@@ -440,6 +472,13 @@ mod tests {
         let holds =
             |report: &Report| -> Vec<bool> { bounds(report).iter().map(Bound::holds).collect() };
         assert_eq!(holds(&report), [false, true, true]);
+        let several = |in_flight, per_cpu| Row {
+            in_flight,
+            ..row(Op::Lookup, 1, 1, per_cpu, 1.0)
+        };
+        report.rows.push(several(16, 200_000.0));
+        report.rows.push(several(4, 1.0));
+        assert_eq!(holds(&report), [false, true, true, true]);
         report.rows.truncate(1);
         assert_eq!(
             holds(&report),

@@ -1,8 +1,10 @@
-//! A master and its nodes as processes of their own: what its look-ups cost, and how soon it serves again after a kill.
+//! A master and its nodes as processes of their own: what its look-ups cost, what it costs at rest, and how soon it serves
+//! again after a kill.
 
 mod caller;
 pub(crate) mod counted;
 mod echo;
+pub mod idle;
 mod load;
 pub mod master;
 pub mod page;
@@ -64,6 +66,8 @@ pub fn child(arguments: &[String]) -> Result<(), ClusterError> {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words[..] {
         ["load", address] => load::run(address),
+        ["client", address] => idle::client(address),
+        ["crowd", address] => idle::crowd(address),
         ["echo"] => echo::serve(),
         ["master"] => counted::master(),
         ["node", master, memory, ssd, directory] => counted::node(master, memory, ssd, directory),

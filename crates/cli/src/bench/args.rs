@@ -10,7 +10,7 @@ use slackwater_replay::{TraceReader, Traffic};
 
 use super::across::Machines;
 use super::all::All;
-use super::cluster::{Master, Page, Restart};
+use super::cluster::{Idle, Master, Page, Restart};
 use super::copy::Copy;
 use super::served::Grid;
 use crate::args::block_bytes;
@@ -42,11 +42,13 @@ pub(crate) enum Bench {
     Transfer(Box<Transfer>),
     /// Look-ups, truths and puts of clients at a master with many nodes, each a process, and what its catalog takes
     Master(Master),
+    /// What a master, its nodes and its clients cost while nobody asks for anything, and a client's memory at the master
+    Idle(Idle),
     /// What pages that are open cost a master with ten nodes and a million objects, and the gets of its clients
     Page(Page),
     /// How soon a killed master serves again what the memory and SSDs of its nodes hold
     Restart(Restart),
-    /// Plays the part of a process that `master`, `page`, `restart` and `promotion --served` measure
+    /// Plays the part of a process that `master`, `idle`, `page`, `restart` and `promotion --served` measure
     #[command(hide = true)]
     ClusterChild {
         /// The part.

@@ -1,11 +1,11 @@
-//! What `slackwater bench master`, `page` and `restart` measure.
+//! What `slackwater bench master`, `idle`, `page` and `restart` measure.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
 use slackwater_base::parse_duration;
-use slackwater_bench::cluster::{Programs, master, page, restart};
+use slackwater_bench::cluster::{Programs, idle, master, page, restart};
 
 use super::args::{Output, given, one_or_more};
 
@@ -32,6 +32,10 @@ pub(crate) struct Master {
     #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = one_or_more)]
     batch: Vec<usize>,
 
+    /// Look-ups of one key that each client has under way at once, rows beside those of one [default: 16]
+    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = one_or_more)]
+    in_flight: Vec<usize>,
+
     /// Clients that ask at once, a row each [default: 1,16,64]
     #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = one_or_more)]
     clients: Vec<usize>,
@@ -43,6 +47,37 @@ pub(crate) struct Master {
     /// Rounds, whose medians count [default: 3]
     #[arg(long, value_name = "N", value_parser = one_or_more)]
     rounds: Option<usize>,
+
+    #[command(flatten)]
+    pub(super) output: Output,
+}
+
+/// See [`super::Bench::Idle`].
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Idle {
+    /// Where directories are made and removed again
+    #[arg(long, default_value = ".", value_name = "DIR")]
+    pub(super) dir: PathBuf,
+
+    /// Processes that lend memory and an SSD [default: 3]
+    #[arg(long, value_name = "N", value_parser = one_or_more)]
+    nodes: Option<usize>,
+
+    /// Clients, a process each [default: 100]
+    #[arg(long, value_name = "N", value_parser = one_or_more)]
+    clients: Option<usize>,
+
+    /// Links whose memory at the master is measured [default: 1000]
+    #[arg(long, value_name = "N", value_parser = one_or_more)]
+    links: Option<usize>,
+
+    /// How long nobody asks for anything before that counts [default: 15s]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    settle: Option<Duration>,
+
+    /// How long CPU time is counted [default: 30s]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    window: Option<Duration>,
 
     #[command(flatten)]
     pub(super) output: Output,
@@ -131,11 +166,27 @@ impl Master {
         given(&mut options.objects, &self.objects);
         given(&mut options.ops, &self.ops);
         given(&mut options.batches, &self.batch);
+        given(&mut options.in_flight, &self.in_flight);
         given(&mut options.clients, &self.clients);
         options.nodes = self.nodes.unwrap_or(options.nodes);
         options.window = self.window.unwrap_or(options.window);
         options.rounds = self.rounds.unwrap_or(options.rounds);
         options
+    }
+}
+
+impl Idle {
+    pub(super) fn options(&self, directory: &Path, programs: Programs) -> idle::Options {
+        let defaults = idle::Options::new(directory.to_owned());
+        idle::Options {
+            nodes: self.nodes.unwrap_or(defaults.nodes),
+            clients: self.clients.unwrap_or(defaults.clients),
+            links: self.links.unwrap_or(defaults.links),
+            settle: self.settle.unwrap_or(defaults.settle),
+            window: self.window.unwrap_or(defaults.window),
+            programs,
+            ..defaults
+        }
     }
 }
 

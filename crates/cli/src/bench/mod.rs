@@ -122,6 +122,12 @@ pub(crate) fn run(scenario: &Bench) -> Result<u8> {
             let report = slackwater_bench::cluster::master::run(&options)?;
             Shown::plain("master", &on_this_machine(report))?.show(&arguments.output)
         }
+        Bench::Idle(arguments) => {
+            let directory = passing(&arguments.dir)?;
+            let options = arguments.options(directory.path(), programs()?);
+            let report = slackwater_bench::cluster::idle::run(&options)?;
+            Shown::plain("idle", &on_this_machine(report))?.show(&arguments.output)
+        }
         Bench::Page(arguments) => {
             let directory = passing(&arguments.dir)?;
             let options = arguments.options(directory.path(), programs()?);

@@ -108,7 +108,16 @@ fn a_master_is_asked_in_every_way_and_serves_again_after_a_kill() {
         assert_eq!(std::fs::read_dir(place.temporary()).unwrap().count(), 0);
         object(&output)
     };
-    let grid = ["--batch", "1,8", "--clients", "1,3", "--window", "20ms"];
+    let grid = [
+        "--batch",
+        "1,8",
+        "--in-flight",
+        "5",
+        "--clients",
+        "1,3",
+        "--window",
+        "20ms",
+    ];
     let master = report(&[&["master"], &grid[..]].concat());
     let mut found = Vec::new();
     for row in master["rows"].as_array().unwrap() {
@@ -121,22 +130,30 @@ fn a_master_is_asked_in_every_way_and_serves_again_after_a_kill() {
             figure("p50_us") > 0.0 && figure("p50_us") <= figure("p99_us"),
             "{row}"
         );
-        assert_eq!(row["of_bare"].is_number(), row["batch"] == 1, "{row}");
+        let is_alone = row["batch"] == 1 && row["in_flight"] == 1;
+        assert_eq!(row["of_bare"].is_number(), is_alone, "{row}");
         assert_eq!(row["objects"], 600);
-        found.push(format!("{} {} {}", row["op"], row["batch"], row["clients"]).replace('"', ""));
+        let cell = ["op", "batch", "in_flight", "clients"].map(|name| row[name].to_string());
+        found.push(cell.join(" ").replace('"', ""));
     }
     let mut expected = Vec::new();
     for op in ["lookup", "exists", "put"] {
-        expected.extend(["1 1", "1 3", "8 1", "8 3"].map(|cell| format!("{op} {cell}")));
+        let at_once = if op == "lookup" {
+            &["1 5 1", "1 5 3"][..]
+        } else {
+            &[]
+        };
+        let cells = [&["1 1 1", "1 1 3"], at_once, &["8 1 1", "8 1 3"]].concat();
+        expected.extend(cells.into_iter().map(|cell| format!("{op} {cell}")));
         if op == "exists" {
-            expected.push("exists 10000 1".to_owned());
+            expected.push("exists 10000 1 1".to_owned());
         }
     }
     assert_eq!(found, expected);
     let per_object = &master["memory"][0]["resident_bytes_per_object"];
     assert!(per_object.as_f64().unwrap() > 0.0, "{master}");
     assert_eq!(master["bare"].as_array().unwrap().len(), 2);
-    assert_eq!(master["bounds"].as_array().unwrap().len(), 3);
+    assert_eq!(master["bounds"].as_array().unwrap().len(), 4);
     let wrong = place.run(&["bench", "master", "--ops", "get"]);
     assert!(
         stderr(&wrong).contains("one of lookup, exists, put"),
@@ -160,6 +177,29 @@ fn a_master_is_asked_in_every_way_and_serves_again_after_a_kill() {
         );
     }
     assert_eq!(restart["bounds"].as_array().unwrap().len(), 4);
+}
+
+#[test]
+fn a_pool_at_rest_is_measured_with_its_clients() {
+    let place = Place::new();
+    let sizes = ["--nodes", "2", "--clients", "3", "--links", "20"];
+    let times = ["--settle", "50ms", "--window", "300ms"];
+    let more = ["--dir", "tmp", "--json"];
+    let output = place.run(&[&["bench", "idle"], &sizes[..], &times, &more].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(stderr(&output), "");
+    assert_eq!(std::fs::read_dir(place.temporary()).unwrap().count(), 0);
+    let report = object(&output);
+    let figure = |name: &str| report[name].as_f64().unwrap();
+    let counts = ["nodes", "clients", "links"].map(figure);
+    assert_eq!(counts, [2.0, 3.0, 20.0]);
+    assert!(figure("seconds") >= 0.3, "{report}");
+    for part in ["master", "node", "client"] {
+        let used = figure(&format!("{part}_core_percent"));
+        assert!((0.0..=1000.0).contains(&used), "{report}");
+    }
+    assert!(figure("bytes_per_link") >= 0.0 && figure("bytes_per_client") >= 0.0);
+    assert_eq!(report["bounds"].as_array().unwrap().len(), 2);
 }
 
 #[test]

@@ -53,7 +53,7 @@ pub(super) struct Hazards {
 /// a hint count as those of their plain shape here, so that a hint takes no evidence from others; their own curves follow
 /// from these ([`hinted`]).
 pub(super) fn hazards(counts: &[Count], weight: f64, wanted: &[bool; CLASSES]) -> Hazards {
-    let plain = hinted::plain_counts(counts);
+    let plain = &*hinted::plain_counts(counts);
     let mut by_shape = [[Count::default(); BINS]; PLAIN_SHAPES];
     let mut pooled = [Count::default(); BINS];
     for (class, row) in plain.chunks_exact(BINS).enumerate() {
@@ -266,11 +266,18 @@ pub(super) fn return_chance(curve: &Curve, bin: usize, seconds: f64) -> f64 {
     1.0 - (-expected).exp()
 }
 
+/// A cell and the key that it is sorted by.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Ranked {
+    pub(super) key: f32,
+    pub(super) cell: u16,
+}
+
 /// The cells of some classes, each with its keys by bin of age, from the lowest key to the highest; of equal ones the older
 /// age first, so that without data the order is that of LRU.
 ///
 /// By digits from the last to the first, which takes a quarter of the time of comparisons. No key may be negative.
-pub(super) fn ranking(keys: &[(usize, [f32; BINS])]) -> Vec<u16> {
+pub(super) fn ranking(keys: &[(usize, [f32; BINS])]) -> Vec<Ranked> {
     const DIGIT_BITS: u32 = 11;
     const DIGITS: usize = 3;
     const CELL_BITS: u32 = u16::BITS;
@@ -306,7 +313,11 @@ pub(super) fn ranking(keys: &[(usize, [f32; BINS])]) -> Vec<u16> {
         }
         std::mem::swap(&mut entries, &mut sorted);
     }
-    entries.iter().map(|&entry| entry as u16).collect()
+    let ranked = entries.iter().map(|&entry| Ranked {
+        key: f32::from_bits((entry >> CELL_BITS) as u32),
+        cell: entry as u16,
+    });
+    ranked.collect()
 }
 
 #[cfg(test)]
@@ -422,11 +433,11 @@ mod tests {
         let keys: Vec<f32> = (0..CELLS)
             .map(|_| (rng.below(250) as f32 - 125.0).exp2() * (1.0 + rng.below(3) as f32 / 3.0))
             .collect();
-        let mut expected: Vec<u16> = (0..CELLS as u16).collect();
-        expected.sort_by(|&a, &b| {
-            let (a, b) = (usize::from(a), usize::from(b));
-            let older_first = (b % BINS).cmp(&(a % BINS));
-            keys[a].total_cmp(&keys[b]).then(older_first)
+        let cells = keys.iter().zip(0..);
+        let mut expected: Vec<Ranked> = cells.map(|(&key, cell)| Ranked { key, cell }).collect();
+        expected.sort_by(|a, b| {
+            let bin = |ranked: &Ranked| usize::from(ranked.cell) % BINS;
+            a.key.total_cmp(&b.key).then(bin(b).cmp(&bin(a)))
         });
         let rows = keys.chunks_exact(BINS).enumerate();
         let rows: Vec<_> = rows
@@ -438,7 +449,7 @@ mod tests {
             .into_iter()
             .filter(|(class, _)| class % 3 == 1)
             .collect();
-        expected.retain(|cell| usize::from(*cell) / BINS % 3 == 1);
+        expected.retain(|ranked| usize::from(ranked.cell) / BINS % 3 == 1);
         assert_eq!(ranking(&some), expected);
     }
 

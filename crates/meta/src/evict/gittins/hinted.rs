@@ -1,6 +1,8 @@
 //! Hazards of blocks that a hint tells something about: from the curves of all blocks of their kind follows what blocks do
 //! of which such a thing is said, and from their own returns how much it is worth in fact.
 
+use std::borrow::Cow;
+
 use super::class::{
     BINS, FIRST_REUSED_SHAPE, HINTED_SHAPES, LEVELS, PLAIN_CELLS, PLAIN_SHAPES, bin_start_seconds,
     hinted_shape, plain_shape,
@@ -24,8 +26,11 @@ const KINDS: [std::ops::Range<usize>; 3] = [
 const LEAST_PART: f64 = 0.01;
 
 /// The counts of the plain classes, with those of hinted blocks of each.
-pub(super) fn plain_counts(counts: &[Count]) -> Vec<Count> {
+pub(super) fn plain_counts(counts: &[Count]) -> Cow<'_, [Count]> {
     let (plain, hinted) = counts.split_at(PLAIN_CELLS);
+    if hinted.is_empty() {
+        return Cow::Borrowed(plain);
+    }
     let mut sums = plain.to_vec();
     for (at, shape) in hinted.chunks_exact(LEVELS * BINS).enumerate() {
         let first = plain_shape(PLAIN_SHAPES + at).0 * LEVELS * BINS;
@@ -34,7 +39,7 @@ pub(super) fn plain_counts(counts: &[Count]) -> Vec<Count> {
             sum.add(*count);
         }
     }
-    sums
+    Cow::Owned(sums)
 }
 
 /// Gives the hinted shapes curves of their own, as soon as there are any such blocks. They come with those of their plain

@@ -2,7 +2,7 @@
 
 use super::class::CELLS;
 use super::class::Tick;
-use super::segments::{By, ChainSegments, List, Place};
+use super::segments::{By, ChainSegments, List, NONE, Place};
 use super::tables::Tables;
 
 /// One shelf for each octave of block length that occurs, since indices are compared per byte. On a shelf, a bitmap of
@@ -138,19 +138,27 @@ impl Shelves {
         tables: &Tables,
         now: Tick,
     ) -> Option<(f64, u32)> {
+        let ranked = tables.ranked();
         let mut best: Option<(f64, u32)> = None;
         for shelf in &self.shelves {
+            // What a block of this shelf has to be worth less than.
+            let mut limit = best.map_or(f64::INFINITY, |(lowest, _)| lowest * shelf.block_bytes);
+            let mut found = NONE;
             for rank in shelf.ranks.members() {
-                let cell = tables.cell_at(rank);
-                if best.is_some_and(|(lowest, _)| tables.floor(cell) / shelf.block_bytes > lowest) {
+                let ranked = ranked[rank];
+                if f64::from(ranked.key) > limit {
                     break;
                 }
+                let cell = usize::from(ranked.cell);
                 let oldest = shelf.lists[cell].oldest;
                 let age = now.since(segments[oldest].last_use);
-                let value = tables.value(cell, age) / shelf.block_bytes;
-                if best.is_none_or(|(lowest, _)| value < lowest) {
-                    best = Some((value, oldest));
+                let value = tables.value(cell, age);
+                if value < limit {
+                    (limit, found) = (value, oldest);
                 }
+            }
+            if found != NONE {
+                best = Some((limit / shelf.block_bytes, found));
             }
         }
         best
@@ -178,8 +186,8 @@ impl Shelves {
         self.lowest = None;
         for shelf in &mut self.shelves {
             shelf.ranks = Bitmap::new();
-            for (rank, &cell) in tables.ranked().iter().enumerate() {
-                if !shelf.lists[usize::from(cell)].is_empty() {
+            for (rank, ranked) in tables.ranked().iter().enumerate() {
+                if !shelf.lists[usize::from(ranked.cell)].is_empty() {
                     shelf.ranks.set(rank);
                 }
             }

@@ -5,7 +5,7 @@ use super::class::{
     NEW_BUCKETS, PLAIN_CELLS, PLAIN_SHAPES, SHAPES, TICK_SECONDS, Tick, bin_starts, plain_shape,
     shape,
 };
-use super::estimate::{Count, Curve, class_curve, gittins_index, hazards, ranking};
+use super::estimate::{Count, Curve, Ranked, class_curve, gittins_index, hazards, ranking};
 use super::outlook::{HintCount, Outlooks};
 use super::rule::Rule;
 
@@ -35,7 +35,7 @@ pub(super) struct Tables {
     rule: Rule,
     /// Cells are ranked by their [`Tables::floor`].
     ranks: Vec<u16>,
-    cells_by_rank: Vec<u16>,
+    ranked: Vec<Ranked>,
     bin_starts: [u32; BINS],
 }
 
@@ -105,7 +105,7 @@ impl Tables {
             estimated_event: FIRST_WEIGHT,
             rule: Rule::default(),
             ranks: vec![0; CELLS],
-            cells_by_rank: Vec::new(),
+            ranked: Vec::new(),
             bin_starts: bin_starts(),
         };
         tables.estimate(Tick(0));
@@ -252,13 +252,16 @@ impl Tables {
                     std::array::from_fn(|bin| index[bin].min(index[(bin + 1).min(BINS - 1)]));
                 floors.push((class, row));
             } else {
-                let row = std::array::from_fn(|bin| self.floor(cells.start + bin) as f32);
+                // Rounded down, so that no block of the cell is worth less.
+                let row = std::array::from_fn(|bin| {
+                    (self.floor(cells.start + bin) as f32).next_down().max(0.0)
+                });
                 floors.push((class, row));
             }
         }
-        self.cells_by_rank = ranking(&floors);
-        for (rank, &cell) in self.cells_by_rank.iter().enumerate() {
-            self.ranks[usize::from(cell)] = rank as u16;
+        self.ranked = ranking(&floors);
+        for (rank, ranked) in self.ranked.iter().enumerate() {
+            self.ranks[usize::from(ranked.cell)] = rank as u16;
         }
     }
 
@@ -267,14 +270,9 @@ impl Tables {
         usize::from(self.ranks[cell])
     }
 
-    /// The cell at a place in the order of the floors.
-    pub(super) fn cell_at(&self, rank: usize) -> usize {
-        usize::from(self.cells_by_rank[rank])
-    }
-
-    /// All cells that are ranked, lowest floor first.
-    pub(super) fn ranked(&self) -> &[u16] {
-        &self.cells_by_rank
+    /// All cells that are ranked, each with its [`Tables::floor`], lowest floor first.
+    pub(super) fn ranked(&self) -> &[Ranked] {
+        &self.ranked
     }
 
     /// Where a bin begins, in ticks of age.
@@ -410,16 +408,17 @@ impl Tables {
     fn counts(&self, now: Tick) -> Vec<Count> {
         let hinted = self.covered[PLAIN_SHAPES * LEVELS..].contains(&true);
         let cells = if hinted { CELLS } else { PLAIN_CELLS };
-        let mut counts = vec![Count::default(); cells];
-        for class in self.covered_classes() {
-            let cells = class * BINS..(class + 1) * BINS;
-            let row = counts[cells.clone()].iter_mut().zip(&self.cells[cells]);
-            for (bin, (count, cell)) in row.enumerate() {
-                *count = Count {
-                    reused: cell.reused,
-                    exposed: (cell.exposed + self.so_far(bin, cell, now)) * TICK_SECONDS,
-                };
+        let mut counts = Vec::with_capacity(cells);
+        let rows = self.cells[..cells].chunks_exact(BINS);
+        for (row, covered) in rows.zip(self.covered) {
+            if !covered {
+                counts.resize(counts.len() + BINS, Count::default());
+                continue;
             }
+            counts.extend(row.iter().enumerate().map(|(bin, cell)| Count {
+                reused: cell.reused,
+                exposed: (cell.exposed + self.so_far(bin, cell, now)) * TICK_SECONDS,
+            }));
         }
         counts
     }
@@ -532,7 +531,8 @@ impl Tables {
             + size_of::<[Curve; SHAPES]>()
             + self.class_hazards.capacity() * size_of::<Curve>()
             + self.index.capacity() * size_of::<f32>()
-            + (self.ranks.capacity() + self.cells_by_rank.capacity()) * size_of::<u16>()
+            + self.ranks.capacity() * size_of::<u16>()
+            + self.ranked.capacity() * size_of::<Ranked>()
     }
 }
 
@@ -616,14 +616,23 @@ mod tests {
     fn classes_are_ranked_from_their_first_block_on() {
         let mut tables = Tables::new();
         let ranked = |tables: &Tables| {
-            let cells = || tables.ranked().iter().map(|&cell| usize::from(cell));
+            let ranked = tables.ranked();
+            let cells = || ranked.iter().map(|ranked| usize::from(ranked.cell));
             assert!(
                 cells()
                     .enumerate()
-                    .all(|(at, cell)| tables.rank(cell) == at && tables.cell_at(at) == cell)
+                    .all(|(at, cell)| tables.rank(cell) == at)
             );
             let floors: Vec<f64> = cells().map(|cell| tables.floor(cell)).collect();
             assert!(floors.windows(2).all(|pair| pair[0] <= pair[1]));
+            // The key is what a search stops at: it is no higher than the floor, and hardly lower.
+            let keys = ranked.iter().map(|ranked| f64::from(ranked.key));
+            for (key, floor) in keys.zip(&floors) {
+                assert!(
+                    (floor * (1.0 - 1e-6)..=*floor).contains(&key),
+                    "{key} {floor}"
+                );
+            }
             floors.len() / BINS
         };
         let expecting = |expect| Features::new(3, NO_GAP, hint_bucket(None), expect);

@@ -1,6 +1,8 @@
 //! What an engine is configured with whose connections are sealed.
 
-use slackwater_data_plane::seal::{Channel, Entropy, Keys, SealError, TargetHandshake};
+use slackwater_data_plane::seal::{
+    Asked, Channel, Entropy, Keys, Question, SealError, TargetHandshake,
+};
 use slackwater_keys::AllowList;
 use slackwater_wire::data::Greeting;
 use slackwater_zmtp::{KeyPair, PublicKey};
@@ -35,6 +37,42 @@ impl SealConfig {
         }
         let (answer, keys) = handshake.finish(answer)?;
         Ok((client, answer, keys))
+    }
+
+    /// The public key of this engine.
+    #[must_use]
+    pub fn public_key(&self) -> [u8; 32] {
+        *self.keys.public().as_bytes()
+    }
+
+    /// A question to the owner of `target`, and the bytes to send. The key may have been told by anybody: it has to be on
+    /// our own list, and only its owner can read the question and answer it.
+    ///
+    /// # Errors
+    /// The key is not on our list, or is none, the text has more than 4 KiB, or there is no randomness.
+    pub fn ask(&self, target: [u8; 32], text: &[u8]) -> Result<(Question, Vec<u8>), SealError> {
+        let target = PublicKey::from_bytes(target);
+        if !self.clients.admits(&target) {
+            return Err(SealError::Unlisted);
+        }
+        Question::ask(&self.keys, &entropy()?, target, text)
+    }
+
+    /// Answers a question of the owner of a key on our list with what `text` says about it, sealed for its asker alone.
+    ///
+    /// # Errors
+    /// The bytes are no question to our key, or of a key that is not on the list; or there is no randomness.
+    pub fn answer_question(
+        &self,
+        asked: &[u8],
+        text: impl FnOnce(&[u8]) -> Vec<u8>,
+    ) -> Result<Vec<u8>, SealError> {
+        let asked = Asked::read(&self.keys, &entropy()?, asked)?;
+        if !self.clients.admits(&asked.asker()) {
+            return Err(SealError::Refused);
+        }
+        let text = text(asked.text());
+        asked.answer(&text)
     }
 }
 
@@ -97,5 +135,27 @@ mod tests {
         check(&other, false);
         let unsealed = seal.answer(&[9; 32].into(), &greeting(), greeting(), &Channel::TCP);
         assert_eq!(unsealed.err(), Some(SealError::Unsealed));
+    }
+
+    #[test]
+    fn only_listed_keys_ask_and_are_asked() {
+        let pair = |byte: u8| KeyPair::of(SecretKey::from_bytes([byte; 32]));
+        let seal = |own: u8, listed: &[u8]| SealConfig {
+            keys: pair(own),
+            clients: listed.iter().map(|byte| pair(*byte).public()).collect(),
+        };
+        let target = *pair(2).public().as_bytes();
+        // The key of the peer that answers is not on our list, whatever has told it.
+        for listed in [&[][..], &[3]] {
+            let asked = seal(1, listed).ask(target, b"who");
+            assert_eq!(asked.err(), Some(SealError::Unlisted));
+        }
+        let (question, sent) = seal(1, &[2]).ask(target, b"who").unwrap();
+        let refused = seal(2, &[3]).answer_question(&sent, |_| panic!("nobody who is listed asks"));
+        assert_eq!(refused, Err(SealError::Refused));
+        let answered = seal(2, &[1])
+            .answer_question(&sent, <[u8]>::to_vec)
+            .unwrap();
+        assert_eq!(question.open(&answered), Ok(b"who".to_vec()));
     }
 }

@@ -2,7 +2,11 @@
 //!
 //! A call that waits returns when nothing touches its memory any more. Memory of a call that does not wait is registered,
 //! and the end of its registration waits for the call.
+//!
+//! With keys descriptions are sealed: who asks for one proves a key of the list and knows the key that the answer has to prove,
+//! which has to be of the list too. Connections for bytes follow the same key.
 
+mod keys;
 mod peer;
 mod plan;
 
@@ -17,13 +21,15 @@ use pyo3::types::PyBytes;
 use serde_json::{Value, json};
 use slackwater_transfer::{
     Batch, BatchError, BatchId, Capability, Cause, Engine, EngineConfig, GrantSpec, Location,
-    Memory, Notice, Op, Region, RegionSpec, Rights, Submit,
+    Memory, Notice, Op, Region, RegionSpec, Rights, SealConfig, Submit,
 };
 use slackwater_wait::{Site, Waiting, now};
 
 use crate::options::seconds_of;
 use crate::raw::{Number, Range, Reasons};
 use crate::store::forks;
+pub(crate) use keys::RawQuestion;
+use keys::{DESCRIBE, KEY_VARIABLES, key_of, key_text, refused};
 use peer::Peer;
 use plan::Runs;
 
@@ -41,6 +47,8 @@ static BATCHES: Site = Site::new("python, transfer batches");
 #[pyclass(frozen, module = "slackwater._native", weakref)]
 pub(crate) struct RawEngine {
     engine: Engine,
+    /// The keys, where this engine has some: then it has no peer without.
+    seal: Option<SealConfig>,
     own: Mutex<Own>,
     peers: Mutex<BTreeMap<String, Arc<Peer>>>,
     /// Those whose results nobody has yet, and their peers.
@@ -72,24 +80,41 @@ struct OwnRegion {
 
 #[pymethods]
 impl RawEngine {
-    /// RawEngine(name, host, log)
+    /// RawEngine(name, host, log, keys=None)
     ///
     /// An engine that is reached at an address of this machine; options are read from the environment. `log(method, code,
-    /// reason)` is called once for each method and code.
+    /// reason)` is called once for each method and code. `keys` are the file of the key of this engine and that of the keys
+    /// of its peers; without them the address is one of loopback.
     #[new]
-    fn new(py: Python<'_>, name: &str, host: std::net::IpAddr, log: Py<PyAny>) -> PyResult<Self> {
+    #[pyo3(signature = (name, host, log, keys=None))]
+    fn new(
+        py: Python<'_>,
+        name: &str,
+        host: std::net::IpAddr,
+        log: Py<PyAny>,
+        keys: Option<(String, String)>,
+    ) -> PyResult<Self> {
         let variables = std::env::vars_os().filter_map(|(name, value)| {
-            Some((name.into_string().ok()?, value.into_string().ok()?))
+            let name = name.into_string().ok()?;
+            let is_of_keys = KEY_VARIABLES.contains(&name.as_str());
+            Some((name, value.into_string().ok()?)).filter(|_| !is_of_keys)
         });
+        let files = keys.map(|(key_file, allow)| [key_file, allow]);
+        let named = files
+            .into_iter()
+            .flat_map(|files| std::iter::zip(KEY_VARIABLES.map(str::to_owned), files));
+        let variables = variables.chain(named);
         let mut config = EngineConfig::from_env(name, variables).map_err(|wrong| {
             let wrong: Vec<String> = wrong.iter().map(ToString::to_string).collect();
             PyValueError::new_err(wrong.join("; "))
         })?;
         config.tcp.bind = vec![(host, 0).into()];
+        let seal = config.tcp.seal.clone();
         let started = py.detach(|| config.start());
         let engine = started.map_err(|error| PyOSError::new_err(error.to_string()))?;
         Ok(Self {
             engine,
+            seal,
             own: Mutex::default(),
             peers: Mutex::default(),
             batches: Mutex::default(),
@@ -141,28 +166,74 @@ impl RawEngine {
     }
 
     /// How peers reach this engine and its memory.
-    fn describe<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        let own = lock(&self.own);
-        let mut ordered: Vec<(&usize, &OwnRegion)> = own.regions.iter().collect();
-        ordered.sort_unstable_by_key(|(_, one)| one.order);
-        let range = |(start, one): (&usize, &OwnRegion)| {
-            json!([
-                start,
-                one.region.bytes(),
-                one.capability.to_bytes().to_vec()
-            ])
-        };
-        let ranges: Vec<Value> = ordered.into_iter().map(range).collect();
-        let described = json!({ "segment": self.engine.segment(), "ranges": ranges });
-        PyBytes::new(py, described.to_string().as_bytes())
+    fn describe<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        match self.seal {
+            None => Ok(PyBytes::new(py, &self.described())),
+            Some(_) => Err(PyValueError::new_err("it is told to who proves a key")),
+        }
     }
 
-    /// Takes the description of a peer in the place of an earlier one; the first address of its memory, or none.
-    fn open(&self, name: &str, described: &[u8]) -> PyResult<Option<u64>> {
+    /// The public key of this engine in hexadecimal digits; none without keys.
+    fn key(&self) -> Option<String> {
+        self.seal.as_ref().map(|seal| key_text(&seal.public_key()))
+    }
+
+    /// A question to a peer that says it has this key, and what to send. Raises `ValueError` for a key that is not listed.
+    fn ask<'py>(&self, py: Python<'py>, key: &str) -> PyResult<(RawQuestion, Bound<'py, PyBytes>)> {
+        let target = key_of(key).ok_or_else(|| PyValueError::new_err("its key is none"))?;
+        let (question, sent) = self.keys()?.ask(target, DESCRIBE).map_err(refused)?;
+        Ok((RawQuestion::new(question), PyBytes::new(py, &sent)))
+    }
+
+    /// The sealed description for a peer that has asked so. Raises `ValueError` for one that proves no listed key.
+    fn answer<'py>(&self, py: Python<'py>, asked: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
+        let seal = self.keys()?;
+        let answered = py.detach(|| {
+            seal.answer_question(asked, |text| match text == DESCRIBE {
+                true => self.described(),
+                false => Vec::new(),
+            })
+        });
+        Ok(PyBytes::new(py, &answered.map_err(refused)?))
+    }
+
+    /// Reads the list of keys again; links of keys that are gone end. Raises `ValueError` when it cannot be read: the old one
+    /// stays in force.
+    fn reload(&self, py: Python<'_>) -> PyResult<()> {
+        let clients = &self.keys()?.clients;
+        py.detach(|| clients.reload())
+            .map_err(|error| PyValueError::new_err(error.to_string()))
+    }
+
+    /// Takes the description of a peer, which was reached at an address, in the place of an earlier one; the first address of
+    /// its memory, or none. With keys it is the answer to a question, and of an engine with the key that was asked.
+    #[pyo3(signature = (name, reached, described, question=None))]
+    fn open(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        reached: std::net::IpAddr,
+        described: &[u8],
+        question: Option<&RawQuestion>,
+    ) -> PyResult<Option<u64>> {
         if !self.is_here() {
             return Ok(None);
         }
-        let peer = Peer::open(&self.engine, described).map_err(|wrong| {
+        let opened = py.detach(|| {
+            let question = question.and_then(RawQuestion::take);
+            match (&self.seal, question) {
+                (None, None) => Peer::open(&self.engine, described, reached, None),
+                (Some(_), Some(question)) => {
+                    let key = *question.target().as_bytes();
+                    let text = question
+                        .open(described)
+                        .map_err(|error| error.to_string())?;
+                    Peer::open(&self.engine, &text, reached, Some(key))
+                }
+                _ => Err("a description is sealed exactly where there are keys".to_owned()),
+            }
+        });
+        let peer = opened.map_err(|wrong| {
             PyValueError::new_err(format!("{name} describes no engine: {wrong}"))
         })?;
         let first = peer.first();
@@ -290,6 +361,27 @@ impl RawEngine {
     /// Whether this is the process that started it: a fork has none of its threads.
     fn is_here(&self) -> bool {
         self.forks == forks()
+    }
+
+    fn keys(&self) -> PyResult<&SealConfig> {
+        let seal = self.seal.as_ref();
+        seal.ok_or_else(|| PyValueError::new_err("this engine has no keys"))
+    }
+
+    fn described(&self) -> Vec<u8> {
+        let own = lock(&self.own);
+        let mut ordered: Vec<(&usize, &OwnRegion)> = own.regions.iter().collect();
+        ordered.sort_unstable_by_key(|(_, one)| one.order);
+        let range = |(start, one): (&usize, &OwnRegion)| {
+            json!([
+                start,
+                one.region.bytes(),
+                one.capability.to_bytes().to_vec()
+            ])
+        };
+        let ranges: Vec<Value> = ordered.into_iter().map(range).collect();
+        let described = json!({ "segment": self.engine.segment(), "ranges": ranges });
+        described.to_string().into_bytes()
     }
 
     fn add(&self, range: Range) -> bool {

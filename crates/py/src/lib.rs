@@ -31,6 +31,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<cancelling::Cancelling>()?;
     module.add_class::<raw::RawClient>()?;
     module.add_class::<engine::RawEngine>()?;
+    module.add_class::<engine::RawQuestion>()?;
     module.add_class::<raw::RawPlan>()?;
     module.add_class::<raw::BufferHandle>()?;
     module.add_function(wrap_pyfunction!(traces::export_traces, module)?)?;

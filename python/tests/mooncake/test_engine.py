@@ -17,8 +17,8 @@ from contextlib import contextmanager
 import mooncake.store
 import pytest
 from mooncake.engine import Read, TransferEngine, TransferNotify, TransferOpcode, Write
+from slackwater.compat.mooncake import descriptions, http_service
 from slackwater.compat.mooncake import engine as compat_engine
-from slackwater.compat.mooncake import http_service
 from slackwater.compat.mooncake.engine import InnerTransferEngine
 
 from conftest import in_child
@@ -330,7 +330,7 @@ def test_engines_that_cannot_be_are_refused(caplog: pytest.LogCaptureFixture, mo
     for given, reason in (
         (("127.0.0.1", "P2PHANDSHAKE", "pigeon", ""), "pigeon"),
         (("127.0.0.1", "etcd://127.0.0.1:1", "tcp", ""), "P2PHANDSHAKE"),
-        (("192.0.2.1", "P2PHANDSHAKE", "tcp", ""), "this machine alone"),
+        (("192.0.2.1", "P2PHANDSHAKE", "tcp", ""), "SLACKWATER_KEY_FILE"),
         (("127.0.0.1:x", "P2PHANDSHAKE", "tcp", ""), "no port"),
     ):
         engine = TransferEngine()
@@ -389,9 +389,9 @@ def test_engines_are_started_in_a_fork_but_not_those_of_the_parent(here: Side, t
 
     def right() -> bool:
         engine, peer = here.engine, there.name
-        asked, compat_engine._asked = compat_engine._asked, lambda host, port: pytest.fail("a fork asks for its parent")
+        described, compat_engine.described = compat_engine.described, lambda *asked: pytest.fail("a fork asks for its parent")
         is_refused = engine.initialize(*given) == -1 and engine.get_first_buffer_address(peer) == 0
-        compat_engine._asked = asked
+        compat_engine.described = described
         is_untouched = engine.write_bytes_to_buffer(here.at, b"x", 1) == -1 == engine.free_managed_buffer(here.at, 1)
         started = new.initialize(*given) == 0 == new.initialize(*given)
         return is_refused and is_untouched and started and new.get_first_buffer_address(peer) == there.at
@@ -477,15 +477,15 @@ def test_peers_describe_themselves_in_time_and_in_bounds(
     here: Side, there: Side, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The time was for each piece: a peer that sent a byte now and then kept its caller for ever."""
-    monkeypatch.setattr(compat_engine, "_ASK_SECONDS", 0.3)
+    monkeypatch.setattr(descriptions, "SECONDS", 0.3)
     begun = b"HTTP/1.1 200 OK\r\n"
     for head, piece in ((begun + b"Content-Length: 1000000\r\n\r\n", b" "), (begun + b"\r\n", b" "), (begun, b"A: b\r\n")):
         with answering(head, piece) as peer:
             assert here.engine.get_first_buffer_address(peer) == 0, head
     assert "took longer than 0.3 s" in caplog.text
-    monkeypatch.setattr(compat_engine, "_DESCRIPTION_BYTES_MAX", len(there.engine._raw.describe()))
+    monkeypatch.setattr(descriptions, "_DESCRIPTION_BYTES_MAX", len(there.engine._raw.describe()))
     assert here.engine.get_first_buffer_address(there.name) == there.at
-    monkeypatch.setattr(compat_engine, "_DESCRIPTION_BYTES_MAX", len(there.engine._raw.describe()) - 1)
+    monkeypatch.setattr(descriptions, "_DESCRIPTION_BYTES_MAX", len(there.engine._raw.describe()) - 1)
     assert here.engine.get_first_buffer_address(there.name) == 0
 
 

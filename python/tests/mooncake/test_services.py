@@ -164,7 +164,7 @@ def test_requests_have_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
             raise ValueError
         return Answer(200, asked.body)
 
-    monkeypatch.setattr(http_service, "SECONDS_MAX", 0.3)
+    monkeypatch.setattr(http_service.Service, "seconds_max", 0.3)
     monkeypatch.setattr(http_service, "REQUESTS_MAX", 2)
     with serving(answer, bytes_max=10) as port:
         assert ask(port, "POST", "/", b"0123456789") == (200, b"0123456789")

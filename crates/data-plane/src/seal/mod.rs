@@ -9,6 +9,7 @@
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
 mod noise;
+mod question;
 mod record;
 
 use hmac::{Hmac, Mac};
@@ -20,6 +21,7 @@ use snow::HandshakeState;
 use thiserror::Error;
 use zeroize::Zeroizing;
 
+pub use question::{Asked, Question};
 pub use record::{
     Cipher, Opener, PACKET_OVERHEAD, PacketOpener, PacketSealer, RECORD_BYTES_MAX, RecordKey,
     Sealer,
@@ -40,6 +42,9 @@ pub enum SealError {
     /// A record was changed, repeated, or left out on its way.
     #[error("a record is not the one that was sent")]
     Record,
+    /// The key that a peer says is its own is not on our list.
+    #[error("its key is not on our list of keys")]
+    Unlisted,
     /// The operating system gives no randomness.
     #[error("the operating system gives no randomness")]
     Randomness,

@@ -1,6 +1,7 @@
 //! A peer as it described itself.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::Value;
@@ -26,12 +27,25 @@ struct PeerRange {
 }
 
 impl Peer {
-    /// Opens the peer that is described; otherwise what is wrong with the description.
-    pub(super) fn open(engine: &Engine, described: &[u8]) -> Result<Self, String> {
+    /// Opens the peer that is described, by the owner of `key` if that is proven; otherwise what is wrong with the
+    /// description. Where the peer listens at every address its bytes go to the one at which it was reached.
+    pub(super) fn open(
+        engine: &Engine,
+        described: &[u8],
+        reached: IpAddr,
+        key: Option<[u8; 32]>,
+    ) -> Result<Self, String> {
         let described: Value =
             serde_json::from_slice(described).map_err(|error| error.to_string())?;
-        let segment: Segment = serde_json::from_value(described["segment"].clone())
+        let mut segment: Segment = serde_json::from_value(described["segment"].clone())
             .map_err(|error| error.to_string())?;
+        if segment.public_key != key {
+            return Err("another key than the one that it proves".to_owned());
+        }
+        let addresses = segment.addresses.iter_mut();
+        for address in addresses.filter(|address| address.ip().is_unspecified()) {
+            address.set_ip(reached);
+        }
         let ranges = described["ranges"].as_array();
         let ranges: Option<Vec<PeerRange>> =
             ranges.and_then(|ranges| ranges.iter().map(PeerRange::of).collect());

@@ -1,27 +1,31 @@
 """`TransferEngine`: moves bytes between registered memory of processes, with the calls of Mooncake's.
 
 An engine answers at its port with the description of its memory; a peer fetches that when it meets an address that it does not
-know, or is refused. Results are 0, or negative.
+know, or is refused. Results are 0, or negative. With keys in the environment engines of several machines are peers: all that
+they say to each other is sealed, and each has the keys of the others on its list.
 """
 
 import ctypes
 import enum
 import http.client
-import ipaddress
 import json
 import mmap
 import os
-import random
-import socket
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from slackwater._native import RawEngine
+from slackwater.compat.mooncake.descriptions import (
+    SECONDS,
+    DescriptionService,
+    Keys,
+    described,
+    may_be_there,
+    place_of,
+)
 from slackwater.compat.mooncake.directory import Directory
-from slackwater.compat.mooncake.http_client import ask
-from slackwater.compat.mooncake.http_service import NOT_FOUND, Answer, Asked, Service
 from slackwater.compat.mooncake.opening import PROTOCOLS, log, split, tell
 from slackwater.compat.mooncake.shown import address_of
 from slackwater.compat.mooncake.variables import number
@@ -29,8 +33,6 @@ from slackwater.compat.mooncake.variables import number
 _FAILED, _UNKNOWN, _UNREACHABLE, _OVERLAPS = -1, -3, -102, -7
 _STALE, _RAW_TIMED_OUT = -2, -3
 _SECONDS_MIN, _SECONDS_PER_BYTE = 5, 1e-9
-_ASK_SECONDS, _DESCRIPTION_BYTES_MAX, _PORT_TRIES = 5, 64 << 20, 64
-_PATH = "/engine"
 # Memory that something may still touch when its engine is gone.
 _kept: list[mmap.mmap] = []
 
@@ -63,7 +65,7 @@ class TransferEngine:
 
     def __init__(self) -> None:
         self._raw: RawEngine | None = None
-        self._service: Service | None = None
+        self._service: DescriptionService | None = None
         self._managed: dict[int, mmap.mmap] = {}
         # The engines of a metadata server are known by the names that they gave themselves.
         self._directory: Directory | None = None
@@ -88,15 +90,17 @@ class TransferEngine:
                 return _FAILED
             try:
                 directory = None if metadata_server == "P2PHANDSHAKE" else Directory(metadata_server)
-                host = _loopback(split(local_hostname)[0], is_a_name=directory is not None)
-                raw = RawEngine(local_hostname, host, tell)
-                service = _bound(host, _answer_of(raw))
+                keys = Keys.of_environment()
+                place = place_of(split(local_hostname)[0], keys, is_a_name=directory is not None)
+                files = None if keys is None else (keys.key_file, keys.allow)
+                raw = RawEngine(local_hostname, place.bound, tell, files)
+                service = DescriptionService.at_free_port(place.bound, raw, keys)
             except (ValueError, OSError) as error:
                 log.error("initialize: %s", error)
                 return _FAILED
             serving = threading.Thread(target=service.serve_forever, name="slackwater-engine", daemon=True)
             serving.start()
-            entry = _Entry(directory, local_hostname, host, service.port)
+            entry = _Entry(directory, keys is not None, local_hostname, place.told, service.port)
             # Before the interpreter ends, too: the thread of the service would not run then to be ended.
             ending = weakref.finalize(self, _end, self._process, raw, service, serving, self._managed, entry)
             try:
@@ -292,7 +296,7 @@ class TransferEngine:
         raw = self._raw
         if raw is None:
             return _FAILED
-        code = self._with(peer_server_name, lambda: raw.probe(peer_server_name, _ASK_SECONDS))
+        code = self._with(peer_server_name, lambda: raw.probe(peer_server_name, SECONDS))
         return 0 if code == 0 else _UNREACHABLE
 
     def get_notifies(self) -> list[TransferNotify]:
@@ -348,7 +352,7 @@ class TransferEngine:
         if self._raw is None or self._process != os.getpid():
             return None
         try:
-            return self._raw.open(peer, _asked(*self._where(peer))) or 0
+            return self._raw.open(peer, *described(self._raw, *self._where(peer))) or 0
         except (ValueError, OSError, http.client.HTTPException) as error:
             log.warning("%s: no engine: %s", peer, error)
             return None
@@ -360,19 +364,19 @@ class TransferEngine:
         found = self._directory.find(peer)
         if found is None:
             raise ValueError("the metadata server knows none of this name")
-        return _loopback(found[0]), found[1]
+        return found
 
 
 class _Entry:
     """The entry of an engine in a metadata server, if it has one."""
 
-    def __init__(self, directory: Directory | None, *entry: Any) -> None:
-        self._directory, self._entry, self._is_entered = directory, entry, False
+    def __init__(self, directory: Directory | None, has_keys: bool, *entry: Any) -> None:
+        self._directory, self._has_keys, self._entry, self._is_entered = directory, has_keys, entry, False
 
     def enter(self) -> None:
         """Makes it."""
         if self._directory is not None:
-            self._directory.enter(*self._entry, _may_be_there)
+            self._directory.enter(*self._entry, lambda host, port: may_be_there(host, port, self._has_keys))
             self._is_entered = True
 
     def leave(self) -> None:
@@ -381,15 +385,8 @@ class _Entry:
             self._directory.leave(*self._entry)
 
 
-def _answer_of(raw: RawEngine) -> Callable[[Asked], Answer]:
-    def answer(asked: Asked) -> Answer:
-        return Answer(200, raw.describe()) if asked.path == (_PATH[1:],) else NOT_FOUND
-
-    return answer
-
-
 def _end(
-    process: int, raw: RawEngine, service: Service, serving: threading.Thread, managed: dict[int, mmap.mmap],
+    process: int, raw: RawEngine, service: DescriptionService, serving: threading.Thread, managed: dict[int, mmap.mmap],
     entry: _Entry | None = None,
 ) -> None:  # fmt: skip
     """Ends an engine. Its threads and connections are those of the process that started it."""
@@ -407,55 +404,6 @@ def _end(
     if not raw.close():
         log.error("the memory of an engine is kept: after a minute a transfer still touches it")
         _kept.extend(managed.values())
-
-
-def _asked(host: str, port: int) -> bytes:
-    # A name of this machine that others chose is refused.
-    status, described = ask(
-        "GET", host, port, _PATH, named="localhost", seconds=_ASK_SECONDS, bytes_max=_DESCRIPTION_BYTES_MAX
-    )
-    if status != 200:
-        raise ValueError(f"{status} with {len(described)} bytes")
-    return described
-
-
-def _may_be_there(host: str, port: int) -> bool:
-    """Whether an engine may be at an address: of another machine, or of one that is slow, nobody here can say that it is
-    not."""
-    try:
-        socket.create_connection((_loopback(host), port), _ASK_SECONDS).close()
-    except ConnectionRefusedError:
-        return False
-    except (ValueError, OSError):
-        pass
-    return True
-
-
-def _bound(host: str, answer: Callable[[Asked], Answer]) -> Service:
-    """A service at a free port of those for engines."""
-    first, last = number("MC_MIN_RPC_PORT"), number("MC_MAX_RPC_PORT")
-    if not 0 < first <= last <= 65535:
-        raise ValueError(f"MC_MIN_RPC_PORT {first} to MC_MAX_RPC_PORT {last} are no ports")
-    for port in random.sample(range(first, last + 1), min(_PORT_TRIES, last - first + 1)):
-        try:
-            return Service(host, port, 0, answer)
-        except OSError:
-            continue
-    raise OSError(f"no free port between {first} and {last}")
-
-
-def _loopback(host: str, *, is_a_name: bool = False) -> str:
-    """The address of a host name, which is of this machine alone: engines ask nobody for a key yet. The name of an engine
-    in a metadata server may be that of no host."""
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]
-    except (socket.gaierror, UnicodeError):
-        if not is_a_name or not host:
-            raise
-        found = "127.0.0.1"
-    if not ipaddress.ip_address(found).is_loopback:
-        raise ValueError(f"{host} is {found}: engines serve this machine alone: give localhost or 127.0.0.1")
-    return str(found)
 
 
 def _seconds(lengths: Sequence[int]) -> float:

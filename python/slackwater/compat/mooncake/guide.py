@@ -27,7 +27,7 @@ the tables that the programs and their tests use.
 | `mooncake_master --rpc_port=50051` | the same command, or `slackwater master` |
 | `mooncake_client --master_server_address=127.0.0.1:50051 --global_segment_size="4 GB"` | the same command |
 | a program that imports `mooncake.store` | the same program |
-| `transfer_engine_bench --mode=target`, `transfer_engine_bench --segment_id=…` | the same commands, for two processes of one machine |
+| `transfer_engine_bench --mode=target`, `transfer_engine_bench --segment_id=…` | the same commands; for two machines with keys, below |
 | `mc_store_rest_server`, `mooncake_http_metadata_server` | the same commands, for this machine unless `--host` says otherwise |
 
 Without the second package, `slackwater.compat.install()` gives one process the modules, before anything imports `mooncake`.
@@ -40,7 +40,7 @@ sides are on one machine; for others give `master_server_addr` as `curve://HOST:
 [the guide to serving](serving.md) says, our own key in `SLACKWATER_KEY_FILE`, the keys of what we lend in `SLACKWATER_NODE_KEY_FILE`,
 one for each segment, with the level `node` in the master's list, and the keys whose transfers a segment takes in `SLACKWATER_ALLOW`.
 `mooncake.async_store` is there too; up to eight calls of a store are awaited at a time, and cancelled ones
-end. `mooncake.engine` has `TransferEngine` for the processes of one machine. What only the memory of a client held misses once that client is closed, and 10 s after it dies.
+end. What only the memory of a client held misses once that client is closed, and 10 s after it dies.
 
 Memory that is to outlive the programs that use it belongs to `mooncake_client`, which lends it to the pool until it is ended
 by SIGINT or SIGTERM. A program on the same machine, of the same user, is a thin client of it by
@@ -48,6 +48,28 @@ by SIGINT or SIGTERM. A program on the same machine, of the same user, is a thin
 to use, and is then a client like others. Programs may come and go by hundreds; one that is killed gives back the
 room of its unfinished puts at once, and its leases when they run out. One with `mem_pool_size` has memory for `alloc_from_mem_pool`, registered, until it is
 closed; values may lie in any other memory too.
+"""
+
+_ENGINES = """
+## Engines of two machines
+
+Without keys a `TransferEngine` serves the processes of its machine: `initialize` takes a `local_hostname` of loopback. With keys it
+takes any address of the machine, and everything that engines say to each other is sealed: where their memory is, notices, probes,
+and bytes. Each engine proves the key in `SLACKWATER_KEY_FILE`, and has as peers the engines whose keys are in the list
+`SLACKWATER_ALLOW`, and no others:
+
+```text
+slackwater keys new engine.key                    # on each machine; the public half goes to the others
+slackwater keys allow peers KEY-OF-THE-OTHER      # one line for each peer
+export SLACKWATER_KEY_FILE=engine.key SLACKWATER_ALLOW=peers
+transfer_engine_bench --mode=target --protocol=tcp --local_server_name=10.0.0.5      # says --segment_id=10.0.0.5:16705
+transfer_engine_bench --protocol=tcp --local_server_name=10.0.0.6 --segment_id=10.0.0.5:16705
+```
+
+Engines of one machine that share a key file need its key on the list too. A change of the list is in force within a second. The
+metadata server needs no trust: an engine that an entry leads to proves its key, or is none. Peers reach the port of the engine, from
+`MC_MIN_RPC_PORT` to `MC_MAX_RPC_PORT`, and a free port for bytes; `MC_TCP_BIND_ADDRESS` says where to listen when that is not the
+address of `local_hostname`. For vLLM and SGLang that serve prefill and decode on different machines, set the variables for both.
 """
 
 _DEFAULTS = """
@@ -98,6 +120,7 @@ def text() -> str:
     absent = [name for name in names["mooncake.store"] if name not in module]
     parts = [
         _HEAD,
+        _ENGINES.lstrip(),
         "## Methods\n\nThere, with the same arguments and results but for what the next table says:\n",
         _names(has),
         *(["\nNot there yet; calling one is an `AttributeError`:\n", _names(lacks)] if lacks else []),

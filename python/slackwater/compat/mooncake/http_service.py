@@ -24,8 +24,6 @@ log = logging.getLogger("slackwater.mooncake")
 
 REQUESTS_MAX = 64
 """Requests under way at a time; others wait to be accepted."""
-SECONDS_MAX = 120
-"""How long a connection lasts at most."""
 _DISCARDED_BYTES_MAX = 256 << 20
 _LENGTH_DIGITS_MAX = 18
 
@@ -64,6 +62,8 @@ class Service(ThreadingHTTPServer):
 
     daemon_threads = True
     request_queue_size = 128
+    seconds_max = 120.0
+    """How long a connection lasts at most."""
 
     def __init__(self, host: str, port: int, bytes_max: int, answer: Callable[[Asked], Answer]) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -89,7 +89,7 @@ class Service(ThreadingHTTPServer):
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Answers, and frees the slot."""
         # However slowly the other side sends and reads.
-        end = threading.Timer(SECONDS_MAX, cut, [request])
+        end = threading.Timer(self.seconds_max, cut, [request])
         end.daemon = True
         end.start()
         try:

@@ -1,4 +1,4 @@
-"""`transfer_engine_bench`: how fast a `TransferEngine` moves bytes between two processes of one machine.
+"""`transfer_engine_bench`: how fast a `TransferEngine` moves bytes between two processes, of two machines where they have keys.
 
 A target lends memory and says its name; an initiator, given that name as `--segment_id`, keeps one batch of requests under way
 in each of its threads, and says how long it took, the batches, the bytes a second, the time of a batch, and its own CPU time.

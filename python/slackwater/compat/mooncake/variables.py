@@ -11,6 +11,7 @@ READ = {
     "MC_MIN_RPC_PORT": ("15000", "the least port of a `TransferEngine`"),
     "MC_MAX_RPC_PORT": ("17000", "the largest port of a `TransferEngine`"),
     "MC_TRANSFER_TIMEOUT": ("30", "seconds that a transfer of a `TransferEngine` may take, 5 at least, and 1 ns for each byte"),
+    "MC_TCP_BIND_ADDRESS": ("", "where a `TransferEngine` listens, when that is not the address of its name; `0.0.0.0` is everywhere"),
     "MOONCAKE_OFFLOAD_FILE_STORAGE_PATH": ("", "the directory of the SSD tier where `setup` names none"),
     "MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES": ("17179869184", "bytes of the SSD tier"),
 }
@@ -30,7 +31,6 @@ IGNORED = {
     "MC_FILEREAD_WORKERS": "nodes read from SSD by a queue of the kernel",
     "MOONCAKE_STORE_CHECKSUM": "checksums are always compared",
     "MC_USE_IPV6": "addresses say what they are",
-    "MC_TCP_BIND_ADDRESS": "a node takes the address of its name",
 }
 """Why the others have no effect."""
 

@@ -1,0 +1,235 @@
+//! One question to the owner of a key and its answer, over whatever carries bytes both ways: Noise IK as on sealed
+//! connections, with the question as the payload of its first message. The answer is the second message, and then records
+//! under the key of the target: the length of the text, and the text.
+//!
+//! The first message can be repeated by an unauthenticated peer that has seen it, so a question must change nothing. The answer
+//! to a repetition opens for nobody but the asker, whose own key of that one question it needs.
+
+use slackwater_zmtp::{KeyPair, PublicKey};
+use snow::HandshakeState;
+use zeroize::Zeroizing;
+
+use super::{
+    Cipher, Entropy, PACKET_OVERHEAD, PacketOpener, PacketSealer, RECORD_BYTES_MAX, RecordKey,
+    SealError, noise,
+};
+
+/// Bytes of the first message of Noise IK without its payload: a key, and the initiator's sealed one.
+const ASKED_OVERHEAD: usize = 32 + 48 + 16;
+/// Bytes of the second message: a key, and the tag of an empty payload.
+const ANSWER_HEAD: usize = 32 + 16;
+/// Bytes of the text of a question.
+const QUESTION_BYTES_MAX: usize = 4 << 10;
+const LABEL: &[u8] = b"slackwater question, sealed, 1";
+const LENGTH_BYTES: usize = 8;
+
+/// A question that waits for its answer.
+#[derive(Debug)]
+pub struct Question {
+    noise: HandshakeState,
+    target: PublicKey,
+}
+
+/// A question that was read, and has yet to be answered: by whether its asker is on a list.
+#[derive(Debug)]
+pub struct Asked {
+    noise: HandshakeState,
+    asker: PublicKey,
+    text: Vec<u8>,
+}
+
+impl Asked {
+    /// Reads a question to the owner of `keys`.
+    ///
+    /// # Errors
+    /// The bytes are no question to this key.
+    pub fn read(keys: &KeyPair, entropy: &Entropy, asked: &[u8]) -> Result<Self, SealError> {
+        let refused = |_| SealError::Refused;
+        if !(ASKED_OVERHEAD..=ASKED_OVERHEAD + QUESTION_BYTES_MAX).contains(&asked.len()) {
+            return Err(SealError::Refused);
+        }
+        let mut noise = noise::target(keys, entropy, LABEL).map_err(refused)?;
+        let mut text = vec![0; asked.len() - ASKED_OVERHEAD];
+        noise.read_message(asked, &mut text).map_err(refused)?;
+        let asker = noise
+            .get_remote_static()
+            .and_then(|key| key.try_into().ok())
+            .ok_or(SealError::Refused)?;
+        let asker = PublicKey::from_bytes(asker);
+        Ok(Self { noise, asker, text })
+    }
+
+    /// The key whose owner has asked this, now or earlier.
+    #[must_use]
+    pub fn asker(&self) -> PublicKey {
+        self.asker
+    }
+
+    /// What is asked.
+    #[must_use]
+    pub fn text(&self) -> &[u8] {
+        &self.text
+    }
+
+    /// The answer to send, which opens for the asker alone.
+    ///
+    /// # Errors
+    /// The asker's key of this question is none.
+    pub fn answer(mut self, text: &[u8]) -> Result<Vec<u8>, SealError> {
+        let mut sent = vec![0; ANSWER_HEAD];
+        let written = self.noise.write_message(&[], &mut sent);
+        written.map_err(|_| SealError::Refused)?;
+        let mut sealer = PacketSealer::new(answer_key(&mut self.noise));
+        let length = (text.len() as u64).to_le_bytes();
+        sent.reserve(text.len() + (text.len() / RECORD_BYTES_MAX + 2) * PACKET_OVERHEAD);
+        for record in std::iter::once(length.as_slice()).chain(text.chunks(RECORD_BYTES_MAX)) {
+            sent.extend_from_slice(sealer.seal(&[record]));
+            sealer.sent();
+        }
+        Ok(sent)
+    }
+}
+
+impl Question {
+    /// A question of the owner of `own` to that of `target`, and the bytes to send. The entropy may be used but once.
+    ///
+    /// # Errors
+    /// The target's key is none, or the text has more than 4 KiB.
+    pub fn ask(
+        own: &KeyPair,
+        entropy: &Entropy,
+        target: PublicKey,
+        text: &[u8],
+    ) -> Result<(Self, Vec<u8>), SealError> {
+        let proof = |_| SealError::Proof;
+        if text.len() > QUESTION_BYTES_MAX {
+            return Err(SealError::Record);
+        }
+        let mut noise = noise::initiator(own, entropy, &target, LABEL).map_err(proof)?;
+        let mut sent = vec![0; ASKED_OVERHEAD + text.len()];
+        noise.write_message(text, &mut sent).map_err(proof)?;
+        Ok((Self { noise, target }, sent))
+    }
+
+    /// The key that its answer proves.
+    #[must_use]
+    pub fn target(&self) -> PublicKey {
+        self.target
+    }
+
+    /// The text of the answer, which is all there and from the owner of the key that was asked.
+    ///
+    /// # Errors
+    /// It is from somebody else, or was changed or cut.
+    pub fn open(mut self, answer: &[u8]) -> Result<Vec<u8>, SealError> {
+        let head = answer.get(..ANSWER_HEAD).ok_or(SealError::Proof)?;
+        let mut sealed = answer[ANSWER_HEAD..].to_vec();
+        let read = self.noise.read_message(head, &mut []);
+        read.map_err(|_| SealError::Proof)?;
+        let mut opener = PacketOpener::new(answer_key(&mut self.noise));
+        let (first, rest) = sealed
+            .split_at_mut_checked(LENGTH_BYTES + PACKET_OVERHEAD)
+            .ok_or(SealError::Record)?;
+        let length = opener.open(first)?;
+        let length = first[length].first_chunk().copied();
+        let length = u64::from_le_bytes(length.ok_or(SealError::Record)?);
+        let mut text = Vec::with_capacity(rest.len());
+        for record in rest.chunks_mut(RECORD_BYTES_MAX + PACKET_OVERHEAD) {
+            let opened = opener.open(record)?;
+            text.extend_from_slice(&record[opened]);
+        }
+        match text.len() as u64 == length {
+            true => Ok(text),
+            false => Err(SealError::Record),
+        }
+    }
+}
+
+/// The key of the answer's records. ChaCha20-Poly1305, as the ends agree on nothing before.
+fn answer_key(noise: &mut HandshakeState) -> RecordKey {
+    let (_, target) = noise.dangerously_get_raw_split();
+    RecordKey {
+        secret: Zeroizing::new(target),
+        cipher: Cipher::ChaCha,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use slackwater_zmtp::{KeyPair, SecretKey};
+
+    use super::*;
+
+    fn pair(byte: u8) -> KeyPair {
+        KeyPair::of(SecretKey::from_bytes([byte; 32]))
+    }
+
+    fn ask(own: u8, target: u8, entropy: u8, text: &[u8]) -> (Question, Vec<u8>) {
+        let target = pair(target).public();
+        Question::ask(&pair(own), &Entropy::new([entropy; 32]), target, text).unwrap()
+    }
+
+    fn read(own: u8, sent: &[u8]) -> Result<Asked, SealError> {
+        Asked::read(&pair(own), &Entropy::new([8; 32]), sent)
+    }
+
+    #[test]
+    fn a_question_is_read_and_answered_by_its_target_alone() {
+        for bytes in [0, 1, 1000, RECORD_BYTES_MAX, RECORD_BYTES_MAX + 1, 300_000] {
+            let text: Vec<u8> = (0..bytes).map(|at| at as u8).collect();
+            let (question, sent) = ask(1, 2, 7, b"who");
+            assert!(!sent.windows(3).any(|window| window == b"who"));
+            let asked = read(2, &sent).unwrap();
+            assert_eq!(asked.text(), b"who");
+            assert_eq!(asked.asker(), pair(1).public());
+            assert_eq!(question.target(), pair(2).public());
+            assert_eq!(question.open(&asked.answer(&text).unwrap()), Ok(text));
+        }
+    }
+
+    #[test]
+    fn what_is_no_question_to_a_key_is_refused() {
+        let (_, sent) = ask(1, 2, 7, b"");
+        let refused = |own: u8, sent: &[u8]| read(own, sent).err() == Some(SealError::Refused);
+        assert!(refused(3, &sent), "the question is to another");
+        for sent in [&[], &[0; ASKED_OVERHEAD][..], &sent[..sent.len() - 1]] {
+            assert!(refused(2, sent), "{} bytes", sent.len());
+        }
+        for bit in 0..sent.len() * 8 {
+            let mut changed = sent.clone();
+            changed[bit / 8] ^= 1 << (bit % 8);
+            assert!(refused(2, &changed), "bit {bit}");
+        }
+        let long = vec![0; QUESTION_BYTES_MAX + 1];
+        let target = pair(2).public();
+        let asked = Question::ask(&pair(1), &Entropy::new([7; 32]), target, &long);
+        assert_eq!(asked.err(), Some(SealError::Record));
+    }
+
+    #[test]
+    fn an_answer_that_was_changed_cut_or_made_for_another_question_does_not_open() {
+        let text = vec![5; RECORD_BYTES_MAX + 10];
+        let answer = |sent: &[u8]| read(2, sent).unwrap().answer(&text).unwrap();
+        let reply = answer(&ask(1, 2, 7, b"").1);
+        let opens = |reply: &[u8]| ask(1, 2, 7, b"").0.open(reply).is_ok();
+        assert!(opens(&reply));
+        assert!(!opens(&answer(&ask(1, 2, 6, b"").1)));
+        let ends = [
+            0,
+            ANSWER_HEAD - 1,
+            ANSWER_HEAD,
+            ANSWER_HEAD + LENGTH_BYTES + PACKET_OVERHEAD,
+            reply.len() - 10 - PACKET_OVERHEAD,
+            reply.len() - 1,
+        ];
+        for end in ends {
+            assert!(!opens(&reply[..end]), "{end} bytes");
+        }
+        assert!(!opens(&[reply.as_slice(), &[0]].concat()));
+        for at in (0..200).chain(reply.len() - 40..reply.len()) {
+            let mut changed = reply.clone();
+            changed[at] ^= 1;
+            assert!(!opens(&changed), "byte {at}");
+        }
+    }
+}

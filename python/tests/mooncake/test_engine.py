@@ -477,7 +477,7 @@ def test_peers_describe_themselves_in_time_and_in_bounds(
     here: Side, there: Side, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The time was for each piece: a peer that sent a byte now and then kept its caller for ever."""
-    monkeypatch.setattr(descriptions, "SECONDS", 0.3)
+    monkeypatch.setattr(descriptions, "seconds", lambda: 0.3)
     begun = b"HTTP/1.1 200 OK\r\n"
     for head, piece in ((begun + b"Content-Length: 1000000\r\n\r\n", b" "), (begun + b"\r\n", b" "), (begun, b"A: b\r\n")):
         with answering(head, piece) as peer:

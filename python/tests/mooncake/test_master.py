@@ -204,7 +204,7 @@ def test_variables_without_effect_are_said_once(
 ) -> None:
     monkeypatch.setenv("MC_STORE_REPLICA_SCORING", "1")
     monkeypatch.setenv("MC_RPC_TIMEOUT_MS", "soon")
-    monkeypatch.setattr("slackwater.compat.mooncake.opening._told", set())
+    monkeypatch.setattr("slackwater.compat.mooncake.variables._told", set())
     for _ in range(2):
         store = MooncakeDistributedStore()
         assert store.setup("localhost", "P2PHANDSHAKE", 0, 1 << 20, "tcp", "", master) == 0

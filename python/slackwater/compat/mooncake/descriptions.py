@@ -19,8 +19,6 @@ from slackwater.compat.mooncake.http_service import NOT_FOUND, Answer, Asked, Se
 from slackwater.compat.mooncake.opening import log
 from slackwater.compat.mooncake.variables import number
 
-SECONDS = 5
-"""How long a peer has for each answer."""
 _DESCRIPTION_BYTES_MAX, _KEY_BYTES_MAX, _QUESTION_BYTES_MAX = 64 << 20, 256, 8192
 _CONNECTION_SECONDS, _PORT_TRIES, _SAID_MAX = 20.0, 64, 200
 _KEYS_NEEDED = (
@@ -141,6 +139,11 @@ def _answer_of(raw: RawEngine) -> Callable[[Asked], Answer]:
     return answer
 
 
+def seconds() -> float:
+    """How long a peer has for each answer."""
+    return number("MC_HANDSHAKE_CONNECT_TIMEOUT")
+
+
 def described(raw: RawEngine, host: str, port: int) -> tuple[str, bytes, RawQuestion | None]:
     """The address of a peer, what it answers, and the question that opens the answer where there are keys.
 
@@ -165,7 +168,7 @@ def may_be_there(host: str, port: int, has_keys: bool) -> bool:
     """Whether an engine may be at an address: of another machine, or of one that is slow, nobody here can say that it is
     not."""
     try:
-        socket.create_connection((address_of(host, has_keys), port), SECONDS).close()
+        socket.create_connection((address_of(host, has_keys), port), seconds()).close()
     except ConnectionRefusedError:
         return False
     except (ValueError, OSError):
@@ -176,7 +179,7 @@ def may_be_there(host: str, port: int, has_keys: bool) -> bool:
 def _asked(method: str, address: str, port: int, target: str, bytes_max: int, body: bytes | None = None) -> bytes:
     # A name of this machine that others chose is refused.
     named = "localhost" if ipaddress.ip_address(address).is_loopback else f"engine:{port}"
-    status, said = ask(method, address, port, target, named=named, seconds=SECONDS, bytes_max=bytes_max, body=body)
+    status, said = ask(method, address, port, target, named=named, seconds=seconds(), bytes_max=bytes_max, body=body)
     if status == 404 and target == "/key":
         raise ValueError("it has no keys, and this engine has: name keys and lists for both, or for none")
     if status != 200:

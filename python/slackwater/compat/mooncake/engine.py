@@ -18,17 +18,17 @@ from typing import Any
 
 from slackwater._native import RawEngine
 from slackwater.compat.mooncake.descriptions import (
-    SECONDS,
     DescriptionService,
     Keys,
     described,
     may_be_there,
     place_of,
+    seconds,
 )
 from slackwater.compat.mooncake.directory import Directory
 from slackwater.compat.mooncake.opening import PROTOCOLS, log, split, tell
 from slackwater.compat.mooncake.shown import address_of
-from slackwater.compat.mooncake.variables import number
+from slackwater.compat.mooncake.variables import begin, number
 
 _FAILED, _UNKNOWN, _UNREACHABLE, _OVERLAPS = -1, -3, -102, -7
 _STALE, _RAW_TIMED_OUT = -2, -3
@@ -85,6 +85,7 @@ class TransferEngine:
         with self._lock:
             if self._raw is not None:
                 return 0
+            begin("initialize", log)
             if protocol not in PROTOCOLS:
                 log.error("initialize: protocol %r: expected one of %s", protocol, ", ".join(PROTOCOLS))
                 return _FAILED
@@ -296,7 +297,7 @@ class TransferEngine:
         raw = self._raw
         if raw is None:
             return _FAILED
-        code = self._with(peer_server_name, lambda: raw.probe(peer_server_name, SECONDS))
+        code = self._with(peer_server_name, lambda: raw.probe(peer_server_name, seconds()))
         return 0 if code == 0 else _UNREACHABLE
 
     def get_notifies(self) -> list[TransferNotify]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from slackwater.compat.mooncake import standalone, store, transfer_engine_bench
 from slackwater.compat.mooncake.master import FLAGS
-from slackwater.compat.mooncake.variables import IGNORED, READ
+from slackwater.compat.mooncake.variables import IGNORED, OF_ENGINES, READ
 
 _FOLDER = Path(__file__).parent
 _HEAD = """# From Mooncake to Slackwater
@@ -132,6 +132,8 @@ def text() -> str:
         _DEFAULTS,
         "## Environment\n",
         _table(("variable", "default", "meaning"), ((f"`{name}`", *row) for name, row in READ.items())),
+        "\nThese are read where arguments of calls are made of them:\n",
+        _table(("variable", "by"), ((f"`{name}`", who) for name, who in OF_ENGINES.items())),
         "\nThese are reported once when they are set, and have no effect:\n",
         _table(("variable", "why"), ((f"`{name}`", why) for name, why in IGNORED.items())),
         "\n## Flags of `mooncake_master`\n\nWith one or two dashes, as `--name=value` or `--name value`, or in the file that"

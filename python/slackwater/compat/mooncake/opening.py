@@ -12,7 +12,7 @@ from typing import Any
 
 from slackwater._native import RawClient
 from slackwater.compat.mooncake import node_keys
-from slackwater.compat.mooncake.variables import milliseconds, number, without_effect
+from slackwater.compat.mooncake.variables import begin, milliseconds, number
 from slackwater.errors import SlackwaterError
 
 log = logging.getLogger("slackwater.mooncake")
@@ -27,8 +27,6 @@ PROTOCOLS = ("tcp", "rdma", "ascend", "efa", "cxl", "nvlink", "hip", "barex", "u
 _SCHEMES = ("http://", "https://", "etcd://", "redis://")
 _NODE_BYTES_MIN = 1 << 20
 BYTES_LIMIT = 1 << 63
-# What was said about variables, once in a process.
-_told: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -177,10 +175,7 @@ def server_address(text: str) -> str:
 def opened(client: RawClient, arguments: Arguments, key_file: str = "") -> tuple[int, str]:
     """Connects a client and lends its memory: 0 or a code, and the name of this client. `SLACKWATER_KEY_FILE` goes before
     `key_file`."""
-    for line in without_effect():
-        if line not in _told:
-            _told.add(line)
-            log.warning("setup: %s", line)
+    begin("setup", log)
     address = server_address(arguments.master_server_addr)
     scheme = address.split("://")[0]
     if scheme in ("etcd", "redis", "k8s"):

@@ -280,7 +280,7 @@ nsenter --target $other --net ip address add 10.213.0.2/24 dev there
 nsenter --target $other --net ip link set there up
 "$SLACKWATER" serve --memory 64MiB --log warn --listen 10.213.0.1:50051 --key-file server --allow list > said & server=$!
 until grep -q 'serving at' said; do kill -0 $server; sleep 0.05; done
-address=$(sed 's/serving at //' said)
+address=$(sed -n 's/serving at //p' said)
 on_the_other() { nsenter --target $other --net "$SLACKWATER" "$@" --connect "$address" --key-file anna; }
 on_the_other put k value
 on_the_other get k > back
@@ -303,7 +303,7 @@ fn a_client_in_another_network_uses_a_keyed_store() {
             "ip",
             "link",
             "add",
-            "a",
+            "one",
             "type",
             "veth",
         ])

@@ -425,7 +425,7 @@ def test_many_processes_share_a_stand_alone_client(started: Starter) -> None:
                 context.__exit__(None, None, None)
         assert comes_true(lambda: count() == 0)
         assert fetched(http, "/health") == (200, '{"status": "ok", "code": 0}')
-        assert fetched(http, "/metrics/summary") == (200, "0 thin clients, 0 sent away\n")
+        assert fetched(http, "/metrics/summary") == (200, "thin clients that are connected: 0, thin clients that were sent away: 0\n")
         assert fetched(http, "/other")[0] == 404 and fetched(http, "/health", "POST")[0] == 405
 
 

@@ -5,11 +5,13 @@ caller's memory after a call has returned, whatever it returned.
 """
 
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 from slackwater._native import BufferHandle, RawClient
 from slackwater.compat.mooncake import opening
+from slackwater.compat.mooncake.client_http import HOST, ClientHttp, Figure
 from slackwater.compat.mooncake.kinds import ReplicaStatus
 from slackwater.compat.mooncake.opening import NOT_SUPPORTED, log, tell
 from slackwater.compat.mooncake.parallel import ParallelTensors
@@ -33,6 +35,7 @@ class MooncakeDistributedStore(ParallelTensors, Segments, Tasks, Thin):
         self._told = set()
         self._mounted = {}
         self._attached, self._memories = None, []
+        self._http: ClientHttp | None = None
         self._lock = threading.Lock()
 
     def setup(self, *args: Any, **kwargs: Any) -> int:
@@ -73,8 +76,25 @@ class MooncakeDistributedStore(ParallelTensors, Segments, Tasks, Thin):
             if code == 0:
                 self._setup = arguments
                 if arguments.enable_client_http_server:
-                    log.warning("setup: enable_client_http_server has no effect: ask the master by HTTP")
+                    self._serve_http(arguments.client_http_port)
             return code
+
+    def _serve_http(self, port: int) -> None:
+        # The service does not keep the client.
+        client, raw = weakref.ref(self), self._raw
+
+        def health() -> int:
+            found = client()
+            return 1 if found is None else found.health_check()
+
+        def figures() -> list[Figure]:
+            reads = "Reads of this client that asked for values on SSD."
+            return [Figure("slackwater_client_ssd_reads_total", "counter", reads, raw.record_reads())]
+
+        try:
+            self._http = ClientHttp(self, port, health, figures)
+        except (OSError, OverflowError) as error:
+            log.warning("setup: no HTTP at %s:%d: %s", HOST, port, error)
 
     def init_all(self, protocol: str, device_name: str, mount_segment_size: int, /) -> int:
         """Opens the client on this host with the master of this host."""
@@ -91,6 +111,9 @@ class MooncakeDistributedStore(ParallelTensors, Segments, Tasks, Thin):
         if self._raw.state() == NOT_SUPPORTED:
             return 0
         with self._lock:
+            if self._http is not None:
+                self._http.close()
+                self._http = None
             self._await_calls()
             self._raw.close()
             self._detach()

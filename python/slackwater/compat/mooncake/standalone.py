@@ -22,7 +22,8 @@ from typing import Any
 from slackwater.compat import installed_mooncake
 from slackwater.compat.mooncake import node_keys, opening
 from slackwater.compat.mooncake.client import MooncakeDistributedStore
-from slackwater.compat.mooncake.http_service import NOT_ALLOWED, NOT_FOUND, Answer, Asked, Service
+from slackwater.compat.mooncake.client_http import HOST, Figure, answer
+from slackwater.compat.mooncake.http_service import Service
 from slackwater.compat.mooncake.master import FlagError, given_flags, help_if_asked
 from slackwater.compat.mooncake.opening import log
 from slackwater.compat.mooncake.thin import PoolAccess, socket_name, user_of
@@ -178,35 +179,19 @@ class ThinClients:
         self.connected.clear()
 
 
-def answer(asked: Asked, store: MooncakeDistributedStore, thin: ThinClients) -> Answer:
-    """Requests by HTTP."""
-    if asked.path not in (("health",), ("metrics",), ("metrics", "summary")):
-        return NOT_FOUND
-    if asked.method != "GET":
-        return NOT_ALLOWED
-    if asked.path == ("health",):
-        code = store.health_check()
-        status = "ok" if code == 0 else "the master does not answer"
-        return Answer.json(200 if code == 0 else 503, status=status, code=code)
-    here, refused = len(thin.connected), thin.refused
-    if asked.path == ("metrics", "summary"):
-        return Answer(200, f"{here} thin clients, {refused} sent away\n".encode(), "text/plain; charset=utf-8")
-    lines = [
-        "# HELP slackwater_thin_clients Thin clients that are connected.",
-        "# TYPE slackwater_thin_clients gauge",
-        f"slackwater_thin_clients {here}",
-        "# HELP slackwater_thin_clients_refused_total Thin clients that were sent away.",
-        "# TYPE slackwater_thin_clients_refused_total counter",
-        f"slackwater_thin_clients_refused_total {refused}",
+def figures_of(thin: ThinClients) -> list[Figure]:
+    """What is told of thin clients."""
+    return [
+        Figure("slackwater_thin_clients", "gauge", "Thin clients that are connected.", len(thin.connected)),
+        Figure("slackwater_thin_clients_refused_total", "counter", "Thin clients that were sent away.", thin.refused),
     ]
-    return Answer(200, ("\n".join(lines) + "\n").encode(), "text/plain; version=0.0.4; charset=utf-8")
 
 
 def _serve_http(port: int, store: MooncakeDistributedStore, thin: ThinClients) -> None:
     try:
-        service = Service("127.0.0.1", port, 0, lambda asked: answer(asked, store, thin))
+        service = Service(HOST, port, 0, lambda asked: answer(asked, store.health_check, lambda: figures_of(thin)))
     except OSError as error:
-        log.warning("mooncake_client: no HTTP at 127.0.0.1:%d: %s", port, error)
+        log.warning("mooncake_client: no HTTP at %s:%d: %s", HOST, port, error)
         return
     # Without a time: it ends with the process.
     threading.Thread(target=service.serve_forever, args=(None,), daemon=True).start()

@@ -32,8 +32,10 @@ def test_a_client_answers_until_it_is_closed(master: str) -> None:
     assert status == 200 and "\nslackwater_client_ssd_reads_total 0\n" in text and text.startswith("# HELP ")
     assert fetched(port, "/metrics/summary") == (200, "reads of this client that asked for values on SSD: 0\n")
     assert fetched(port, "/nothing")[0] == 404
-    # A fork ends what is its own.
-    assert in_child(lambda: store.close() == 0) and fetched(port, "/health")[0] == 200
+    # A fork ends what is its own, and does not wait for a thread that it has not.
+    http = store._http
+    assert http is not None
+    assert in_child(lambda: store.close() == 0 and http.close() is None) and fetched(port, "/health")[0] == 200
     assert store.close() == 0 == store.close() and not threads()
     with pytest.raises(OSError):
         fetched(port, "/health")

@@ -715,6 +715,15 @@ mod tests {
         }
     }
 
+    /// Returns of a class count for as long as they are not forgotten, also when no block of it is left.
+    #[test]
+    fn counts_outlive_the_blocks_that_they_are_of() {
+        let mut tables = Tables::new();
+        see(&mut tables, None, 100);
+        let counted: f64 = tables.counts(Tick(5_000)).iter().map(|it| it.reused).sum();
+        assert_eq!(counted, 100.0);
+    }
+
     #[test]
     fn a_bin_is_found_from_any_earlier_one() {
         let tables = Tables::new();

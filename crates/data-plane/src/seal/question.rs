@@ -65,7 +65,7 @@ impl Asked {
         self.asker
     }
 
-    /// What is asked.
+    /// The text of the question: 4 KiB at most.
     #[must_use]
     pub fn text(&self) -> &[u8] {
         &self.text

@@ -33,6 +33,10 @@ const CROWD_LASTS: u32 = 128;
 /// asked for from a disk.
 pub(super) const LEADERS: usize = 4;
 
+/// Times its patience that a request stays queued while as many lead as may: those who lead take what is queued as soon as one
+/// of them has an answer, and a lane costs two wakes.
+const PATIENCE_FOR_LEADERS: u32 = 100;
+
 /// Where callers wait for the one that carries their requests.
 static TOGETHER: Site = Site::new("transfer together");
 
@@ -131,7 +135,12 @@ impl Direct {
         deadline: Instant,
     ) -> Outcome {
         let peer = segment.incarnation;
-        let limits = (now() + context.config.crowd_patience, deadline);
+        let (begun, patience) = (now(), context.config.crowd_patience);
+        let limits = [
+            begun + patience,
+            begun + patience * PATIENCE_FOR_LEADERS,
+            deadline,
+        ];
         let (own, connection) = match part {
             Part::Lead(lone) => (Some(lone), None),
             Part::Wait(completion, ticket) => {
@@ -163,7 +172,7 @@ impl Direct {
         peer: Incarnation,
         mut completion: Completion<Answer>,
         ticket: u64,
-        (patient_until, deadline): (Instant, Instant),
+        [patient_until, lanes_at, deadline]: [Instant; 3],
     ) -> Answer {
         let waiting = Waiting::at(&TOGETHER);
         let mut answer = completion.wait(&waiting.until(deadline.min(patient_until)));
@@ -172,7 +181,16 @@ impl Direct {
                 let (own, connection) = (Some(lone), None);
                 return Answer::Lead { own, connection };
             }
-            answer = completion.wait(&waiting.until(deadline));
+            answer = completion.wait(&waiting.until(deadline.min(lanes_at)));
+            // All who may lead wait for the peer themselves: the request goes by the lanes, unless it was started.
+            if matches!(answer, Err(Stopped::Ended(_))) && lanes_at < deadline {
+                if let Some(mut lone) = self.crowd(peer, |crowd| crowd.leave(ticket)) {
+                    lone.waiter = None;
+                    let cause = Cause::Lost("those who lead wait for the peer".into());
+                    return Answer::Ended(Err((cause, Some(lone))));
+                }
+                answer = completion.wait(&waiting.until(deadline));
+            }
         }
         if matches!(answer, Err(Stopped::Ended(_))) {
             if self.crowd(peer, |crowd| crowd.leave(ticket)).is_some() {

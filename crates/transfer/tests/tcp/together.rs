@@ -18,6 +18,8 @@ const BYTES: usize = 4096;
 /// Callers with a connection each; one more makes a crowd, and leads it on the last connection.
 const ALONE: usize = 7;
 const JOINED: usize = 8;
+/// The most callers that lead at once.
+const LEADERS: usize = 4;
 
 /// What the peer has seen, and what it does.
 #[derive(Debug, Default)]
@@ -35,6 +37,8 @@ struct Peer {
     silent: bool,
     /// Of requests that came together it answers the first one alone, until it is told to go on.
     holds_rest: bool,
+    /// It answers on connections beyond those of the callers that can lead.
+    late_answer: bool,
 }
 
 #[derive(Debug, Default)]
@@ -62,7 +66,10 @@ impl Played {
     /// Waits until it is to answer; says whether the connection is to be closed instead.
     fn wait(&self, number: usize) -> bool {
         let peer = self.peer.lock().unwrap();
-        let waits = |peer: &mut Peer| !peer.answers && !peer.closes;
+        let waits = |peer: &mut Peer| {
+            let late = peer.late_answer && number > ALONE + LEADERS;
+            !peer.answers && !peer.closes && !late
+        };
         let (peer, waited) = self
             .changed
             .wait_timeout_while(peer, 20 * SECOND, waits)
@@ -416,6 +423,26 @@ fn a_crowd_does_not_wait_for_a_leader_whose_peer_is_slow() {
     assert_all_read(callers);
     // No caller leads any more, and none is taken to lead: the next one is not queued.
     assert_all_read(vec![scene.read(0, 20 * SECOND)]);
+}
+
+/// Four callers that led and waited for their answers kept every later request from being sent until it was too late.
+#[test]
+fn who_comes_while_all_leaders_wait_goes_by_the_lanes() {
+    let scene = Scene::new(64, Duration::from_millis(1));
+    let mut callers = scene.crowd(20 * SECOND);
+    let led = || scene.played.peer(|peer| peer.connections) - ALONE;
+    until("the peer has every request", || {
+        scene.played.peer(|peer| peer.requests) == ALONE + 1 + JOINED
+    });
+    while led() < LEADERS {
+        let before = led();
+        callers.push(scene.read(0, 20 * SECOND));
+        until("one more leads", || led() > before);
+    }
+    scene.played.peer(|peer| peer.late_answer = true);
+    assert_all_read(vec![scene.read(0, 20 * SECOND)]);
+    scene.played.peer(|peer| peer.answers = true);
+    assert_all_read(callers);
 }
 
 /// The caller that led left with its own answer; those whose requests were under way on its connection would have had none.

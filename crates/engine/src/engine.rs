@@ -143,20 +143,9 @@ impl Engine {
     pub fn submit(&self, requests: Vec<Request>, submit: &Submit) -> Batch {
         let (batch, parts) = self.new_batch(requests.len(), self.follower(submit));
         let deadline = now() + submit.timeout;
-        let mut by_peer: Vec<(Arc<Segment>, Vec<Job>)> = Vec::new();
-        for (request, part) in requests.into_iter().zip(parts) {
-            let Some((segment, job)) = self.resolve(request, deadline, part) else {
-                continue;
-            };
-            match by_peer
-                .iter_mut()
-                .find(|(known, _)| Arc::ptr_eq(known, &segment))
-            {
-                Some((_, jobs)) => jobs.push(job),
-                None => by_peer.push((segment, vec![job])),
-            }
-        }
-        for (segment, jobs) in by_peer {
+        let resolved = requests.into_iter().zip(parts);
+        let jobs = resolved.filter_map(|(request, part)| self.resolve(request, deadline, part));
+        for (segment, jobs) in by_peer(jobs) {
             self.0.dispatch(&segment, jobs, submit.when_full);
         }
         batch
@@ -410,6 +399,21 @@ impl Drop for Inner {
     fn drop(&mut self) {
         self.movers.iter().for_each(|mover| mover.close());
     }
+}
+
+/// The jobs of each peer together, in order.
+fn by_peer(jobs: impl Iterator<Item = (Arc<Segment>, Job)>) -> Vec<(Arc<Segment>, Vec<Job>)> {
+    let mut by_peer: Vec<(Arc<Segment>, Vec<Job>)> = Vec::new();
+    for (segment, job) in jobs {
+        match by_peer
+            .iter_mut()
+            .find(|(known, _)| Arc::ptr_eq(known, &segment))
+        {
+            Some((_, jobs)) => jobs.push(job),
+            None => by_peer.push((segment, vec![job])),
+        }
+    }
+    by_peer
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -8,7 +8,7 @@ use slackwater_data_plane::{Cause, Notice};
 use slackwater_wire::data::{Op, Segment};
 
 use crate::batch::{BatchId, Part};
-use crate::job::{Buffers, Job, RegionKey, Remote};
+use crate::job::{Buffers, Job, Priority, RegionKey, Remote};
 use crate::memory::Location;
 use crate::region::{Region, RegisterError, Revocation};
 
@@ -124,6 +124,21 @@ pub struct SingleRequest {
     pub deadline: slackwater_base::Instant,
     /// Of a read: the caller wants the checksum of its bytes, which a mover that touches them itself takes in passing.
     pub checksum: bool,
+}
+
+impl SingleRequest {
+    /// The same request as one of a batch, to be carried by another thread.
+    #[must_use]
+    pub(crate) fn into_job(self, part: Part) -> Job {
+        Job {
+            op: self.op,
+            buffers: self.buffers,
+            remote: self.remote,
+            deadline: self.deadline,
+            priority: Priority::Normal,
+            part,
+        }
+    }
 }
 
 /// The result of carrying a request whose caller waits.

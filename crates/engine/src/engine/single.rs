@@ -8,7 +8,7 @@ use slackwater_wait::{Waiting, now};
 use slackwater_wire::data::Op;
 
 use super::{BATCHES, Engine};
-use crate::job::{Buffers, Job, Priority};
+use crate::job::Buffers;
 use crate::mover::{Carried, SingleRequest, WhenFull};
 use crate::request::{Request, Target};
 
@@ -143,21 +143,7 @@ impl Engine {
         };
         let (batch, mut parts) = self.new_batch(1, None);
         if let Some(part) = parts.pop() {
-            let SingleRequest {
-                op,
-                buffers,
-                remote,
-                deadline,
-                ..
-            } = single;
-            let job = Job {
-                op,
-                buffers,
-                remote,
-                deadline,
-                priority: Priority::Normal,
-                part,
-            };
+            let job = single.into_job(part);
             self.0.dispatch(&segment, vec![job], WhenFull::Wait);
         }
         // The memory is the caller's: the request has ended when this returns, whatever its outcome.

@@ -8,9 +8,9 @@ use slackwater_data_plane::Cause;
 use slackwater_wait::{Waiting, now};
 use slackwater_wire::data::{Op, Segment};
 
-use super::{BATCHES, Engine};
+use super::{BATCHES, Engine, by_peer};
 use crate::batch::Batch;
-use crate::job::{Buffers, Job, Priority};
+use crate::job::Buffers;
 use crate::mover::{Carried, SingleRequest, WhenFull};
 use crate::request::Target;
 
@@ -152,26 +152,13 @@ impl Engine {
             return;
         };
         let (batch, parts) = self.new_batch(joint.len(), None);
-        let (mut places, mut by_peer) = (Vec::new(), Vec::<(Arc<Segment>, Vec<Job>)>::new());
-        for ((index, segment, single), part) in joint.into_iter().zip(parts) {
+        let mut places = Vec::new();
+        let jobs = joint.into_iter().zip(parts).map(|(joint, part)| {
+            let (index, segment, single) = joint;
             places.push(index);
-            let job = Job {
-                op: single.op,
-                buffers: single.buffers,
-                remote: single.remote,
-                deadline: single.deadline,
-                priority: Priority::Normal,
-                part,
-            };
-            let known = by_peer
-                .iter_mut()
-                .find(|(peer, _)| Arc::ptr_eq(peer, &segment));
-            match known {
-                Some((_, jobs)) => jobs.push(job),
-                None => by_peer.push((segment, vec![job])),
-            }
-        }
-        for (segment, jobs) in by_peer {
+            (segment, single.into_job(part))
+        });
+        for (segment, jobs) in by_peer(jobs) {
             self.0.dispatch(&segment, jobs, WhenFull::Wait);
         }
         // The memory is the caller's: all requests have ended when this returns, whatever their outcomes.

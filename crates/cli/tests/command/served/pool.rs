@@ -4,6 +4,7 @@
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -416,13 +417,14 @@ fn a_link_that_breaks_loses_nothing() {
     let _node = Node::start(&place, &proxy.address, &sizes);
     let client = served.connect();
     let mut cuts = 0;
-    let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let stop = Arc::new(AtomicBool::new(false));
+    let written = Arc::new(AtomicUsize::new(0));
     let writer = {
-        let (client, stop) = (client.clone(), Arc::clone(&stop));
+        let (client, stop, written) = (client.clone(), Arc::clone(&stop), Arc::clone(&written));
         std::thread::spawn(move || {
             let mut stored = Vec::new();
             for name in 1000.. {
-                if stop.load(std::sync::atomic::Ordering::Relaxed) {
+                if stop.load(Ordering::Relaxed) {
                     return stored;
                 }
                 let put = client.put(
@@ -432,6 +434,7 @@ fn a_link_that_breaks_loses_nothing() {
                 );
                 if put.is_ok() {
                     stored.push(name);
+                    written.fetch_add(1, Ordering::Relaxed);
                 }
             }
             stored
@@ -439,11 +442,14 @@ fn a_link_that_breaks_loses_nothing() {
     };
     (0..10).for_each(|name| put(&client, name));
     for _ in 0..6 {
+        let before = written.load(Ordering::Relaxed);
         cuts += proxy.cut();
         assert!((0..10).all(|name| get(&client, name).is_some()));
-        std::thread::sleep(Duration::from_millis(150));
+        until("values are put beside the new links", || {
+            written.load(Ordering::Relaxed) > before + 2
+        });
     }
-    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    stop.store(true, Ordering::Relaxed);
     let stored = writer.join().unwrap();
     assert!(
         cuts >= 3 && stored.len() > 3,
@@ -486,10 +492,11 @@ fn memory_outlives_a_master_that_is_killed_under_load() {
     let mut nodes = sizes.map(|sizes| Node::start(&place, &served.address, sizes));
     let client = served.connect();
     (0..40).for_each(|name| put(&client, name));
-    let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
-    // Puts values and removes every second one; which were removed, and which of the others are there for sure.
+    let stop = Arc::new(AtomicBool::new(false));
+    let gone = Arc::new(AtomicUsize::new(0));
+    // Puts values and removes each; which were removed for sure.
     let writer = {
-        let (client, stop) = (client.clone(), Arc::clone(&stop));
+        let (client, stop, count) = (client.clone(), Arc::clone(&stop), Arc::clone(&gone));
         std::thread::spawn(move || {
             let force = RemoveOptions {
                 force: true,
@@ -497,7 +504,7 @@ fn memory_outlives_a_master_that_is_killed_under_load() {
             };
             let mut removed = Vec::new();
             for name in 1000.. {
-                if stop.load(std::sync::atomic::Ordering::Relaxed) {
+                if stop.load(Ordering::Relaxed) {
                     break;
                 }
                 let key = format!("k{name}");
@@ -510,13 +517,17 @@ fn memory_outlives_a_master_that_is_killed_under_load() {
                 let gone = client.remove(&[key.as_bytes()], &force);
                 if stored.is_ok() && gone[0].is_ok() {
                     removed.push(name);
+                    count.fetch_add(1, Ordering::Relaxed);
                 }
             }
             removed
         })
     };
-    for round in 0..3 {
-        std::thread::sleep(Duration::from_millis(100 + 70 * round));
+    for (round, more) in (0..3).zip([10, 20, 30]) {
+        let before = gone.load(Ordering::Relaxed);
+        until("values are removed", || {
+            gone.load(Ordering::Relaxed) > before + more
+        });
         served.child.kill().unwrap();
         end(&mut served.child);
         served = master(&place, &listen, &keep);
@@ -525,7 +536,7 @@ fn memory_outlives_a_master_that_is_killed_under_load() {
         nodes.iter_mut().for_each(|node| _ = node.joined());
         put(&client, 40 + round);
     }
-    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    stop.store(true, Ordering::Relaxed);
     let removed = writer.join().unwrap();
     assert!(removed.len() > 10, "{} were removed", removed.len());
     served.child.kill().unwrap();

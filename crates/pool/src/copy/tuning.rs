@@ -26,8 +26,7 @@ pub struct Tuning {
 static STREAMING_BYTES_MIN: AtomicUsize = AtomicUsize::new(0);
 
 /// The shortest copy that goes past the cache into memory that is not in it, in bytes: of a shorter one the wait until
-/// its last lines have left the processor costs what they save (equal at 8 to 16 KiB, 1.3 to 2.2 times as fast from
-/// 32 KiB on).
+/// its last lines have left the processor costs what they save; the README of this crate has the figures.
 const COLD_BYTES_MIN: usize = 32 << 10;
 
 /// The last-level cache that is taken where the system names none, in bytes.

@@ -155,6 +155,13 @@ impl ErrorCode {
     pub const fn number(self) -> i32 {
         self as i32
     }
+
+    /// The code of a number that came from a peer. One that is unknown, from a newer peer, reads as
+    /// [`ErrorCode::InternalError`]: fatal, never silently retried.
+    #[must_use]
+    pub fn of_peer(number: i32) -> Self {
+        Self::from_number(number).unwrap_or(Self::InternalError)
+    }
 }
 
 impl fmt::Display for ErrorCode {
@@ -172,10 +179,8 @@ impl Serialize for ErrorCode {
 }
 
 impl<'de> Deserialize<'de> for ErrorCode {
-    /// An unknown number, from a newer peer, reads as [`ErrorCode::InternalError`]: fatal, never silently retried.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let number = i32::deserialize(deserializer)?;
-        Ok(Self::from_number(number).unwrap_or(ErrorCode::InternalError))
+        i32::deserialize(deserializer).map(Self::of_peer)
     }
 }
 

@@ -261,11 +261,7 @@ pub(super) fn decode(body: &[u8]) -> Result<Answered, BodyError> {
         lookups.push(match *reader.take::<u8>()? {
             MISSING => Lookup::Missing,
             NOT_READY => Lookup::NotReady,
-            FAILED => {
-                let code = reader.take::<I32>()?.get();
-                let code = ErrorCode::from_number(code);
-                Lookup::Failed(code.ok_or_else(|| malformed("an unknown error code"))?)
-            }
+            FAILED => Lookup::Failed(ErrorCode::of_peer(reader.take::<I32>()?.get())),
             FOUND => Lookup::Found(reader.object(owners, lease, &mut capabilities)?),
             _ => return Err(malformed("an unknown kind of item")),
         });

@@ -78,7 +78,7 @@ const MISSING: u8 = 0;
 const NOT_READY: u8 = 1;
 const FAILED: u8 = 2;
 const FOUND: u8 = 3;
-/// Stands for the number of an owner.
+/// Stands for the number of an owner. None has it, since a [`Header`] has no room for so many.
 const IN_LOG: u16 = u16::MAX;
 /// Bytes of an item with one replica in memory.
 const ITEM_BYTES: usize = 1 + size_of::<Found>() + size_of::<u16>() + size_of::<Place>();
@@ -213,9 +213,6 @@ impl Writer {
             return Some(known);
         }
         let number = u16::try_from(self.owners.len()).ok()?;
-        if number == IN_LOG {
-            return None;
-        }
         self.owners.push(owner);
         self.by_segment.insert(owner.segment.get(), number);
         Some(number)

@@ -488,6 +488,36 @@ mod tests {
         }
     }
 
+    /// A master that mixes kinds up makes nothing that an owner takes: not by a number that the owner does not know, nor by the
+    /// other kind's MAC under a number that it does.
+    #[test]
+    fn a_mac_counts_under_the_number_of_its_kind_alone() {
+        let key = CapabilityKey::new(&[1; 32]);
+        for number in 0..=u8::MAX {
+            let claimed = Capability::claiming(&grant(), (number, [0; MAC_BYTES]));
+            let signed = &claimed.as_bytes()[..SIGNED_BYTES];
+            let mut hmac = [0; MAC_BYTES];
+            let tag = key.hmac.clone().chain_update(signed).finalize();
+            hmac.copy_from_slice(&tag.into_bytes()[..MAC_BYTES]);
+            let sip = key.sip.hash(signed).as_bytes();
+            for (kind, mac) in [(MacKind::HmacSha256, hmac), (MacKind::SipHash, sip)] {
+                let sealed = Capability { mac, ..claimed };
+                let genuine = number == kind.number();
+                assert_eq!(key.verify(&sealed).is_ok(), genuine, "{kind:?} as {number}");
+            }
+        }
+    }
+
+    #[test]
+    fn rights_of_unknown_bits_are_none() {
+        let rights = [0, 1, 2, 3, 4, u8::MAX].map(Rights::of_bits);
+        let [none, both] = [Rights::NONE, Rights::BOTH];
+        assert_eq!(
+            rights,
+            [none, Rights::READ, Rights::WRITE, both, none, both]
+        );
+    }
+
     /// As computed elsewhere, from RFC 2104 and the reference of SipHash: earlier releases made the first, and what both ends of
     /// a pool derive of a secret stays what it is.
     #[test]

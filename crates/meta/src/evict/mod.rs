@@ -166,6 +166,9 @@ pub trait Evict: Send {
     }
 
     /// When [`Evict::on_deadline`] wants to run next: work that must not be on the request path, such as estimation.
+    ///
+    /// Only reads, insertions, [`Evict::restore`] and [`Evict::on_deadline`] may bring it forward, and a new policy has none:
+    /// nobody asks at other times.
     fn next_deadline(&self) -> Option<Instant> {
         None
     }

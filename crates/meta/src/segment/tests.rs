@@ -3,7 +3,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::*;
 use crate::evict::Walk;
 
-/// A policy that wants to run at these times, one after another, from the first read on.
+/// A policy that wants to run at these times, one after another, from the first read on, and first of all when it is told
+/// of new blocks.
 struct Runs {
     times: Vec<Instant>,
     was_read: bool,
@@ -19,7 +20,9 @@ impl Evict for Runs {
         self.was_read = true;
     }
 
-    fn insert(&mut self, _: &Walk<'_>) {}
+    fn insert(&mut self, walk: &Walk<'_>) {
+        self.times.insert(0, walk.now);
+    }
 
     fn remove(&mut self, _: Slot) {}
 
@@ -77,20 +80,19 @@ fn policies_run_when_they_want_to_and_once_each_time() {
     let (one, of_one) = add(1, &[5, 7, 7, 20]);
     let (other, of_other) = add(2, &[6]);
     let ran = || [&of_one, &of_other].map(|ran| ran.load(Ordering::Relaxed));
+    let walk = |seconds| Walk {
+        now: at(seconds),
+        links: &[],
+        placed: None,
+        parent: None,
+        position: 0,
+        found: 0,
+        hint: None,
+        expect: None,
+        output_tokens: None,
+    };
     let read = |segments: &mut Segments, index| {
-        segments.tell_policy(index, |policy| {
-            policy.read(&Walk {
-                now: at(0),
-                links: &[],
-                placed: None,
-                parent: None,
-                position: 0,
-                found: 0,
-                hint: None,
-                expect: None,
-                output_tokens: None,
-            });
-        });
+        segments.tell_policy(index, |policy| policy.read(&walk(0)));
     };
     assert_eq!(segments.policies_due(), None);
     read(&mut segments, other);
@@ -105,6 +107,12 @@ fn policies_run_when_they_want_to_and_once_each_time() {
     check(5, [1, 0], Some(6));
     check(8, [2, 1], Some(7));
     check(8, [3, 1], Some(20));
+    segments.tell_policy(one, |policy| policy.insert(&walk(12)));
+    assert_eq!(
+        segments.policies_due(),
+        Some(at(12)),
+        "it wants to run earlier"
+    );
     segments.take(one);
     assert_eq!(segments.policies_due(), None, "it is gone");
 }

@@ -301,6 +301,21 @@ fn a_large_group_is_evicted_in_steps() {
     world.master.check_books().unwrap();
 }
 
+/// A pool that is only read has no other deadline: without that of its policy it would learn nothing.
+#[test]
+fn a_policy_that_wants_to_run_is_a_deadline_of_the_master() {
+    let mut world = world(PolicyKind::Gittins);
+    world.put("a", BLOCK);
+    world.pass(seconds(3600));
+    assert_eq!(world.master.next_deadline(), None);
+    for _ in 0..20 {
+        world.found("a");
+    }
+    assert_eq!(world.master.next_deadline(), Some(world.now));
+    world.pass(Duration::ZERO);
+    assert_ne!(world.master.next_deadline(), Some(world.now), "it has run");
+}
+
 /// A large group whose eviction is under way is read between two steps: the lease is kept, and the rest stays.
 #[test]
 fn a_read_between_two_steps_keeps_what_is_left_of_a_group() {

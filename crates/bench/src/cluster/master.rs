@@ -239,7 +239,9 @@ fn cells(options: &Options) -> Vec<(Cell, Vec<Sample>)> {
     let mut cells = Vec::new();
     for &op in &options.ops {
         for &batch in &options.batches {
-            for &in_flight in [1].iter().chain(&options.in_flight) {
+            // One by one is measured in any case, several only of look-ups of one key.
+            let several = options.in_flight.iter().filter(|count| **count > 1);
+            for &in_flight in [1].iter().chain(several) {
                 if in_flight > 1 && (op, batch) != (Op::Lookup, 1) {
                     continue;
                 }

@@ -85,13 +85,14 @@ impl Outgoing {
 
     /// The rights to the extents that an answer names, in their order.
     fn permit(&self, reply: &Reply, key: Option<PublicKey>) -> Vec<Capability> {
-        let keys = match reply {
+        // About an extent for each key; which replies name any is each_extent's to know.
+        let about = match reply {
             Reply::Get(lookups) => lookups.len(),
             Reply::PutStart(started) => started.len(),
-            _ => return Vec::new(),
+            _ => 0,
         };
         let (minters, now, holder) = (self.minters.all(), now(), holder(key));
-        let mut rights = Vec::with_capacity(keys);
+        let mut rights = Vec::with_capacity(about);
         reply.each_extent(|named| {
             let extent = Extent {
                 offset: named.extent.offset,

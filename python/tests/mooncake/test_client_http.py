@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import socket
 import threading
 
 import pytest
@@ -75,5 +76,6 @@ def test_a_service_that_its_own_thread_collects_ends() -> None:
     # As when the collector runs there.
     _, _, (process, service, _), _ = http.close.peek()
     service.service_actions = lambda: client_http._end(process, service, serving)
+    socket.create_connection(("127.0.0.1", http.port)).close()
     serving.join(20)
     assert not serving.is_alive() and process == os.getpid()

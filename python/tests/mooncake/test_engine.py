@@ -510,6 +510,7 @@ def test_an_engine_that_its_own_thread_collects_ends() -> None:
         engine.itself = engine  # type: ignore[attr-defined]
         del engine
         service.service_actions = gc.collect  # type: ignore[method-assign]
+        socket.create_connection(("127.0.0.1", service.port)).close()
         serving.join(20)
     finally:
         gc.enable()

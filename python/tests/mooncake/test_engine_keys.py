@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from mooncake.engine import TransferEngine, TransferNotify, Write
@@ -258,6 +260,19 @@ def test_a_key_that_is_taken_from_the_list_is_refused_soon(
     until(False)
     place.allow("of-there", "other", "here")
     until(True)
+
+
+def test_a_list_that_changes_while_an_engine_starts_is_read_again(tmp_path: Path) -> None:
+    """A change between the engine's own reading and the first look of its service did not count until the next one."""
+    path, reloads = tmp_path / "list", []
+    path.write_text("one")
+    raw: Any = SimpleNamespace(reload=lambda: reloads.append(path.read_text()))
+    with descriptions.DescriptionService("127.0.0.1", 0, raw, Keys("key", str(path))) as service:
+        service.service_actions()
+        service.service_actions()
+        path.write_text("three")
+        service.service_actions()
+    assert reloads == ["one", "three"]
 
 
 def test_places_of_engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 import http.client
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -183,6 +185,71 @@ def test_requests_have_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
             connection.sendall(b"POST / HTTP/1.1\r\nContent-Length: 10\r\n\r\n01")
             connection.shutdown(socket.SHUT_WR)
             assert b" 400 " in connection.recv(100)
+
+
+def test_a_service_whose_connections_are_all_held_does_what_else_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its loop waited for one of them to end: a list of keys that had changed was not read until then, and neither the service
+    nor the process of an engine ended."""
+    monkeypatch.setattr(http_service, "REQUESTS_MAX", 2)
+    looked = threading.Event()
+    with Service("127.0.0.1", 0, 10, lambda asked: Answer(200, b"")) as service:
+        monkeypatch.setattr(service, "service_actions", looked.set)
+        thread = threading.Thread(target=service.serve_forever, args=(0.01,))
+        thread.start()
+        held = [socket.create_connection(("127.0.0.1", service.port)) for _ in range(3)]
+        while service._under_way < 2:
+            time.sleep(0.01)
+        # A look that was under way may end still.
+        for _ in range(2):
+            looked.clear()
+            assert looked.wait(20)
+        began = time.monotonic()
+        service.shutdown()
+        thread.join()
+        assert time.monotonic() - began < 20
+        for connection in held:
+            connection.close()
+
+
+def test_a_service_without_work_is_not_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looked twice a second whether it was to end, and ended half a second after it was told to."""
+    waits: list[tuple[int, float | None]] = []
+
+    def recorded() -> Any:
+        poll = plain()
+
+        def wait(timeout: float | None) -> Any:
+            waits.append((threading.get_ident(), timeout))
+            return poll.poll(timeout)
+
+        return SimpleNamespace(register=poll.register, poll=wait)
+
+    plain = select.poll
+    monkeypatch.setattr(select, "poll", recorded)
+    with Service("127.0.0.1", 0, 10, lambda asked: Answer(200, b"")) as service:
+        thread = threading.Thread(target=service.serve_forever)
+        thread.start()
+        assert ask(service.port, "GET", "/") == (200, b"")
+        service.shutdown()
+        thread.join()
+    assert {timeout for of, timeout in waits if of == thread.ident} == {None}
+
+
+def test_a_request_for_which_there_is_no_thread_frees_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system had no thread for the clock of a connection: its place was taken for good."""
+
+    class NoMore(threading.Timer):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(http_service, "REQUESTS_MAX", 2)
+    with serving(lambda asked: Answer(200, b"")) as port:
+        with monkeypatch.context() as patch:
+            patch.setattr(http_service.threading, "Timer", NoMore)
+            for _ in range(3):
+                with socket.create_connection(("127.0.0.1", port), 20) as connection:
+                    assert connection.recv(1) == b""
+        assert ask(port, "GET", "/") == (200, b"")
 
 
 def test_what_cannot_be_taken_is_answered() -> None:

@@ -20,7 +20,7 @@ from slackwater.compat.mooncake.opening import log
 from slackwater.compat.mooncake.variables import number
 
 _DESCRIPTION_BYTES_MAX, _KEY_BYTES_MAX, _QUESTION_BYTES_MAX = 64 << 20, 256, 8192
-_CONNECTION_SECONDS, _PORT_TRIES, _SAID_MAX = 20.0, 64, 200
+_CONNECTION_SECONDS, _LOOK_SECONDS, _PORT_TRIES, _SAID_MAX = 20.0, 0.5, 64, 200
 _KEYS_NEEDED = (
     "engines reach other machines with keys alone: name the file of a key in SLACKWATER_KEY_FILE and a list with the keys of"
     " its peers in SLACKWATER_ALLOW (`slackwater keys new`, `slackwater keys allow`), or give localhost"
@@ -91,7 +91,8 @@ class DescriptionService(Service):
 
     def __init__(self, host: str, port: int, raw: RawEngine, keys: Keys | None) -> None:
         self._raw, self._keys = raw, keys
-        self._list = _state(keys.allow) if keys else None
+        # The engine has read its list before: what has changed since is not known.
+        self._list: tuple[int, ...] | None = ()
         super().__init__(host, port, _QUESTION_BYTES_MAX, _answer_of(raw))
 
     @classmethod
@@ -107,8 +108,13 @@ class DescriptionService(Service):
                 continue
         raise OSError(f"no free port between {first} and {last} of {host}")
 
+    def serve_forever(self, poll_interval: float | None = None) -> None:
+        """Answers until `shutdown`, and looks twice a second whether the list of keys has changed: no system tells of files
+        that another machine writes."""
+        super().serve_forever(_LOOK_SECONDS if self._keys else poll_interval)
+
     def service_actions(self) -> None:
-        """Called by the loop of the service, twice a second: a list of keys that has changed is in force from then on."""
+        """A list of keys that has changed is in force from now on."""
         if self._keys is None or (state := _state(self._keys.allow)) == self._list:
             return
         self._list = state

@@ -9,6 +9,7 @@ import contextlib
 import ipaddress
 import json
 import logging
+import select
 import signal
 import socket
 import sys
@@ -68,8 +69,13 @@ class Service(ThreadingHTTPServer):
     def __init__(self, host: str, port: int, bytes_max: int, answer: Callable[[Asked], Answer]) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.bytes_max, self.answer = bytes_max, answer
-        self._slots = threading.BoundedSemaphore(REQUESTS_MAX)
+        self._under_way, self._counting = 0, threading.Lock()
+        self._ends, self._ended = False, threading.Event()
+        self._wake, self._woken = socket.socketpair()
+        for one in (self._wake, self._woken):
+            one.setblocking(False)
         super().__init__((host, port), _Handler)
+        self.socket.setblocking(False)
         self.is_local = _is_loopback(str(self.server_address[0]))
 
     @property
@@ -77,26 +83,74 @@ class Service(ThreadingHTTPServer):
         """The port that it listens on."""
         return int(self.server_address[1])
 
+    def serve_forever(self, poll_interval: float | None = None) -> None:
+        """Answers until `shutdown`. Nobody holds up what it does besides, `service_actions`: after each event, and each
+        time that the interval, in seconds, has passed without one."""
+        timeout = None if poll_interval is None else poll_interval * 1000
+        self._ended.clear()
+        try:
+            while not self._ends:
+                waits = select.poll()
+                waits.register(self._woken, select.POLLIN)
+                if self._under_way < REQUESTS_MAX:
+                    waits.register(self.socket, select.POLLIN)
+                ready = [number for number, _ in waits.poll(timeout)]
+                if self._woken.fileno() in ready:
+                    self._woken.recv(4096)
+                if self.socket.fileno() in ready and not self._ends:
+                    self._handle_request_noblock()
+                self.service_actions()
+        finally:
+            self._ends = False
+            self._ended.set()
+
+    def shutdown(self) -> None:
+        """Ends `serve_forever`, which another thread runs or is about to, and waits for that; requests that are under way go on."""
+        self._ends = True
+        self._awaken()
+        self._ended.wait()
+
+    def server_close(self) -> None:
+        """Listens no more."""
+        super().server_close()
+        self._wake.close()
+        self._woken.close()
+
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Begins a thread when one of the slots is free."""
-        self._slots.acquire()
+        """Begins a thread."""
+        self._count(1)
         try:
             super().process_request(request, client_address)
         except BaseException:
-            self._slots.release()
+            self._count(-1)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answers, and frees the slot."""
+        """Answers."""
         # However slowly the other side sends and reads.
         end = threading.Timer(self.seconds_max, cut, [request])
         end.daemon = True
-        end.start()
         try:
+            end.start()
             super().process_request_thread(request, client_address)
+        except RuntimeError:
+            # The system has no more threads.
+            self.shutdown_request(request)
         finally:
             end.cancel()
-            self._slots.release()
+            self._count(-1)
+
+    def _count(self, more: int) -> None:
+        with self._counting:
+            was_full = self._under_way >= REQUESTS_MAX
+            self._under_way += more
+        if was_full:
+            self._awaken()
+
+    def _awaken(self) -> None:
+        # What is full wakes too, and what is closed has nobody to wake.
+        with contextlib.suppress(OSError):
+            self._wake.send(b"w")
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A connection that breaks is no event; anything else is."""

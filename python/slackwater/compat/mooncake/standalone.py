@@ -193,8 +193,8 @@ def _serve_http(port: int, store: MooncakeDistributedStore, thin: ThinClients) -
     except OSError as error:
         log.warning("mooncake_client: no HTTP at %s:%d: %s", HOST, port, error)
         return
-    # Without a time: it ends with the process.
-    threading.Thread(target=service.serve_forever, args=(None,), daemon=True).start()
+    # It ends with the process.
+    threading.Thread(target=service.serve_forever, daemon=True).start()
 
 
 def _told_to_end() -> socket.socket:

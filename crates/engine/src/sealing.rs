@@ -39,19 +39,12 @@ impl SealConfig {
         Ok((client, answer, keys))
     }
 
-    /// The public key of this engine.
-    #[must_use]
-    pub fn public_key(&self) -> [u8; 32] {
-        *self.keys.public().as_bytes()
-    }
-
     /// A question to the owner of `target`, and the bytes to send. The key may have been told by anybody: it has to be on
     /// our own list, and only its owner can read the question and answer it.
     ///
     /// # Errors
-    /// The key is not on our list, or is none, the text has more than 4 KiB, or there is no randomness.
-    pub fn ask(&self, target: [u8; 32], text: &[u8]) -> Result<(Question, Vec<u8>), SealError> {
-        let target = PublicKey::from_bytes(target);
+    /// The key is not on our list, or no owner can have it, the text has more than 4 KiB, or there is no randomness.
+    pub fn ask(&self, target: PublicKey, text: &[u8]) -> Result<(Question, Vec<u8>), SealError> {
         if !self.clients.admits(&target) {
             return Err(SealError::Unlisted);
         }
@@ -144,7 +137,7 @@ mod tests {
             keys: pair(own),
             clients: listed.iter().map(|byte| pair(*byte).public()).collect(),
         };
-        let target = *pair(2).public().as_bytes();
+        let target = pair(2).public();
         // The key of the peer that answers is not on our list, whatever has told it.
         for listed in [&[][..], &[3]] {
             let asked = seal(1, listed).ask(target, b"who");
@@ -157,5 +150,19 @@ mod tests {
             .answer_question(&sent, <[u8]>::to_vec)
             .unwrap();
         assert_eq!(question.open(&answered), Ok(b"who".to_vec()));
+    }
+
+    #[test]
+    fn each_question_and_its_answer_have_keys_of_their_own() {
+        let pair = |byte: u8| KeyPair::of(SecretKey::from_bytes([byte; 32]));
+        let seal = |own: u8, listed: u8| SealConfig {
+            keys: pair(own),
+            clients: AllowList::from([pair(listed).public()]),
+        };
+        let asked = || seal(1, 2).ask(pair(2).public(), b"who").unwrap().1;
+        let sent = asked();
+        assert_ne!(sent, asked());
+        let answered = || seal(2, 1).answer_question(&sent, <[u8]>::to_vec);
+        assert_ne!(answered().unwrap(), answered().unwrap());
     }
 }

@@ -29,7 +29,7 @@ use crate::options::seconds_of;
 use crate::raw::{Number, Range, Reasons};
 use crate::store::forks;
 pub(crate) use keys::RawQuestion;
-use keys::{DESCRIBE, KEY_VARIABLES, key_of, key_text, refused};
+use keys::{DESCRIBE, KEY_VARIABLES, refused};
 use peer::Peer;
 use plan::Runs;
 
@@ -175,12 +175,15 @@ impl RawEngine {
 
     /// The public key of this engine in hexadecimal digits; none without keys.
     fn key(&self) -> Option<String> {
-        self.seal.as_ref().map(|seal| key_text(&seal.public_key()))
+        let seal = self.seal.as_ref()?;
+        Some(seal.keys.public().to_string())
     }
 
     /// A question to a peer that says it has this key, and what to send. Raises `ValueError` for a key that is not listed.
     fn ask<'py>(&self, py: Python<'py>, key: &str) -> PyResult<(RawQuestion, Bound<'py, PyBytes>)> {
-        let target = key_of(key).ok_or_else(|| PyValueError::new_err("its key is none"))?;
+        let target = key
+            .parse()
+            .map_err(|_| PyValueError::new_err("its key is none"))?;
         let (question, sent) = self.keys()?.ask(target, DESCRIBE).map_err(refused)?;
         Ok((RawQuestion::new(question), PyBytes::new(py, &sent)))
     }

@@ -123,9 +123,10 @@ impl Question {
     /// It is from somebody else, or was changed or cut.
     pub fn open(mut self, answer: &[u8]) -> Result<Vec<u8>, SealError> {
         let head = answer.get(..ANSWER_HEAD).ok_or(SealError::Proof)?;
-        let mut sealed = answer[ANSWER_HEAD..].to_vec();
         let read = self.noise.read_message(head, &mut []);
         read.map_err(|_| SealError::Proof)?;
+        // Not before: peers that prove nothing send as much.
+        let mut sealed = answer[ANSWER_HEAD..].to_vec();
         let mut opener = PacketOpener::new(answer_key(&mut self.noise));
         let (first, rest) = sealed
             .split_at_mut_checked(LENGTH_BYTES + PACKET_OVERHEAD)
@@ -207,6 +208,21 @@ mod tests {
     }
 
     #[test]
+    fn the_first_message_of_another_exchange_and_one_that_is_long_are_no_questions() {
+        let first = |label: &[u8], bytes: usize| {
+            let (own, target) = (pair(1), pair(2).public());
+            let mut noise = noise::initiator(&own, &[7; 32].into(), &target, label).unwrap();
+            let mut sent = vec![0; ASKED_OVERHEAD + bytes];
+            noise.write_message(&vec![5; bytes], &mut sent).unwrap();
+            read(2, &sent).map(|asked| asked.text().len())
+        };
+        assert_eq!(first(LABEL, QUESTION_BYTES_MAX), Ok(QUESTION_BYTES_MAX));
+        for (label, bytes) in [(LABEL, QUESTION_BYTES_MAX + 1), (b"", 0), (b"another", 0)] {
+            assert_eq!(first(label, bytes), Err(SealError::Refused));
+        }
+    }
+
+    #[test]
     fn an_answer_that_was_changed_cut_or_made_for_another_question_does_not_open() {
         let text = vec![5; RECORD_BYTES_MAX + 10];
         let answer = |sent: &[u8]| read(2, sent).unwrap().answer(&text).unwrap();
@@ -229,7 +245,12 @@ mod tests {
         for at in (0..200).chain(reply.len() - 40..reply.len()) {
             let mut changed = reply.clone();
             changed[at] ^= 1;
-            assert!(!opens(&changed), "byte {at}");
+            let error = match at < ANSWER_HEAD {
+                true => SealError::Proof,
+                false => SealError::Record,
+            };
+            let opened = ask(1, 2, 7, b"").0.open(&changed);
+            assert_eq!(opened, Err(error), "byte {at}");
         }
     }
 }

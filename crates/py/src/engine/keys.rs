@@ -29,23 +29,6 @@ impl RawQuestion {
     }
 }
 
-/// A key as peers tell it: 64 hexadecimal digits.
-pub(super) fn key_text(key: &[u8; 32]) -> String {
-    key.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// The key of such a text.
-pub(super) fn key_of(text: &str) -> Option<[u8; 32]> {
-    if text.len() != 64 || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
-        return None;
-    }
-    let mut key = [0; 32];
-    for (byte, at) in key.iter_mut().zip((0..64).step_by(2)) {
-        *byte = u8::from_str_radix(&text[at..at + 2], 16).ok()?;
-    }
-    Some(key)
-}
-
 pub(super) fn refused(error: SealError) -> PyErr {
     PyValueError::new_err(error.to_string())
 }

@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import threading
+from types import SimpleNamespace
 
 import pytest
 from conftest import in_child
@@ -64,6 +65,24 @@ def test_health_is_that_of_the_client(code: int, status: int) -> None:
     said = client_http.answer(http_service.Asked("GET", ("health",), {}, b""), lambda: code, list)
     assert said.status == status and json.loads(said.body)["code"] == code
     assert client_http.answer(http_service.Asked("PUT", ("health",), {}, b""), lambda: code, list).status == 405
+
+
+def test_figures_are_those_of_the_client() -> None:
+    figures = [client_http.Figure("a", "gauge", "What is there.", 1), client_http.Figure("b_total", "counter", "What was.", 2)]
+
+    def told(*path: str) -> str:
+        return client_http.answer(http_service.Asked("GET", path, {}, b""), lambda: 0, lambda: figures).body.decode()
+
+    assert told("metrics") == (
+        "# HELP a What is there.\n# TYPE a gauge\na 1\n# HELP b_total What was.\n# TYPE b_total counter\nb_total 2\n"
+    )
+    assert told("metrics", "summary") == "what is there: 1, what was: 2\n"
+    store = MooncakeDistributedStore()
+    raw, store._raw = store._raw, SimpleNamespace(record_reads=lambda: 3)  # type: ignore[assignment]
+    store._serve_http(0)
+    store._raw, http = raw, store._http
+    assert http is not None and "\nslackwater_client_ssd_reads_total 3\n" in fetched(http.port, "/metrics")[1]
+    http.close()
 
 
 def test_a_service_that_its_own_thread_collects_ends() -> None:

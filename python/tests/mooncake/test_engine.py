@@ -365,6 +365,12 @@ def test_a_description_that_is_none_is_refused(here: Side) -> None:
         service.server_close()
 
 
+def test_a_transfer_may_take_as_long_as_clocks_say(here: Side, there: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MC_TRANSFER_TIMEOUT", "9" * 18)
+    assert here.engine.transfer_sync_write(there.name, here.at, there.at, 10) == 0
+    assert here.engine.get_batch_transfer_status([here.engine.transfer_submit_write(there.name, here.at, there.at, 10)]) == 0
+
+
 def test_a_fork_is_refused_and_the_parent_goes_on(here: Side, there: Side) -> None:
     engine, x, y = here.engine, here.at, there.at
     batch = engine.transfer_submit_write(there.name, x, y, 10)

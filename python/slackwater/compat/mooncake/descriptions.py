@@ -21,6 +21,8 @@ from slackwater.compat.mooncake.variables import number
 
 _DESCRIPTION_BYTES_MAX, _KEY_BYTES_MAX, _QUESTION_BYTES_MAX = 64 << 20, 256, 8192
 _CONNECTION_SECONDS, _LOOK_SECONDS, _PORT_TRIES, _SAID_MAX = 20.0, 0.5, 64, 200
+SECONDS_MAX = 365 * 24 * 3600
+"""The longest that anything may take, whatever a variable says: clocks have bounds."""
 _KEYS_NEEDED = (
     "engines reach other machines with keys alone: name the file of a key in SLACKWATER_KEY_FILE and a list with the keys of"
     " its peers in SLACKWATER_ALLOW (`slackwater keys new`, `slackwater keys allow`), or give localhost"
@@ -146,8 +148,8 @@ def _answer_of(raw: RawEngine) -> Callable[[Asked], Answer]:
 
 
 def seconds() -> float:
-    """How long a peer has for each answer."""
-    return number("MC_HANDSHAKE_CONNECT_TIMEOUT")
+    """How long a peer has for each answer: a second at least, as none would be in time within none."""
+    return min(max(number("MC_HANDSHAKE_CONNECT_TIMEOUT"), 1), SECONDS_MAX)
 
 
 def described(raw: RawEngine, host: str, port: int) -> tuple[str, bytes, RawQuestion | None]:

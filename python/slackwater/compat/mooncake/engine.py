@@ -18,6 +18,7 @@ from typing import Any
 
 from slackwater._native import RawEngine
 from slackwater.compat.mooncake.descriptions import (
+    SECONDS_MAX,
     DescriptionService,
     Keys,
     described,
@@ -85,7 +86,7 @@ class TransferEngine:
         with self._lock:
             if self._raw is not None:
                 return 0
-            begin("initialize", log)
+            begin("initialize")
             if protocol not in PROTOCOLS:
                 log.error("initialize: protocol %r: expected one of %s", protocol, ", ".join(PROTOCOLS))
                 return _FAILED
@@ -408,7 +409,7 @@ def _end(
 
 
 def _seconds(lengths: Sequence[int]) -> float:
-    return max(number("MC_TRANSFER_TIMEOUT"), _SECONDS_MIN) + sum(lengths) * _SECONDS_PER_BYTE
+    return min(max(number("MC_TRANSFER_TIMEOUT"), _SECONDS_MIN), SECONDS_MAX) + sum(lengths) * _SECONDS_PER_BYTE
 
 
 Read, Write = TransferOpcode.Read, TransferOpcode.Write

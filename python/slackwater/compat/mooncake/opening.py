@@ -175,7 +175,7 @@ def server_address(text: str) -> str:
 def opened(client: RawClient, arguments: Arguments, key_file: str = "") -> tuple[int, str]:
     """Connects a client and lends its memory: 0 or a code, and the name of this client. `SLACKWATER_KEY_FILE` goes before
     `key_file`."""
-    begin("setup", log)
+    begin("setup")
     address = server_address(arguments.master_server_addr)
     scheme = address.split("://")[0]
     if scheme in ("etcd", "redis", "k8s"):

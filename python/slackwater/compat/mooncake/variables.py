@@ -3,6 +3,8 @@
 import logging
 import os
 
+log = logging.getLogger("slackwater.mooncake")
+
 READ = {
     "MC_RPC_TIMEOUT_MS": ("30000", "how long a call may take, in milliseconds"),
     "MC_RPC_CONNECT_TIMEOUT_MS": ("10000", "how long `setup` looks for the master, in milliseconds"),
@@ -13,7 +15,7 @@ READ = {
     "MC_MIN_RPC_PORT": ("15000", "the least port of a `TransferEngine`"),
     "MC_MAX_RPC_PORT": ("17000", "the largest port of a `TransferEngine`"),
     "MC_TRANSFER_TIMEOUT": ("30", "seconds that a transfer of a `TransferEngine` may take, 5 at least, and 1 ns for each byte"),
-    "MC_HANDSHAKE_CONNECT_TIMEOUT": ("5", "seconds that a peer of a `TransferEngine` has to say where its memory is"),
+    "MC_HANDSHAKE_CONNECT_TIMEOUT": ("5", "seconds that a peer of a `TransferEngine` has for each thing that it is asked, 1 at least"),
     "MC_TCP_BIND_ADDRESS": ("", "where a `TransferEngine` listens, when that is not the address of its name; `0.0.0.0` is everywhere"),
     "MC_NUM_TCP_IO_THREADS": ("8", "threads of a `TransferEngine` that carry bytes, at most one for each CPU unless it is set"),
     "MC_TCP_MAX_CONNECTIONS": ("64", "transfers that a `TransferEngine` has under way"),
@@ -119,22 +121,24 @@ OF_ENGINES = {
 """Who reads the variables from which arguments of calls are made."""
 
 _LEVELS = {"TRACE": logging.DEBUG, "INFO": logging.INFO, "WARNING": logging.WARNING, "ERROR": logging.ERROR}
+# Enough for the bytes of any device.
+_DIGITS_MAX = 18
 _told: set[str] = set()
 
 
-def begin(call: str, log: logging.Logger) -> None:
+def begin(call: str) -> None:
     """What a client or an engine does at its start: sets what is logged, and says once in a process which variables are set
     without effect."""
     level = os.environ.get("MC_LOG_LEVEL", "").upper()
     if level in _LEVELS:
         log.setLevel(_LEVELS[level])
     elif level:
-        _tell_once(call, log, f"MC_LOG_LEVEL: {level} is none of {', '.join(_LEVELS)}")
+        _tell_once(call, f"MC_LOG_LEVEL: {level} is none of {', '.join(_LEVELS)}")
     for line in without_effect():
-        _tell_once(call, log, line)
+        _tell_once(call, line)
 
 
-def _tell_once(call: str, log: logging.Logger, line: str) -> None:
+def _tell_once(call: str, line: str) -> None:
     if line not in _told:
         _told.add(line)
         log.warning("%s: %s", call, line)
@@ -147,14 +151,14 @@ def without_effect() -> list[str]:
 
 def milliseconds(name: str) -> float:
     """The seconds that a variable of milliseconds says; its default where it is no number."""
-    default = int(READ[name][0]) / 1000
-    try:
-        return int(os.environ[name]) / 1000 if os.environ.get(name) else default
-    except ValueError:
-        return default
+    return number(name) / 1000
 
 
 def number(name: str) -> int:
-    """The number that a variable says; its default where it is none."""
-    text = os.environ.get(name, "")
-    return int(text) if text.isdigit() else int(READ[name][0])
+    """The number that a variable says; its default where it is none, which is said once."""
+    text, default = os.environ.get(name, ""), READ[name][0]
+    if text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX:
+        return int(text)
+    if text:
+        _tell_once("environment", f"{name}: {text[:32]!r} is no number: {default} counts")
+    return int(default)

@@ -347,12 +347,16 @@ def test_engines_that_cannot_be_are_refused(caplog: pytest.LogCaptureFixture, mo
 def test_a_description_that_is_none_is_refused(here: Side) -> None:
     good = json.loads(here.engine._raw.describe())
     start, length, capability = good["ranges"][0]
+    segment = good["segment"]
+    elsewhere = [*segment["addresses"], "192.0.2.1:5"]
     bad = [
         b"", b"junk", b"{}", b"[]", b"null",
         *(json.dumps(good | change).encode() for change in (
             {"segment": {}}, {"ranges": None}, {"ranges": [[]]}, {"ranges": [[start, length]]},
             {"ranges": [[-1, length, capability]]}, {"ranges": [[start, length, capability[1:]]]},
             {"ranges": [[start, length, [256, *capability[1:]]]]},
+            # Bytes went there in the open.
+            {"segment": {**segment, "addresses": elsewhere}},
         )),
     ]  # fmt: skip
     for described in bad:
@@ -363,6 +367,28 @@ def test_a_description_that_is_none_is_refused(here: Side) -> None:
         service.shutdown()
         thread.join()
         service.server_close()
+
+
+def test_what_a_peer_says_is_in_the_log_in_few_words_and_one_line(here: Side, caplog: pytest.LogCaptureFixture) -> None:
+    """It was there as it came: 64 MiB of it, and with what a terminal obeys."""
+    words = b"\x1b[31mx\rWARNING all is well" * 2000
+    long = json.dumps({"segment": {"incarnation": words.decode()}}).encode()
+    for said in (words + b"\r\n", b"HTTP/1.0 200 OK\r\n\r\n" + long, b"HTTP/1.0 400 no\r\n\r\n" + words):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+
+            def answer(listener: socket.socket = listener, said: bytes = said) -> None:
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(1 << 16)
+                    connection.sendall(said)
+
+            thread = threading.Thread(target=answer)
+            thread.start()
+            caplog.clear()
+            assert here.engine.get_first_buffer_address(f"127.0.0.1:{listener.getsockname()[1]}") == 0
+            thread.join()
+        (line,) = caplog.messages
+        assert "no engine" in line and line.isprintable() and len(line) < 4000, line[:200]
 
 
 def test_a_transfer_may_take_as_long_as_clocks_say(here: Side, there: Side, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import http.client
 import json
 import os
 import shutil
@@ -188,7 +189,12 @@ def test_who_tells_a_listed_key_must_own_it(start: Start, place: KeyPlace, caplo
     for tells in (b"", b"[]", b"{}", b'{"key": 5}', b'{"key": "zz"}', b'{"key": "' + b"+1" * 32 + b'"}', b"x" * 1000):
         with answering({("GET", "key"): tells}) as peer:
             assert here.engine.get_first_buffer_address(peer) == 0, tells
+    with answering({("GET", "key"): told + b" " * 256}) as peer:
+        assert here.engine.get_first_buffer_address(peer) == 0 and "more than 256 bytes" in caplog.text
     assert here.engine.get_first_buffer_address(there.name) == there.at
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", there.engine.get_rpc_port(), timeout=20)) as connection:
+        connection.request("POST", "/engine", bytes(8193), {"Host": "localhost"})
+        assert connection.getresponse().status == 413
 
 
 def test_a_description_has_the_key_that_was_proven(start: Start, caplog: pytest.LogCaptureFixture) -> None:

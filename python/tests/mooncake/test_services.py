@@ -1,5 +1,6 @@
 """The services by HTTP: texts by key, and a store."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -19,7 +20,7 @@ from typing import Any
 import calls
 import mooncake.store
 import pytest
-from slackwater.compat.mooncake import http_metadata_server, http_service, mooncake_store_service
+from slackwater.compat.mooncake import http_client, http_metadata_server, http_service, mooncake_store_service
 from slackwater.compat.mooncake.http_metadata_server import MetadataServer
 from slackwater.compat.mooncake.http_service import Answer, Asked, Service
 from slackwater.compat.mooncake.mooncake_store_service import MooncakeStoreService, configuration
@@ -260,6 +261,33 @@ def test_what_cannot_be_taken_is_answered() -> None:
         for digits in ("9" * 5000, "1" + "0" * 18, "0" * 30, "11"):
             assert said(port, f"PUT / HTTP/1.1\r\nContent-Length: {digits}\r\n\r\n".encode()) == 413, digits
         assert said(port, b"GET http://[/ HTTP/1.1\r\n\r\n") == 400
+
+
+def test_little_is_read_of_what_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Service, "discarded_bytes_max", 100)
+    with serving(lambda asked: Answer(200, b""), bytes_max=10) as port:
+        with socket.create_connection(("127.0.0.1", port), 20) as connection:
+            connection.sendall(b"PUT / HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n" + bytes(100))
+            answer = b"".join(iter(lambda: connection.recv(4096), b""))
+        assert b" 413 " in answer
+
+
+def test_the_time_of_a_request_begins_before_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer had the time once to be reached, and then again."""
+    at = 0.0
+
+    class Slow(http.client.HTTPConnection):
+        def connect(self) -> None:
+            nonlocal at
+            super().connect()
+            at += 30
+
+    monkeypatch.setattr(http_client.http.client, "HTTPConnection", Slow)
+    monkeypatch.setattr(http_client, "time", SimpleNamespace(monotonic=lambda: at))
+    with serving(lambda asked: Answer(200, b"")) as port:
+        for seconds, is_in_time in ((31.0, True), (29.0, False)):
+            with contextlib.nullcontext() if is_in_time else pytest.raises(TimeoutError):
+                http_client.ask("GET", "127.0.0.1", port, "/", named="localhost", seconds=seconds, bytes_max=10)
 
 
 def j(**fields: Any) -> bytes:

@@ -46,6 +46,10 @@ impl Peer {
         for address in addresses.filter(|address| address.ip().is_unspecified()) {
             address.set_ip(reached);
         }
+        let mut addresses = segment.addresses.iter();
+        if key.is_none() && addresses.any(|address| !address.ip().is_loopback()) {
+            return Err("it is on another machine, and proves no key".to_owned());
+        }
         let ranges = described["ranges"].as_array();
         let ranges: Option<Vec<PeerRange>> =
             ranges.and_then(|ranges| ranges.iter().map(PeerRange::of).collect());

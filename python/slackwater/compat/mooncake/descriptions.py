@@ -90,6 +90,7 @@ class DescriptionService(Service):
     """Answers peers of an engine."""
 
     seconds_max = _CONNECTION_SECONDS
+    discarded_bytes_max = 1 << 20
 
     def __init__(self, host: str, port: int, raw: RawEngine, keys: Keys | None) -> None:
         self._raw, self._keys = raw, keys

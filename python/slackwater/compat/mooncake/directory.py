@@ -10,7 +10,7 @@ from collections.abc import Callable
 from urllib.parse import quote, urlsplit
 
 from slackwater.compat.mooncake.http_client import ask
-from slackwater.compat.mooncake.opening import log
+from slackwater.compat.mooncake.opening import log, short
 
 _SECONDS, _ENTRY_BYTES_MAX = 5, 4096
 _FAILURES = (OSError, ValueError, http.client.HTTPException)
@@ -61,7 +61,7 @@ class Directory:
             if self.find(name) == (host, port):
                 self._ask("DELETE", name)
         except _FAILURES as error:
-            log.warning("%s: the entry in the metadata server stays: %s", name, error)
+            log.warning("%s: the entry in the metadata server stays: %s", name, short(error))
 
     def _ask(self, method: str, name: str, body: bytes | None = None) -> tuple[int, bytes]:
         target = f"{self._path}?key={quote(f'mooncake/rpc_meta/{name}', safe='')}"

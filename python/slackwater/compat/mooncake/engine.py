@@ -27,7 +27,7 @@ from slackwater.compat.mooncake.descriptions import (
     seconds,
 )
 from slackwater.compat.mooncake.directory import Directory
-from slackwater.compat.mooncake.opening import PROTOCOLS, log, split, tell
+from slackwater.compat.mooncake.opening import PROTOCOLS, log, short, split, tell
 from slackwater.compat.mooncake.shown import address_of
 from slackwater.compat.mooncake.variables import begin, number
 
@@ -108,7 +108,7 @@ class TransferEngine:
             try:
                 entry.enter()
             except (ValueError, OSError, http.client.HTTPException) as error:
-                log.error("initialize: metadata server %s: %s", metadata_server, error)
+                log.error("initialize: metadata server %s: %s", metadata_server, short(error))
                 ending()
                 return _FAILED
             self._raw, self._service, self._directory = raw, service, directory
@@ -356,7 +356,7 @@ class TransferEngine:
         try:
             return self._raw.open(peer, *described(self._raw, *self._where(peer))) or 0
         except (ValueError, OSError, http.client.HTTPException) as error:
-            log.warning("%s: no engine: %s", peer, error)
+            log.warning("%s: no engine: %s", peer, short(error))
             return None
 
     def _where(self, peer: str) -> tuple[str, int]:

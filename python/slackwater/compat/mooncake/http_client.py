@@ -17,10 +17,11 @@ def ask(
 
     Raises `OSError` and `http.client.HTTPException` when there is none in time, and `ValueError` when it is too long.
     """
+    until = time.monotonic() + seconds
     connection = http.client.HTTPConnection(host, port, timeout=seconds)
     connection.connect()
     plain: Any = connection.sock
-    connection.sock = _Timed(plain, seconds)
+    connection.sock = _Timed(plain, seconds, until)
     try:
         connection.request(method, target, body, {"Host": named})
         answer = connection.getresponse()
@@ -40,9 +41,8 @@ class _Timed:
     can be started when the interpreter ends.
     """
 
-    def __init__(self, plain: socket.socket, seconds: float) -> None:
-        self._plain, self._seconds = plain, seconds
-        self._until = time.monotonic() + seconds
+    def __init__(self, plain: socket.socket, seconds: float, until: float) -> None:
+        self._plain, self._seconds, self._until = plain, seconds, until
 
     @contextmanager
     def in_time(self) -> Iterator[socket.socket]:

@@ -25,7 +25,6 @@ log = logging.getLogger("slackwater.mooncake")
 
 REQUESTS_MAX = 64
 """Requests under way at a time; others wait to be accepted."""
-_DISCARDED_BYTES_MAX = 256 << 20
 _LENGTH_DIGITS_MAX = 18
 
 
@@ -65,6 +64,8 @@ class Service(ThreadingHTTPServer):
     request_queue_size = 128
     seconds_max = 120.0
     """How long a connection lasts at most."""
+    discarded_bytes_max = 256 << 20
+    """How much of a body that is too long is read, so that the other side hears why it is not taken."""
 
     def __init__(self, host: str, port: int, bytes_max: int, answer: Callable[[Asked], Answer]) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -222,7 +223,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _discard(self) -> None:
         """Reads what is left of a body that is not taken: the system would cut the connection, and the answer with it."""
-        left = min(self._unread, _DISCARDED_BYTES_MAX)
+        left = min(self._unread, self.server.discarded_bytes_max)
         while left > 0 and (piece := self.rfile.read1(min(left, 1 << 16))):
             left -= len(piece)
 

@@ -27,6 +27,7 @@ PROTOCOLS = ("tcp", "rdma", "ascend", "efa", "cxl", "nvlink", "hip", "barex", "u
 _SCHEMES = ("http://", "https://", "etcd://", "redis://")
 _NODE_BYTES_MIN = 1 << 20
 BYTES_LIMIT = 1 << 63
+_SAID_MAX = 500
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,12 @@ _REQUIRED = _NAMES[:7]
 def tell(method: str, code: int, reason: str) -> None:
     """Called once for each method and code of a client or an engine."""
     log.warning("%s: %d: %s; further calls that end so are not logged", method, code, reason)
+
+
+def short(error: Exception) -> str:
+    """What an error says, for the log: a peer may have chosen the words, and how many they are."""
+    said = str(error)[:_SAID_MAX]
+    return said if said.isprintable() else repr(said)
 
 
 def from_call(given: tuple[Any, ...], named: Mapping[str, Any]) -> Arguments:

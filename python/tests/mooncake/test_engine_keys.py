@@ -329,8 +329,12 @@ def test_keys_are_those_that_the_environment_names(monkeypatch: pytest.MonkeyPat
     assert TransferEngine().initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == -1 and "/no/such/key" in caplog.text
 
 
-def test_connections_of_nobody_end_soon() -> None:
+def test_connections_of_nobody_end_soon(monkeypatch: pytest.MonkeyPatch, start: Start) -> None:
     assert descriptions.DescriptionService.seconds_max < http_service.Service.seconds_max
+    monkeypatch.setattr(descriptions.DescriptionService, "seconds_max", 0.2)
+    here = start("here", "of-here")
+    with socket.create_connection(("127.0.0.1", here.engine.get_rpc_port()), timeout=20) as silent:
+        assert silent.recv(1) == b"", "it is cut, and not kept until the peer speaks"
 
 
 # The two ends of a cable, each in a network of its own, made without any right of the machine.

@@ -241,9 +241,11 @@ impl MemDisk {
         }
     }
 
-    /// Makes the removal of names durable: what a process does before it lists the directory.
+    /// Makes the removal of names durable, and removes what an earlier process kept to make files out of: what a process does
+    /// before it lists the directory. Otherwise a log that begins again would number a file as one that it is made of.
     pub fn sync_names(&mut self) {
         self.unlinked.clear();
+        self.spare = None;
     }
 
     /// The files there are.
@@ -477,7 +479,7 @@ impl MemDisk {
                     return Err(DiskError::Device { errno: 5 });
                 }
                 self.spare = self.unlinked.remove(&file).map(|content| content.medium);
-                self.sync_names();
+                self.unlinked.clear();
                 Ok(DiskOutcome::Done)
             }
         }

@@ -15,6 +15,7 @@ const FLOWS = {
   ssd: { words: "from SSD", counter: "reads.ssd_bytes", tone: "ssd", ssd: true },
   offloads: { words: "offloads", counter: "offloads.completed_bytes", tone: "ssd", ssd: true },
   promotions: { words: "promotions", counter: "promotions.completed_bytes", tone: "memory", ssd: true },
+  copies: { words: "between nodes", counter: "copies.bytes", tone: "memory", nodes: true },
   evictions: { words: "evicted", counter: "evictions.bytes", tone: "leaving" },
   ssdEvictions: { words: "evicted", counter: "ssd_evictions.bytes", tone: "leaving", ssd: true },
 };
@@ -38,7 +39,7 @@ export function flow(parent) {
   };
 }
 
-/** Where boxes and arrows are: `from` and `to` are points, `label` is the point of the first of two lines of text. */
+/** Where boxes and arrows are: `from` and `to` are points, or `path` is the whole line; `label` is the point of the first of two lines of text. */
 function layout(width) {
   if (width < WIDE) {
     const third = Math.round(width * 0.37);
@@ -65,6 +66,9 @@ function layout(width) {
   const row = (y, from, to) => ({ from: [from, y], to: [to, y], label: [(from + to) / 2, y - 22], anchor: "middle" });
   const [first, second] = [left + 20, left + Math.round(box * 0.54)];
   const down = (x, from, to) => ({ from: [x, from], to: [x, to], label: [x + 10, (from + to) / 2 - 3], anchor: "start" });
+  const right = left + box + 6;
+  // From the box and back to it.
+  const loop = { path: `M${right - 4} 98C${right + 44} 96 ${right + 44} 130 ${right} 128`, label: [(right + width - 6) / 2, 152], anchor: "middle" };
   return {
     height: 388,
     clients: [1, 1, clients - 2, 386],
@@ -76,8 +80,9 @@ function layout(width) {
       ssd: row(322, under, over),
       offloads: down(first, 147, 241),
       promotions: down(second, 241, 147),
-      evictions: row(76, left + box + 6, width - 6),
-      ssdEvictions: row(322, left + box + 6, width - 6),
+      copies: loop,
+      evictions: row(76, right, width - 6),
+      ssdEvictions: row(322, right, width - 6),
     },
   };
 }
@@ -98,20 +103,22 @@ function build(width) {
   const upright = width < WIDE;
   const update = (rates, sample) => {
     const { stats } = sample;
-    arrows.forEach((update) => update(rates, stats.ssd !== null));
+    arrows.forEach((update) => update(rates, stats));
     const clients = stats.nodes?.clients;
     const missed = rates.mean("reads.misses");
     const misses = missed === null ? "" : `${rate(missed)} missed`;
     boxes.clients(upright
       ? [[clients === undefined ? "" : `${count(clients)} with a link`, misses].filter(Boolean).join(", ")]
       : [clients === undefined ? "" : `${count(clients)} with a link`, misses, ...reads(rates)].filter(Boolean), null);
-    const leaves = (name) => {
-      const leaving = rates.mean(FLOWS[name].counter);
-      return upright && leaving !== null ? `evicts ${byteRate(leaving)}` : "";
+    // What has no arrow here.
+    const told = (name, verb) => {
+      const now = rates.mean(FLOWS[name].counter);
+      return upright && now !== null && exists(FLOWS[name], stats) ? `${verb} ${byteRate(now)}` : "";
     };
-    boxes.memory(held(stats.memory, leaves("evictions")), share(stats.memory));
+    const leaves = [told("evictions", "evicts"), told("copies", "between nodes")].filter(Boolean).join(", ");
+    boxes.memory(held(stats.memory, leaves), share(stats.memory));
     if (stats.ssd === null) boxes.ssd(["no SSD: what is evicted is gone"], null);
-    else boxes.ssd(held(stats.ssd, leaves("ssdEvictions")), share(stats.ssd));
+    else boxes.ssd(held(stats.ssd, told("ssdEvictions", "evicts")), share(stats.ssd));
     node.setAttribute("aria-label", words(rates, stats));
   };
   return { node, update };
@@ -126,9 +133,12 @@ function reads(rates) {
   return memory === null ? [] : [`${rate(memory + ssd)} served`];
 }
 
+/** Whether there is what this flow goes to. */
+const exists = (flow, stats) => (!flow.ssd || stats.ssd !== null) && (!flow.nodes || stats.nodes?.nodes.length > 1);
+
 /** What the picture shows, in a sentence for those who hear it. */
 function words(rates, stats) {
-  const flows = Object.values(FLOWS).filter((flow) => !flow.ssd || stats.ssd !== null);
+  const flows = Object.values(FLOWS).filter((flow) => exists(flow, stats));
   const told = flows.map((flow) => `${flow.words} ${byteRate(rates.mean(flow.counter) ?? 0)}`);
   return `Bytes between clients, memory and SSD: ${told.join(", ")}`;
 }
@@ -155,15 +165,15 @@ function box(title, tone, [x, y, width, height], parent) {
   };
 }
 
-function arrow(flow, { from, to, label, anchor }, parent) {
-  const line = drawn("path", { class: `arrow ${flow.tone}`, d: `M${from[0]} ${from[1]}L${to[0]} ${to[1]}`, "marker-end": `url(#head-${flow.tone})` });
+function arrow(flow, { from, to, path, label, anchor }, parent) {
+  const line = drawn("path", { class: `arrow ${flow.tone}`, d: path ?? `M${from[0]} ${from[1]}L${to[0]} ${to[1]}`, "marker-end": `url(#head-${flow.tone})` });
   const [name, speed] = [0, 15].map((below) => drawn("text", { x: label[0], y: label[1] + below, "text-anchor": anchor }));
   name.textContent = flow.words;
   speed.classList.add("speed");
   const group = drawn("g", {}, line, name, speed);
   parent.append(group);
-  return (rates, hasSsd) => {
-    group.classList.toggle("gone", Boolean(flow.ssd) && !hasSsd);
+  return (rates, stats) => {
+    group.classList.toggle("gone", !exists(flow, stats));
     const now = rates.mean(flow.counter);
     write(speed, now === null ? "–" : byteRate(now));
     line.classList.toggle("moving", now > 0);

@@ -39,6 +39,9 @@ pub struct Metrics {
     pub offload: OffloadMetrics,
     pub promotion: PromotionMetrics,
     pub replication: ReplicationMetrics,
+    /// Values that a node brought from another one: for jobs, for readers, and because they are read much.
+    pub values_copied: u64,
+    pub copied_bytes: u64,
     pub records_announced: u64,
     pub extents_announced: u64,
     pub extents_stale: u64,

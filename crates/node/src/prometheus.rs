@@ -108,6 +108,16 @@ impl Text {
         self.offloads(&stats.offloads);
         self.promotions(&stats.promotions);
         self.replication(&stats.replication);
+        self.counter(
+            "slackwater_copies_total",
+            "Values that a node brought from another one: for jobs, for readers, and because they are read much.",
+            &[("", stats.copies.count)],
+        );
+        self.counter(
+            "slackwater_copy_bytes_total",
+            "Bytes of values that a node brought from another one.",
+            &[("", stats.copies.bytes)],
+        );
     }
 
     /// What was told of KV events.

@@ -109,6 +109,7 @@ FLOWS = """
         puts: { bytes: 2048 * times },
         offloads: { completed_bytes: 8192 * times },
         promotions: { completed_bytes: 10240 * times },
+        copies: { bytes: 16384 * times },
         evictions: { bytes: 12288 * times },
         ssd_evictions: { bytes: 14336 * times },
     });
@@ -116,15 +117,19 @@ FLOWS = """
     // A page that follows again is told the latest sample once more; that began all rates anew.
     const samples = [[7, 100, 1], [8, 20, 9], [8, 10, 5], [8, 12, 6], [8, 12, 6]];
     const another = samples.map(([epoch, time_s, times]) => rates.push({ epoch, time_s, stats: counted(times) }));
-    const parent = document.createElement("div");
-    parent.style.width = "700px";
-    document.body.append(parent);
-    flow(parent)(rates, rates.latest);
-    const speeds = [...parent.querySelectorAll("g")].map((it) => [...it.querySelectorAll("text")].map((text) => text.textContent).join(" "));
-    const boxes = [...parent.querySelectorAll("svg > text")].map((it) => it.textContent).filter(Boolean);
+    const picture = (width, nodes) => {
+        const parent = document.createElement("div");
+        parent.style.width = `${width}px`;
+        document.body.append(parent);
+        flow(parent)(rates, { ...rates.latest, stats: { ...rates.latest.stats, nodes: { nodes: Array(nodes).fill({}) } } });
+        const speeds = [...parent.querySelectorAll("g:not(.gone)")].map((it) => [...it.querySelectorAll("text")].map((text) => text.textContent).join(" "));
+        const boxes = [...parent.querySelectorAll("svg > text")].map((it) => it.textContent).filter(Boolean);
+        const words = parent.querySelector("svg").getAttribute("aria-label");
+        parent.remove();
+        return { speeds, boxes, words };
+    };
     const hits = rates.hits((path) => rates.last(path));
-    parent.remove();
-    return { speeds, boxes, hits: [hits.memory, hits.ssd], another };
+    return { ...picture(700, 1), pool: picture(700, 2), upright: picture(390, 2), hits: [hits.memory, hits.ssd], another };
 })()
 """
 
@@ -136,7 +141,11 @@ def test_a_rate_is_what_was_counted_in_between(command: Path, browser: Browser) 
         assert isinstance(found, dict)
         memory = ["puts 1.00 KiB/s", "from memory 2.00 KiB/s", "from SSD 3.00 KiB/s"]
         moves = ["offloads 4.00 KiB/s", "promotions 5.00 KiB/s", "evicted 6.00 KiB/s", "evicted 7.00 KiB/s"]
-        assert found["speeds"] == memory + moves
+        assert found["speeds"] == memory + moves and "nodes" not in found["words"]
+        pool, upright = found["pool"], found["upright"]
+        assert pool["speeds"] == memory + moves[:2] + ["between nodes 8.00 KiB/s"] + moves[2:]
+        assert "between nodes 8.00 KiB/s" in pool["words"]
+        assert upright["speeds"] == memory + moves[:2] and "evicts 6.00 KiB/s, between nodes 8.00 KiB/s" in upright["boxes"]
         assert found["hits"] == [0.5, pytest.approx(1 / 6)]
         assert found["another"] == [True, True, True, True, False]
         filled = {"1.00 KiB of 4.00 KiB", "25.0 %", "8.00 KiB of 8.00 KiB", "100.0 %", "2.0/s missed", "4.0/s served"}
@@ -491,6 +500,7 @@ def test_a_pool_of_ten_nodes_and_one_that_dies(command: Path, browser: Browser, 
             assert shown(page, "#jobs h3") == f"{job['job_id']}: drain {drained}"
             page.until("document.querySelector('#nodes').innerText", lambda text: ", drained" in str(text))
             check(page, "drained-390")
+            assert server.json("/api/v1/stats")["copies"]["bytes"] >= job["migrated_bytes"] > 0
         nodes[3].kill()
         died = f"node {nodes[3].number}"  # type: ignore[attr-defined]
         for width in WIDTHS:

@@ -122,6 +122,11 @@ impl Master {
             (same || planted(Planted::ReplacedCopyIsPublished)) && record.has_replicas()
         };
         if result.is_ok() && is_current {
+            let node_of = |id| self.segments.at(self.catalog.replica(id).segment).node;
+            if node_of(source) != node_of(staged) {
+                self.metrics.values_copied += 1;
+                self.metrics.copied_bytes += bytes;
+            }
             self.publish_unit(now, &unit, source, staged);
             if let Some(job) = self.job_of(whose) {
                 job.done += 1;

@@ -42,6 +42,8 @@ pub struct PoolStats {
     pub promotions: PromotionMetrics,
     /// Further replicas of what is read much.
     pub replication: ReplicationMetrics,
+    /// Values that a node brought from another one, and that are readable there.
+    pub copies: Flow,
     /// Memory replicas that were evicted.
     pub evictions: Flow,
     /// SSD replicas that were evicted.
@@ -229,6 +231,7 @@ impl Operated for PoolMaster {
             puts: stats.puts,
             promotions: stats.promotions,
             replication: stats.replication,
+            copies: stats.copies,
             evictions: stats.evictions,
             ssd_evictions: stats.ssd_evictions,
             eviction_rules: stats.eviction_rules,

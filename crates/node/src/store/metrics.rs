@@ -218,6 +218,10 @@ impl Stats {
             },
             promotions: metrics.promotion,
             replication: metrics.replication,
+            copies: Flow {
+                count: metrics.values_copied,
+                bytes: metrics.copied_bytes,
+            },
             evictions: Flow {
                 count: metrics.evictions,
                 bytes: metrics.eviction_bytes,

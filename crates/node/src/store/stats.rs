@@ -28,6 +28,8 @@ pub struct Stats {
     pub promotions: PromotionMetrics,
     /// Further replicas of what is read much.
     pub replication: ReplicationMetrics,
+    /// Values that a node brought from another one, and that are readable there.
+    pub copies: Flow,
     /// Memory replicas that were evicted.
     pub evictions: Flow,
     /// SSD replicas that were evicted.

@@ -61,6 +61,7 @@ const NUMBERS: &[(&str, &str)] = &[
         "/ssd_evictions/bytes",
         "slackwater_eviction_bytes_total{tier=\"ssd\"}",
     ),
+    ("/copies/bytes", "slackwater_copy_bytes_total"),
     (
         "/offloads/completed_bytes",
         "slackwater_offload_bytes_total",

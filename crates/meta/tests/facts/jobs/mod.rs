@@ -165,6 +165,14 @@ fn a_copy_adds_a_replica_and_a_move_takes_one_along() {
     assert_eq!(world.job(job).status, JobStatus::Succeeded);
     world.begin(shift("k", Some("segment-20"), "1"));
     assert!(world.copies.is_empty(), "it is there already");
+    let carried = |world: &World| {
+        let metrics = world.master.metrics();
+        (metrics.values_copied, metrics.copied_bytes)
+    };
+    assert_eq!(carried(&world), (3, 3 * BLOCK));
+    world.begin(copy("m", &["1"]));
+    world.copied(Err(ErrorCode::TransferFail));
+    assert_eq!(carried(&world), (3, 3 * BLOCK), "it did not come");
 }
 
 #[test]

@@ -63,6 +63,7 @@ fn what_is_read_on_another_host_is_brought_there() {
         (1, BLOCK, 1)
     );
     assert_eq!(funnel.in_flight, 0);
+    assert_eq!(world.master.metrics().copied_bytes, BLOCK);
 }
 
 #[test]

@@ -15,6 +15,7 @@ use slackwater_node::StoreError;
 use slackwater_replay::{Request, Traffic};
 
 pub use contention::Contention;
+use player::Reading;
 
 use crate::peer::Skipped;
 
@@ -177,9 +178,11 @@ pub fn run(options: &Options) -> Result<Report, Error> {
         });
     }
     for in_flight in options.in_flight.iter().copied() {
-        let (mut ours, mut peers) = (Vec::new(), Vec::new());
+        let (mut ours, mut views, mut peers) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..options.rounds.max(1) {
-            ours.push(player::play(options, &requests, in_flight)?);
+            let play = |reading| player::play(options, &requests, in_flight, reading);
+            ours.push(play(Reading::Copies)?);
+            views.push(play(Reading::Views)?);
             match options.peers.as_ref().map(|_| foyer(options, in_flight)) {
                 Some(Ok(row)) => peers.push(row),
                 Some(Err(reason)) => skipped.push(Skipped {
@@ -189,7 +192,7 @@ pub fn run(options: &Options) -> Result<Report, Error> {
                 None => {}
             }
         }
-        for of_one in [ours, peers] {
+        for of_one in [ours, views, peers] {
             let Some(mut row) = middle(of_one) else {
                 continue;
             };
@@ -267,7 +270,9 @@ mod tests {
     fn the_keys_of_a_row_are_the_contract_and_every_block_is_compared() {
         let directory = tempfile::tempdir().unwrap();
         let report = run(&options(directory.path())).unwrap();
-        assert_eq!(report.rows.len(), 2);
+        let systems: Vec<&str> = report.rows.iter().map(|row| row.system.as_str()).collect();
+        let both = ["slackwater", "slackwater, views"];
+        assert_eq!(systems, [both, both].concat());
         let row = serde_json::to_value(&report.rows[0]).unwrap();
         let contract = "system in_flight wall_s cpu_s prefix_hit_rate read_p50_us read_p99_us ssd_read_p50_us \
              ssd_read_p99_us device_read_bytes device_write_bytes";

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use slackwater_base::ByteSize;
-use slackwater_node::{Config, GetOptions, PutOptions, Store};
+use slackwater_node::{Config, GetOptions, PutOptions, Store, ViewOptions};
 use slackwater_replay::{Content, Request};
 use slackwater_wire::{Chain, Key};
 
@@ -18,6 +18,24 @@ use crate::usage::Mark;
 const CALL_BLOCKS: usize = 64;
 /// Time that the store may take to come to rest after the run.
 const REST: Duration = Duration::from_secs(60);
+
+/// How the requests get values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reading {
+    /// Copied into the caller's buffer, and checked in passing.
+    Copies,
+    /// Looked at where they lie, as a cache hands out references to what it holds.
+    Views,
+}
+
+impl Reading {
+    fn system(self) -> &'static str {
+        match self {
+            Self::Copies => "slackwater",
+            Self::Views => "slackwater, views",
+        }
+    }
+}
 
 /// Blocks and times of one thread, or of all.
 struct PlayCounts {
@@ -35,6 +53,30 @@ impl PlayCounts {
             hits: 0,
             reads: reads.expect("the bounds are in order"),
         }
+    }
+}
+
+impl PlayCounts {
+    /// Compares every byte of the values that a call brought in `took`; how many there are.
+    fn compare<'v>(
+        &mut self,
+        values: impl Iterator<Item = &'v [u8]>,
+        names: &[&[u8]],
+        blocks: &[u64],
+        took: Duration,
+    ) -> Result<usize, Error> {
+        let mut compared = 0;
+        for ((value, name), block) in values.zip(names).zip(blocks) {
+            self.reads.saturating_record(took.as_nanos() as u64);
+            Content::of(name)
+                .check(value)
+                .map_err(|wrong| Error::WrongBytes {
+                    block: *block,
+                    offset: wrong.offset,
+                })?;
+            compared += 1;
+        }
+        Ok(compared)
     }
 }
 
@@ -60,14 +102,20 @@ pub(super) fn play(
     options: &Options,
     requests: &[Request],
     in_flight: usize,
+    reading: Reading,
 ) -> Result<Row, Error> {
     let directory = options.directory.join("slackwater");
-    let store = open(config(options, &directory))?;
+    let call_bytes = (CALL_BLOCKS * options.block_bytes) as u64;
+    let store = open(Config {
+        // All that the callers may look at together: less would have them wait for one another.
+        views_buffers: ByteSize((in_flight as u64 * call_bytes).max(ByteSize::mib(1).0)),
+        ..config(options, &directory)
+    })?;
     let (before, mark) = (io_bytes(), Mark::now());
     let (next, total) = (AtomicUsize::new(0), Mutex::new(PlayCounts::new()));
     std::thread::scope(|scope| {
         let worker = || -> Result<(), Error> {
-            let mut player = Player::new(&store, options.block_bytes);
+            let mut player = Player::new(&store, options.block_bytes, reading);
             while let Some(request) = requests.get(next.fetch_add(1, Ordering::Relaxed)) {
                 player.play(request)?;
             }
@@ -93,7 +141,7 @@ pub(super) fn play(
     let tally = total.into_inner().expect("no worker panicked");
     let micros = |at| tally.reads.value_at_quantile(at) as f64 / 1e3;
     Ok(Row {
-        system: "slackwater".to_owned(),
+        system: reading.system().to_owned(),
         in_flight,
         wall_s: spent.wall.as_secs_f64(),
         cpu_s: spent.cpu.as_secs_f64(),
@@ -111,15 +159,17 @@ pub(super) fn play(
 
 struct Player<'s> {
     store: &'s Store,
+    reading: Reading,
     block_bytes: usize,
     buffer: Vec<u8>,
     tally: PlayCounts,
 }
 
 impl<'s> Player<'s> {
-    fn new(store: &'s Store, block_bytes: usize) -> Self {
+    fn new(store: &'s Store, block_bytes: usize, reading: Reading) -> Self {
         Self {
             store,
+            reading,
             block_bytes,
             buffer: vec![0; CALL_BLOCKS * block_bytes],
             tally: PlayCounts::new(),
@@ -153,30 +203,38 @@ impl<'s> Player<'s> {
         while prefix < keys.len() {
             let call = &keys[prefix..keys.len().min(prefix + CALL_BLOCKS)];
             let names: Vec<&[u8]> = call.iter().map(Vec::as_slice).collect();
-            let mut buffers: Vec<&mut [u8]> = self
-                .buffer
-                .chunks_mut(self.block_bytes)
-                .take(call.len())
-                .collect();
             let options = GetOptions {
                 chain: chain(keys, prefix),
                 prefix_only: true,
                 ..GetOptions::default()
             };
+            let blocks = &request.blocks[prefix..];
             let begun = Instant::now();
-            let got = self.store.get_batch_into(&names, &mut buffers, &options);
-            let took = begun.elapsed().as_nanos() as u64;
-            let leading = got.iter().take_while(|got| matches!(got, Ok(Some(_))));
-            let found = leading.count();
-            for (at, block) in self.buffer.chunks(self.block_bytes).take(found).enumerate() {
-                self.tally.reads.saturating_record(took);
-                Content::of(names[at])
-                    .check(block)
-                    .map_err(|wrong| Error::WrongBytes {
-                        block: request.blocks[prefix + at],
-                        offset: wrong.offset,
-                    })?;
-            }
+            let found = match self.reading {
+                Reading::Copies => {
+                    let buffers = self.buffer.chunks_mut(self.block_bytes);
+                    let mut buffers: Vec<&mut [u8]> = buffers.take(call.len()).collect();
+                    let got = self.store.get_batch_into(&names, &mut buffers, &options);
+                    let took = begun.elapsed();
+                    let leading = got.iter().take_while(|got| matches!(got, Ok(Some(_))));
+                    let found = leading.count();
+                    let got = self.buffer.chunks(self.block_bytes).take(found);
+                    self.tally.compare(got, &names, blocks, took)?
+                }
+                Reading::Views => {
+                    let options = ViewOptions {
+                        read: options,
+                        ..ViewOptions::default()
+                    };
+                    let views = self.store.view_batch(&names, &options);
+                    let took = begun.elapsed();
+                    let got = views.iter().map_while(|view| match view {
+                        Ok(Some(view)) => Some(&**view),
+                        Ok(None) | Err(_) => None,
+                    });
+                    self.tally.compare(got, &names, blocks, took)?
+                }
+            };
             prefix += found;
             if found < call.len() {
                 break;

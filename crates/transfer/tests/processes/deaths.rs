@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
-use slackwater_transfer::{Cause, Op, Target};
+use slackwater_transfer::{BatchError, Cause, Op, Target};
 use slackwater_wait::now;
 
 use crate::child::{Child, end};
@@ -78,6 +78,42 @@ fn an_owner_killed_in_mid_batch_fails_what_is_left_and_leaves_nothing_behind() {
             "{role}: killed in the middle: {completed} completed, {failed} failed"
         );
     }
+}
+
+/// The end of a process was known, and what was asked of it afterwards was tried over TCP until its deadline.
+#[test]
+fn what_is_asked_of_a_process_that_was_killed_fails_at_once() {
+    let _alone = alone();
+    let near = end("whole");
+    let field = near.field(4096);
+    let child = Child::start("whole", 4096);
+    let peer = near.engine.open(child.segment.clone());
+    let target = Target {
+        peer,
+        offset: 0,
+        capability: child.capability,
+        key: None,
+    };
+    let read = || request(Op::Read, vec![field.range(0, 8)], target);
+    near.engine.transfer(vec![read()], &submit()).unwrap();
+    assert_eq!(near.engine.mover(peer), Some("host"));
+    child.kill();
+    let begun = now();
+    let lost = Err(BatchError::Failed(Cause::Lost(
+        "the process has ended".to_owned(),
+    )));
+    let patient = slackwater_transfer::Submit {
+        timeout: PATIENCE,
+        ..submit()
+    };
+    for _ in 0..3 {
+        assert_eq!(near.engine.transfer(vec![read()], &patient), lost);
+        // Two requests go together, and are none that a caller carries itself.
+        assert_eq!(near.engine.transfer(vec![read(), read()], &patient), lost);
+        assert_eq!(near.engine.probe(peer, PATIENCE), lost);
+        assert!(near.engine.fence(peer, PATIENCE).is_ok());
+    }
+    assert!(begun.until(now()) < PATIENCE / 2, "it was tried for long");
 }
 
 #[test]

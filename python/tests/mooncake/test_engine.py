@@ -265,7 +265,9 @@ def test_another_process_is_a_peer(here: Side) -> None:
         assert process.stdout.readline() == "hello [('n', 'm')]\n"
         process.kill()
         process.wait()
+        began = time.monotonic()
         assert engine.transfer_sync_read(peer, x, at, 5) == -1 and engine.send_probe(peer) == -102
+        assert time.monotonic() - began < 15, "the process is gone, which its host knows"
 
 
 def test_a_peer_that_stops_ends_calls_at_their_deadline(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,6 +195,9 @@ def test_who_tells_a_listed_key_must_own_it(start: Start, place: KeyPlace, caplo
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", there.engine.get_rpc_port(), timeout=20)) as connection:
         connection.request("POST", "/engine", bytes(8193), {"Host": "localhost"})
         assert connection.getresponse().status == 413
+    with socket.create_connection(("127.0.0.1", there.engine.get_rpc_port()), 20) as plain:
+        plain.sendall(b"GET /key HTTP/1.0\r\nA: " + b"b" * 8192 + b"\r\n\r\n")
+        assert b" 431 " in plain.recv(100)
 
 
 def test_a_description_has_the_key_that_was_proven(start: Start, caplog: pytest.LogCaptureFixture) -> None:

@@ -256,6 +256,29 @@ mod tests {
         }
     }
 
+    /// Both ends take the same key for the answer, whichever it is: engines of two releases have to take that of the target.
+    #[test]
+    fn an_answer_is_sealed_under_the_key_of_the_target() {
+        let (_, sent) = ask(1, 2, 7, b"");
+        let asked = read(2, &sent).unwrap();
+        let (own, target) = (pair(1), pair(2).public());
+        let mut noise = noise::initiator(&own, &[7; 32].into(), &target, LABEL).unwrap();
+        noise.write_message(b"", &mut [0; ASKED_OVERHEAD]).unwrap();
+        let mut answer = asked.answer(b"text").unwrap();
+        let (head, records) = answer.split_at_mut(ANSWER_HEAD);
+        noise.read_message(head, &mut []).unwrap();
+        let (_, secret) = noise.dangerously_get_raw_split();
+        let mut opener = PacketOpener::new(RecordKey {
+            secret: Zeroizing::new(secret),
+            cipher: Cipher::ChaCha,
+        });
+        let (length, text) = records.split_at_mut(LENGTH_BYTES + PACKET_OVERHEAD);
+        let at = opener.open(length).unwrap();
+        assert_eq!(length[at], 4u64.to_le_bytes());
+        let at = opener.open(text).unwrap();
+        assert_eq!(&text[at], b"text");
+    }
+
     /// A question of a hundred bytes that somebody had seen was answered at length as often as it was repeated.
     #[test]
     fn a_question_is_answered_once_while_it_is_among_the_latest() {
@@ -263,7 +286,8 @@ mod tests {
         let questions: Vec<Vec<u8>> = (0..=ANSWERED_MAX as u16)
             .map(|number| {
                 let mut entropy = [7; 32];
-                entropy[..2].copy_from_slice(&number.to_le_bytes());
+                // Of the first byte not all bits count.
+                entropy[1..3].copy_from_slice(&number.to_le_bytes());
                 let entropy = Entropy::new(entropy);
                 let target = pair(2).public();
                 Question::ask(&pair(1), &entropy, target, b"who").unwrap().1

@@ -127,8 +127,8 @@ sys.stdin.read()
 
 @pytest.mark.parametrize("force_tcp", ["", "1"])
 def test_an_engine_that_was_started_again_is_met_again(server: Server, monkeypatch: pytest.MonkeyPatch, force_tcp: str) -> None:
-    """Whoever had met the engine that was killed tried the place where that had been, each time for as long as a transfer may
-    take, and never asked for the one that has its name now."""
+    """A peer that had met the engine that was killed tried the place where that had been, each time for as long as a transfer may
+    take, and never asked for the one that has the name now."""
     monkeypatch.delenv("MC_FORCE_TCP", raising=False)
     if force_tcp:
         monkeypatch.setenv("MC_FORCE_TCP", force_tcp)

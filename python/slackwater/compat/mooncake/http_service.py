@@ -167,7 +167,7 @@ class Service(ThreadingHTTPServer):
             self._leave(request)
 
     def has_asked(self, request: Any) -> None:
-        """A connection has made its request: it is answered, whoever waits."""
+        """A connection has made its request: it is answered, also while others wait."""
         with self._counting:
             self._asking.pop(request, None)
 

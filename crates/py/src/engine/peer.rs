@@ -12,11 +12,13 @@ use super::Failure;
 /// A peer, by one of its descriptions.
 pub(super) struct Peer {
     pub(super) id: PeerId,
+    /// The key that it has proven, which has to be on the list as long as it is used.
+    pub(super) key: Option<[u8; 32]>,
     /// Where its memory is registered, in the order of registration.
     ranges: Vec<PeerRange>,
     /// Index in `ranges`, by first address.
     by_start: BTreeMap<u64, usize>,
-    /// Whether the peer refused what the description grants.
+    /// Whether the peer refused what the description grants, or was not reached.
     is_stale: AtomicBool,
 }
 
@@ -57,6 +59,7 @@ impl Peer {
         let starts = ranges.iter().enumerate();
         Ok(Self {
             id: engine.open(segment),
+            key,
             by_start: starts.map(|(index, range)| (range.start, index)).collect(),
             ranges,
             is_stale: AtomicBool::new(false),
@@ -73,9 +76,11 @@ impl Peer {
         self.is_stale.load(Ordering::Relaxed)
     }
 
-    /// Says that it is to be described again.
-    pub(super) fn set_stale(&self) {
-        self.is_stale.store(true, Ordering::Relaxed);
+    /// Takes in how a call about it failed: whether it is to be described again before the next one.
+    pub(super) fn heed(&self, failure: Failure) -> Failure {
+        self.is_stale
+            .fetch_or(failure.asks_again, Ordering::Relaxed);
+        failure
     }
 
     pub(super) fn target(&self, address: u64, bytes: u64) -> Result<Target, Failure> {

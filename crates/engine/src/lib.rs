@@ -37,7 +37,7 @@ pub use region::{
     RegionId, RegionSpec, Regions, RegisterError, ReopenError, Revocation, StillBusy,
 };
 pub use request::{LocalRange, PeerId, Request, Submit, Target};
-pub use sealing::{SealConfig, entropy};
+pub use sealing::{KeysOfPeers, SealConfig, entropy};
 pub use slackwater_data_plane::seal::{AnsweredQuestions, Question, SealError, holder_of};
 pub use slackwater_data_plane::{Cause, Deadline, Notice};
 pub use slackwater_keys::{AllowList, Level};

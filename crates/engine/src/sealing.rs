@@ -1,11 +1,13 @@
 //! What an engine is configured with whose connections are sealed.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
 
 use slackwater_data_plane::seal::{
     AnsweredQuestions, Asked, Channel, Entropy, Keys, Question, SealError, TargetHandshake,
 };
 use slackwater_keys::AllowList;
+use slackwater_wire::Incarnation;
 use slackwater_wire::data::Greeting;
 use slackwater_zmtp::{KeyPair, PublicKey};
 use zeroize::Zeroizing;
@@ -86,6 +88,38 @@ impl SealConfig {
     }
 }
 
+/// Processes whose keys are known, at most.
+const PROCESSES_MAX: usize = 65_536;
+
+/// Under which key each process has described itself. Movers keep connections by the life of a process: a peer that gave the
+/// life of another one as its own would get what is sent to that, over a connection that proves its own key.
+#[derive(Debug, Default)]
+pub struct KeysOfPeers {
+    keys: BTreeMap<Incarnation, PublicKey>,
+    /// The oldest first.
+    order: VecDeque<Incarnation>,
+}
+
+impl KeysOfPeers {
+    /// Takes in that the owner of `key`, as segments and descriptions name it, is the process `life`; whether it may be. The
+    /// first to say so is believed, while it is among the latest 65,536.
+    #[must_use]
+    pub fn is_of(&mut self, life: Incarnation, key: &[u8; 32]) -> bool {
+        let key = PublicKey::from_bytes(*key);
+        if let Some(known) = self.keys.get(&life) {
+            return *known == key;
+        }
+        if self.order.len() == PROCESSES_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.keys.remove(&oldest);
+        }
+        self.keys.insert(life, key);
+        self.order.push_back(life);
+        true
+    }
+}
+
 /// Randomness of the operating system, for the key of one connection.
 ///
 /// # Errors
@@ -100,7 +134,6 @@ pub fn entropy() -> Result<Entropy, SealError> {
 mod tests {
     use slackwater_data_plane::seal::InitiatorHandshake;
     use slackwater_keys::Level;
-    use slackwater_wire::Incarnation;
     use slackwater_wire::data::{Features, HANDSHAKE_BYTES};
     use slackwater_zmtp::SecretKey;
 
@@ -171,6 +204,26 @@ mod tests {
         let answered = answers(&[1], &latest).unwrap();
         assert_eq!(question.open(&answered), Ok(b"who".to_vec()));
         assert_eq!(answers(&[1], &latest), refused, "it is a repetition");
+    }
+
+    /// An engine that described itself with the life of another one got the bytes that were meant for that.
+    #[test]
+    fn the_life_of_a_process_is_one_keys() {
+        let mut peers = KeysOfPeers::default();
+        let life = |number: usize| Incarnation(number as u64 + 1);
+        assert!(peers.is_of(life(0), &[1; 32]) && peers.is_of(life(0), &[1; 32]));
+        assert!(!peers.is_of(life(0), &[2; 32]));
+        assert!(peers.is_of(life(1), &[2; 32]), "its own");
+        for number in 2..PROCESSES_MAX {
+            assert!(peers.is_of(life(number), &[3; 32]));
+        }
+        assert!(!peers.is_of(life(0), &[2; 32]), "as many are known");
+        assert!(peers.is_of(life(PROCESSES_MAX), &[3; 32]));
+        assert!(!peers.is_of(life(1), &[3; 32]), "only the oldest made room");
+        assert_eq!(
+            (peers.keys.len(), peers.order.len()),
+            (PROCESSES_MAX, PROCESSES_MAX)
+        );
     }
 
     #[test]

@@ -21,7 +21,8 @@ use pyo3::types::PyBytes;
 use serde_json::{Value, json};
 use slackwater_transfer::{
     AnsweredQuestions, Batch, BatchError, BatchId, Capability, Cause, Engine, EngineConfig,
-    GrantSpec, Location, Memory, Notice, Op, Region, RegionSpec, Rights, SealConfig, Submit,
+    GrantSpec, KeysOfPeers, Location, Memory, Notice, Op, Region, RegionSpec, Rights, SealConfig,
+    Submit,
 };
 use slackwater_wait::{Site, Waiting, now};
 
@@ -50,6 +51,7 @@ pub(crate) struct RawEngine {
     /// The keys, where this engine has some: then it has no peer without.
     seal: Option<SealConfig>,
     answered: Mutex<AnsweredQuestions>,
+    keys_of_peers: Mutex<KeysOfPeers>,
     own: Mutex<Own>,
     peers: Mutex<BTreeMap<String, Arc<Peer>>>,
     /// Those whose results nobody has yet, and their peers.
@@ -119,6 +121,7 @@ impl RawEngine {
             engine,
             seal,
             answered: Mutex::default(),
+            keys_of_peers: Mutex::default(),
             own: Mutex::default(),
             peers: Mutex::default(),
             batches: Mutex::default(),
@@ -229,17 +232,23 @@ impl RawEngine {
         let opened = py.detach(|| {
             let question = question.and_then(RawQuestion::take);
             match (&self.seal, question) {
-                (None, None) => Peer::open(&self.engine, described, reached, None),
+                (None, None) => Peer::read(described, reached, None),
                 (Some(_), Some(question)) => {
                     let key = *question.target().as_bytes();
                     let text = question
                         .open(described)
                         .map_err(|error| error.to_string())?;
-                    Peer::open(&self.engine, &text, reached, Some(key))
+                    let described = Peer::read(&text, reached, Some(key))?;
+                    let life = described.segment.incarnation;
+                    if !lock(&self.keys_of_peers).is_of(life, &key) {
+                        return Err("it is the process of another key".to_owned());
+                    }
+                    Ok(described)
                 }
                 _ => Err("a description is sealed exactly where there are keys".to_owned()),
             }
         });
+        let opened = opened.map(|described| Peer::open(&self.engine, described));
         let peer = opened.map_err(|wrong| {
             PyValueError::new_err(format!("{name} describes no engine: {wrong}"))
         })?;

@@ -28,15 +28,20 @@ struct PeerRange {
     capability: Capability,
 }
 
+/// What a peer says of itself.
+pub(super) struct Described {
+    pub(super) segment: Segment,
+    ranges: Vec<PeerRange>,
+}
+
 impl Peer {
-    /// Opens the peer that is described, by the owner of `key` if that is proven; otherwise what is wrong with the
-    /// description. Where the peer listens at every address its bytes go to the one at which it was reached.
-    pub(super) fn open(
-        engine: &Engine,
+    /// What a peer says, the owner of `key` if that is proven; otherwise what is wrong with the description. Where the peer
+    /// listens at every address its bytes go to the one at which it was reached.
+    pub(super) fn read(
         described: &[u8],
         reached: IpAddr,
         key: Option<[u8; 32]>,
-    ) -> Result<Self, String> {
+    ) -> Result<Described, String> {
         let described: Value =
             serde_json::from_slice(described).map_err(|error| error.to_string())?;
         let mut segment: Segment = serde_json::from_value(described["segment"].clone())
@@ -56,14 +61,20 @@ impl Peer {
         let ranges: Option<Vec<PeerRange>> =
             ranges.and_then(|ranges| ranges.iter().map(PeerRange::of).collect());
         let ranges = ranges.ok_or_else(|| "its memory".to_owned())?;
+        Ok(Described { segment, ranges })
+    }
+
+    /// Opens the peer that is described so.
+    pub(super) fn open(engine: &Engine, described: Described) -> Self {
+        let Described { segment, ranges } = described;
         let starts = ranges.iter().enumerate();
-        Ok(Self {
+        Self {
+            key: segment.public_key,
             id: engine.open(segment),
-            key,
             by_start: starts.map(|(index, range)| (range.start, index)).collect(),
             ranges,
             is_stale: AtomicBool::new(false),
-        })
+        }
     }
 
     /// The address of the memory that it registered first.

@@ -1,5 +1,5 @@
 """Drives the drop-in by SGLang's own backend `mooncake` of its hierarchical cache: its factory, its controller's transfers and
-queries, its pools on the CPU, and the tests that its package brings for the backend.
+queries, its pools on the CPU, and the tests that its package brings for the backend; and by its transfer engine.
 
 Run by an interpreter that has SGLang, with the address of a master, its process, which is killed in the end, and a folder for an
 SSD tier. Prints the version of SGLang when all is right. Nothing of SGLang is replaced: what needs a GPU is not touched.
@@ -11,6 +11,7 @@ import itertools
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -24,6 +25,7 @@ import drive_sglang as native
 import mooncake.store
 import torch
 from drive_sglang import PAGES, controller_of, pages_of, pool_of, rows
+from sglang.srt.distributed.device_communicators.mooncake_transfer_engine import MooncakeTransferEngine
 from sglang.srt.managers.cache_controller import PrefetchOperation, StorageOperation
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, PoolHitPolicy, PoolName, PoolTransfer
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
@@ -32,7 +34,7 @@ from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
 from sglang.srt.mem_cache.storage.mooncake_store import test_mooncake_store as own
 from sglang.srt.mem_cache.storage.mooncake_store.mooncake_store import MooncakeStore
 
-SEGMENT = 32 << 20
+SEGMENT, PEER_BYTES = 32 << 20, 1 << 20
 
 
 def backend_of(pool, address: str, tag: str, rank: int = 0, ranks: int = 1, **options):
@@ -170,6 +172,46 @@ def no_server(address: str, process: int, pool, backend) -> None:
         raise AssertionError("a backend without a master was made")
 
 
+def transfer_engine() -> None:
+    """SGLang's transfer engine, which prefill, decode and encoders move pages by: to another process, which is killed then."""
+    os.environ["MOONCAKE_PROTOCOL"] = "tcp"
+    words = [sys.executable, __file__, "peer"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as peer:
+        try:
+            assert peer.stdout is not None
+            session, theirs = next(line.split()[1:] for line in peer.stdout if line.startswith("peer "))
+            engine, there = MooncakeTransferEngine("127.0.0.1"), int(theirs)
+            memory = torch.randint(0, 255, (PEER_BYTES,), dtype=torch.uint8)
+            here = memory.data_ptr()
+            assert engine.batch_register([here], [PEER_BYTES]) == 0 != engine.batch_register([here], [PEER_BYTES])
+            assert engine.send_probe(session) == 0
+            half, page = PEER_BYTES // 2, 4096
+            assert engine.transfer_sync(session, here, there, page) == 0
+            offsets = [page * number for number in random.sample(range(1, half // page), 64)]
+            sources, targets = [here + at for at in offsets], [there + at for at in offsets]
+            assert engine.batch_transfer_sync(session, sources, targets, [page] * 64) == 0
+            # What the peer has of it, read back to elsewhere.
+            backs = [here + half + at for at in offsets]
+            assert engine.engine.batch_transfer_sync_read(session, backs, targets, [page] * 64) == 0
+            for at in offsets:
+                assert torch.equal(memory[half + at : half + at + page], memory[at : at + page])
+            # Memory that the peer has not registered.
+            assert engine.transfer_sync(session, here, there + PEER_BYTES, page) < 0
+        finally:
+            peer.kill()
+    assert engine.transfer_sync(session, here, there, page) < 0
+    assert engine.batch_transfer_sync(session, sources, targets, [page] * 64) < 0 and engine.send_probe(session) != 0
+    assert engine.batch_deregister([here]) == 0 != engine.batch_deregister([here])
+
+
+def be_a_peer() -> None:
+    """An engine with memory, until its standard input ends."""
+    engine, memory = MooncakeTransferEngine("127.0.0.1"), torch.zeros(PEER_BYTES, dtype=torch.uint8)
+    engine.register(memory.data_ptr(), PEER_BYTES)
+    print("peer", engine.get_session_id(), memory.data_ptr(), flush=True)
+    sys.stdin.read()
+
+
 def main(address: str, process: str, folder: str) -> None:
     random.seed(7)
     torch.manual_seed(7)
@@ -183,6 +225,7 @@ def main(address: str, process: str, folder: str) -> None:
     )
     assert [path.name for path in Path(folder).iterdir()] == ["rank_0_0_0_0"]
     several_ranks(address)
+    transfer_engine()
     pool = pool_of(MHATokenToKVPoolHost, "page_first")
     no_server(address, int(process), pool, backend_of(pool, address, "dead"))
     try:
@@ -191,4 +234,7 @@ def main(address: str, process: str, folder: str) -> None:
         print("SGLang of a folder")
 
 
-main(*sys.argv[1:])
+if sys.argv[1:] == ["peer"]:
+    be_a_peer()
+else:
+    main(*sys.argv[1:])

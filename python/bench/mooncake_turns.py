@@ -28,12 +28,17 @@ ENGINE_CELLS = [(block, threads, batch) for block in (64 << 10, 1 << 20) for thr
 STORE_CELLS = [(operation, threads) for operation in ("get_into", "put_from") for threads in (1, 16)]
 LENT = 2 << 30
 PATIENCE = 60
+TRIES = 3
 _TICKS = os.sysconf("SC_CLK_TCK")
 # What Mooncake's target says, and ours.
 _NAME = re.compile(r"(?:listening on |--segment_id=)(\S+:\d+)")
 _SPEED = re.compile(r"throughput ([\d.]+) GB/s")
 
 Ran = dict[str, float]
+
+
+class Ended(Exception):
+    """A process that ended without saying what was awaited."""
 
 
 class Group:
@@ -54,7 +59,7 @@ class Group:
             self.said.append(line)
             if found := re.search(pattern, line):
                 return found
-        raise SystemExit(f"{self.process.args} ended: {''.join(self.said[-20:])}")
+        raise Ended(f"{self.process.args} ended: {''.join(self.said[-20:])}")
 
     def say(self, line: str) -> None:
         """A line for its standard input."""
@@ -126,7 +131,7 @@ def pool(folder: Path) -> Iterator[tuple[str, list[Group]]]:
         until = time.monotonic() + PATIENCE
         while not listens(ports[0]):
             if time.monotonic() > until or serving.process.poll() is not None:
-                raise SystemExit(f"{serving.process.args} does not listen")
+                raise Ended(f"{serving.process.args} does not listen")
             time.sleep(0.1)
         address = f"127.0.0.1:{ports[0]}"
         with started([folder / "python", STORE, "lend", address, LENT], folder) as lender:
@@ -153,8 +158,21 @@ def store(folder: Path, operation: str, threads: int, seconds: int) -> Ran:
     return {"gbps": ran["gbps"], "cpu": used / (ran["gbps"] * seconds), "p99": ran["p99_us"]}
 
 
+def tried(run: Any, *what: Any) -> Any:
+    """A run; again when a process of it ends, and nothing when that happens each time."""
+    for _ in range(TRIES):
+        try:
+            return run(*what)
+        except Ended as error:
+            print(error, file=sys.stderr, flush=True)
+    return None
+
+
 def row(names: list[Any], theirs: list[Ran], ours: list[Ran]) -> str:
     """A line of a table."""
+    if None in theirs or None in ours:
+        said = ["fails" if None in runs else f"{statistics.median(run['gbps'] for run in runs):.2f}" for runs in (theirs, ours)]
+        return f"| {' | '.join(map(str, [*names, *said, '–', '–', '–']))} |"
     middle = lambda runs, what: statistics.median(run[what] for run in runs)
     ratios = sorted(one["gbps"] / other["gbps"] for one, other in zip(ours, theirs, strict=True))
     cells = [*names, f"{middle(theirs, 'gbps'):.2f}", f"{middle(ours, 'gbps'):.2f}"]
@@ -179,7 +197,7 @@ def main() -> None:
         print(f"\n| {' | '.join([*names, *figures])} |\n|{'---|' * (len(names) + len(figures))}", flush=True)
 
     def turns(run: Any, *what: Any) -> list[list[Any]]:
-        rounds = [[run(side, *what, given.seconds) for side in sides] for _ in range(given.rounds)]
+        rounds = [[tried(run, side, *what, given.seconds) for side in sides] for _ in range(given.rounds)]
         return [list(runs) for runs in zip(*rounds, strict=True)]
 
     if given.only != "store":
@@ -187,7 +205,7 @@ def main() -> None:
         for block, threads, batch in ENGINE_CELLS:
             ran = turns(engine, block, threads, batch)
             for operation in ("read", "write"):
-                each = [[one[operation] for one in runs] for runs in ran]
+                each = [[one and one[operation] for one in runs] for runs in ran]
                 print(row([operation, f"{block >> 10} KiB", threads, batch], *each), flush=True)
     if given.only != "engine":
         head(["1 MiB by", "threads"])

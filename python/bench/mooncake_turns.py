@@ -26,7 +26,7 @@ from typing import Any
 STORE = Path(__file__).with_name("mooncake_store.py")
 ENGINE_CELLS = [(block, threads, batch) for block in (64 << 10, 1 << 20) for threads in (1, 16) for batch in (1, 128)]
 STORE_CELLS = [(operation, threads) for operation in ("get_into", "put_from") for threads in (1, 16)]
-LENT = 2 << 30
+LENT = 1 << 30
 PATIENCE = 60
 TRIES = 3
 _TICKS = os.sysconf("SC_CLK_TCK")

@@ -146,7 +146,7 @@ def text() -> str:
             ("", "Mooncake", "Slackwater"), ((row["point"], row["mooncake"], row["slackwater"]) for row in deviations)
         ),
         _DEFAULTS,
-        (_FOLDER / "measured.md").read_text(encoding="utf-8"),
+        (_FOLDER / "measured.txt").read_text(encoding="utf-8"),
         "## Environment\n",
         _table(("variable", "default", "meaning"), ((f"`{name}`", *row) for name, row in READ.items())),
         "\nThese are read where arguments of calls are made of them:\n",

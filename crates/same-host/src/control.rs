@@ -112,16 +112,17 @@ impl Core {
     /// Sends one question: a control request, and the windows that the first waiting jobs need.
     fn ask(self: &Arc<Self>, link: &Arc<Link>) {
         self.end_late();
-        let (request, wanted, first_deadline) = {
+        let (over, request, wanted, first_deadline) = {
             let mut state = self.state();
-            state.forget_over();
+            let over = state.forget_over();
             let mut wanted: Vec<Capability> = Vec::new();
             for (job, _) in &state.waiting {
                 if wanted.len() < ATTACH_MAX && !wanted.contains(&job.remote.capability) {
                     wanted.push(job.remote.capability);
                 }
             }
-            (state.requests.pop_front(), wanted, state.first_deadline())
+            let request = state.requests.pop_front();
+            (over, request, wanted, state.first_deadline())
         };
         if wanted.is_empty() && request.is_none() {
             // Every request in it was late.
@@ -137,7 +138,11 @@ impl Core {
             _ => Instant::NEVER,
         };
         let deadline = patience.min(first_deadline).min(probed);
-        match link.ask(&wanted, notice, deadline) {
+        let asked = link.ask(&wanted, notice, deadline);
+        // Only now: new windows on the memory of these share its mapping. A client that writes one extent after another, and
+        // has no other window there, would else map all of the region for each, and touch each page of it for the first time.
+        drop(over);
+        match asked {
             Ok((opened, noticed)) => {
                 if let Some(request) = request {
                     request.answered(noticed);

@@ -254,10 +254,13 @@ impl CoreState {
         };
     }
 
-    /// Forgets the windows that their owner has taken back, so that the memory behind them is not kept here.
-    pub(super) fn forget_over(&mut self) {
-        self.windows.retain(|_, window| !window.is_over());
-        self.regions.retain(|_, window| !window.is_over());
+    /// Forgets the windows that their owner has taken back, so that the memory behind them is not kept here; gives them out.
+    pub(super) fn forget_over(&mut self) -> Vec<Arc<OpenWindow>> {
+        let windows = self.windows.extract_if(|_, window| window.is_over());
+        let mut over: Vec<_> = windows.map(|(_, window)| window).collect();
+        let regions = self.regions.extract_if(|_, window| window.is_over());
+        over.extend(regions.map(|(_, window)| window));
+        over
     }
 
     /// Remembers that this memory cannot be reached this way, and why.

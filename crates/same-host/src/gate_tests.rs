@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slackwater_base::Checksum;
-use slackwater_engine::{Buffers, Cause, Home, Memory, Region, Remote, Revocation, Target};
+use slackwater_engine::{Buffers, Cause, Home, Memory, Mover, Region, Remote, Revocation, Target};
 use slackwater_wait::now;
 use slackwater_wire::data::{Capability, Op, Refusal, Rights};
 
@@ -231,5 +231,61 @@ fn a_write_under_a_right_to_read_is_refused_at_once() {
         assert_eq!(written, Err(Cause::Refused(Refusal::Rights)));
     }
     assert_eq!(engine.read_now(&target, &mut [0; 8], PATIENCE), Ok(()));
+    engine.close();
+}
+
+/// How many kibibytes of the mappings of this length have pages in this process.
+fn resident_kib(bytes: u64) -> u64 {
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let (mut found, mut is_it) = (0, false);
+    for line in maps.lines() {
+        let mut words = line.split_whitespace();
+        let first = words.next().unwrap_or_default();
+        if let Some((begin, end)) = first.split_once('-')
+            && let Some(address) = u64::from_str_radix(begin, 16)
+                .ok()
+                .zip(u64::from_str_radix(end, 16).ok())
+        {
+            is_it = address.1 - address.0 == bytes;
+        } else if is_it && first == "Rss:" {
+            found += words.next().unwrap().parse::<u64>().unwrap();
+        }
+    }
+    found
+}
+
+/// A client that put one value after another, and read none, mapped all of its node's memory for each: the last window there
+/// was dropped before the next one was asked for, and each page of a value was touched for the first time in every put.
+#[test]
+fn extents_that_are_written_one_after_another_share_a_mapping() {
+    // No other memory of this process is as long.
+    let bytes = 37 * EXTENT;
+    let (life, lender) = (Home::open().unwrap(), Arc::new(Lender::default()));
+    let far = HostMover::start(&life, HostLimits::default(), None).unwrap();
+    let region = lender.region(Memory::shared(bytes as usize).unwrap(), Rights::BOTH);
+    let region = life.regions().register(region).unwrap();
+    let (engine, peer) = reaching(life.incarnation(), far.contact(), HostLimits::default());
+    let before = resident_kib(bytes);
+    for number in 1..=8 {
+        let extent = lender.lend(number * EXTENT, EXTENT);
+        let capability = mint(&life, &region, extent, Rights::BOTH);
+        let target = Target {
+            peer,
+            offset: number * EXTENT,
+            capability,
+            key: None,
+        };
+        assert_eq!(engine.write_now(&target, &[7; 8], PATIENCE), Ok(()));
+        lender.fence(extent);
+        far.invalidate(&Revocation {
+            region: region.id(),
+            extent: Some(extent),
+        });
+        assert_eq!(
+            resident_kib(bytes) - before,
+            number * EXTENT / 1024,
+            "the pages of earlier writes are there"
+        );
+    }
     engine.close();
 }

@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use rustix::fs::{OFlags, fcntl_getfl, fstat};
 use slackwater_base::Instant;
 use slackwater_engine::Notice;
 use slackwater_memory::{Mapping, RefusedMemory};
@@ -74,11 +75,45 @@ pub(crate) struct Link {
 struct Exchange {
     question: u64,
     buffer: Vec<u8>,
-    memories: Vec<(u64, Weak<Mapping>)>,
+    memories: Vec<MappedMemory>,
     /// Questions that were not answered in time: their answers may still come, and no caller waits for them.
     unanswered: u32,
     /// With keys, what seals the packets.
     seal: Option<LinkSeal>,
+}
+
+/// Shared memory of the peer that is mapped here as long as a window is on it.
+struct MappedMemory {
+    /// By what number the peer means it.
+    id: u64,
+    file: PassedFile,
+    mapping: Weak<Mapping>,
+}
+
+/// Memory that a question found mapped.
+struct HeldMemory {
+    id: u64,
+    file: PassedFile,
+    mapping: Arc<Mapping>,
+}
+
+/// Which file a descriptor is of, and whether it lets write. No other file has its numbers while it is mapped.
+#[derive(Clone, Copy, Eq, PartialEq)]
+struct PassedFile {
+    device: u64,
+    inode: u64,
+    writable: bool,
+}
+
+impl PassedFile {
+    fn of(descriptor: &OwnedFd) -> io::Result<Self> {
+        let stat = fstat(descriptor)?;
+        Ok(Self {
+            device: stat.st_dev,
+            inode: stat.st_ino,
+            writable: fcntl_getfl(descriptor)?.contains(OFlags::RDWR),
+        })
+    }
 }
 
 /// The most questions without an answer: with more the socket would be full, and the owner expels a peer that leaves
@@ -185,14 +220,20 @@ impl Link {
         let exchange = &mut *exchange;
         // Held until the answer has come: a memory that the owner assumes to be mapped here must not be unmapped
         // meanwhile. Taken before the detached windows: a window reports its end before it releases its memory.
-        let held: Vec<(u64, Arc<Mapping>)> = exchange
+        let held: Vec<HeldMemory> = exchange
             .memories
             .iter()
-            .filter_map(|(id, memory)| Some((*id, memory.upgrade()?)))
+            .filter_map(|known| {
+                Some(HeldMemory {
+                    id: known.id,
+                    file: known.file,
+                    mapping: known.mapping.upgrade()?,
+                })
+            })
             .collect();
         exchange
             .memories
-            .retain(|(_, memory)| memory.strong_count() > 0);
+            .retain(|known| known.mapping.strong_count() > 0);
         let detached = {
             let mut all = self.detached();
             let beyond = all.len().saturating_sub(DETACH_MAX);
@@ -344,8 +385,8 @@ impl Link {
         self: &Arc<Self>,
         entry: &Entry,
         descriptors: &mut impl Iterator<Item = OwnedFd>,
-        held: &[(u64, Arc<Mapping>)],
-        memories: &mut Vec<(u64, Weak<Mapping>)>,
+        held: &[HeldMemory],
+        memories: &mut Vec<MappedMemory>,
     ) -> Result<OpenWindow, WindowError> {
         match entry.refused.get() {
             0 => {}
@@ -376,11 +417,23 @@ impl Link {
             .then(|| descriptors.next())
             .flatten();
         let memory = match (passed, known(id, held, memories)) {
-            // Mapped again even if the number is known: the number may have come to mean another memory.
+            // The number may have come to mean another memory, so that it is the file that is looked for. An owner that has
+            // released its last window on a memory passes the memory again with the next one.
             (Some(descriptor), _) => {
-                let memory = Arc::new(Mapping::open(descriptor, entry.memory_len.get())?);
-                memories.retain(|(known, _)| *known != id);
-                memories.push((id, Arc::downgrade(&memory)));
+                let file = PassedFile::of(&descriptor).map_err(|_| WindowError::Garbled)?;
+                let mapped = held.iter().find(|held| held.file == file);
+                let memory = match mapped {
+                    Some(held) if held.mapping.bytes() as u64 == entry.memory_len.get() => {
+                        Arc::clone(&held.mapping)
+                    }
+                    _ => Arc::new(Mapping::open(descriptor, entry.memory_len.get())?),
+                };
+                memories.retain(|known| known.id != id);
+                memories.push(MappedMemory {
+                    id,
+                    file,
+                    mapping: Arc::downgrade(&memory),
+                });
                 memory
             }
             (None, Some(memory)) => memory,
@@ -394,20 +447,16 @@ impl Link {
     }
 }
 
-fn known(
-    id: u64,
-    held: &[(u64, Arc<Mapping>)],
-    memories: &[(u64, Weak<Mapping>)],
-) -> Option<Arc<Mapping>> {
+fn known(id: u64, held: &[HeldMemory], memories: &[MappedMemory]) -> Option<Arc<Mapping>> {
     // The newest first: one of this answer, else an earlier one.
     let fresh = memories
         .iter()
-        .find(|(known, _)| *known == id)
-        .and_then(|(_, memory)| memory.upgrade());
+        .find(|known| known.id == id)
+        .and_then(|known| known.mapping.upgrade());
     fresh.or_else(|| {
         held.iter()
-            .find(|(known, _)| *known == id)
-            .map(|(_, memory)| Arc::clone(memory))
+            .find(|known| known.id == id)
+            .map(|known| Arc::clone(&known.mapping))
     })
 }
 

@@ -145,9 +145,14 @@ def remote_storage(address: str) -> None:
     thread.join()
 
 
-multi_process_mode(sys.argv[1])
-remote_storage(sys.argv[1])
-try:
-    print("LMCache", importlib.metadata.version("lmcache"))
-except importlib.metadata.PackageNotFoundError:
-    print("LMCache of a folder")
+def main(address: str) -> None:
+    multi_process_mode(address)
+    remote_storage(address)
+    try:
+        print("LMCache", importlib.metadata.version("lmcache"))
+    except importlib.metadata.PackageNotFoundError:
+        print("LMCache of a folder")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

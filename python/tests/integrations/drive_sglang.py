@@ -31,6 +31,7 @@ def pool_of(kind: type, layout: str):
     pool = kind.__new__(kind)
     vars(pool).update(layout=layout, page_size=PAGE, size=PAGE * PAGES, layer_num=LAYERS, head_num=HEADS, head_dim=DIM)
     vars(pool).update(dtype=torch.bfloat16, device="cpu", pin_memory=False, dcp_size=1, dcp_rank=0, page_num=PAGES)
+    vars(pool).update(v_head_dim=DIM, _size_per_token=LAYERS * DIM * 2)
     tokens = PAGE * PAGES
     if kind is MLATokenToKVPoolHost:
         pool.kv_cache_dim = DIM
@@ -185,4 +186,5 @@ def main(address: str) -> None:
         print("SGLang of a folder")
 
 
-main(sys.argv[1])
+if __name__ == "__main__":
+    main(sys.argv[1])

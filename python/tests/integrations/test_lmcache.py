@@ -8,6 +8,7 @@ import select
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -326,4 +327,4 @@ def test_the_connector_needs_lmcache() -> None:
 
 def test_lmcaches_own_code_drives_it(address: str) -> None:
     """`LMCACHE_PYTHON` names an interpreter that has LMCache; no GPU is needed."""
-    print(driven("lmcache", address))
+    print(driven("lmcache", Path(__file__).with_name("drive_lmcache.py"), address))

@@ -5,6 +5,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -584,4 +585,4 @@ def test_without_sglang_the_import_says_what_is_missing() -> None:
 
 def test_sglangs_own_code_drives_the_backend(address: str) -> None:
     """`SGLANG_PYTHON` names an interpreter that has SGLang; no GPU is needed."""
-    print(driven("sglang", address))
+    print(driven("sglang", Path(__file__).with_name("drive_sglang.py"), address))

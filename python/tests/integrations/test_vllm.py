@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -525,4 +526,4 @@ def test_without_vllm_the_import_says_what_is_missing() -> None:
 
 def test_vllms_own_code_drives_the_tier(address: str) -> None:
     """`VLLM_PYTHON` names an interpreter that has vLLM; no GPU is needed."""
-    print(driven("vllm", address))
+    print(driven("vllm", Path(__file__).with_name("drive_vllm.py"), address))

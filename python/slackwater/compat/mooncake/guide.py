@@ -70,6 +70,22 @@ Engines of one machine that share a key file need its key on the list too. A cha
 metadata server needs no trust: an engine that an entry leads to proves its key, or is none. Peers reach the port of the engine, from
 `MC_MIN_RPC_PORT` to `MC_MAX_RPC_PORT`, and a free port for bytes; `MC_TCP_BIND_ADDRESS` says where to listen when that is not the
 address of `local_hostname`. For vLLM and SGLang that serve prefill and decode on different machines, set the variables for both.
+Where both run on one machine without keys, have them take its loopback for theirs: `VLLM_HOST_IP=127.0.0.1`, and
+`SGLANG_HOST_IP=127.0.0.1`. Their stores need neither.
+
+## What was tested with engines
+
+Their own code drives the package, by `python -m pytest python/tests/mooncake/test_connectors.py` where `SGLANG_PYTHON`,
+`LMCACHE_PYTHON` and `VLLM_PYTHON` name interpreters that have them; no GPU is needed.
+
+| engine | what of it ran |
+|---|---|
+| SGLang 0.5.23 | the backend `mooncake` of its hierarchical cache, by its factory and controller, with pools of each layout, several ranks, and an SSD; the tests of its package; its transfer engine |
+| LMCache 0.5.6 | the connector `mooncakestore` under its remote backend, with metadata in the store and without; its look-up client |
+| vLLM 0.33.0 | `MooncakeStoreConnector`, as worker and scheduler, with caches on the CPU; the store of its encoders' embeddings. Not its `MooncakeConnector` |
+
+Each wrote, asked, read, missed, and went on without a master that was killed. What those of LMCache take for a hit then is an
+error of the question, which its read finds to be a miss.
 """
 
 _DEFAULTS = """
@@ -130,6 +146,7 @@ def text() -> str:
             ("", "Mooncake", "Slackwater"), ((row["point"], row["mooncake"], row["slackwater"]) for row in deviations)
         ),
         _DEFAULTS,
+        (_FOLDER / "measured.txt").read_text(encoding="utf-8"),
         "## Environment\n",
         _table(("variable", "default", "meaning"), ((f"`{name}`", *row) for name, row in READ.items())),
         "\nThese are read where arguments of calls are made of them:\n",

@@ -8,13 +8,12 @@ import pytest
 import slackwater
 
 
-def driven(engine: str, *arguments: str) -> str:
-    """The output of `drive_ENGINE.py`, run by the interpreter that an environment variable names."""
+def driven(engine: str, script: Path, *arguments: str) -> str:
+    """The output of a script, run by the interpreter that an environment variable names for this engine."""
     variable = f"{engine.upper()}_PYTHON"
     interpreter = os.environ.get(variable)
     if not interpreter:
         pytest.skip(f"{variable} names no interpreter with {engine}: its own code has driven nothing")
-    script = Path(__file__).with_name(f"drive_{engine}.py")
     paths = [str(Path(slackwater.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
     command = [interpreter, str(script), *arguments]

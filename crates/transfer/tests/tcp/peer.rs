@@ -208,7 +208,7 @@ fn the_answer_to_another_question_completes_nothing() {
         vec![range(&here, 0, 64)],
         target(alice.open(liar), grant(&bob, &there), 0),
     );
-    let batch = alice.submit(vec![read], &within(SECOND / 2));
+    let batch = alice.submit(vec![read], &within(4 * SECOND));
     let ended = batch.wait(&Waiting::at(&SITE));
     assert!(
         matches!(ended, Err(BatchError::Failed(Cause::Protocol(_)))),

@@ -374,11 +374,11 @@ impl Cluster {
         });
     }
 
-    /// A put and a get succeed, and every process of the load is served, within three leases.
+    /// A put and a get succeed, and every process of the load is served, within three leases and what the machine may add.
     pub(super) fn heals(&mut self, what: &str) {
         let begun = Instant::now();
         let since = nanos();
-        let bound = 3 * LEASE;
+        let bound = 3 * LEASE + SLACK;
         self.probes += 1;
         self.processes += 1;
         let (told, number) = (self.told(PROBE, "load"), self.probes);
@@ -430,10 +430,7 @@ impl Cluster {
             self.loads.iter().flatten().all(served)
         });
         let took = begun.elapsed();
-        assert!(
-            took < bound + SLACK,
-            "{what}: the load was served after {took:?}"
-        );
+        assert!(took < bound, "{what}: the load was served after {took:?}");
     }
 
     /// Puts durable values until an SSD has no room for one, which is refused and not promised.
@@ -449,11 +446,13 @@ impl Cluster {
             let client = told.connect();
             let put =
                 |number: u64| client.put(format!("filler/{number}").as_bytes(), &bytes, &options);
-            let refused = (0..300).find_map(|number| put(number).err());
-            refused.expect("no disk was full").code()
+            // A busy machine may take longer for one than its caller waits: that is no answer.
+            let late = [ErrorCode::RpcTimeout, ErrorCode::DeadlinePassed];
+            let refused = |number| Some(put(number).err()?.code()).filter(|it| !late.contains(it));
+            (0..300).find_map(refused)
         };
         let refused = self.network.on(PROBE, fill);
-        assert_eq!(refused, ErrorCode::UnableOffloading);
+        assert_eq!(refused, Some(ErrorCode::UnableOffloading));
     }
 
     pub(super) fn json(&self, path: &str) -> Value {

@@ -443,7 +443,7 @@ fn who_comes_while_all_leaders_wait_goes_by_the_lanes() {
     });
     while led() < LEADERS {
         let before = led();
-        callers.push(scene.read(0, 20 * SECOND));
+        callers.push(scene.read(callers.len(), 20 * SECOND));
         until("one more leads", || led() > before);
     }
     scene.played.peer(|peer| peer.late_answer = true);

@@ -1,6 +1,6 @@
 //! Arrows only point down, and the pure crates stay pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
@@ -9,7 +9,8 @@ use anyhow::{Context, Result};
 use crate::verdict;
 use crate::workspace::{Metadata, Package};
 
-/// Crate, whether it is pure, and what it may build on. A crate that is not here must be placed before it builds.
+/// Crate, whether it is pure, and what it may build on, which it does: an arrow that nobody needs is no decision. A crate that is
+/// not here must be placed before it builds.
 const LAYERS: &[(&str, Kind, &[&str])] = &[
     ("base", Kind::Pure, &[]),
     ("wire", Kind::Pure, &["base"]),
@@ -25,11 +26,7 @@ const LAYERS: &[(&str, Kind, &[&str])] = &[
     ("trace", Kind::Shell, &["base", "wire", "wait"]),
     ("otel", Kind::Shell, &["trace"]),
     ("keys", Kind::Shell, &["zmtp"]),
-    (
-        "mq",
-        Kind::Shell,
-        &["base", "wire", "zmtp", "wait", "net", "keys"],
-    ),
+    ("mq", Kind::Shell, &["base", "zmtp", "wait", "net", "keys"]),
     (
         "engine",
         Kind::Shell,
@@ -61,7 +58,6 @@ const LAYERS: &[(&str, Kind, &[&str])] = &[
             "engine",
             "wait",
             "net",
-            "keys",
             "memory",
             "pool",
         ],
@@ -104,17 +100,17 @@ const LAYERS: &[(&str, Kind, &[&str])] = &[
     (
         "sim",
         Kind::Proof,
-        &["base", "wire", "zmtp", "meta", "tier", "client"],
+        &["base", "wire", "meta", "tier", "client"],
     ),
     ("report", Kind::Shell, &[]),
     ("admin", Kind::Shell, &["base", "wire"]),
-    ("replay", Kind::Shell, &["base", "wire", "meta", "node"]),
+    ("replay", Kind::Shell, &["base", "wire"]),
     (
         "bench",
         Kind::Proof,
         &[
-            "base", "wire", "zmtp", "meta", "tier", "client", "wait", "memory", "pool", "net",
-            "mq", "transfer", "node", "remote", "replay", "report",
+            "base", "wire", "zmtp", "meta", "tier", "wait", "memory", "pool", "net", "mq",
+            "transfer", "node", "remote", "replay", "report",
         ],
     ),
     (
@@ -122,7 +118,7 @@ const LAYERS: &[(&str, Kind, &[&str])] = &[
         Kind::Face,
         &[
             "base", "wire", "meta", "wait", "trace", "otel", "pool", "node", "remote", "mq",
-            "zmtp", "net", "bench", "replay", "report", "admin",
+            "zmtp", "bench", "replay", "report", "admin",
         ],
     ),
     (
@@ -190,22 +186,47 @@ pub(crate) fn check() -> Result<Vec<String>> {
             ));
             continue;
         };
-        for dependency in &package.dependencies {
-            let Some(other) = dependency.name.strip_prefix("slackwater-") else {
-                continue;
-            };
-            let tests_only = dependency.kind.as_deref() == Some("dev");
-            if !below.contains(&other) && !tests_only {
-                problems.push(format!(
-                    "{name} builds on {other}: that arrow does not point down"
-                ));
-            }
-        }
+        let dependencies = package.dependencies.iter();
+        let built_on: BTreeSet<&str> = dependencies
+            .filter(|dependency| dependency.kind.as_deref() != Some("dev"))
+            .filter_map(|dependency| dependency.name.strip_prefix("slackwater-"))
+            .collect();
+        let is_pure = |other: &str| matches!(layers.get(other), Some((Kind::Pure, _)));
+        problems.extend(arrows((name, *kind), below, &built_on, is_pure));
         if *kind == Kind::Pure {
             problems.extend(impurities(&metadata, package)?);
         }
     }
     verdict("layers", checked, problems)
+}
+
+/// What is wrong between the arrows of a crate and those that it may have.
+fn arrows(
+    (name, kind): (&str, Kind),
+    below: &[&str],
+    built_on: &BTreeSet<&str>,
+    is_pure: impl Fn(&str) -> bool,
+) -> Vec<String> {
+    let mut problems = Vec::new();
+    for other in built_on {
+        if !below.contains(other) {
+            problems.push(format!(
+                "{name} builds on {other}: that arrow does not point down"
+            ));
+        }
+        if kind == Kind::Pure && !is_pure(other) {
+            problems.push(format!(
+                "{name} is pure and builds on {other}, which is not"
+            ));
+        }
+    }
+    let unused = below.iter().filter(|other| !built_on.contains(*other));
+    problems.extend(unused.map(|other| {
+        format!(
+            "{name} may build on {other} and does not: take the arrow out of xtask/src/layers.rs"
+        )
+    }));
+    problems
 }
 
 fn impurities(metadata: &Metadata, package: &Package) -> Result<Vec<String>> {
@@ -265,6 +286,35 @@ fn scan(folder: &Path, problems: &mut Vec<String>) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A crate that might have built on another, and did not, could have begun to without a decision; and that a pure crate
+    /// builds on pure ones alone was only so.
+    #[test]
+    fn arrows_are_those_of_the_table() {
+        let check = |kind, below: &[&str], built_on: &[&str], expected: &[&str]| {
+            let built_on = built_on.iter().copied().collect();
+            let found = arrows(("it", kind), below, &built_on, |other| other == "wire");
+            assert_eq!(found.len(), expected.len(), "{found:?}");
+            for (problem, words) in found.iter().zip(expected) {
+                assert!(problem.contains(words), "{problem}");
+            }
+        };
+        check(Kind::Shell, &["wire", "net"], &["net", "wire"], &[]);
+        check(Kind::Shell, &["wire"], &["net", "wire"], &["builds on net"]);
+        check(
+            Kind::Face,
+            &["wire", "net"],
+            &["wire"],
+            &["may build on net"],
+        );
+        check(Kind::Pure, &["wire"], &["wire"], &[]);
+        check(
+            Kind::Pure,
+            &["wire", "net"],
+            &["net", "wire"],
+            &["is pure and builds on net"],
+        );
+    }
 
     /// A cipher library that a build script compiles counted as a way to the operating system: its compiler driver has one.
     #[test]

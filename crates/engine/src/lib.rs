@@ -12,6 +12,7 @@ mod batch;
 mod engine;
 mod flow;
 mod home;
+mod host;
 mod job;
 mod local;
 mod memory;
@@ -26,6 +27,7 @@ pub use batch::{Batch, BatchError, BatchId, Follower, Outcome, Part, Status};
 pub use engine::{Engine, EngineError, Watch};
 pub use flow::{Flow, FlowGuard};
 pub use home::{GrantSpec, Home, HomeGuard};
+pub use host::boot_id;
 pub use job::{Buffers, Job, Priority, RegionKey, Remote, Span};
 pub use local::Local;
 pub use memory::{Location, Memory, SharedFile, Stage, StageError, Staged, StagingTurn};
@@ -35,8 +37,8 @@ pub use region::{
     RegionId, RegionSpec, Regions, RegisterError, ReopenError, Revocation, StillBusy,
 };
 pub use request::{LocalRange, PeerId, Request, Submit, Target};
-pub use sealing::{SealConfig, entropy};
-pub use slackwater_data_plane::seal::{Question, SealError, holder_of};
+pub use sealing::{KeysOfPeers, SealConfig, entropy};
+pub use slackwater_data_plane::seal::{AnsweredQuestions, Question, SealError, holder_of};
 pub use slackwater_data_plane::{Cause, Deadline, Notice};
 pub use slackwater_keys::{AllowList, Level};
 pub use slackwater_wire::data::{

@@ -1,9 +1,13 @@
 //! What an engine is configured with whose connections are sealed.
 
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Mutex, PoisonError};
+
 use slackwater_data_plane::seal::{
-    Asked, Channel, Entropy, Keys, Question, SealError, TargetHandshake,
+    AnsweredQuestions, Asked, Channel, Entropy, Keys, Question, SealError, TargetHandshake,
 };
 use slackwater_keys::AllowList;
+use slackwater_wire::Incarnation;
 use slackwater_wire::data::Greeting;
 use slackwater_zmtp::{KeyPair, PublicKey};
 use zeroize::Zeroizing;
@@ -51,21 +55,68 @@ impl SealConfig {
         Question::ask(&self.keys, &entropy()?, target, text)
     }
 
-    /// Answers a question of the owner of a key on our list with what `text` says about it, sealed for its asker alone.
+    /// Whether the list has a key, as segments and descriptions name it, at this moment.
+    #[must_use]
+    pub fn lists(&self, key: &[u8; 32]) -> bool {
+        self.clients.admits(&PublicKey::from_bytes(*key))
+    }
+
+    /// Answers a question of the owner of a key on our list with what `text` says about it, sealed for its asker alone, unless it
+    /// is one of those that were `answered`.
     ///
     /// # Errors
-    /// The bytes are no question to our key, or of a key that is not on the list; or there is no randomness.
+    /// The bytes are no question to our key, or of a key that is not on the list, or were answered before; or there is no
+    /// randomness.
     pub fn answer_question(
         &self,
         asked: &[u8],
+        answered: &Mutex<AnsweredQuestions>,
         text: impl FnOnce(&[u8]) -> Vec<u8>,
     ) -> Result<Vec<u8>, SealError> {
         let asked = Asked::read(&self.keys, &entropy()?, asked)?;
         if !self.clients.admits(&asked.asker()) {
             return Err(SealError::Refused);
         }
+        let mut latest = answered.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_first = latest.is_first(&asked);
+        drop(latest);
+        if !is_first {
+            return Err(SealError::Refused);
+        }
         let text = text(asked.text());
         asked.answer(&text)
+    }
+}
+
+/// Processes whose keys are known, at most.
+const PROCESSES_MAX: usize = 65_536;
+
+/// Under which key each process has described itself. Movers keep connections by the life of a process: a peer that gave the
+/// life of another one as its own would get what is sent to that, over a connection that proves its own key.
+#[derive(Debug, Default)]
+pub struct KeysOfPeers {
+    keys: BTreeMap<Incarnation, PublicKey>,
+    /// The oldest first.
+    order: VecDeque<Incarnation>,
+}
+
+impl KeysOfPeers {
+    /// Takes in that the owner of `key`, as segments and descriptions name it, is the process `life`; whether it may be. The
+    /// first to say so is believed, while it is among the latest 65,536.
+    #[must_use]
+    pub fn is_of(&mut self, life: Incarnation, key: &[u8; 32]) -> bool {
+        let key = PublicKey::from_bytes(*key);
+        if let Some(known) = self.keys.get(&life) {
+            return *known == key;
+        }
+        if self.order.len() == PROCESSES_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.keys.remove(&oldest);
+        }
+        self.keys.insert(life, key);
+        self.order.push_back(life);
+        true
     }
 }
 
@@ -82,7 +133,7 @@ pub fn entropy() -> Result<Entropy, SealError> {
 #[cfg(test)]
 mod tests {
     use slackwater_data_plane::seal::InitiatorHandshake;
-    use slackwater_wire::Incarnation;
+    use slackwater_keys::Level;
     use slackwater_wire::data::{Features, HANDSHAKE_BYTES};
     use slackwater_zmtp::SecretKey;
 
@@ -144,12 +195,50 @@ mod tests {
             assert_eq!(asked.err(), Some(SealError::Unlisted));
         }
         let (question, sent) = seal(1, &[2]).ask(target, b"who").unwrap();
-        let refused = seal(2, &[3]).answer_question(&sent, |_| panic!("nobody who is listed asks"));
-        assert_eq!(refused, Err(SealError::Refused));
-        let answered = seal(2, &[1])
-            .answer_question(&sent, <[u8]>::to_vec)
-            .unwrap();
+        let answers = |listed: &[u8], latest: &Mutex<AnsweredQuestions>| {
+            seal(2, listed).answer_question(&sent, latest, <[u8]>::to_vec)
+        };
+        let latest = Mutex::default();
+        let refused = Err(SealError::Refused);
+        assert_eq!(answers(&[3], &latest), refused, "nobody who is listed asks");
+        let answered = answers(&[1], &latest).unwrap();
         assert_eq!(question.open(&answered), Ok(b"who".to_vec()));
+        assert_eq!(answers(&[1], &latest), refused, "it is a repetition");
+    }
+
+    /// An engine that described itself with the life of another one got the bytes that were meant for that.
+    #[test]
+    fn the_life_of_a_process_is_one_keys() {
+        let mut peers = KeysOfPeers::default();
+        let life = |number: usize| Incarnation(number as u64 + 1);
+        assert!(peers.is_of(life(0), &[1; 32]) && peers.is_of(life(0), &[1; 32]));
+        assert!(!peers.is_of(life(0), &[2; 32]));
+        assert!(peers.is_of(life(1), &[2; 32]), "its own");
+        for number in 2..PROCESSES_MAX {
+            assert!(peers.is_of(life(number), &[3; 32]));
+        }
+        assert!(!peers.is_of(life(0), &[2; 32]), "as many are known");
+        assert!(peers.is_of(life(PROCESSES_MAX), &[3; 32]));
+        assert!(!peers.is_of(life(1), &[3; 32]), "only the oldest made room");
+        assert_eq!(
+            (peers.keys.len(), peers.order.len()),
+            (PROCESSES_MAX, PROCESSES_MAX)
+        );
+    }
+
+    #[test]
+    fn a_list_is_asked_as_it_is_now() {
+        let [own, other] = [1, 2].map(|byte| KeyPair::of(SecretKey::from_bytes([byte; 32])));
+        let seal = SealConfig {
+            keys: own,
+            clients: AllowList::default(),
+        };
+        let key = *other.public().as_bytes();
+        assert!(!seal.lists(&key));
+        seal.clients.replace([(other.public(), Level::Basic)]);
+        assert!(seal.lists(&key) && !seal.lists(&[0; 32]));
+        seal.clients.replace([(other.public(), Level::None)]);
+        assert!(!seal.lists(&key));
     }
 
     #[test]
@@ -162,7 +251,7 @@ mod tests {
         let asked = || seal(1, 2).ask(pair(2).public(), b"who").unwrap().1;
         let sent = asked();
         assert_ne!(sent, asked());
-        let answered = || seal(2, 1).answer_question(&sent, <[u8]>::to_vec);
+        let answered = || seal(2, 1).answer_question(&sent, &Mutex::default(), <[u8]>::to_vec);
         assert_ne!(answered().unwrap(), answered().unwrap());
     }
 }

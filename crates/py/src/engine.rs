@@ -20,8 +20,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use serde_json::{Value, json};
 use slackwater_transfer::{
-    Batch, BatchError, BatchId, Capability, Cause, Engine, EngineConfig, GrantSpec, Location,
-    Memory, Notice, Op, Region, RegionSpec, Rights, SealConfig, Submit,
+    AnsweredQuestions, Batch, BatchError, BatchId, Capability, Cause, Engine, EngineConfig,
+    GrantSpec, KeysOfPeers, Location, Memory, Notice, Op, Region, RegionSpec, Rights, SealConfig,
+    Submit,
 };
 use slackwater_wait::{Site, Waiting, now};
 
@@ -49,6 +50,8 @@ pub(crate) struct RawEngine {
     engine: Engine,
     /// The keys, where this engine has some: then it has no peer without.
     seal: Option<SealConfig>,
+    answered: Mutex<AnsweredQuestions>,
+    keys_of_peers: Mutex<KeysOfPeers>,
     own: Mutex<Own>,
     peers: Mutex<BTreeMap<String, Arc<Peer>>>,
     /// Those whose results nobody has yet, and their peers.
@@ -61,6 +64,8 @@ pub(crate) struct RawEngine {
 struct Failure {
     code: i64,
     reason: String,
+    /// What is known of the peer does not hold, or it was not reached: another process may have its name by now.
+    asks_again: bool,
 }
 
 #[derive(Default)]
@@ -115,6 +120,8 @@ impl RawEngine {
         Ok(Self {
             engine,
             seal,
+            answered: Mutex::default(),
+            keys_of_peers: Mutex::default(),
             own: Mutex::default(),
             peers: Mutex::default(),
             batches: Mutex::default(),
@@ -192,7 +199,7 @@ impl RawEngine {
     fn answer<'py>(&self, py: Python<'py>, asked: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
         let seal = self.keys()?;
         let answered = py.detach(|| {
-            seal.answer_question(asked, |text| match text == DESCRIBE {
+            seal.answer_question(asked, &self.answered, |text| match text == DESCRIBE {
                 true => self.described(),
                 false => Vec::new(),
             })
@@ -225,24 +232,35 @@ impl RawEngine {
         let opened = py.detach(|| {
             let question = question.and_then(RawQuestion::take);
             match (&self.seal, question) {
-                (None, None) => Peer::open(&self.engine, described, reached, None),
+                (None, None) => Peer::read(described, reached, None),
                 (Some(_), Some(question)) => {
                     let key = *question.target().as_bytes();
                     let text = question
                         .open(described)
                         .map_err(|error| error.to_string())?;
-                    Peer::open(&self.engine, &text, reached, Some(key))
+                    let described = Peer::read(&text, reached, Some(key))?;
+                    let life = described.segment.incarnation;
+                    if !lock(&self.keys_of_peers).is_of(life, &key) {
+                        return Err("it is the process of another key".to_owned());
+                    }
+                    Ok(described)
                 }
                 _ => Err("a description is sealed exactly where there are keys".to_owned()),
             }
         });
+        let opened = opened.map(|described| Peer::open(&self.engine, described));
         let peer = opened.map_err(|wrong| {
             PyValueError::new_err(format!("{name} describes no engine: {wrong}"))
         })?;
         let first = peer.first();
         let id = peer.id;
-        let before = lock(&self.peers).insert(name.to_owned(), Arc::new(peer));
-        if let Some(before) = before.filter(|before| before.id != id) {
+        let mut peers = lock(&self.peers);
+        let before = peers.insert(name.to_owned(), Arc::new(peer));
+        let before = before.filter(|before| before.id != id);
+        // It may be known by several names.
+        if let Some(before) = before
+            && !peers.values().any(|other| other.id == before.id)
+        {
             self.engine.forget(before.id);
         }
         Ok(first)
@@ -304,6 +322,7 @@ impl RawEngine {
                     code: FAILED,
                     reason: "memory that is not registered cannot be used without waiting"
                         .to_owned(),
+                    asks_again: false,
                 });
             }
             let batch = self.engine.submit(plan.requests, &submit);
@@ -341,7 +360,8 @@ impl RawEngine {
         }
         let probed = py.detach(|| {
             let peer = self.peer(peer)?;
-            self.engine.probe(peer.id, timeout).map_err(Failure::from)
+            let probed = self.engine.probe(peer.id, timeout);
+            probed.map_err(|error| peer.heed(Failure::from(error)))
         });
         Ok(self.told(py, "send_probe", probed.map(|()| 0)))
     }
@@ -450,8 +470,14 @@ impl RawEngine {
 
     fn peer(&self, name: &str) -> Result<Arc<Peer>, Failure> {
         let peer = lock(&self.peers).get(name).cloned();
-        peer.filter(|peer| !peer.is_stale())
+        peer.filter(|peer| !peer.is_stale() && self.is_listed(peer))
             .ok_or_else(Failure::stale)
+    }
+
+    /// Whether the key of a peer is on the list, which may have changed since the peer was asked.
+    fn is_listed(&self, peer: &Peer) -> bool {
+        let lists = |seal: &SealConfig| peer.key.as_ref().is_some_and(|key| seal.lists(key));
+        self.seal.as_ref().is_none_or(lists)
     }
 
     fn batch(&self, id: BatchId) -> Option<Batch> {
@@ -467,13 +493,10 @@ impl RawEngine {
         let Some((_, peer)) = lock(&self.batches).remove(&batch.id()) else {
             return FAILED;
         };
-        let Err(failure) = result(batch) else {
-            return 0;
-        };
-        if failure.code == STALE {
-            peer.set_stale();
+        match result(batch) {
+            Ok(number) => number,
+            Err(failure) => self.tell(py, "transfer", &peer.heed(failure)),
         }
-        self.tell(py, "transfer", &failure)
     }
 
     fn carry(
@@ -484,9 +507,21 @@ impl RawEngine {
         timeout: Duration,
         notice: Option<(String, String)>,
     ) -> Result<(), Failure> {
-        let until = now() + timeout;
         let peer = self.peer(peer)?;
-        let plan = runs.plan(self.engine.home(), &peer, op)?;
+        let carried = self.carry_to(&peer, op, runs, timeout, notice);
+        carried.map_err(|failure| peer.heed(failure))
+    }
+
+    fn carry_to(
+        &self,
+        peer: &Peer,
+        op: Op,
+        runs: &Runs,
+        timeout: Duration,
+        notice: Option<(String, String)>,
+    ) -> Result<(), Failure> {
+        let until = now() + timeout;
+        let plan = runs.plan(self.engine.home(), peer, op)?;
         let mut notice = notice.map(|(name, text)| Notice {
             name,
             bytes: text.into_bytes(),
@@ -546,6 +581,7 @@ impl Failure {
         Self {
             code: STALE,
             reason: "the peer has no such memory".to_owned(),
+            asks_again: true,
         }
     }
 }
@@ -558,8 +594,18 @@ impl From<BatchError> for Failure {
             BatchError::TimedOut => TIMED_OUT,
             BatchError::Failed(_) | BatchError::Cancelled => FAILED,
         };
+        let asks_again = matches!(
+            &error,
+            BatchError::Failed(
+                Cause::Refused(_) | Cause::Gone { .. } | Cause::Unreachable(_) | Cause::Lost(_)
+            )
+        );
         let reason = error.to_string();
-        Self { code, reason }
+        Self {
+            code,
+            reason,
+            asks_again,
+        }
     }
 }
 
@@ -567,9 +613,15 @@ impl From<BatchError> for Failure {
 fn result(batch: &Batch) -> Result<i64, Failure> {
     let causes = (0..batch.len()).filter_map(|request| batch.outcome(request)?.cause);
     let failures = causes.map(|cause| Failure::from(BatchError::Failed(cause)));
-    failures
-        .min_by_key(|failure| failure.code)
-        .map_or(Ok(0), Err)
+    let worst = failures.reduce(|one, other| {
+        let asks_again = one.asks_again || other.asks_again;
+        let worse = if other.code < one.code { other } else { one };
+        Failure {
+            asks_again,
+            ..worse
+        }
+    });
+    worst.map_or(Ok(0), Err)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

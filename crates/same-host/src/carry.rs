@@ -10,6 +10,7 @@ use slackwater_wire::data::{Grant, Op, Refusal};
 
 use super::cache_history::CacheHistory;
 use super::copy_threads::CopyThreads;
+use super::core::ENDED;
 use super::page::Mark;
 use super::process::Process;
 use super::window::{OpenWindow, Reach};
@@ -155,7 +156,7 @@ pub(super) fn under_mark<T>(
         return Err(Cause::Refused(Refusal::Generation).into());
     }
     match window.link().is_gone() {
-        true => Err(Cause::Lost("the process has ended".to_owned()).into()),
+        true => Err(Cause::Lost(ENDED.to_owned()).into()),
         false => Ok(copied),
     }
 }
@@ -324,7 +325,7 @@ unsafe fn attach(
             }
             Ok(bytes) => done += bytes,
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {
-                return Err(Cause::Lost("the process has ended".to_owned()));
+                return Err(Cause::Lost(ENDED.to_owned()));
             }
             Err(error) => return Err(Cause::Lost(format!("reaching into the process: {error}"))),
         }

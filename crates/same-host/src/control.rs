@@ -8,7 +8,7 @@ use slackwater_wait::{Site, Waiting, now};
 use slackwater_wire::data::{Capability, Refusal};
 use slackwater_zmtp::PublicKey;
 
-use super::core::{Core, LinkState};
+use super::core::{Core, ENDED, LinkState};
 use super::link::{Link, WindowError};
 use super::message::ATTACH_MAX;
 use super::opening::LinkTarget;
@@ -27,29 +27,33 @@ impl Core {
     pub(super) fn run(self: Arc<Self>) {
         loop {
             let seen = self.wanted.seen();
-            let (idle, ended) = {
+            let (idle, lost, is_over) = {
                 let state = self.state();
                 if state.closed {
                     return;
                 }
-                let ended = match &state.link {
+                let lost = match &state.link {
                     LinkState::Open(link) if link.is_gone() => Some(Arc::clone(link)),
                     _ => None,
                 };
-                (state.waiting.is_empty() && state.requests.is_empty(), ended)
+                let idle = state.waiting.is_empty() && state.requests.is_empty();
+                (idle, lost, matches!(&state.link, LinkState::Ended))
             };
-            if let Some(link) = ended {
+            if let Some(link) = lost {
                 // Its memory is released at once, not at the next request.
-                let (reason, until) = match link.farewell() {
-                    Some(reason) => (reason, now() + self.limits.retry_after),
-                    None => ("the process has ended", Instant::NEVER),
-                };
-                self.shut(reason.to_owned(), until);
+                match link.farewell() {
+                    Some(reason) => self.shut(reason.to_owned(), now() + self.limits.retry_after),
+                    None => self.lose(&link, "the process has closed the link".to_owned()),
+                }
                 continue;
             }
             if idle {
                 // Closed or notified: both are checked above.
                 let _ = self.wanted.wait(seen, &Waiting::at(&CONTROL));
+                continue;
+            }
+            if is_over {
+                self.end_all();
                 continue;
             }
             match self.link() {
@@ -161,15 +165,38 @@ impl Core {
                         Cause::TimedOut(Deadline::Acknowledgement)
                     });
                 }
-                self.shut(
-                    reason,
-                    if over {
-                        Instant::NEVER
-                    } else {
-                        now() + self.limits.retry_after
-                    },
-                );
+                match over {
+                    true => self.lose(link, reason),
+                    false => self.shut(reason, now() + self.limits.retry_after),
+                }
             }
+        }
+    }
+
+    /// A link is gone whose owner has not said why.
+    fn lose(self: &Arc<Self>, link: &Link, reason: String) {
+        match link.has_ended() {
+            true => self.end_all(),
+            false => self.shut(reason, Instant::NEVER),
+        }
+    }
+
+    /// The process has ended: what waits for it fails. Over another way it would be tried until its deadline.
+    fn end_all(&self) {
+        let (jobs, requests) = {
+            let mut state = self.state();
+            state.link = LinkState::Ended;
+            state.windows.clear();
+            state.regions.clear();
+            state.elsewhere.clear();
+            (take(&mut state.waiting), take(&mut state.requests))
+        };
+        let cause = || Cause::Lost(ENDED.to_owned());
+        requests
+            .into_iter()
+            .for_each(|request| request.fail(cause()));
+        for (job, _ticket) in jobs {
+            self.end(job, Err(cause()));
         }
     }
 

@@ -56,7 +56,12 @@ pub(super) enum LinkState {
         reason: String,
         until: Instant,
     },
+    /// The process has ended: no other way leads to it either.
+    Ended,
 }
+
+/// Why requests to such a process fail.
+pub(super) const ENDED: &str = "the process has ended";
 
 /// A job whose window is open.
 pub(super) type Ready = (Job, Arc<OpenWindow>, FlowGuard);

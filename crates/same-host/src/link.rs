@@ -2,6 +2,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use slackwater_base::Instant;
 use slackwater_engine::Notice;
@@ -83,6 +84,8 @@ struct Exchange {
 /// The most questions without an answer: with more the socket would be full, and the owner expels a peer that leaves
 /// its answers unread.
 const UNANSWERED_MAX: u32 = 16;
+/// By so much a process ends after the last of its sockets, and far more.
+const EXIT_TIME: Duration = Duration::from_millis(500);
 
 impl Link {
     /// Opens a link to a process; `gone` is called once when that ends.
@@ -120,6 +123,13 @@ impl Link {
     /// Whether the peer has ended or closed the link.
     pub(crate) fn is_gone(&self) -> bool {
         self.watched.is_gone()
+    }
+
+    /// Whether the process at the other end of a link that is gone has ended. One that lives may have shown this one out, or have
+    /// closed its engine; of one that is out of sight nothing is known.
+    pub(crate) fn has_ended(&self) -> bool {
+        let ends = |process: &Process| process.ends_within(EXIT_TIME).unwrap_or(false);
+        self.is_gone() && self.process.as_ref().is_ok_and(ends)
     }
 
     /// Why memory that is not shared cannot be reached, if it cannot.

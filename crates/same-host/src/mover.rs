@@ -1,12 +1,11 @@
 use std::collections::BTreeMap;
-use std::fs;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use slackwater_engine::{
     Abilities, BatchId, Carried, Cause, Home, Job, Mover, Notice, Part, PeerStats, Revocation,
-    SealConfig, SingleRequest, Submission,
+    SealConfig, SingleRequest, Submission, boot_id,
 };
 use slackwater_wire::Incarnation;
 use slackwater_wire::data::{HostContact, Segment};
@@ -94,9 +93,7 @@ impl HostMover {
         seal: Option<SealConfig>,
         fallback: Option<Arc<dyn Mover>>,
     ) -> Result<Self, HostError> {
-        let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id")?
-            .trim()
-            .to_owned();
+        let boot_id = boot_id()?;
         let boot = boot_number(&boot_id)?;
         let service = Service::start(boot, Arc::clone(home), limits.service, seal)?;
         Ok(Self {

@@ -14,7 +14,7 @@ use slackwater_wire::data::{Refusal, Segment};
 use super::carry::{CopyRequest, NotCopied, carry};
 use super::control::ControlRequest;
 use super::copy_threads::CopyThreads;
-use super::core::{Core, LinkState, Ready};
+use super::core::{Core, ENDED, LinkState, Ready};
 use super::message::NOTICE_MAX;
 use super::mover::HostLimits;
 use super::service::Service;
@@ -83,11 +83,12 @@ impl HostPeer {
             LinkState::Open(link) => link
                 .no_attach()
                 .map(|reason| format!("only shared memory: {reason}")),
+            LinkState::Ended => Some(ENDED.to_owned()),
             _ => None,
         }
     }
 
-    /// Whether the process is known to be unreachable now.
+    /// Whether requests to the process go another way now. Those to one that has ended go none.
     pub(super) fn is_shut(&self) -> bool {
         matches!(&self.core.state().link, LinkState::Shut { until, .. } if now() < *until)
     }
@@ -95,8 +96,12 @@ impl HostPeer {
     /// Whether the process has ended and nothing of it is left here.
     pub(super) fn is_over(&self) -> bool {
         let state = self.core.state();
-        matches!(&state.link, LinkState::Shut { until, .. } if *until == Instant::NEVER)
-            && self.core.flow.unfinished() == 0
+        let is_over = match &state.link {
+            LinkState::Shut { until, .. } => *until == Instant::NEVER,
+            LinkState::Ended => true,
+            LinkState::Unknown | LinkState::Open(_) => false,
+        };
+        is_over && self.core.flow.unfinished() == 0
     }
 
     /// Takes jobs; returns those that this mover does not carry.
@@ -115,6 +120,11 @@ impl HostPeer {
             if state.closed {
                 drop(state);
                 core.end(job, Err(Cause::Closed));
+                continue;
+            }
+            if matches!(&state.link, LinkState::Ended) {
+                drop(state);
+                core.end(job, Err(Cause::Lost(ENDED.to_owned())));
                 continue;
             }
             let shut = matches!(&state.link, LinkState::Shut { until, .. } if now() < *until);

@@ -1,6 +1,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -44,19 +45,24 @@ impl Process {
 
     /// Fails once the process has ended.
     fn check(&self) -> io::Result<()> {
-        let mut ended = [PollFd::new(&self.handle, PollFlags::IN)];
-        match poll(
-            &mut ended,
-            Some(&Timespec {
-                tv_sec: 0,
-                tv_nsec: 0,
-            }),
-        ) {
-            Ok(0) => Ok(()),
-            Ok(_) => Err(Errno::SRCH.into()),
-            // The call does not wait, so it is not interrupted; other errors leave the question open.
-            Err(errno) => Err(errno.into()),
+        // The call does not wait, so it is not interrupted; other errors leave the question open.
+        match self.ends_within(Duration::ZERO)? {
+            false => Ok(()),
+            true => Err(Errno::SRCH.into()),
         }
+    }
+
+    /// Whether the process has ended, or does so before `time` is over.
+    ///
+    /// # Errors
+    /// The kernel does not say, or a signal came first.
+    pub(crate) fn ends_within(&self, time: Duration) -> io::Result<bool> {
+        let mut ended = [PollFd::new(&self.handle, PollFlags::IN)];
+        let time = Timespec {
+            tv_sec: time.as_secs().cast_signed(),
+            tv_nsec: i64::from(time.subsec_nanos()),
+        };
+        Ok(poll(&mut ended, Some(&time))? > 0)
     }
 
     /// Copies `len` bytes from `remote` of that process; says how many. Fewer than `len` end where its mapping ends.
@@ -161,8 +167,12 @@ mod tests {
         let pid = Pid::from_child(&child);
         let started = start_time(&format!("/proc/{}/stat", child.id())).unwrap();
         let process = Process::open(pid, started).unwrap();
+        assert!(!process.ends_within(Duration::ZERO).unwrap());
         child.kill().unwrap();
+        // It need not have been waited for.
+        assert!(process.ends_within(Duration::from_secs(20)).unwrap());
         child.wait().unwrap();
+        assert!(process.ends_within(Duration::ZERO).unwrap());
         let mut byte = 0u8;
         // SAFETY: one byte of this frame.
         let read = unsafe { process.read(&raw mut byte, 0x1000, 1) };

@@ -1,5 +1,7 @@
 //! The initiator's end of a connection: the protocol, and who must answer it.
 
+use std::io;
+use std::net::UdpSocket;
 use std::sync::Arc;
 
 use slackwater_base::Instant;
@@ -11,6 +13,8 @@ use slackwater_data_plane::{
     },
     seal::{InitiatorHandshake, Keys, Opener, SealError, Sealer},
 };
+use slackwater_engine::boot_id;
+use slackwater_net::End as NetEnd;
 use slackwater_wire::data::{Features, Frame, Greeting, GreetingError, Segment};
 
 use super::context::TcpContext;
@@ -56,6 +60,17 @@ impl<T> ClientConnection<T> {
         Ok(())
     }
 
+    /// Why the connection is closed that the kernel has ended so.
+    pub(crate) fn ended(&self, end: &NetEnd) -> CloseReason {
+        let is_refused = |error: &io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+        match end {
+            NetEnd::ConnectFailed(error) if is_refused(error) && is_of_this_host(&self.peer) => {
+                CloseReason::Gone(Cause::Unreachable(end.to_string()))
+            }
+            _ => CloseReason::Lost(Cause::Lost(end.to_string())),
+        }
+    }
+
     /// Tells the initiator what has happened.
     pub(crate) fn handle(&mut self, now: Instant, input: Input<'_, T>) -> Result<(), CloseReason> {
         self.initiator.handle(now, input, &mut self.out)
@@ -82,6 +97,18 @@ impl<T> ClientConnection<T> {
         let _ = self.handle(now, closed);
         cause
     }
+}
+
+/// Whether a peer is a process of this host, and to be reached at addresses of this host alone. It listens there as long as it
+/// lives, so that a connection that the kernel refuses says that it has ended. Elsewhere something on the way may have refused it.
+fn is_of_this_host(peer: &Segment) -> bool {
+    let same_boot = match (&peer.host, boot_id()) {
+        (Some(contact), Ok(own)) => contact.boot_id == own,
+        _ => false,
+    };
+    // What can be bound is an address of this host, and of this namespace.
+    let mut addresses = peer.addresses.iter();
+    same_boot && addresses.all(|address| UdpSocket::bind((address.ip(), 0)).is_ok())
 }
 
 /// No connection to this peer can be made, on any address.

@@ -150,6 +150,14 @@ impl TcpContext {
         self.loops.get()?.get(index)?.upgrade()
     }
 
+    /// The list of keys has changed.
+    pub(crate) fn relisted(&self) {
+        let loops = self.loops.get().into_iter().flatten();
+        loops
+            .filter_map(WeakLoop::upgrade)
+            .for_each(|each| each.command(Command::Relisted));
+    }
+
     pub(crate) fn greeting(&self, expects: Incarnation, features: Features) -> Greeting {
         Greeting {
             version_min: VERSION,

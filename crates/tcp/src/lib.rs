@@ -124,6 +124,14 @@ impl Tcp {
         let _ = context
             .loops
             .set(loops.iter().map(Loop::downgrade).collect());
+        if let Some(seal) = &context.config.seal {
+            let context = Arc::downgrade(&context);
+            seal.clients.when_changed(move || {
+                let context = context.upgrade();
+                context.iter().for_each(|context| context.relisted());
+                context.is_some()
+            });
+        }
         let mut mover = Self {
             context,
             loops,

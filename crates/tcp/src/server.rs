@@ -85,6 +85,11 @@ impl ServerConnection {
 }
 
 impl ServerEnd<'_> {
+    /// The list of keys has changed.
+    pub(crate) fn relisted(&mut self) -> Result<(), CloseReason> {
+        self.server.check_key(self.turn)
+    }
+
     /// A device has room again.
     pub(crate) fn resumed(&mut self) -> Result<(), CloseReason> {
         self.handle(Input::Resumed)

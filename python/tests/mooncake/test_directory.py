@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -108,6 +109,44 @@ def test_the_name_of_an_engine_that_was_killed_is_free(server: Server) -> None:
     assert list(server.texts) == ["mooncake/rpc_meta/one"]
     engine, _ = engine_of("one", server.url)
     assert json.loads(server.texts["mooncake/rpc_meta/one"])["rpc_port"] == engine.get_rpc_port()
+
+
+STANDS = """
+import ctypes, sys
+import slackwater.compat
+slackwater.compat.install(over=True)
+from mooncake.engine import TransferEngine
+engine = TransferEngine()
+assert engine.initialize("one", sys.argv[1], "tcp", "") == 0
+memory = ctypes.create_string_buffer(sys.argv[2].encode() * 4096, 4096)
+assert engine.register_memory(ctypes.addressof(memory), 4096) == 0
+print(ctypes.addressof(memory), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("force_tcp", ["", "1"])
+def test_an_engine_that_was_started_again_is_met_again(server: Server, monkeypatch: pytest.MonkeyPatch, force_tcp: str) -> None:
+    """A peer that had met the engine that was killed tried the place where that had been, each time for as long as a transfer may
+    take, and never asked for the one that has the name now."""
+    monkeypatch.delenv("MC_FORCE_TCP", raising=False)
+    if force_tcp:
+        monkeypatch.setenv("MC_FORCE_TCP", force_tcp)
+    monkeypatch.setenv("MC_TRANSFER_TIMEOUT", "5")
+    here, mine = engine_of("here", server.url)
+    x = ctypes.addressof(mine)
+    for life in ("a", "b"):
+        words = [sys.executable, "-c", STANDS, server.url, life]
+        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            y = int(process.stdout.readline())
+            moved = [here.transfer_sync_read("one", x, y, 5) for _ in range(2)]
+            assert moved[-1] == 0 and mine.raw[:5] == life.encode() * 5, moved
+            process.kill()
+    # With nobody there, a call fails as soon as the name leads nowhere.
+    assert here.transfer_sync_read("one", x, y, 5) == -1
+    began = time.monotonic()
+    assert here.transfer_sync_read("one", x, y, 5) == -1 and time.monotonic() - began < 4
 
 
 @pytest.mark.parametrize("where", ["another machine", "a program that is slow"])

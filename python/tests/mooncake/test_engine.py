@@ -189,6 +189,24 @@ def test_a_peer_that_changes_is_asked_again(here: Side, there: Side) -> None:
     assert engine.get_first_buffer_address(there.name) == y
 
 
+def test_a_peer_of_two_names_is_asked_again_by_both(here: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When another engine took its port, the call by one name forgot the peer for the other name too, by which nobody was found
+    again."""
+    monkeypatch.setenv("MC_TRANSFER_TIMEOUT", "5")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    for variable in ("MC_MIN_RPC_PORT", "MC_MAX_RPC_PORT"):
+        monkeypatch.setenv(variable, str(port))
+    names = [f"{host}:{port}" for host in ("127.0.0.1", "localhost")]
+    for tries in (1, 2):
+        there = Side(tries)
+        for name in names:
+            moved = [here.engine.transfer_sync_read(name, here.at, there.at, 5) for _ in range(tries)]
+            assert moved[-1] == 0 and here.has(0, bytes([tries]) * 5), (name, moved)
+        del there
+        gc.collect()
+
+
 def test_a_peer_that_refuses_what_is_not_waited_for_is_asked_again(here: Side, there: Side) -> None:
     """What was known of a peer was asked for again by calls that wait alone: when it registered its memory anew, every call
     that does not wait failed from then on."""
@@ -267,8 +285,10 @@ def test_another_process_is_a_peer(here: Side) -> None:
         assert process.stdout.readline() == "hello [('n', 'm')]\n"
         process.kill()
         process.wait()
+        began = time.monotonic()
         # The kernel ends a process before it hangs up its links: until that is told, what is mapped here is read.
         assert comes_true(lambda: engine.transfer_sync_read(peer, x, at, 5) == -1) and engine.send_probe(peer) == -102
+        assert time.monotonic() - began < 15, "the process is gone, which its host knows"
 
 
 def test_a_peer_that_stops_ends_calls_at_their_deadline(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,6 +195,9 @@ def test_who_tells_a_listed_key_must_own_it(start: Start, place: KeyPlace, caplo
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", there.engine.get_rpc_port(), timeout=20)) as connection:
         connection.request("POST", "/engine", bytes(8193), {"Host": "localhost"})
         assert connection.getresponse().status == 413
+    with socket.create_connection(("127.0.0.1", there.engine.get_rpc_port()), 20) as plain:
+        plain.sendall(b"GET /key HTTP/1.0\r\nA: " + b"b" * 8192 + b"\r\n\r\n")
+        assert b" 431 " in plain.recv(100)
 
 
 def test_a_description_has_the_key_that_was_proven(start: Start, caplog: pytest.LogCaptureFixture) -> None:
@@ -268,6 +271,70 @@ def test_a_key_that_is_taken_from_the_list_is_refused_soon(
     until(True)
 
 
+def test_a_key_that_is_taken_from_our_own_list_is_reached_no_more(start: Start, place: KeyPlace, caplog: pytest.LogCaptureFixture) -> None:
+    """A peer that was open was written to for ever: the list was asked when the peer described itself, and not again."""
+    here, there = start("here", "of-here"), start("there", "of-there")
+    engine, peer, x, y = here.engine, there.name, here.at, there.at
+
+    def calls() -> list[int]:
+        batch = engine.batch_transfer_async_write(peer, [x], [y], [5])
+        return [
+            engine.transfer_sync_write(peer, x, y, 5),
+            engine.transfer_sync_read(peer, x, y, 5),
+            engine.get_batch_transfer_status([batch]) if batch else -1,
+            engine.send_probe(peer),
+        ]
+
+    assert calls() == [0, 0, 0, 0]
+    place.allow("of-here", "other")
+    end = time.monotonic() + 30
+    while engine.transfer_sync_write(peer, x, y, 5) == 0:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert calls() == [-1, -1, -1, -102] and "its key is not on our list of keys" in caplog.text
+    # What the peer asks of us is refused, too.
+    assert there.engine.transfer_sync_write(here.name, y, x, 5) == -1
+    place.allow("of-here", "other", "there")
+    while engine.transfer_sync_write(peer, x, y, 5) != 0:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert calls() == [0, 0, 0, 0]
+
+
+def test_a_list_that_could_not_be_read_is_read_at_the_next_look(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A process without a descriptor for it kept a key that had been taken away, until the list changed once more."""
+    path, reads = tmp_path / "list", [ValueError("too many open files")] * 3
+    path.write_text("one")
+
+    def reload() -> None:
+        if reads:
+            raise reads.pop()
+
+    raw: Any = SimpleNamespace(reload=reload)
+    with descriptions.DescriptionService("127.0.0.1", 0, raw, Keys("key", str(path))) as service:
+        for left in (2, 1, 0):
+            service.service_actions()
+            assert len(reads) == left and caplog.text.count("stays as it was") == 1
+        service.service_actions()
+        reads.append(ValueError("another"))
+        service.service_actions()
+        assert len(reads) == 1, "it was read"
+        path.write_text("three")
+        service.service_actions()
+        assert not reads and caplog.text.count("stays as it was") == 2
+
+
+def test_a_question_is_answered_once(start: Start) -> None:
+    """What a wire had seen of a question was answered, at the length of a description, as often as it was repeated."""
+    here, there = start("here", "of-here"), start("there", "of-there")
+    _, asked = here.engine._raw.ask(there.engine._raw.key())
+    assert len(there.engine._raw.answer(asked)) > 2 * len(asked)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="does not know our key"):
+            there.engine._raw.answer(asked)
+    assert here.engine.get_first_buffer_address(there.name) == there.at
+
+
 def test_a_list_that_changes_while_an_engine_starts_is_read_again(tmp_path: Path) -> None:
     """A change between the engine's own reading and the first look of its service did not count until the next one."""
     path, reloads = tmp_path / "list", []
@@ -335,6 +402,19 @@ def test_connections_of_nobody_end_soon(monkeypatch: pytest.MonkeyPatch, start: 
     here = start("here", "of-here")
     with socket.create_connection(("127.0.0.1", here.engine.get_rpc_port()), timeout=20) as silent:
         assert silent.recv(1) == b"", "it is cut, and not kept until the peer speaks"
+
+
+def test_connections_of_nobody_keep_no_peer_away(monkeypatch: pytest.MonkeyPatch, start: Start) -> None:
+    """Sixty-four that said nothing kept all peers from an engine for twenty seconds, and could be made again."""
+    monkeypatch.setattr(http_service, "REQUESTS_MAX", 4)
+    here, there = start("here", "of-here"), start("there", "of-there")
+    address = ("127.0.0.1", there.engine.get_rpc_port())
+    with contextlib.ExitStack() as held:
+        for _ in range(4):
+            held.enter_context(socket.create_connection(address))
+        began = time.monotonic()
+        assert here.engine.get_first_buffer_address(there.name) == there.at
+        assert time.monotonic() - began < descriptions.DescriptionService.seconds_max / 2
 
 
 # The two ends of a cable, each in a network of its own, made without any right of the machine.

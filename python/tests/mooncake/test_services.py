@@ -1,7 +1,9 @@
 """The services by HTTP: texts by key, and a store."""
 
 import contextlib
+import errno
 import http.client
+import itertools
 import json
 import os
 import select
@@ -20,7 +22,7 @@ from typing import Any
 import calls
 import mooncake.store
 import pytest
-from slackwater.compat.mooncake import http_client, http_metadata_server, http_service, mooncake_store_service
+from slackwater.compat.mooncake import http_client, http_metadata_server, http_service, mooncake_store_service, timed_socket
 from slackwater.compat.mooncake.http_metadata_server import MetadataServer
 from slackwater.compat.mooncake.http_service import Answer, Asked, Service
 from slackwater.compat.mooncake.mooncake_store_service import MooncakeStoreService, configuration
@@ -237,20 +239,104 @@ def test_a_service_without_work_is_not_woken(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_request_for_which_there_is_no_thread_frees_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system had no thread for the clock of a connection: its place was taken for good."""
+    """The place of a connection was taken for good when the system had no thread for it."""
 
-    class NoMore(threading.Timer):
+    class NoMore(threading.Thread):
         def start(self) -> None:
             raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(http_service, "REQUESTS_MAX", 2)
     with serving(lambda asked: Answer(200, b"")) as port:
         with monkeypatch.context() as patch:
-            patch.setattr(http_service.threading, "Timer", NoMore)
+            patch.setattr(http_service.threading, "Thread", NoMore)
             for _ in range(3):
                 with socket.create_connection(("127.0.0.1", port), 20) as connection:
                     assert connection.recv(1) == b""
         assert ask(port, "GET", "/") == (200, b"")
+
+
+def test_a_connection_has_one_thread() -> None:
+    """A second one watched its clock: twice the threads for connections of nobody."""
+    before = set(threading.enumerate())
+    with Service("127.0.0.1", 0, 10, lambda asked: Answer(200, b"")) as service:
+        thread = threading.Thread(target=service.serve_forever)
+        thread.start()
+        held = [socket.create_connection(("127.0.0.1", service.port)) for _ in range(8)]
+        while service._under_way < 8:
+            time.sleep(0.01)
+        assert len(set(threading.enumerate()) - before) == 1 + 8
+        for connection in held:
+            connection.close()
+        service.shutdown()
+        thread.join()
+
+
+def test_connections_that_ask_nothing_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as there are places kept all others from the service for as long as a connection may last."""
+    monkeypatch.setattr(http_service, "REQUESTS_MAX", 3)
+    monkeypatch.setattr(Service, "asking_seconds", 0.2)
+    asked_for, may_end = threading.Event(), threading.Event()
+
+    def answer(asked: Asked) -> Answer:
+        if asked.path == ("long",):
+            asked_for.set()
+            assert may_end.wait(20)
+        return Answer(200, b"")
+
+    with serving(answer, bytes_max=10) as port, contextlib.ExitStack() as held:
+
+        def connected(said: bytes) -> socket.socket:
+            connection = held.enter_context(socket.create_connection(("127.0.0.1", port), 20))
+            connection.sendall(said)
+            return connection
+
+        # The oldest one has made its request, and is answered however long that takes.
+        answered = connected(b"GET /long HTTP/1.0\r\n\r\n")
+        assert asked_for.wait(20)
+        silent = connected(b"")
+        slow = connected(b"POST / HTTP/1.0\r\nContent-Length: 10\r\n\r\n01")
+        began = time.monotonic()
+        assert ask(port, "GET", "/") == (200, b"") == ask(port, "GET", "/")
+        assert time.monotonic() - began < 20
+        assert silent.recv(1) == b"", "the one that has asked nothing for longest"
+        more = connected(b""), connected(b"")
+        assert ask(port, "GET", "/") == (200, b"")
+        assert slow.recv(1) == b"" and more[1] is not None
+        may_end.set()
+        assert b" 200 " in answered.recv(100)
+
+
+def test_heads_have_a_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a hundred lines each had one of 64 KiB: sixty-four connections of nobody took 400 MiB."""
+    monkeypatch.setattr(Service, "head_bytes_max", 1000)
+    with serving(lambda asked: Answer(200, b""), bytes_max=10) as port:
+        line = b"GET / HTTP/1.0\r\n"
+        for bytes_given, status in ((1000, 200), (1001, 431)):
+            fields = b"A: " + b"b" * 97 + b"\r\n"
+            head = line + fields * 9
+            head += b"C: " + b"d" * (bytes_given - len(head) - 7) + b"\r\n\r\n"
+            assert len(head) == bytes_given and said(port, head) == status
+        with socket.create_connection(("127.0.0.1", port), 20) as connection:
+            connection.sendall(b"GET /" + b"x" * 1000 + b" HTTP/1.0\r\n\r\n")
+            assert connection.recv(1) == b""
+        assert ask(port, "POST", "/", b"0123456789") == (200, b"")
+
+
+def test_a_service_without_descriptors_waits_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its loop was told at once, again and again, that a connection waits."""
+    tries: list[float] = []
+    plain = http_service.ThreadingHTTPServer.get_request
+
+    def none(self: Service) -> Any:
+        tries.append(time.monotonic())
+        if len(tries) < 4:
+            raise OSError(errno.EMFILE, "no more")
+        return plain(self)
+
+    monkeypatch.setattr(http_service.ThreadingHTTPServer, "get_request", none)
+    with serving(lambda asked: Answer(200, b"")) as port:
+        assert ask(port, "GET", "/") == (200, b"")
+    assert len(tries) == 4 and all(then + 0.09 < after for then, after in itertools.pairwise(tries)), tries
 
 
 def test_what_cannot_be_taken_is_answered() -> None:
@@ -283,8 +369,11 @@ def test_the_time_of_a_request_begins_before_its_connection(monkeypatch: pytest.
             at += 30
 
     monkeypatch.setattr(http_client.http.client, "HTTPConnection", Slow)
-    monkeypatch.setattr(http_client, "time", SimpleNamespace(monotonic=lambda: at))
     with serving(lambda asked: Answer(200, b"")) as port:
+        service = threading.current_thread()
+        clock = SimpleNamespace(monotonic=lambda: at if threading.current_thread() is service else time.monotonic())
+        monkeypatch.setattr(http_client, "time", clock)
+        monkeypatch.setattr(timed_socket, "time", clock)
         for seconds, is_in_time in ((31.0, True), (29.0, False)):
             with contextlib.nullcontext() if is_in_time else pytest.raises(TimeoutError):
                 http_client.ask("GET", "127.0.0.1", port, "/", named="localhost", seconds=seconds, bytes_max=10)

@@ -16,6 +16,17 @@ const CHAT: [&str; 6] = [
 ];
 const SIZES: [&str; 6] = ["--memory", "8MiB", "--ssd", "64MiB", "--flush-delay", "2ms"];
 
+/// Log lines in a file were full of the escapes that colour them on a terminal.
+#[test]
+fn log_lines_are_coloured_on_a_terminal_alone() {
+    let place = Place::new();
+    let played = ["replay", "--requests", "1", "--log", "info"];
+    let ended = place.run(&[&played[..], &CHAT, &SIZES].concat());
+    let told = stderr(&ended);
+    assert!(told.contains("the log is open"), "{told}");
+    assert!(!told.contains('\u{1b}'), "{told}");
+}
+
 /// `slackwater policy … | head -1` ended with a panic, and a full disk below the answer went unsaid.
 #[test]
 fn an_answer_that_cannot_be_written_is_said_and_one_that_nobody_reads_is_not() {

@@ -21,7 +21,7 @@ use snow::HandshakeState;
 use thiserror::Error;
 use zeroize::Zeroizing;
 
-pub use question::{Asked, Question};
+pub use question::{AnsweredQuestions, Asked, Question};
 pub use record::{
     Cipher, Opener, PACKET_OVERHEAD, PacketOpener, PacketSealer, RECORD_BYTES_MAX, RecordKey,
     Sealer,

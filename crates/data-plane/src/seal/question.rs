@@ -3,7 +3,10 @@
 //! under the key of the target: the length of the text, and the text.
 //!
 //! The first message can be repeated by an unauthenticated peer that has seen it, so a question must change nothing. The answer
-//! to a repetition opens for nobody but the asker, whose own key of that one question it needs.
+//! to a repetition opens for nobody but the asker, whose own key of that one question it needs; and while the question is among the
+//! latest that were answered ([`AnsweredQuestions`]), there is none.
+
+use std::collections::VecDeque;
 
 use slackwater_zmtp::{KeyPair, PublicKey};
 use snow::HandshakeState;
@@ -22,6 +25,10 @@ const ANSWER_HEAD: usize = 32 + 16;
 const QUESTION_BYTES_MAX: usize = 4 << 10;
 const LABEL: &[u8] = b"slackwater question, sealed, 1";
 const LENGTH_BYTES: usize = 8;
+/// Bytes of the asker's key of one question, with which the question begins.
+const ONCE_BYTES: usize = 32;
+/// Questions that are known to have been answered: 32 KiB of them.
+const ANSWERED_MAX: usize = 1024;
 
 /// A question that waits for its answer.
 #[derive(Debug)]
@@ -35,7 +42,28 @@ pub struct Question {
 pub struct Asked {
     noise: HandshakeState,
     asker: PublicKey,
+    once: [u8; ONCE_BYTES],
     text: Vec<u8>,
+}
+
+/// The latest questions that were answered, by the askers' keys of each. An answer is much longer than its question: a peer that
+/// has seen one could have had it made again and again.
+#[derive(Debug, Default)]
+pub struct AnsweredQuestions(VecDeque<[u8; ONCE_BYTES]>);
+
+impl AnsweredQuestions {
+    /// Whether a question is none of them; it is one from now on. To be asked for the questions of listed keys alone: others could
+    /// fill it.
+    pub fn is_first(&mut self, asked: &Asked) -> bool {
+        if self.0.contains(&asked.once) {
+            return false;
+        }
+        if self.0.len() == ANSWERED_MAX {
+            self.0.pop_front();
+        }
+        self.0.push_back(asked.once);
+        true
+    }
 }
 
 impl Asked {
@@ -56,7 +84,13 @@ impl Asked {
             .and_then(|key| key.try_into().ok())
             .ok_or(SealError::Refused)?;
         let asker = PublicKey::from_bytes(asker);
-        Ok(Self { noise, asker, text })
+        let once = asked.first_chunk().copied().ok_or(SealError::Refused)?;
+        Ok(Self {
+            noise,
+            asker,
+            once,
+            text,
+        })
     }
 
     /// The key whose owner has asked this, now or earlier.
@@ -220,6 +254,52 @@ mod tests {
         for (label, bytes) in [(LABEL, QUESTION_BYTES_MAX + 1), (b"", 0), (b"another", 0)] {
             assert_eq!(first(label, bytes), Err(SealError::Refused));
         }
+    }
+
+    /// Both ends take the same key for the answer, whichever it is: engines of two releases have to take that of the target.
+    #[test]
+    fn an_answer_is_sealed_under_the_key_of_the_target() {
+        let (_, sent) = ask(1, 2, 7, b"");
+        let asked = read(2, &sent).unwrap();
+        let (own, target) = (pair(1), pair(2).public());
+        let mut noise = noise::initiator(&own, &[7; 32].into(), &target, LABEL).unwrap();
+        noise.write_message(b"", &mut [0; ASKED_OVERHEAD]).unwrap();
+        let mut answer = asked.answer(b"text").unwrap();
+        let (head, records) = answer.split_at_mut(ANSWER_HEAD);
+        noise.read_message(head, &mut []).unwrap();
+        let (_, secret) = noise.dangerously_get_raw_split();
+        let mut opener = PacketOpener::new(RecordKey {
+            secret: Zeroizing::new(secret),
+            cipher: Cipher::ChaCha,
+        });
+        let (length, text) = records.split_at_mut(LENGTH_BYTES + PACKET_OVERHEAD);
+        let at = opener.open(length).unwrap();
+        assert_eq!(length[at], 4u64.to_le_bytes());
+        let at = opener.open(text).unwrap();
+        assert_eq!(&text[at], b"text");
+    }
+
+    /// A question of a hundred bytes that somebody had seen was answered at length as often as it was repeated.
+    #[test]
+    fn a_question_is_answered_once_while_it_is_among_the_latest() {
+        let mut answered = AnsweredQuestions::default();
+        let questions: Vec<Vec<u8>> = (0..=ANSWERED_MAX as u16)
+            .map(|number| {
+                let mut entropy = [7; 32];
+                // Of the first byte not all bits count.
+                entropy[1..3].copy_from_slice(&number.to_le_bytes());
+                let entropy = Entropy::new(entropy);
+                let target = pair(2).public();
+                Question::ask(&pair(1), &entropy, target, b"who").unwrap().1
+            })
+            .collect();
+        let mut is_first = |at: usize| answered.is_first(&read(2, &questions[at]).unwrap());
+        for at in 0..ANSWERED_MAX {
+            assert!(is_first(at), "{at}");
+        }
+        assert!(!is_first(0) && !is_first(ANSWERED_MAX - 1));
+        // It makes room, of which the oldest one goes.
+        assert!(is_first(ANSWERED_MAX) && !is_first(1) && is_first(0));
     }
 
     #[test]

@@ -430,6 +430,9 @@ impl MasterShell {
             }
             Standing::Unknown => return Attached::Unknown,
             Standing::Replaced => return Attached::Refused(ErrorCode::IllegalClient),
+            Standing::New if self.members.is_another(&hello) => {
+                return Attached::Refused(ErrorCode::IllegalClient);
+            }
             Standing::New => {}
         }
         self.forget(node);

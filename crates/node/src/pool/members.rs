@@ -100,6 +100,15 @@ impl Members {
         }
     }
 
+    /// Whether the process that a node says it is, is another node. Clients tell processes apart by their incarnations: those of
+    /// a pool would read and write at the one that is named last.
+    pub(super) fn is_another(&self, hello: &NodeHello) -> bool {
+        let named = hello.memory.contact.incarnation;
+        let state = self.state();
+        let mut others = state.nodes.iter().filter(|(node, _)| **node != hello.node);
+        others.any(|(_, member)| member.contact.incarnation == named)
+    }
+
     /// A node belongs to the pool from now on.
     pub(super) fn add(
         &self,
@@ -389,6 +398,21 @@ mod tests {
         check(false, hello(2, true, 5), Standing::Unknown);
         let none = Members::new(Epoch(1));
         assert_eq!(none.greet(link(1), &hello(1, true, 0)), Standing::Unknown);
+    }
+
+    /// A node that named the process of another one as its own got what clients wrote to that.
+    #[test]
+    fn a_process_is_one_node() {
+        let members = members();
+        let other = |incarnation: u64| NodeHello {
+            node: NodeId(301),
+            ..hello(incarnation, false, 0)
+        };
+        assert!(members.is_another(&other(1)));
+        assert!(!members.is_another(&other(2)));
+        assert!(!members.is_another(&hello(1, false, 0)), "it is that one");
+        members.forget(NODE);
+        assert!(!members.is_another(&other(1)), "that one is gone");
     }
 
     /// The end of an old link was taken for the end of the node, which had made a new one by then.

@@ -531,6 +531,10 @@ fn hint(code: ErrorCode) -> &'static str {
         ErrorCode::NotSupported => {
             ": it is a store that takes no nodes, as `slackwater serve` runs"
         }
+        ErrorCode::StaleEpoch => {
+            ": it began anew while its clock was behind. Set the clock and start it again, or start this node anew; a master \
+             with `--directory` counts its lives by itself"
+        }
         _ => "",
     }
 }

@@ -782,7 +782,7 @@ fn recovered(config: &Config) -> Core {
 fn logged(config: &Config) -> String {
     let (sent, lines) = channel();
     let writer = move || Line(sent.clone());
-    let dispatch = logging::dispatch(config, writer).unwrap();
+    let dispatch = logging::dispatch(config, writer, false).unwrap();
     tracing::dispatcher::with_default(&dispatch, || tracing::info!("a line"));
     let bytes: Vec<u8> = lines.try_iter().flatten().collect();
     String::from_utf8(bytes).unwrap()

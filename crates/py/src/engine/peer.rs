@@ -12,11 +12,13 @@ use super::Failure;
 /// A peer, by one of its descriptions.
 pub(super) struct Peer {
     pub(super) id: PeerId,
+    /// The key that it has proven, which has to be on the list as long as it is used.
+    pub(super) key: Option<[u8; 32]>,
     /// Where its memory is registered, in the order of registration.
     ranges: Vec<PeerRange>,
     /// Index in `ranges`, by first address.
     by_start: BTreeMap<u64, usize>,
-    /// Whether the peer refused what the description grants.
+    /// Whether the peer refused what the description grants, or was not reached.
     is_stale: AtomicBool,
 }
 
@@ -26,15 +28,20 @@ struct PeerRange {
     capability: Capability,
 }
 
+/// What a peer says of itself.
+pub(super) struct Described {
+    pub(super) segment: Segment,
+    ranges: Vec<PeerRange>,
+}
+
 impl Peer {
-    /// Opens the peer that is described, by the owner of `key` if that is proven; otherwise what is wrong with the
-    /// description. Where the peer listens at every address its bytes go to the one at which it was reached.
-    pub(super) fn open(
-        engine: &Engine,
+    /// What a peer says, the owner of `key` if that is proven; otherwise what is wrong with the description. Where the peer
+    /// listens at every address its bytes go to the one at which it was reached.
+    pub(super) fn read(
         described: &[u8],
         reached: IpAddr,
         key: Option<[u8; 32]>,
-    ) -> Result<Self, String> {
+    ) -> Result<Described, String> {
         let described: Value =
             serde_json::from_slice(described).map_err(|error| error.to_string())?;
         let mut segment: Segment = serde_json::from_value(described["segment"].clone())
@@ -54,13 +61,20 @@ impl Peer {
         let ranges: Option<Vec<PeerRange>> =
             ranges.and_then(|ranges| ranges.iter().map(PeerRange::of).collect());
         let ranges = ranges.ok_or_else(|| "its memory".to_owned())?;
+        Ok(Described { segment, ranges })
+    }
+
+    /// Opens the peer that is described so.
+    pub(super) fn open(engine: &Engine, described: Described) -> Self {
+        let Described { segment, ranges } = described;
         let starts = ranges.iter().enumerate();
-        Ok(Self {
+        Self {
+            key: segment.public_key,
             id: engine.open(segment),
             by_start: starts.map(|(index, range)| (range.start, index)).collect(),
             ranges,
             is_stale: AtomicBool::new(false),
-        })
+        }
     }
 
     /// The address of the memory that it registered first.
@@ -73,9 +87,11 @@ impl Peer {
         self.is_stale.load(Ordering::Relaxed)
     }
 
-    /// Says that it is to be described again.
-    pub(super) fn set_stale(&self) {
-        self.is_stale.store(true, Ordering::Relaxed);
+    /// Takes in how a call about it failed: whether it is to be described again before the next one.
+    pub(super) fn heed(&self, failure: Failure) -> Failure {
+        self.is_stale
+            .fetch_or(failure.asks_again, Ordering::Relaxed);
+        failure
     }
 
     pub(super) fn target(&self, address: u64, bytes: u64) -> Result<Target, Failure> {

@@ -56,6 +56,8 @@ pub(crate) enum Command {
     },
     /// Every task before this fence has ended.
     Fenced(Part),
+    /// The list of keys has changed: connections of those that are gone end, also what is under way on them.
+    Relisted,
     /// Check the scheduler's deadlines at this time.
     Wake(Instant),
     /// There are borrowed connections: collect idle ones from now on.
@@ -110,6 +112,11 @@ impl LoopState {
                 self.server(conn, |end| end.fetched(id, result));
             }
             Command::Fenced(part) => end(part, Ok(0)),
+            Command::Relisted => {
+                let all: Vec<ConnId> = self.conns.iter().flatten().map(|conn| conn.id).collect();
+                all.into_iter()
+                    .for_each(|id| self.server(id, |end| end.relisted()));
+            }
             Command::Watch => self.need(now() + self.context.config.gc_interval),
             Command::Wake(at) => self.need(at),
             Command::Close => self.close(net),

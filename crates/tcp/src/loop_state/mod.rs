@@ -442,8 +442,11 @@ impl Protocol for LoopState {
                 }
             }
             Event::Closed { conn, end, .. } => {
-                self.with(conn, |_, _| {
-                    Err(CloseReason::Lost(Cause::Lost(end.to_string())))
+                self.with(conn, |conn, _| {
+                    Err(match &conn.role {
+                        Role::Client(_, client) => client.ended(&end),
+                        Role::Server(_) => CloseReason::Lost(Cause::Lost(end.to_string())),
+                    })
                 });
             }
             Event::Command(command) => self.command(net, command),

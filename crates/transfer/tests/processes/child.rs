@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use slackwater_transfer::{Capability, Op, Segment, Target};
+use slackwater_transfer::{Capability, EngineConfig, Op, Segment, Target};
 
 use crate::world::{self, End, Field, PATIENCE, host_end, request, submit};
 
@@ -117,6 +117,10 @@ pub(crate) fn end(role: &str) -> End {
     match role {
         "shared" => host_end("process", world::shared),
         "attached" => host_end("process", world::anonymous),
+        "whole" => End {
+            engine: EngineConfig::new("process").start().unwrap(),
+            make: world::anonymous,
+        },
         other => panic!("no role {other}"),
     }
 }

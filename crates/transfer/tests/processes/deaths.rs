@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
-use slackwater_transfer::{Cause, Op, Target};
+use slackwater_transfer::{BatchError, Cause, EngineConfig, Op, Segment, Target};
 use slackwater_wait::now;
 
 use crate::child::{Child, end};
-use crate::world::{PATIENCE, noise, over, request, submit};
+use crate::world::{End, PATIENCE, anonymous, noise, over, request, submit};
 use crate::{alone, eventually, holdings};
 
 const MIB: usize = 1 << 20;
@@ -76,6 +76,92 @@ fn an_owner_killed_in_mid_batch_fails_what_is_left_and_leaves_nothing_behind() {
             "{role}: killed in the middle: {completed} completed, {failed} failed"
         );
     }
+}
+
+/// The end of a process was known, and what was asked of it afterwards was tried over TCP until its deadline.
+#[test]
+fn what_is_asked_of_a_process_that_was_killed_fails_at_once() {
+    let _alone = alone();
+    let near = end("whole");
+    let field = near.field(4096);
+    let child = Child::start("whole", 4096);
+    let peer = near.engine.open(child.segment.clone());
+    let target = Target {
+        peer,
+        offset: 0,
+        capability: child.capability,
+        key: None,
+    };
+    let read = || request(Op::Read, vec![field.range(0, 8)], target);
+    near.engine.transfer(vec![read()], &submit()).unwrap();
+    assert_eq!(near.engine.mover(peer), Some("host"));
+    child.kill();
+    let begun = now();
+    let lost = Err(BatchError::Failed(Cause::Lost(
+        "the process has ended".to_owned(),
+    )));
+    let patient = slackwater_transfer::Submit {
+        timeout: PATIENCE,
+        ..submit()
+    };
+    for _ in 0..3 {
+        assert_eq!(near.engine.transfer(vec![read()], &patient), lost);
+        // Two requests go together, and are none that a caller carries itself.
+        assert_eq!(near.engine.transfer(vec![read(), read()], &patient), lost);
+        assert_eq!(near.engine.probe(peer, PATIENCE), lost);
+        assert!(near.engine.fence(peer, PATIENCE).is_ok());
+    }
+    assert!(begun.until(now()) < PATIENCE / 2, "it was tried for long");
+}
+
+/// The same where bytes go by TCP: the kernel of the host says that nobody listens any more.
+#[test]
+fn what_is_asked_by_tcp_of_a_process_of_this_host_that_was_killed_fails_at_once() {
+    let _alone = alone();
+    let near = EngineConfig {
+        force_tcp: true,
+        ..EngineConfig::new("near")
+    };
+    let near = End {
+        engine: near.start().unwrap(),
+        make: anonymous,
+    };
+    let field = near.field(4096);
+    let child = Child::start("whole", 4096);
+    let known = child.segment.clone();
+    // Of one that names no host nothing can be known.
+    let elsewhere = Segment {
+        host: None,
+        ..known.clone()
+    };
+    let capability = child.capability;
+    let target = |segment: &Segment| Target {
+        peer: near.engine.open(segment.clone()),
+        offset: 0,
+        capability,
+        key: None,
+    };
+    let read = |segment: &Segment| request(Op::Read, vec![field.range(0, 8)], target(segment));
+    let within = |timeout: Duration| slackwater_transfer::Submit {
+        timeout,
+        ..submit()
+    };
+    let patient = within(PATIENCE);
+    near.engine.transfer(vec![read(&known)], &patient).unwrap();
+    child.kill();
+    let begun = now();
+    for requests in [1, 2] {
+        let requests = (0..requests).map(|_| read(&known)).collect();
+        let failed = near.engine.transfer(requests, &patient);
+        let fits = matches!(&failed, Err(BatchError::Failed(Cause::Unreachable(why))) if why.contains("refused"));
+        assert!(fits, "{failed:?}");
+    }
+    assert!(begun.until(now()) < PATIENCE / 2, "it was tried for long");
+    let (begun, second) = (now(), Duration::from_secs(1));
+    let tried = near
+        .engine
+        .transfer(vec![read(&elsewhere)], &within(second));
+    assert!(tried.is_err() && begun.until(now()) >= second);
 }
 
 #[test]

@@ -207,6 +207,36 @@ fn a_peer_whose_key_is_revoked_is_served_no_more() {
     assert!(counted(&tcp, "peers_refused") > before);
 }
 
+/// A connection ended with the next request of its peer: what was under way went on, and one that asked nothing stayed.
+#[test]
+fn a_connection_ends_when_its_key_is_revoked() {
+    let list: AllowList = [public(ALICE), public(MALLORY)].into();
+    let seal = Some(SealConfig {
+        keys: pair(BOB),
+        clients: list.clone(),
+    });
+    let (far, tcp) = engine_and_mover("bob", TcpConfig { seal, ..config() });
+    let there = region(&far, 4096);
+    let near = [ALICE, MALLORY].map(|own| engine("near", sealed(own, &[])));
+    for near in &near {
+        let here = region(near, 4096);
+        let read = whole(near, far.segment(), (&far, &there), &here, Op::Read);
+        assert_eq!(read, [Ok(()), Ok(())]);
+    }
+    let served = counted(&tcp, "connections_served");
+    assert!(served >= 2);
+    list.replace([
+        (public(ALICE), Level::Basic),
+        (public(MALLORY), Level::Basic),
+    ]);
+    list.replace([(public(ALICE), Level::Basic)]);
+    until("those of one key are gone", || {
+        (1..served).contains(&counted(&tcp, "connections_served"))
+    });
+    list.replace([]);
+    until("all are gone", || counted(&tcp, "connections_served") == 0);
+}
+
 #[test]
 fn an_environment_seals_an_engine_by_key_files() {
     let folder = std::env::temp_dir().join(format!("slackwater-sealed-{}", std::process::id()));

@@ -20,7 +20,7 @@ from slackwater.compat.mooncake.opening import log
 from slackwater.compat.mooncake.variables import number
 
 _DESCRIPTION_BYTES_MAX, _KEY_BYTES_MAX, _QUESTION_BYTES_MAX = 64 << 20, 256, 8192
-_CONNECTION_SECONDS, _LOOK_SECONDS, _PORT_TRIES, _SAID_MAX = 20.0, 0.5, 64, 200
+_CONNECTION_SECONDS, _ASKING_SECONDS, _LOOK_SECONDS, _PORT_TRIES, _SAID_MAX = 20.0, 1.0, 0.5, 64, 200
 SECONDS_MAX = 365 * 24 * 3600
 """The longest that anything may take, whatever a variable says: clocks have bounds."""
 _KEYS_NEEDED = (
@@ -90,12 +90,16 @@ class DescriptionService(Service):
     """Answers peers of an engine."""
 
     seconds_max = _CONNECTION_SECONDS
+    asking_seconds = _ASKING_SECONDS
+    head_bytes_max = _QUESTION_BYTES_MAX
     discarded_bytes_max = 1 << 20
 
     def __init__(self, host: str, port: int, raw: RawEngine, keys: Keys | None) -> None:
         self._raw, self._keys = raw, keys
         # The engine has read its list before: what has changed since is not known.
         self._list: tuple[int, ...] | None = ()
+        # The one that could not be read.
+        self._unread: tuple[int, ...] | None = ()
         super().__init__(host, port, _QUESTION_BYTES_MAX, _answer_of(raw))
 
     @classmethod
@@ -117,14 +121,17 @@ class DescriptionService(Service):
         super().serve_forever(_LOOK_SECONDS if self._keys else poll_interval)
 
     def service_actions(self) -> None:
-        """A list of keys that has changed is in force from now on."""
+        """A list of keys that has changed is in force from now on. One that cannot be read may be read at the next look."""
         if self._keys is None or (state := _state(self._keys.allow)) == self._list:
             return
-        self._list = state
         try:
             self._raw.reload()
         except ValueError as error:
-            log.warning("the list of keys stays as it was: %s", error)
+            if state != self._unread:
+                log.warning("the list of keys stays as it was: %s", error)
+            self._unread = state
+        else:
+            self._list, self._unread = state, ()
 
 
 def _answer_of(raw: RawEngine) -> Callable[[Asked], Answer]:

@@ -6,14 +6,18 @@ machines, at names of its own, answers all that reach it.
 """
 
 import contextlib
+import errno
+import http.client
 import ipaddress
 import json
 import logging
+import math
 import select
 import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from email.message import Message
@@ -21,11 +25,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from slackwater.compat.mooncake.timed_socket import TimedSocket
+
 log = logging.getLogger("slackwater.mooncake")
 
 REQUESTS_MAX = 64
 """Requests under way at a time; others wait to be accepted."""
 _LENGTH_DIGITS_MAX = 18
+_SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_SCARCE_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,11 @@ class Service(ThreadingHTTPServer):
     request_queue_size = 128
     seconds_max = 120.0
     """How long a connection lasts at most."""
+    asking_seconds: float | None = None
+    """When all places are taken, the oldest connection that has not made its request after so long is cut for one that waits;
+    `None` for no such time."""
+    head_bytes_max = 64 << 10
+    """How long a request may be before its body."""
     discarded_bytes_max = 256 << 20
     """How much of a body that is too long is read, so that the other side hears why it is not taken."""
 
@@ -71,6 +84,11 @@ class Service(ThreadingHTTPServer):
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.bytes_max, self.answer = bytes_max, answer
         self._under_way, self._counting = 0, threading.Lock()
+        # Connections that have not made their requests, the oldest first, and until when they keep their places.
+        self._asking: dict[socket.socket, float] = {}
+        # One that was cut for others, until its thread has ended.
+        self._cut: socket.socket | None = None
+        self._accepts_at = 0.0
         self._ends, self._ended = False, threading.Event()
         self._wake, self._woken = socket.socketpair()
         for one in (self._wake, self._woken):
@@ -87,18 +105,20 @@ class Service(ThreadingHTTPServer):
     def serve_forever(self, poll_interval: float | None = None) -> None:
         """Answers until `shutdown`. Nobody holds up what it does besides, `service_actions`: after each event, and each
         time that the interval, in seconds, has passed without one."""
-        timeout = None if poll_interval is None else poll_interval * 1000
         self._ended.clear()
         try:
             while not self._ends:
                 waits = select.poll()
                 waits.register(self._woken, select.POLLIN)
-                if self._under_way < REQUESTS_MAX:
+                pause = self._pause()
+                if pause == 0:
                     waits.register(self.socket, select.POLLIN)
+                times = [seconds for seconds in (poll_interval, pause or None) if seconds is not None]
+                timeout = math.ceil(min(times) * 1000) if times else None
                 ready = [number for number, _ in waits.poll(timeout)]
                 if self._woken.fileno() in ready:
                     self._woken.recv(4096)
-                if self.socket.fileno() in ready and not self._ends:
+                if self.socket.fileno() in ready and not self._ends and self._has_room():
                     self._handle_request_noblock()
                 self.service_actions()
         finally:
@@ -117,36 +137,72 @@ class Service(ThreadingHTTPServer):
         self._wake.close()
         self._woken.close()
 
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """The next connection. Where the system has nothing left for one, it waits a moment: the loop would be told of it at
+        once, again and again."""
+        try:
+            return super().get_request()
+        except OSError as error:
+            if error.errno in _SCARCE:
+                self._accepts_at = time.monotonic() + _SCARCE_SECONDS
+            raise
+
     def process_request(self, request: Any, client_address: Any) -> None:
         """Begins a thread."""
-        self._count(1)
+        with self._counting:
+            self._under_way += 1
+            if self.asking_seconds is not None:
+                self._asking[request] = time.monotonic() + self.asking_seconds
         try:
             super().process_request(request, client_address)
         except BaseException:
-            self._count(-1)
+            self._leave(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Answers."""
-        # However slowly the other side sends and reads.
-        end = threading.Timer(self.seconds_max, cut, [request])
-        end.daemon = True
         try:
-            end.start()
             super().process_request_thread(request, client_address)
-        except RuntimeError:
-            # The system has no more threads.
-            self.shutdown_request(request)
         finally:
-            end.cancel()
-            self._count(-1)
+            self._leave(request)
 
-    def _count(self, more: int) -> None:
+    def has_asked(self, request: Any) -> None:
+        """A connection has made its request: it is answered, also while others wait."""
+        with self._counting:
+            self._asking.pop(request, None)
+
+    def _leave(self, request: Any) -> None:
         with self._counting:
             was_full = self._under_way >= REQUESTS_MAX
-            self._under_way += more
+            self._under_way -= 1
+            self._asking.pop(request, None)
+            if self._cut is request:
+                self._cut = None
         if was_full:
             self._awaken()
+
+    def _pause(self) -> float | None:
+        """The seconds in which another connection may be looked for; `None` where one has to end first, which wakes the loop."""
+        with self._counting:
+            if self._under_way < REQUESTS_MAX:
+                at = self._accepts_at
+            elif self._cut is None and self._asking:
+                at = next(iter(self._asking.values()))
+            else:
+                return None
+        return max(at - time.monotonic(), 0)
+
+    def _has_room(self) -> bool:
+        """Whether there is a place for a connection that waits. If not, the one is cut that has had its time."""
+        with self._counting:
+            if self._under_way < REQUESTS_MAX:
+                return True
+            if self._cut is None and self._asking:
+                oldest, until = next(iter(self._asking.items()))
+                if until <= time.monotonic():
+                    self._cut = oldest
+                    cut(oldest)
+            return False
 
     def _awaken(self) -> None:
         # What is full wakes too, and what is closed has nobody to wake.
@@ -201,16 +257,46 @@ def _is_loopback(address: str) -> bool:
         return False
 
 
+class _Head:
+    """The lines of a request before its body, which have a length altogether."""
+
+    def __init__(self, lines: Any, bytes_max: int) -> None:
+        self._lines, self._left = lines, bytes_max
+
+    def readline(self, bytes_max: int) -> bytes:
+        """The next line. Raises `LineTooLong` when it is none any more."""
+        line: bytes = self._lines.readline(min(bytes_max, self._left + 1))
+        self._left -= len(line)
+        if self._left < 0:
+            raise http.client.LineTooLong("head")
+        return line
+
+
 class _Handler(BaseHTTPRequestHandler):
     server: Service
     server_version = "slackwater"
     sys_version = ""
 
+    def setup(self) -> None:
+        # However slowly the other side sends and reads.
+        seconds = self.server.seconds_max
+        timed = TimedSocket(self.request, seconds, time.monotonic() + seconds)
+        self.connection, self.rfile, self.wfile = self.request, timed.makefile("rb"), timed.writer()
+
     def handle_one_request(self) -> None:
-        # As the base class does, but for every method.
-        self.raw_requestline = self.rfile.readline(65537)
-        if len(self.raw_requestline) > 65536 or not self.raw_requestline or not self.parse_request():
+        # As the base class does, but for every method, and for heads of a length.
+        body: Any = self.rfile
+        head: Any = _Head(body, self.server.head_bytes_max)
+        self.rfile = head
+        try:
+            self.raw_requestline = head.readline(self.server.head_bytes_max + 1)
+            if not self.raw_requestline or not self.parse_request():
+                return
+        except http.client.LineTooLong:
+            # Of the first line, at which nothing can be answered yet.
             return
+        finally:
+            self.rfile = body
         self._unread = 0
         answer = self._answer()
         self.send_response(answer.status)
@@ -238,6 +324,7 @@ class _Handler(BaseHTTPRequestHandler):
             return _FOREIGN
         body = self.rfile.read(bytes_given)
         self._unread = 0
+        self.server.has_asked(self.request)
         if len(body) != bytes_given:
             return Answer.json(400, error="the body ends early")
         try:

@@ -58,7 +58,7 @@ impl Node {
     }
 
     /// Waits until it has joined, once more.
-    fn joined(&mut self) -> String {
+    pub(crate) fn joined(&mut self) -> String {
         let mut line = String::new();
         self.lines.read_line(&mut line).unwrap();
         assert!(

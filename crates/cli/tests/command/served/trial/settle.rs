@@ -14,12 +14,16 @@ use super::load::{DEADLINE, nanos};
 use super::value;
 use crate::place::PATIENCE;
 
+/// Files of its log that a node may have open.
+const LOG_FILES: usize = 8;
+
 impl Cluster {
     /// Checks the history, what is durable, and the books; nothing is left when everything was removed.
     pub(super) fn settle(&mut self) {
         self.end_load();
         assert!(self.acts.len() > 100, "{} keys in calls", self.acts.len());
         self.announced();
+        self.give_back();
         self.read_all();
         let bounds = Bounds {
             lease: LEASE,
@@ -48,6 +52,28 @@ impl Cluster {
         (MASTER..=NODES).for_each(|host| self.begin(host));
         self.announced();
         self.books(true);
+    }
+
+    /// Waits until processes have no more descriptors than they began with, but for files of a log: what dead and silent
+    /// peers held was given back (I8).
+    fn give_back(&self) {
+        let begun = Instant::now();
+        loop {
+            let open = self.open_descriptors();
+            let files = |host| if host == MASTER { 0 } else { LOG_FILES };
+            let mut both = open.iter().zip(&self.descriptors).enumerate();
+            if both.all(|(host, (open, first))| *open <= first + files(host)) {
+                return;
+            }
+            assert!(
+                begun.elapsed() < PATIENCE,
+                "seed {}: {open:?} descriptors are open, {:?} were\n{}",
+                self.seed,
+                self.descriptors,
+                self.logs()
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
 
     /// Waits until every node is there, and has announced what it has.

@@ -15,6 +15,8 @@ import slackwater
 import slackwater.aio
 from slackwater.driver import THREADS, Driver
 
+from processes import stop
+
 
 @pytest.fixture
 def server(command: Path) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
@@ -78,7 +80,7 @@ def test_a_cancelled_call_ends_soon_and_leaves_the_buffer_alone(server: tuple[st
     async def main() -> None:
         async with connected(server) as client:
             await client.put("k", bytes(1 << 20))
-            os.kill(server[1].pid, signal.SIGSTOP)
+            stop(server[1])
             begun = time.monotonic()
             buffer = bytearray(1 << 20)
             calls = [asyncio.ensure_future(client.get_into("k", buffer)) for _ in range(2 * THREADS)]

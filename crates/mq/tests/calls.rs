@@ -209,7 +209,7 @@ fn requests_end_by_their_timeout_and_a_late_reply_is_dropped() {
     let client = client(2);
     let to = connect(&client, &listen(&server, &everybody(false)));
     let short = RequestOptions {
-        timeout: Some(Duration::from_millis(30)),
+        timeout: Some(Duration::from_millis(500)),
         ..RequestOptions::default()
     };
     let outcome = client.request_wait(to, "test.later", [""; 0], &short);

@@ -335,7 +335,9 @@ fn a_frame_over_the_limit_closes_the_link_and_the_next_one_works() {
         ask(&client, to, "test.echo", &[&vec![0; 2 << 20]]),
         Err(RequestError::Gone)
     );
-    assert_eq!(server.metrics().caused("link", "frame_too_large"), 1);
+    until(&server, "the reason is counted", |server| {
+        server.metrics().caused("link", "frame_too_large") == 1
+    });
     assert_eq!(
         ask(&client, to, "test.echo", &[b"x"]),
         Ok(vec![b"x".to_vec()])

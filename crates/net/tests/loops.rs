@@ -428,14 +428,14 @@ fn a_full_outbox_says_when_it_has_drained() {
 #[test]
 fn a_long_turn_leaves_peers_their_time_to_read() {
     let limits = Limits {
-        write_stall: Duration::from_millis(300),
+        write_stall: Duration::from_secs(1),
         ..Limits::default()
     };
     let world = World::start(limits, 0);
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let conn = world.connected(Endpoint::Tcp(listener.local_addr().unwrap()));
     let (mut stream, _) = listener.accept().unwrap();
-    let turn = Duration::from_millis(400);
+    let turn = Duration::from_millis(1300);
     world.looping.command(Ask::LateFlood(conn, 8 << 20, turn));
     let mut got = vec![0; 8 << 20];
     stream.read_exact(&mut got).expect("the peer reads");
@@ -444,7 +444,7 @@ fn a_long_turn_leaves_peers_their_time_to_read() {
 #[test]
 fn a_peer_that_reads_nothing_is_dropped_and_others_are_served() {
     let limits = Limits {
-        write_stall: Duration::from_millis(300),
+        write_stall: Duration::from_secs(1),
         ..Limits::default()
     };
     let world = World::start(limits, 16 << 20);

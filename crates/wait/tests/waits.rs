@@ -217,12 +217,15 @@ fn an_abandoned_waiter_is_told() {
     ignore = "its looks are so slow there that few fit before the deadline"
 )]
 fn a_spinner_reads_the_clock_once_in_a_hundred_looks_at_most() {
-    let site = Site::new("rare clock");
-    let batch = Countdown::<()>::new(1);
-    let waiting = Waiting::at(&site).until(now() + Duration::from_millis(5));
-    assert!(batch.wait(&waiting.by(&slackwater_wait::Spin)).is_err());
-    let counts = site.counts();
-    assert!(counts.looks >= 1_000, "{counts:?}");
+    // A busy machine may take the processor away for as long as a wait lasts.
+    let long = (0..100).find_map(|_| {
+        let site = Site::new("rare clock");
+        let batch = Countdown::<()>::new(1);
+        let waiting = Waiting::at(&site).until(now() + Duration::from_millis(5));
+        assert!(batch.wait(&waiting.by(&slackwater_wait::Spin)).is_err());
+        Some(site.counts()).filter(|counts| counts.looks >= 1_000)
+    });
+    let counts = long.expect("a thousand looks take less than five milliseconds");
     assert!(counts.clock_reads * 100 <= counts.looks, "{counts:?}");
 }
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from processes import stop
+
 # Doubles of engines, and tests' own modules.
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -36,7 +38,7 @@ class Frozen:
         self.address = server.stdout.readline().strip().removeprefix("serving at ")
 
     def stop(self) -> None:
-        os.kill(self._server.pid, signal.SIGSTOP)
+        stop(self._server)
 
     def go_on(self) -> None:
         os.kill(self._server.pid, signal.SIGCONT)

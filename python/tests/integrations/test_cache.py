@@ -80,7 +80,7 @@ def test_other_failures_do_not_stop_the_calls(store: slackwater.Store) -> None:
 def test_a_frozen_store_is_waited_for_once(frozen: Any) -> None:
     """A server that is stopped takes connections and answers nothing: each call of the engine waited for its deadline."""
     clock = Clock()
-    cache = Cache(slackwater.connect(frozen.address, timeout=0.5), LOG, clock=clock)
+    cache = Cache(slackwater.connect(frozen.address, timeout=2), LOG, clock=clock)
     assert cache.write(["k"], [b"v"], [1]) == [True]
     frozen.stop()
     begun = time.monotonic()

@@ -12,6 +12,7 @@ import pytest
 from mooncake.async_store import MooncakeDistributedStoreAsync
 
 from conftest import Starter, in_child
+from processes import stop
 
 
 def test_each_method_is_a_coroutine_too(master: str) -> None:
@@ -43,7 +44,7 @@ def test_the_end_of_a_write_session_can_be_cancelled(started: Starter) -> None:
             store = MooncakeDistributedStoreAsync()
             assert store.setup("localhost", "P2PHANDSHAKE", 0, 1 << 20, "tcp", "", address) == 0
             assert store.batch_put_session_start(["s"], [4096]) == [0]
-            os.kill(server.pid, signal.SIGSTOP)
+            stop(server)
             begun = time.monotonic()
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(store.async_batch_put_session_end(["s"]), 0.1)
@@ -80,7 +81,7 @@ def test_a_cancelled_call_ends_soon(started: Starter) -> None:
             assert store.setup("localhost", "P2PHANDSHAKE", 0, 1 << 20, "tcp", "", address) == 0
             player = calls.Player(mooncake.store, store)
             assert store.put_from("k", player.base, 4096) == 0
-            os.kill(server.pid, signal.SIGSTOP)
+            stop(server)
             begun = time.monotonic()
             for call in (
                 store.async_get_into("k", player.base, 4096),

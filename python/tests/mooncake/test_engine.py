@@ -20,8 +20,10 @@ from mooncake.engine import Read, TransferEngine, TransferNotify, TransferOpcode
 from slackwater.compat.mooncake import descriptions, http_service
 from slackwater.compat.mooncake import engine as compat_engine
 from slackwater.compat.mooncake.engine import InnerTransferEngine
+from standalones import comes_true
 
 from conftest import in_child
+from processes import stop
 
 BYTES = 65536
 NOBODY = "127.0.0.1:1"
@@ -256,9 +258,9 @@ def test_a_call_has_one_deadline(here: Side, there: Side) -> None:
     raw, count = here.engine._raw, 50_000
     loose = ctypes.create_string_buffer(1)
     runs = [ctypes.addressof(loose)] * count, [there.at] * count, [1] * count
-    begun = time.monotonic()
     assert raw.transfer(there.name, True, *runs, 60.0) == 0
-    assert raw.transfer(there.name, True, *runs, (time.monotonic() - begun) / 4) == -3
+    # Enough for each of them, and for all of them on no machine.
+    assert raw.transfer(there.name, True, *runs, 0.002) == -3
 
 
 def test_peers_are_told(here: Side, there: Side) -> None:
@@ -284,7 +286,8 @@ def test_another_process_is_a_peer(here: Side) -> None:
         process.kill()
         process.wait()
         began = time.monotonic()
-        assert engine.transfer_sync_read(peer, x, at, 5) == -1 and engine.send_probe(peer) == -102
+        # The kernel ends a process before it hangs up its links: until that is told, what is mapped here is read.
+        assert comes_true(lambda: engine.transfer_sync_read(peer, x, at, 5) == -1) and engine.send_probe(peer) == -102
         assert time.monotonic() - began < 15, "the process is gone, which its host knows"
 
 
@@ -296,7 +299,7 @@ def test_a_peer_that_stops_ends_calls_at_their_deadline(monkeypatch: pytest.Monk
     engine, x = here.engine, here.at
     with another_process() as (process, peer, at):
         assert engine.transfer_sync_read(peer, x, at, 5) == 0
-        os.kill(process.pid, signal.SIGSTOP)
+        stop(process)
         one, other = (engine.batch_transfer_async_read(peer, [x + place], [at], [5]) for place in (100, 200))
         assert one > 0 and other > 0 and engine.transfer_check_status(one) == 0
         assert engine.get_batch_transfer_status([other]) == -1

@@ -20,6 +20,7 @@ from mooncake.store import MooncakeDistributedStore
 from test_calls import TABLE
 
 from conftest import Starter, in_child
+from processes import stop
 
 
 def setup(store: MooncakeDistributedStore, master: str, **named: Any) -> int:
@@ -401,7 +402,7 @@ def test_unregister_waits_for_the_calls_that_began_before(
         player = calls.Player(mooncake.store, store)
         assert player.play(["put_from", ["k", {"@": 0}, 4096]]) == 0
         assert store.register_buffer(player.base, calls.MEMORY) == 0
-        os.kill(server.pid, signal.SIGSTOP)
+        stop(server)
         ended: list[str] = []
         begun = threading.Event()
 

@@ -73,13 +73,14 @@ fn an_idle_echo_server_wakes_nobody() {
     let place = Place::new();
     let server = echo(&place);
     assert_eq!(server.address(), socket(&place));
-    // The first look lets the start come to its end.
-    let woken = [Duration::from_millis(200), WATCHED].map(|watched| {
+    // The first looks let the start come to its end.
+    let woken = || {
         let before = switches(server.child.id());
-        std::thread::sleep(watched);
+        std::thread::sleep(WATCHED);
         switches(server.child.id()) - before
-    });
-    assert!(woken[1] <= 5, "{} switches in {WATCHED:?}", woken[1]);
+    };
+    let woken: Vec<u64> = (0..8).map(|_| woken()).take_while(|it| *it > 2).collect();
+    assert!(woken.len() < 8, "switches in {WATCHED:?}: {woken:?}");
 }
 
 /// The guide's lines, run as they stand there but for the address: an echo server with an allow-list, and a client that is on

@@ -138,7 +138,7 @@ impl Direct {
         let (begun, patience) = (now(), context.config.crowd_patience);
         let limits = [
             begun + patience,
-            begun + patience * PATIENCE_FOR_LEADERS,
+            begun + patience.saturating_mul(PATIENCE_FOR_LEADERS),
             deadline,
         ];
         let (own, connection) = match part {

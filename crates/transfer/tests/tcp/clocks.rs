@@ -8,7 +8,8 @@ use slackwater_wire::data::{Ack, Frame, Request};
 use crate::raw::{Raw, ask, data};
 use crate::support::*;
 
-const SHORT: Duration = Duration::from_millis(200);
+/// Long enough to be seen in the middle of it by a thread of a busy machine.
+const SHORT: Duration = Duration::from_secs(1);
 
 fn refused(id: u64, refusal: Refusal) -> Option<Frame> {
     Some(Frame::Ack(Ack {

@@ -237,8 +237,9 @@ fn an_answer_that_drips_does_not_outlast_the_deadline() {
                 .read_now(&scene.target, &mut vec![0; bytes], TIMEOUT),
             Err(LATE)
         );
+        // All bytes would take twice as long.
         assert!(
-            start.elapsed() < 10 * TIMEOUT,
+            start.elapsed() < 10 * SECOND,
             "{:?} for {bytes} bytes",
             start.elapsed()
         );
@@ -367,17 +368,23 @@ fn the_rest_of_a_payload_that_stays_away_is_slept_for() {
     let sites = slackwater_transfer::wait_sites();
     let site = sites.iter().find(|site| site.name() == "transfer payload");
     let site = site.expect("the site of callers that wait for a payload");
-    let before = site.counts();
+    let (before, used_before) = (site.counts(), processor_time());
     let read = scene
         .alice
         .read_now(&scene.target, &mut vec![0; 1 << 20], TIMEOUT);
     assert_eq!(read, Err(LATE));
-    let after = site.counts();
+    let (after, used) = (site.counts(), processor_time() - used_before);
     told.send(()).unwrap();
     peer.join().unwrap();
     assert!(after.parks > before.parks);
-    let spun = Duration::from_nanos(after.spin_nanos - before.spin_nanos);
-    assert!(spun < TIMEOUT / 4, "{spun:?} of {TIMEOUT:?}");
+    // Of this thread alone: others wait at the site too, and a busy machine takes the processor away in the middle of a spin.
+    assert!(used < TIMEOUT / 4, "{used:?} of {TIMEOUT:?}");
+}
+
+/// Processor time of this thread so far.
+fn processor_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 /// The same of a greeting.

@@ -208,7 +208,7 @@ fn the_answer_to_another_question_completes_nothing() {
         vec![range(&here, 0, 64)],
         target(alice.open(liar), grant(&bob, &there), 0),
     );
-    let batch = alice.submit(vec![read], &within(SECOND / 2));
+    let batch = alice.submit(vec![read], &within(4 * SECOND));
     let ended = batch.wait(&Waiting::at(&SITE));
     assert!(
         matches!(ended, Err(BatchError::Failed(Cause::Protocol(_)))),
@@ -378,10 +378,16 @@ fn a_region_is_unregistered_whatever_its_peers_do() {
         });
         alice.unregister(here.id(), 10 * SECOND).unwrap();
         for (index, ends) in [true, false, true, true, false].into_iter().enumerate() {
-            let ended = batch.outcome(index).map(|outcome| outcome.cause);
+            // Its memory is let go of before it is told.
+            let ended = || batch.outcome(index).map(|outcome| outcome.cause);
             match ends {
-                true => assert!(matches!(ended, Some(Some(Cause::Invalid(_)))), "{ended:?}"),
-                false => assert_eq!(ended, None, "{op:?} {index}"),
+                true => until("it has ended", || {
+                    let cause = ended();
+                    let fits = matches!(cause, None | Some(Some(Cause::Invalid(_))));
+                    assert!(fits, "{cause:?}");
+                    cause.is_some()
+                }),
+                false => assert_eq!(ended(), None, "{op:?} {index}"),
             }
         }
         batch.cancel();

@@ -287,10 +287,19 @@ fn requests_of_a_crowd_go_out_with_one_call_on_one_connection() {
     check(1, 1);
 }
 
+/// A patience without an end was multiplied to more than a duration holds: every caller of a crowd panicked.
+#[test]
+fn a_crowd_may_wait_for_its_leader_without_an_end() {
+    let scene = Scene::new(64, Duration::MAX);
+    let callers = scene.crowd(20 * SECOND);
+    scene.played.peer(|peer| peer.answers = true);
+    assert_all_read(callers);
+}
+
 #[test]
 fn a_caller_in_a_crowd_leaves_at_its_own_deadline() {
     let scene = Scene::new(64, 60 * SECOND);
-    let mut callers = scene.crowd(Duration::from_millis(200));
+    let mut callers = scene.crowd(SECOND);
     let late = ends(callers.split_off(ALONE + 1));
     for (outcome, _) in late {
         assert_eq!(outcome, Err(Cause::TimedOut(Deadline::Total)));
@@ -315,9 +324,7 @@ fn a_request_that_was_sent_with_others_ends_at_its_own_deadline() {
     scene.played.peer(|peer| peer.answers = false);
     // The crowd lasts for a while: the first of these leads, and has the latest deadline.
     let leader = scene.read_sent(1, 20 * SECOND);
-    let joined: Vec<Caller> = (0..4)
-        .map(|block| scene.read(block, Duration::from_millis(200)))
-        .collect();
+    let joined: Vec<Caller> = (0..4).map(|block| scene.read(block, SECOND)).collect();
     until("they have joined", || scene.joined() == JOINED as u64 + 4);
     for (outcome, _) in ends(joined) {
         assert_eq!(outcome, Err(Cause::TimedOut(Deadline::Total)));
@@ -333,8 +340,8 @@ fn a_request_that_was_sent_with_others_ends_at_its_own_deadline() {
 fn a_leader_that_the_peer_takes_nothing_from_ends_at_its_own_deadline() {
     let scene = Scene::new(1, 60 * SECOND);
     let alone = scene.alone();
-    let first = scene.read_sent(ALONE, Duration::from_millis(200));
-    let next = scene.read(ALONE + 1, Duration::from_millis(500));
+    let first = scene.read_sent(ALONE, SECOND);
+    let next = scene.read(ALONE + 1, 2 * SECOND);
     let started = Instant::now();
     for (outcome, _) in ends(vec![first, next]) {
         assert_eq!(outcome, Err(Cause::TimedOut(Deadline::Total)));
@@ -380,7 +387,7 @@ fn callers_outlast_a_leader_that_has_no_time_to_connect() {
     let scene = Scene::at(2, 64, 60 * SECOND);
     let alone = scene.alone();
     scene.played.peer(|peer| peer.silent = true);
-    let leader = scene.read(ALONE, Duration::from_millis(500));
+    let leader = scene.read(ALONE, 2 * SECOND);
     until("it connects", || {
         scene.played.peer(|peer| peer.connections) == ALONE + 1
     });
@@ -436,7 +443,7 @@ fn who_comes_while_all_leaders_wait_goes_by_the_lanes() {
     });
     while led() < LEADERS {
         let before = led();
-        callers.push(scene.read(0, 20 * SECOND));
+        callers.push(scene.read(callers.len(), 20 * SECOND));
         until("one more leads", || led() > before);
     }
     scene.played.peer(|peer| peer.late_answer = true);

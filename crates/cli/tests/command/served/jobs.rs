@@ -211,10 +211,7 @@ fn a_node_that_is_told_to_end_leaves_nothing_behind() {
         // Knows no earlier place of theirs.
         let reader = pool.server.served.connect();
         assert!((0..60).all(|name| get(&reader, name).is_some()));
-        assert!(
-            begun.elapsed() < Duration::from_secs(5),
-            "nothing waits for it"
-        );
+        assert!(begun.elapsed() < PATIENCE / 4, "nothing waits for it");
     }
     stop.store(true, Ordering::Relaxed);
     let stored = writer.join().unwrap();
@@ -224,7 +221,9 @@ fn a_node_that_is_told_to_end_leaves_nothing_behind() {
         let got = reader.get(format!("k{name}").as_bytes(), &GetOptions::default());
         assert!(got.unwrap() == Some(value(name, 20_000)), "k{name}");
     }
-    assert_eq!(pool.segments().len(), 1, "the master knows that they left");
+    until("the master knows that they left", || {
+        pool.segments().len() == 1
+    });
 }
 
 /// A node that was told to end while an operator drained it was refused, and ended with what had not gone yet.
@@ -250,7 +249,8 @@ fn a_node_leaves_in_its_time_where_there_is_no_room() {
     (0..10).for_each(|name| put(&client, name));
     let begun = std::time::Instant::now();
     assert_eq!(terminate(&mut pool.nodes[0]), Some(0));
-    assert!(begun.elapsed() < Duration::from_secs(10));
+    // It would have half a minute by default.
+    assert!(begun.elapsed() < Duration::from_secs(25));
 }
 
 /// What the only node with an SSD holds in memory goes there when no other memory has room, and is there when it is back.

@@ -202,7 +202,10 @@ fn what_is_at_hand_is_short_known_and_on_this_host() {
         ..RemoveOptions::default()
     };
     assert_eq!(other.remove(&[b"short"], &forced), [Ok(())]);
-    assert_eq!(at_hand("short", &options), None);
+    // Its node is told of that by the master, in its time.
+    until("what was removed is at hand no more", || {
+        at_hand("short", &options).is_none()
+    });
     let again = value(3, 32 << 10);
     let stored = other.put(b"short", &again, &PutOptions::default());
     assert_eq!(stored, Ok(Stored::New));
@@ -345,15 +348,21 @@ fn records_are_read_from_the_node_that_has_them() {
 #[test]
 fn puts_go_elsewhere_when_a_node_is_killed() {
     let place = Place::new();
-    let served = master(&place, "127.0.0.1:0", &[]);
-    let one = Node::start(&place, &served.address, &["--memory", "64MiB"]);
-    let client = served.connect();
+    let server = Administered::spawn(&place, &["master"]);
+    let start = || Node::start(&place, &server.served.address, &["--memory", "64MiB"]);
+    let one = start();
+    let client = server.served.connect();
     (0..10).for_each(|name| put(&client, name));
-    let _other = Node::start(&place, &served.address, &["--memory", "64MiB"]);
+    let _other = start();
     one.kill();
     // The first may have been granted room at the dead node before the master noticed.
     until("a put goes elsewhere", || {
         client.put(b"k100", &value(100, BYTES), &PutOptions::default()) == Ok(Stored::New)
+    });
+    until("the master has noticed", || {
+        let segments = server.json("/api/v1/segments");
+        let mut segments = segments["segments"].as_array().unwrap().iter();
+        segments.any(|it| it["presence"] != "here")
     });
     (101..110).for_each(|name| put(&client, name));
     assert!((100..110).all(|name| get(&client, name).is_some()));

@@ -112,7 +112,8 @@ fn a_withdrawn_key_ends_its_links_at_master_and_node() {
     let node = Node::start(&place, &served.served.address, &sizes);
     let (address, deadline) = (&served.served.address, Duration::from_secs(2));
     let client = connect_with_key(address, place.path("anna"), deadline).unwrap();
-    put(&client, 1);
+    let patient = connect_with_key(address, place.path("anna"), PATIENCE).unwrap();
+    put(&patient, 1);
     // The key of the list is the one that the link of the node has proved.
     let shown = served.json("/api/v1/stats")["nodes"]["nodes"][0]["public_key"].clone();
     let list = std::fs::read_to_string(place.path("list")).unwrap();
@@ -166,23 +167,36 @@ fn the_token_of_operators_is_read_again() {
     };
     let (first, second) = ("not-to-be-guessed-1", "not-to-be-guessed-2");
     write(first, 0o600);
-    let token = ["serve", "--memory", "16MiB", "--admin-token-file", "token"];
-    let server = Administered::spawn(&place, &token);
+    let name = place.path("notify").to_str().unwrap().to_owned();
+    let manager = manager(&name);
+    let mut serve = place.command(&["serve", "--memory", "16MiB", "--admin-token-file", "token"]);
+    serve
+        .args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
+        .args(["--log", "warn"])
+        .env("NOTIFY_SOCKET", &name);
+    let server = Administered::launch(serve);
+    assert!(told(&manager).starts_with("STATUS=serving at "));
+    assert_eq!(told(&manager), "READY=1");
+    // Until then it may have read the file, or may read it yet.
+    let hang_up = || {
+        server.served.signal(Signal::HUP);
+        assert!(told(&manager).starts_with("RELOADING=1"));
+        assert_eq!(told(&manager), "READY=1");
+    };
     let status = |token: &str| {
         let header = format!("Authorization: Bearer {token}\r\n");
         server.ask("GET", "/metrics", &header).0
     };
     assert_eq!((status(first), status(second)), (200, 401));
     write(second, 0o600);
-    server.served.signal(Signal::HUP);
-    until("the new token is in force", || status(second) == 200);
-    assert_eq!(status(first), 401);
-    // A file that cannot be used changes nothing.
-    write("short", 0o600);
-    server.served.signal(Signal::HUP);
-    write(first, 0o644);
-    server.served.signal(Signal::HUP);
+    hang_up();
     assert_eq!((status(first), status(second)), (401, 200));
+    // A file that cannot be used changes nothing.
+    for (token, mode) in [("short", 0o600), (first, 0o644)] {
+        write(token, mode);
+        hang_up();
+        assert_eq!((status(first), status(second)), (401, 200));
+    }
     // An operator has it read too, and is told why it cannot be used.
     let reload = |token: &str| {
         let header = format!("Authorization: Bearer {token}\r\n");
@@ -214,7 +228,8 @@ fn files_are_read_again_all_or_none() {
     let served = Administered::spawn(&place, &[&serve[..], &KEYED].concat());
     let (address, deadline) = (&served.served.address, Duration::from_secs(2));
     let client = connect_with_key(address, place.path("anna"), deadline).unwrap();
-    put(&client, 1);
+    let patient = connect_with_key(address, place.path("anna"), PATIENCE).unwrap();
+    put(&patient, 1);
     let reload = || {
         let header = format!("Authorization: Bearer {token}\r\n");
         served.ask("POST", "/api/v1/reload", &header).0
@@ -222,7 +237,7 @@ fn files_are_read_again_all_or_none() {
     std::fs::write(place.path("list"), "").unwrap();
     mode(0o644);
     assert_eq!(reload(), 500);
-    put(&client, 2);
+    put(&patient, 2);
     mode(0o600);
     assert_eq!(reload(), 200);
     until("the key is withdrawn", || {

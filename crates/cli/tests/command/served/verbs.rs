@@ -15,7 +15,8 @@ fn code(output: &Output) -> Option<i32> {
 #[test]
 fn a_value_that_one_process_puts_is_read_by_others() {
     let place = Place::new();
-    let served = Served::start(&place, &["--memory", "64MiB"]);
+    // The lease of a reader lasts for longer than the test.
+    let served = Served::start(&place, &["--memory", "64MiB", "--lease-ttl", "10m"]);
     let run = |arguments: &[&str], input: &[u8]| served.run(&place, arguments, input);
     let put = run(&["put", "k", "-"], b"hello");
     assert_eq!((code(&put), stderr(&put)), (Some(0), String::new()));

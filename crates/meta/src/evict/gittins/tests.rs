@@ -283,28 +283,37 @@ fn a_full_segment_keeps_what_outlives_its_lowest() {
     assert_eq!(world.policy.standing(world.now, Slot(1 << 19)), None);
 }
 
+/// Whichever length came first: a search that forgot what it had found among the blocks of one went by that order.
 #[test]
 fn large_blocks_go_before_small_ones_of_their_kind() {
-    let mut policy = Gittins::new();
-    for (at, bytes) in [(0u32, BYTES), (1, 64 * BYTES), (2, BYTES)] {
-        let links = [Link {
-            hash: at.into(),
-            slot: Some(Slot(at)),
-            bytes,
-        }];
-        policy.insert(&Walk {
-            now: Instant::ZERO,
-            links: &links,
-            parent: None,
-            position: 0,
-            found: 0,
-            hint: None,
-            expect: None,
-            output_tokens: None,
-            placed: None,
-        });
+    let large = 64 * BYTES;
+    for lengths in [
+        [BYTES, large, BYTES],
+        [large, BYTES, BYTES],
+        [BYTES, BYTES, large],
+    ] {
+        let mut policy = Gittins::new();
+        for (at, bytes) in (0..).zip(lengths) {
+            let links = [Link {
+                hash: u64::from(at),
+                slot: Some(Slot(at)),
+                bytes,
+            }];
+            policy.insert(&Walk {
+                now: Instant::ZERO,
+                links: &links,
+                parent: None,
+                position: 0,
+                found: 0,
+                hint: None,
+                expect: None,
+                output_tokens: None,
+                placed: None,
+            });
+        }
+        let victim = policy.victim(Instant::ZERO).unwrap();
+        assert_eq!(lengths[victim.0 as usize], large, "{lengths:?}");
     }
-    assert_eq!(policy.victim(Instant::ZERO), Some(Slot(1)));
 }
 
 #[test]

@@ -96,7 +96,9 @@ fn one_trace_follows_a_get_through_master_and_node() {
     get(trace);
     let names = [
         "slackwater.get",
+        "slackwater.look_up",
         "slackwater.master.look_up",
+        "slackwater.read",
         "slackwater.node.read",
     ];
     let spans = told(&collector, trace, &names);
@@ -123,19 +125,18 @@ fn one_trace_follows_a_get_through_master_and_node() {
     );
     assert_eq!(at_node.notes["slackwater.bytes"], "100000");
     assert_eq!(spans.len(), 5, "{spans:?}");
-    let (_, metrics) = master.ask(
-        "GET",
-        "/metrics",
-        "Accept: application/openmetrics-text\r\n",
+    // What was told is counted when its answer has come, and a look-up when it was answered.
+    let (exemplar, counted) = (
+        format!("trace_id=\"{}\"", trace.trace),
+        r#"slackwater_trace_spans_total{status="exported"} "#,
     );
-    assert!(
-        metrics.contains(&format!("trace_id=\"{}\"", trace.trace)),
-        "{metrics}"
-    );
-    let counted = r#"slackwater_trace_spans_total{status="exported"} "#;
-    let exported = metrics.lines().find_map(|line| line.strip_prefix(counted));
-    let exported: u64 = exported.unwrap().parse().unwrap();
-    assert!(exported >= 1, "{metrics}");
+    until("the metrics of the master say so", || {
+        let accept = "Accept: application/openmetrics-text\r\n";
+        let (_, metrics) = master.ask("GET", "/metrics", accept);
+        let exported = metrics.lines().find_map(|line| line.strip_prefix(counted));
+        let exported: u64 = exported.unwrap().parse().unwrap();
+        exported >= 1 && metrics.contains(&exemplar)
+    });
 
     // From SSD, which is all that a node has that was started again.
     node.kill();
@@ -148,7 +149,11 @@ fn one_trace_follows_a_get_through_master_and_node() {
     get(trace);
     let names = [
         "slackwater.get",
+        "slackwater.read_record",
         "slackwater.master.stage",
+        "slackwater.node.stage",
+        "slackwater.node.ssd_read",
+        "slackwater.read",
         "slackwater.node.read",
     ];
     let spans = told(&collector, trace, &names);

@@ -30,9 +30,14 @@ fn the_exemplars_of_a_server_name_the_traces_of_its_clients() {
     };
     assert!(get(Some(trace)).is_some());
     assert!(get(None).is_some());
-    let text = ask(open);
-    assert!(text.ends_with("\n# EOF\n"), "{text}");
     let exemplar = format!(" # {{trace_id=\"{}\"}} ", trace.trace);
+    // A look-up is counted when it was answered.
+    let mut text = String::new();
+    until("the trace is named", || {
+        text = ask(open);
+        text.contains(&exemplar)
+    });
+    assert!(text.ends_with("\n# EOF\n"), "{text}");
     let mut marked = text.lines().filter(|line| line.contains(&exemplar));
     let marked = marked.next().unwrap_or_else(|| panic!("{text}"));
     let look_up = "slackwater_read_phase_seconds_bucket{phase=\"look_up\",le=";

@@ -281,10 +281,10 @@ fn extents_that_are_written_one_after_another_share_a_mapping() {
             region: region.id(),
             extent: Some(extent),
         });
-        assert_eq!(
-            resident_kib(bytes) - before,
-            number * EXTENT / 1024,
-            "the pages of earlier writes are there"
+        // At least: where pages are large, or come several at a time, there are more.
+        assert!(
+            resident_kib(bytes) - before >= number * EXTENT / 1024,
+            "the pages of earlier writes are gone"
         );
     }
     engine.close();

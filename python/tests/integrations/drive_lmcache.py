@@ -23,6 +23,15 @@ from lmcache.v1.storage_backend.remote_backend import RemoteBackend
 
 SHAPE, TYPE = torch.Size([2, 4, 256, 64]), torch.bfloat16
 MODULE = "slackwater.integrations.lmcache"
+METADATA = LMCacheMetadata(
+    model_name="org/model",
+    world_size=1,
+    local_world_size=1,
+    worker_id=0,
+    local_worker_id=0,
+    kv_dtype=TYPE,
+    kv_shape=(4, 2, SHAPE[2], 1, 64),
+)
 
 
 def ready(descriptor: int) -> None:
@@ -96,21 +105,12 @@ def remote_storage(address: str) -> None:
     config = LMCacheEngineConfig.from_defaults(
         chunk_size=256, remote_storage_plugins=["slackwater"], extra_config=extra, remote_serde="naive"
     )
-    metadata = LMCacheMetadata(
-        model_name="org/model",
-        world_size=1,
-        local_world_size=1,
-        worker_id=0,
-        local_worker_id=0,
-        kv_dtype=TYPE,
-        kv_shape=(4, 2, 256, 1, 64),
-    )
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     memory = HostMemoryAllocator(256 << 20)
-    local = LocalCPUBackend(config, metadata, memory_allocator=memory)
-    backend = RemoteBackend(config, metadata, loop, local, "cpu", plugin_name="slackwater")
+    local = LocalCPUBackend(config, METADATA, memory_allocator=memory)
+    backend = RemoteBackend(config, METADATA, loop, local, "cpu", plugin_name="slackwater")
     assert backend.connection is not None, "no connection"
     keys = [CacheEngineKey("org/model", 1, 0, number + 1, TYPE) for number in range(12)]
     assert backend.batched_contains(keys) == 0 and backend.get_blocking(keys[0]) is None

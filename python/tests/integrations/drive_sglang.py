@@ -51,8 +51,23 @@ def pool_of(kind: type, layout: str):
     return pool
 
 
+def config_of(pool, extra: dict, rank: int, ranks: int) -> HiCacheStorageConfig:
+    return HiCacheStorageConfig(
+        tp_rank=rank,
+        tp_size=ranks,
+        pp_rank=0,
+        pp_size=1,
+        attn_cp_rank=0,
+        attn_cp_size=1,
+        is_mla_model=isinstance(pool, MLATokenToKVPoolHost),
+        enable_storage_metrics=True,
+        is_page_first_layout=pool.layout.startswith("page_first"),
+        model_name="org/model",
+        extra_config=extra,
+    )
+
+
 def backend_of(pool, address: str, tag: str, v1: int, rank: int = 0, ranks: int = 1):
-    mla = isinstance(pool, MLATokenToKVPoolHost)
     extra = {
         "backend_name": "slackwater",
         "module_path": "slackwater.integrations.sglang",
@@ -61,20 +76,7 @@ def backend_of(pool, address: str, tag: str, v1: int, rank: int = 0, ranks: int 
         "extra_backend_tag": tag,
         "slackwater": {"address": address},
     }
-    config = HiCacheStorageConfig(
-        tp_rank=rank,
-        tp_size=ranks,
-        pp_rank=0,
-        pp_size=1,
-        attn_cp_rank=0,
-        attn_cp_size=1,
-        is_mla_model=mla,
-        enable_storage_metrics=True,
-        is_page_first_layout=pool.layout.startswith("page_first"),
-        model_name="org/model",
-        extra_config=extra,
-    )
-    backend = StorageBackendFactory.create_backend("dynamic", config, pool)
+    backend = StorageBackendFactory.create_backend("dynamic", config_of(pool, extra, rank, ranks), pool)
     backend.register_mem_pool_host(pool)
     backend.register_mem_host_pool_v2(pool, PoolName.KV)
     backend.on_host_pools_registered()

@@ -20,28 +20,18 @@ sys.path.append(str(Path(__file__).parents[1] / "integrations"))
 
 import mooncake.store
 import torch
-from drive_lmcache import SHAPE, TYPE, chunks_of, give_back
+from drive_lmcache import METADATA, SHAPE, TYPE, chunks_of, give_back
 from lmcache.utils import CacheEngineKey
 from lmcache.v1.config import LMCacheEngineConfig
 from lmcache.v1.lookup_client.mooncake_lookup_client import MooncakeLookupClient
 from lmcache.v1.memory_allocators.mixed_memory_allocator import MixedMemoryAllocator
 from lmcache.v1.memory_management import MemoryFormat
-from lmcache.v1.metadata import LMCacheMetadata
 from lmcache.v1.storage_backend.connector.mooncakestore_connector import MooncakestoreConnector
 from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
 from lmcache.v1.storage_backend.remote_backend import RemoteBackend
 from lmcache.v1.token_database import ChunkedTokenDatabase
 
 TOKENS = SHAPE[2]
-METADATA = LMCacheMetadata(
-    model_name="org/model",
-    world_size=1,
-    local_world_size=1,
-    worker_id=0,
-    local_worker_id=0,
-    kv_dtype=TYPE,
-    kv_shape=(4, 2, TOKENS, 1, 64),
-)
 
 
 def config_of(address: str, **options) -> LMCacheEngineConfig:

@@ -27,7 +27,7 @@ import torch
 from drive_sglang import PAGES, controller_of, pages_of, pool_of, rows
 from sglang.srt.distributed.device_communicators.mooncake_transfer_engine import MooncakeTransferEngine
 from sglang.srt.managers.cache_controller import PrefetchOperation, StorageOperation
-from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, PoolHitPolicy, PoolName, PoolTransfer
+from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolName, PoolTransfer
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
@@ -40,19 +40,7 @@ SEGMENT, PEER_BYTES = 32 << 20, 1 << 20
 def backend_of(pool, address: str, tag: str, rank: int = 0, ranks: int = 1, **options):
     """SGLang's backend, made and told of a pool as its controller does."""
     extra = {"master_server_address": address, "protocol": "tcp", "global_segment_size": SEGMENT * ranks}
-    config = HiCacheStorageConfig(
-        tp_rank=rank,
-        tp_size=ranks,
-        pp_rank=0,
-        pp_size=1,
-        attn_cp_rank=0,
-        attn_cp_size=1,
-        is_mla_model=isinstance(pool, MLATokenToKVPoolHost),
-        enable_storage_metrics=True,
-        is_page_first_layout=pool.layout.startswith("page_first"),
-        model_name="org/model",
-        extra_config=extra | {"extra_backend_tag": tag} | options,
-    )
+    config = native.config_of(pool, extra | {"extra_backend_tag": tag} | options, rank, ranks)
     backend = StorageBackendFactory.create_backend("mooncake", config, pool)
     assert type(backend) is MooncakeStore and type(backend.store) is mooncake.store.MooncakeDistributedStore
     backend.register_mem_pool_host(pool)

@@ -66,6 +66,22 @@ pub struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
+    /// A walk from the root of which nothing else is known, and that found nothing.
+    #[must_use]
+    pub fn at_root(now: Instant, links: &'a [Link]) -> Self {
+        Self {
+            now,
+            links,
+            placed: None,
+            parent: None,
+            position: 0,
+            found: 0,
+            hint: None,
+            expect: None,
+            output_tokens: None,
+        }
+    }
+
     /// The links that have a slot, with their positions in `links`, from the root on.
     pub fn placed(
         &self,
@@ -97,17 +113,9 @@ pub trait Evict: Send {
 
     /// [`Evict::insert`] of one block that came from another tier, whose instance of the same policy knew it.
     fn insert_as(&mut self, now: Instant, link: Link, standing: Standing) {
-        let (links, position) = (&[link], standing.position);
         self.insert(&Walk {
-            now,
-            links,
-            parent: None,
-            position,
-            found: 0,
-            hint: None,
-            expect: None,
-            output_tokens: None,
-            placed: None,
+            position: standing.position,
+            ..Walk::at_root(now, &[link])
         });
     }
 

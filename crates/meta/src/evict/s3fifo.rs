@@ -90,17 +90,7 @@ mod tests {
             bytes: 4096,
         };
         let walk = |links: &[Link], read: &mut dyn FnMut(&Walk<'_>)| {
-            read(&Walk {
-                now: Instant::ZERO,
-                links,
-                parent: None,
-                position: 0,
-                found: 0,
-                hint: None,
-                expect: None,
-                output_tokens: None,
-                placed: None,
-            });
+            read(&Walk::at_root(Instant::ZERO, links));
         };
         for number in 0..4 {
             walk(&[link(number)], &mut |walk| policy.insert(walk));

@@ -80,17 +80,7 @@ fn policies_run_when_they_want_to_and_once_each_time() {
     let (one, of_one) = add(1, &[5, 7, 7, 20]);
     let (other, of_other) = add(2, &[6]);
     let ran = || [&of_one, &of_other].map(|ran| ran.load(Ordering::Relaxed));
-    let walk = |seconds| Walk {
-        now: at(seconds),
-        links: &[],
-        placed: None,
-        parent: None,
-        position: 0,
-        found: 0,
-        hint: None,
-        expect: None,
-        output_tokens: None,
-    };
+    let walk = |seconds| Walk::at_root(at(seconds), &[]);
     let read = |segments: &mut Segments, index| {
         segments.tell_policy(index, |policy| policy.read(&walk(0)));
     };

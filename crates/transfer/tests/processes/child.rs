@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use slackwater_transfer::{Capability, EngineConfig, Op, Segment, Target};
+use slackwater_transfer::{Capability, EngineConfig, Op, PeerId, Segment, Target};
 
 use crate::world::{self, End, Field, PATIENCE, host_end, request, submit};
 
@@ -66,6 +66,16 @@ impl Child {
 
     pub(crate) fn id(&self) -> i32 {
         self.process.id().cast_signed()
+    }
+
+    /// Its field, of an engine to which it is this peer.
+    pub(crate) fn target(&self, peer: PeerId) -> Target {
+        Target {
+            peer,
+            offset: 0,
+            capability: self.capability,
+            key: None,
+        }
     }
 
     /// Sends the child a command.

@@ -23,12 +23,7 @@ fn an_owner_killed_in_mid_batch_fails_what_is_left_and_leaves_nothing_behind() {
         for round in 0..25 {
             let child = Child::start(role, 16 * MIB);
             let peer = near.engine.open(child.segment.clone());
-            let target = Target {
-                peer,
-                offset: 0,
-                capability: child.capability,
-                key: None,
-            };
+            let target = child.target(peer);
             // 1 GiB, of which some is under way when the owner ends: later in every round.
             let op = if round % 2 == 0 { Op::Write } else { Op::Read };
             let requests = (0..64)
@@ -86,12 +81,7 @@ fn what_is_asked_of_a_process_that_was_killed_fails_at_once() {
     let field = near.field(4096);
     let child = Child::start("whole", 4096);
     let peer = near.engine.open(child.segment.clone());
-    let target = Target {
-        peer,
-        offset: 0,
-        capability: child.capability,
-        key: None,
-    };
+    let target = child.target(peer);
     let read = || request(Op::Read, vec![field.range(0, 8)], target);
     near.engine.transfer(vec![read()], &submit()).unwrap();
     assert_eq!(near.engine.mover(peer), Some("host"));
@@ -212,12 +202,7 @@ fn a_stopped_owner_delays_no_request_past_its_deadline() {
     });
     let target = |child: &Child| {
         let peer = near.engine.open(child.segment.clone());
-        Target {
-            peer,
-            offset: 0,
-            capability: child.capability,
-            key: None,
-        }
+        child.target(peer)
     };
     let begun = now();
     let late = slackwater_transfer::Submit {

@@ -49,12 +49,7 @@ fn a_writer_learns_that_its_capability_is_over() {
         let field = near.filled(&vec![5; MIB]);
         let mut child = Child::start(role, MIB);
         let peer = near.engine.open(child.segment.clone());
-        let old = Target {
-            peer,
-            offset: 0,
-            capability: child.capability,
-            key: None,
-        };
+        let old = child.target(peer);
         let write = |target| vec![request(Op::Write, vec![field.range(0, MIB)], target)];
         near.engine.transfer(write(old), &submit()).unwrap();
         assert_eq!(child.ask("bytes"), "5");

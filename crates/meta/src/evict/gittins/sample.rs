@@ -92,17 +92,7 @@ mod tests {
                 bytes: 1,
             })
             .collect();
-        let walk = Walk {
-            now: Instant::ZERO,
-            links: &links,
-            parent: None,
-            position: 0,
-            found: 0,
-            hint: None,
-            expect: None,
-            output_tokens: None,
-            placed: None,
-        };
+        let walk = Walk::at_root(Instant::ZERO, &links);
         sample.admit(&walk, threshold)
     }
 

@@ -52,15 +52,8 @@ impl World {
             .map(|&block| link(block, self.resident[block as usize]))
             .collect();
         let walk = Walk {
-            now: self.now,
-            links: &links,
-            parent: None,
-            position: 0,
-            found: 0,
-            hint: None,
             expect: self.expect,
-            output_tokens: None,
-            placed: None,
+            ..Walk::at_root(self.now, &links)
         };
         let found = links.iter().take_while(|link| link.slot.is_some()).count();
         self.hits += found;
@@ -161,17 +154,7 @@ fn read_and_insert_of_one_request_make_one_chain() {
         slot: Some(Slot(block)),
         bytes: BYTES,
     });
-    let walk = Walk {
-        now: world.now,
-        links: &links,
-        parent: None,
-        position: 0,
-        found: 0,
-        hint: None,
-        expect: None,
-        output_tokens: None,
-        placed: None,
-    };
+    let walk = Walk::at_root(world.now, &links);
     world.policy.read(&Walk { found: 3, ..walk });
     let later = world.now + Duration::from_secs(30);
     let rest = [Link {
@@ -299,17 +282,7 @@ fn large_blocks_go_before_small_ones_of_their_kind() {
                 slot: Some(Slot(at)),
                 bytes,
             }];
-            policy.insert(&Walk {
-                now: Instant::ZERO,
-                links: &links,
-                parent: None,
-                position: 0,
-                found: 0,
-                hint: None,
-                expect: None,
-                output_tokens: None,
-                placed: None,
-            });
+            policy.insert(&Walk::at_root(Instant::ZERO, &links));
         }
         let victim = policy.victim(Instant::ZERO).unwrap();
         assert_eq!(lengths[victim.0 as usize], large, "{lengths:?}");
@@ -474,15 +447,8 @@ fn of_like_classes_the_older_block_goes_first() {
             bytes: BYTES,
         }];
         policy.insert(&Walk {
-            now: Instant::ZERO + Duration::from_secs(seconds),
-            links: &links,
-            parent: None,
-            position: 0,
-            found: 0,
-            hint: None,
-            expect: None,
             output_tokens,
-            placed: None,
+            ..Walk::at_root(Instant::ZERO + Duration::from_secs(seconds), &links)
         });
     }
     let now = Instant::ZERO + Duration::from_secs(170);
@@ -586,15 +552,8 @@ fn blocks_of_a_class_that_was_left_out_have_a_worth() {
         bytes: 64,
     };
     let walk = |link, now| Walk {
-        now,
-        links: std::slice::from_ref(link),
-        parent: None,
-        position: 0,
-        found: 0,
-        hint: None,
-        expect: None,
         output_tokens: Some(100),
-        placed: None,
+        ..Walk::at_root(now, std::slice::from_ref(link))
     };
     let mut adaptive = Gittins::adaptive();
     adaptive.read(&walk(&gone, Instant::ZERO));
@@ -637,15 +596,9 @@ fn blocks_that_are_apart_are_no_run() {
         bytes: BYTES,
     });
     world.policy.read(&Walk {
-        now: world.now,
-        links: &links,
         placed: Some(&[0, 2]),
-        parent: None,
-        position: 0,
         found: 1,
-        hint: None,
-        expect: None,
-        output_tokens: None,
+        ..Walk::at_root(world.now, &links)
     });
     let segment_of = |slot| world.policy.segment_of(Slot(slot)).unwrap();
     assert_ne!(segment_of(1), segment_of(3));

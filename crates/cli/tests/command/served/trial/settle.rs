@@ -57,19 +57,30 @@ impl Cluster {
     /// Waits until processes have no more descriptors than they began with, but for files of a log: what dead and silent
     /// peers held was given back (I8).
     fn give_back(&self) {
-        let begun = Instant::now();
-        loop {
+        self.at_rest(|| {
             let open = self.open_descriptors();
             let files = |host| if host == MASTER { 0 } else { LOG_FILES };
             let mut both = open.iter().zip(&self.descriptors).enumerate();
-            if both.all(|(host, (open, first))| *open <= first + files(host)) {
-                return;
-            }
+            let few = both.all(|(host, (open, first))| *open <= first + files(host));
+            few.then_some(()).ok_or_else(|| {
+                let first = &self.descriptors;
+                format!("{open:?} descriptors are open, {first:?} were")
+            })
+        });
+    }
+
+    /// Looks until all is at rest; what was seen until then says what is not.
+    fn at_rest<T>(&self, look: impl Fn() -> Result<T, String>) -> T {
+        let begun = Instant::now();
+        loop {
+            let seen = match look() {
+                Ok(found) => return found,
+                Err(seen) => seen,
+            };
             assert!(
                 begun.elapsed() < PATIENCE,
-                "seed {}: {open:?} descriptors are open, {:?} were\n{}",
+                "seed {}: never at rest: {seen}\n{}",
                 self.seed,
-                self.descriptors,
                 self.logs()
             );
             std::thread::sleep(Duration::from_millis(50));
@@ -136,8 +147,7 @@ impl Cluster {
 
     /// Waits until nothing is under way, and the books balance; with nothing in them, if so.
     fn books(&self, empty: bool) {
-        let begun = Instant::now();
-        let books = loop {
+        let books = self.at_rest(|| {
             let books = self.json("/debug/books");
             let zero = |name: &str| books[name] == 0;
             let calm = [
@@ -155,16 +165,10 @@ impl Cluster {
             };
             let none = !empty || (zero("objects") && zero("replicas"));
             if calm.into_iter().all(zero) && none && segments.iter().all(balanced) {
-                break books;
+                return Ok(books);
             }
-            assert!(
-                begun.elapsed() < PATIENCE,
-                "seed {}: the books are never at rest: {books:#}\n{}",
-                self.seed,
-                self.logs()
-            );
-            std::thread::sleep(Duration::from_millis(50));
-        };
+            Err(format!("the books: {books:#}"))
+        });
         assert_eq!(books["segments"].as_array().unwrap().len(), 2 * NODES);
         let tenants = books["tenants"].as_array().unwrap();
         let acme = tenants.iter().find(|it| it["tenant"] == "acme");

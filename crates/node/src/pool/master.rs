@@ -429,8 +429,7 @@ impl MasterShell {
                 return Attached::Resumed { taken };
             }
             Standing::Unknown => return Attached::Unknown,
-            Standing::Replaced => return Attached::Refused(ErrorCode::IllegalClient),
-            Standing::New if self.members.is_another(&hello) => {
+            Standing::Replaced | Standing::Taken => {
                 return Attached::Refused(ErrorCode::IllegalClient);
             }
             Standing::New => {}

@@ -52,6 +52,9 @@ pub(super) enum Standing {
     Unknown,
     /// Another process is that node now.
     Replaced,
+    /// Another node is the process that it names. Clients tell processes apart by their incarnations: they would read and write
+    /// what is that node's at this one.
+    Taken,
 }
 
 impl Members {
@@ -82,6 +85,9 @@ impl Members {
     pub(super) fn greet(&self, link: ConnectionId, hello: &NodeHello) -> Standing {
         let mut state = self.state();
         let MembersState { nodes, links } = &mut *state;
+        let named = hello.memory.contact.incarnation;
+        let mut others = nodes.iter().filter(|(node, _)| **node != hello.node);
+        let is_taken = others.any(|(_, member)| member.contact.incarnation == named);
         match nodes.get_mut(&hello.node) {
             Some(member) if member.life == hello.life && hello.welcomed => {
                 if member.orders.resume(hello.taken).is_err() {
@@ -96,17 +102,9 @@ impl Members {
             }
             Some(member) if hello.welcomed && member.link.is_some() => Standing::Replaced,
             _ if hello.welcomed => Standing::Unknown,
+            _ if is_taken => Standing::Taken,
             _ => Standing::New,
         }
-    }
-
-    /// Whether the process that a node says it is, is another node. Clients tell processes apart by their incarnations: those of
-    /// a pool would read and write at the one that is named last.
-    pub(super) fn is_another(&self, hello: &NodeHello) -> bool {
-        let named = hello.memory.contact.incarnation;
-        let state = self.state();
-        let mut others = state.nodes.iter().filter(|(node, _)| **node != hello.node);
-        others.any(|(_, member)| member.contact.incarnation == named)
     }
 
     /// A node belongs to the pool from now on.
@@ -408,11 +406,14 @@ mod tests {
             node: NodeId(301),
             ..hello(incarnation, false, 0)
         };
-        assert!(members.is_another(&other(1)));
-        assert!(!members.is_another(&other(2)));
-        assert!(!members.is_another(&hello(1, false, 0)), "it is that one");
+        assert_eq!(members.greet(link(2), &other(1)), Standing::Taken);
+        assert_eq!(members.greet(link(2), &other(2)), Standing::New);
+        let again = hello(1, false, 0);
+        let greeted = members.greet(link(2), &again);
+        assert_eq!(greeted, Standing::New, "it is that one");
         members.forget(NODE);
-        assert!(!members.is_another(&other(1)), "that one is gone");
+        let greeted = members.greet(link(2), &other(1));
+        assert_eq!(greeted, Standing::New, "that one is gone");
     }
 
     /// The end of an old link was taken for the end of the node, which had made a new one by then.

@@ -55,9 +55,20 @@ impl Clock {
     }
 
     fn master(&self, place: &Place, listen: &str, more: &[&str]) -> Served {
-        let arguments = ["master", "--listen", listen, "--log", "error"];
-        Served::spawn(self.give(place.command(&[&arguments[..], more].concat())))
+        let arguments = ["master", "--listen", listen, "--log", "info"];
+        let mut command = self.give(place.command(&[&arguments[..], more].concat()));
+        let mut log = fs::File::options();
+        let log = log.create(true).append(true).open(place.path("log"));
+        command.stderr(Stdio::from(log.unwrap()));
+        Served::spawn(command)
     }
+}
+
+/// The months, as `2026-01`, in which a master's clock said that nodes came.
+fn months(place: &Place) -> Vec<String> {
+    let log = fs::read_to_string(place.path("log")).unwrap();
+    let came = log.lines().filter(|line| line.contains(" a node "));
+    came.map(|line| line[..7].to_owned()).collect()
 }
 
 fn epoch(directory: &Path) -> u64 {
@@ -87,6 +98,12 @@ fn a_pool_goes_on_when_its_clocks_jump() {
         assert!(get(&client, fresh).is_some(), "{by}");
         assert!((0..20).all(|name| get(&client, name).is_some()), "{by}");
     }
+    let other = Node::start(&place, &served.address, &["--memory", "8MiB"]);
+    until("the clock of the master has jumped", || {
+        let months = months(&place);
+        months.len() == 2 && months[1] > months[0]
+    });
+    drop(other);
     // The next life of the master is the next one, though its clock says that it was before.
     let first = epoch(&place.path("master"));
     clock.jump(HOUR);

@@ -462,9 +462,8 @@ fn a_cancelled_job_begins_nothing_more() {
     assert!(segments.iter().all(|it| it.draining == Draining::No));
 }
 
-/// What is on SSD only is carried into the memory of another node, and the record stays.
-#[test]
-fn a_drain_carries_records_too() {
+/// A node with memory and an SSD, on which alone there is a value `old`.
+fn with_a_record() -> World {
     let config = MasterConfig {
         offload: slackwater_meta::Offload {
             mode: OffloadMode::Eager,
@@ -489,6 +488,24 @@ fn a_drain_carries_records_too() {
             }],
         },
     );
+    world
+}
+
+/// What is brought from a node's own SSD has not come from another one.
+#[test]
+fn a_copy_within_a_node_is_none_between_nodes() {
+    let mut world = with_a_record();
+    world.begin(copy("old", &["1"]));
+    let task = world.copied(Ok(()));
+    assert!(matches!(task.source, ReplicaAt::Disk { node: NODE, .. }));
+    assert_eq!(world.nodes_of("old"), [1, 1]);
+    assert_eq!(world.master.metrics().values_copied, 0);
+}
+
+/// What is on SSD only is carried into the memory of another node, and the record stays.
+#[test]
+fn a_drain_carries_records_too() {
+    let mut world = with_a_record();
     world.mount(SECOND, SegmentId(20), SegmentKind::Memory, MIB);
     let job = world.begin(drain(&["1"], &[]));
     let task = world.copied(Ok(()));

@@ -6,6 +6,7 @@
 //! With keys descriptions are sealed: who asks for one proves a key of the list and knows the key that the answer has to prove,
 //! which has to be of the list too. Connections for bytes follow the same key.
 
+mod failure;
 mod keys;
 mod peer;
 mod plan;
@@ -20,25 +21,20 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use serde_json::{Value, json};
 use slackwater_transfer::{
-    AnsweredQuestions, Batch, BatchError, BatchId, Capability, Cause, Engine, EngineConfig,
-    GrantSpec, KeysOfPeers, Location, Memory, Notice, Op, Region, RegionSpec, Rights, SealConfig,
-    Submit,
+    AnsweredQuestions, Batch, BatchError, BatchId, Capability, Engine, EngineConfig, GrantSpec,
+    KeysOfPeers, Location, Memory, Notice, Op, Region, RegionSpec, Rights, SealConfig, Submit,
 };
 use slackwater_wait::{Site, Waiting, now};
 
 use crate::options::seconds_of;
 use crate::raw::{Number, Range, Reasons};
 use crate::store::forks;
+use failure::{FAILED, Failure, STALE, result};
 pub(crate) use keys::RawQuestion;
 use keys::{DESCRIBE, KEY_VARIABLES, refused};
 use peer::Peer;
 use plan::Runs;
 
-/// What a call gives that failed.
-const FAILED: i64 = -1;
-/// What it gives when the peer is to be described again: it is not open, its memory is not known, or it is another process.
-const STALE: i64 = -2;
-const TIMED_OUT: i64 = -3;
 /// How long the end of a registration waits for what is under way.
 const RELEASE: Duration = Duration::from_secs(60);
 
@@ -58,14 +54,6 @@ pub(crate) struct RawEngine {
     batches: Mutex<BTreeMap<BatchId, (Batch, Arc<Peer>)>>,
     reasons: Reasons,
     forks: u64,
-}
-
-/// Why a call failed, and its code.
-struct Failure {
-    code: i64,
-    reason: String,
-    /// What is known of the peer does not hold, or it was not reached: another process may have its name by now.
-    asks_again: bool,
 }
 
 #[derive(Default)]
@@ -574,54 +562,6 @@ impl Drop for RawEngine {
 
 fn op(write: bool) -> Op {
     if write { Op::Write } else { Op::Read }
-}
-
-impl Failure {
-    fn stale() -> Self {
-        Self {
-            code: STALE,
-            reason: "the peer has no such memory".to_owned(),
-            asks_again: true,
-        }
-    }
-}
-
-impl From<BatchError> for Failure {
-    fn from(error: BatchError) -> Self {
-        let code = match &error {
-            BatchError::Failed(Cause::Refused(_) | Cause::Gone { .. }) => STALE,
-            BatchError::Failed(Cause::TimedOut(_)) => TIMED_OUT,
-            BatchError::TimedOut => TIMED_OUT,
-            BatchError::Failed(_) | BatchError::Cancelled => FAILED,
-        };
-        let asks_again = matches!(
-            &error,
-            BatchError::Failed(
-                Cause::Refused(_) | Cause::Gone { .. } | Cause::Unreachable(_) | Cause::Lost(_)
-            )
-        );
-        let reason = error.to_string();
-        Self {
-            code,
-            reason,
-            asks_again,
-        }
-    }
-}
-
-/// The result of a batch that is over.
-fn result(batch: &Batch) -> Result<i64, Failure> {
-    let causes = (0..batch.len()).filter_map(|request| batch.outcome(request)?.cause);
-    let failures = causes.map(|cause| Failure::from(BatchError::Failed(cause)));
-    let worst = failures.reduce(|one, other| {
-        let asks_again = one.asks_again || other.asks_again;
-        let worse = if other.code < one.code { other } else { one };
-        Failure {
-            asks_again,
-            ..worse
-        }
-    });
-    worst.map_or(Ok(0), Err)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde_json::Value;
 use slackwater_transfer::{Capability, Engine, PeerId, Segment, Target};
 
-use super::Failure;
+use super::failure::Failure;
 
 /// A peer, by one of its descriptions.
 pub(super) struct Peer {

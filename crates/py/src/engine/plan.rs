@@ -2,7 +2,7 @@
 
 use slackwater_transfer::{Home, LocalRange, Location, Op, Priority, Request, Target};
 
-use super::Failure;
+use super::failure::Failure;
 use super::peer::Peer;
 use crate::raw::{Number, Range};
 

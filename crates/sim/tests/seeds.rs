@@ -75,6 +75,9 @@ fn seeds_that_failed_once_hold() {
     check(Profile::Ordinary, 55_710, "a flawed record is gone");
     // A caller in the master's process cancelled a read before its answer arrived, and the revocation found no guards.
     check(Profile::Ordinary, 209, "a cancelled read holds its object");
+    // A node that ended again and again while its master was away left a file each time, until its device was full of
+    // them and none could be emptied.
+    check(Profile::Ordinary, 1890, "a log has no room again");
     // The drop of an overwritten record was answered because of the newer one, whose bytes rotted before a later batch
     // confirmed it.
     check(Profile::Ordinary, 429_217, "an overwritten record is back");

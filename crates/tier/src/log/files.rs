@@ -62,7 +62,7 @@ pub(crate) struct Files {
 pub(crate) enum List {
     Creating,
     Spare,
-    /// Sealed, to be drained first of all: nothing is needed of them, or they are suspect.
+    /// [`File::is_easy`].
     Easy,
     Draining,
     Deletable,
@@ -84,13 +84,17 @@ impl File {
         }
     }
 
+    /// Whether it is to be emptied first of all: nothing is needed of it, or it is suspect.
+    pub(crate) fn is_easy(&self) -> bool {
+        let needless = self.live_bytes == 0 && self.tombstones == 0;
+        self.state == FileState::Sealed && (self.suspect || needless)
+    }
+
     fn list(&self) -> Option<List> {
         match self.state {
             FileState::Creating => Some(List::Creating),
             FileState::Spare => Some(List::Spare),
-            FileState::Sealed if self.suspect || (self.live_bytes == 0 && self.tombstones == 0) => {
-                Some(List::Easy)
-            }
+            FileState::Sealed if self.is_easy() => Some(List::Easy),
             FileState::Active | FileState::Sealed => None,
             FileState::Draining => Some(List::Draining),
             FileState::Deletable(_) => Some(List::Deletable),

@@ -21,7 +21,12 @@ impl Log {
             self.writer.failing = None;
         }
         let maintenance = self.writer.needs_maintenance();
-        let beyond = maintenance && self.writer.needs_file && used <= self.reach();
+        // What is being deleted gives its room first: else a process that ends soon after each beginning adds a file to
+        // those of its earlier lives.
+        let beyond = maintenance
+            && self.writer.needs_file
+            && used <= self.reach()
+            && !self.files.has(List::Deleting);
         let filling = self
             .writer
             .active

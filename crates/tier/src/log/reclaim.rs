@@ -78,27 +78,32 @@ impl Log {
         }
     }
 
-    /// The file that is worth emptying now. Suspect ones and those of which nothing is needed go first; when files run
-    /// short, the one whose live bytes are the smallest part of it, if copying it forward gains enough and has room.
-    /// After the capacity was changed, files differ in length.
+    /// The file that is worth emptying now: a suspect one or one of which nothing is needed; when files run short, also
+    /// one of which copying it forward gains enough and has room. These come after those, and in both the one whose live
+    /// bytes are the smallest part of it goes first. After the capacity was changed, files differ in length.
+    ///
+    /// Beyond the capacity that part alone counts. A process that ends again and again soon after it began leaves a file
+    /// each time with the little that it had copied: each next life must be able to get rid of one.
     pub(super) fn victim(&self) -> Option<FileId> {
-        let idle = |file: &FileId| !self.writer.has_flights_in(*file);
-        if let Some(file) = self.files.listed(List::Easy).find(idle) {
-            return Some(file);
-        }
-        if self.files_free() > RESERVE + 1 {
-            return None;
-        }
+        let short = self.files_free() <= RESERVE + 1;
         let room = self.room_for_copies();
-        let worthwhile = self.files.iter().filter(|(id, file)| {
+        let worthwhile = |file: &File| {
             let takes = self.copying_takes(file);
             let gains = takes <= file.bytes / 8 * 7;
-            file.state == FileState::Sealed && idle(id) && gains && takes <= room
+            file.state == FileState::Sealed && gains && takes <= room
+        };
+        let easy = self.files.listed(List::Easy);
+        let easy = easy.filter_map(|id| Some((id, self.files.get(id)?)));
+        let others = short.then(|| self.files.iter()).into_iter().flatten();
+        let others = others.filter(|(_, file)| !file.is_easy() && worthwhile(file));
+        let candidates = easy.chain(others);
+        let idle = candidates.filter(|(id, _)| !self.writer.has_flights_in(*id));
+        let ranked = idle.map(|(id, file)| {
+            let later = !file.is_easy() && self.overlong.is_none();
+            (later, file.live_bytes as f64 / file.bytes as f64, id)
         });
-        let live_part = |file: &File| file.live_bytes as f64 / file.bytes as f64;
-        let parts = worthwhile.map(|(id, file)| (live_part(file), id));
-        let least = parts.min_by(|(a, _), (b, _)| a.total_cmp(b));
-        least.map(|(_, id)| id)
+        let first = ranked.min_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
+        first.map(|(.., id)| id)
     }
 
     /// Bytes of the files that copies and tombstones may still begin.

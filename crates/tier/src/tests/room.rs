@@ -404,3 +404,51 @@ fn reclaim_copies_no_faster_than_its_rate() {
         start.until(world.now)
     );
 }
+
+/// While its master was away a process began again and again and ended soon after. Each life had the same torn files to
+/// empty, began with the oldest, and left one more file with the little that it had copied, until the device was full of
+/// files with a record each and had no room for the one that would have emptied any of them.
+#[test]
+fn a_process_that_ends_again_and_again_does_not_fill_the_device() {
+    let check = |crash, seed: u64, operations: u64| {
+        let moment = format!("{crash:?} after up to {operations} operations, seed {seed}");
+        let log = LogConfig {
+            reclaim_bytes_in_flight_max: 4 << 10,
+            ..small_log(512 << 10)
+        };
+        let mut world = World::new(log, seed);
+        for key in 0..20u8 {
+            world.put(&[key], 1, 2000);
+        }
+        world.rest();
+        // One copy of headers is lost: the file is to be written again.
+        let oldest = world.disk.files()[0].file;
+        world.disk.flip(oldest, BLOCK as u64 + 100, 0);
+        let mut rng = Rng::new(seed);
+        for life in 0..80 {
+            world.crash(crash);
+            while world.opened.is_none() {
+                assert!(world.complete(), "{moment}: life {life} opens");
+            }
+            for _ in 0..rng.below(operations) {
+                world.complete();
+            }
+        }
+        world.rest();
+        world.check_opened(&moment);
+        world.remove_all((0..10u8).map(|key| (vec![key], 1)));
+        world.rest();
+        let ticket = world.put(b"more", 1, 4096);
+        world.rest();
+        assert_eq!(world.results.get(&ticket), Some(&Ok(())), "{moment}");
+        let held = world.agent.stats().file_bytes;
+        assert!(held <= 512 << 10, "{moment}: {held} bytes of files");
+        world.check(&moment);
+    };
+    for operations in [12, 16, 20] {
+        for seed in 0..3 {
+            check(Crash::Tear, seed, operations);
+            check(Crash::Process, seed, operations);
+        }
+    }
+}

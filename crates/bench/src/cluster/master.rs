@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 use slackwater_report::Bound;
 
-use super::{Cluster, ClusterError, Programs, Shape, memory_for, start_load};
+use super::{Cluster, ClusterError, Programs, Shape, failed, memory_for, start_load};
 use crate::process::{Process, resident_bytes_of};
 use crate::usage::median;
 
@@ -233,6 +233,8 @@ pub(super) struct Sample {
     client_cores: f64,
     node_cores: f64,
     pub(super) server_cores: f64,
+    /// Microseconds of each call, where they were told.
+    pub(super) calls: Vec<f64>,
 }
 
 fn cells(options: &Options) -> Vec<(Cell, Vec<Sample>)> {
@@ -298,7 +300,8 @@ pub(super) fn measured(
     let [items, seconds, p50_us, p99_us] = load.numbers("ran")?;
     let (client_after, [server_after, nodes_after]) = (load.cpu_seconds(), cpu());
     load.say("end")?;
-    load.hear("ended")?;
+    let calls = load.hear("ended")?;
+    let calls = calls.split_whitespace().map(str::parse);
     Ok(Sample {
         ops_per_s: items / seconds,
         p50_us,
@@ -306,6 +309,7 @@ pub(super) fn measured(
         client_cores: (client_after - client) / seconds,
         node_cores: (nodes_after - nodes) / seconds,
         server_cores: (server_after - server) / seconds,
+        calls: calls.collect::<Result<_, _>>().map_err(failed)?,
     })
 }
 
@@ -364,14 +368,15 @@ fn summed(clients: usize, samples: &[Sample]) -> Bare {
 
 impl Sample {
     #[cfg(test)]
-    pub(super) fn of(server_cores: f64, p99_us: f64) -> Self {
+    pub(super) fn of(server_cores: f64, calls: &[f64]) -> Self {
         Self {
             ops_per_s: 1.0,
-            p50_us: p99_us,
-            p99_us,
+            p50_us: crate::usage::quantile(&mut calls.to_vec(), 0.5),
+            p99_us: crate::usage::quantile(&mut calls.to_vec(), 0.99),
             client_cores: 0.0,
             node_cores: 0.0,
             server_cores,
+            calls: calls.to_vec(),
         }
     }
 

@@ -49,6 +49,8 @@ impl Viewer {
         let mut source = stream.try_clone().map_err(failed)?;
         let told = Arc::clone(&seen);
         let reader = std::thread::spawn(move || {
+            // A viewer has a machine of its own: here it takes what the pool leaves of this one.
+            let _ = rustix::process::setpriority_process(None, 19);
             let mut part = vec![0; 64 << 10];
             loop {
                 let before = counter.samples;

@@ -117,7 +117,7 @@ const LAYERS: &[(&str, Kind, &[&str])] = &[
         "cli",
         Kind::Face,
         &[
-            "base", "wire", "meta", "wait", "trace", "otel", "pool", "node", "remote", "mq",
+            "base", "wire", "meta", "wait", "trace", "otel", "pool", "net", "node", "remote", "mq",
             "zmtp", "bench", "replay", "report", "admin",
         ],
     ),

@@ -120,6 +120,12 @@ pub(crate) enum Command {
     Config(Show),
     /// Check what the machine offers: pages, limits, io_uring, NUMA, disk
     Doctor(Doctor),
+    /// Show which network interfaces are near which memory
+    ///
+    /// Lists for the memory of each NUMA node (`cpu:N`) and of each GPU (`cuda:N`, by PCI address) the interfaces to prefer
+    /// and the rest: by NUMA node, and for a GPU by steps over PCI. The object `locations` of --json is what a file for
+    /// --file and for SLACKWATER_TCP_TOPOLOGY holds. The exit code is 1 if the file is wrong for this machine.
+    Topology(crate::topology::Show),
     /// Make, show and allow keys of the message layer
     #[command(subcommand)]
     Keys(crate::tools::Keys),

@@ -24,6 +24,7 @@ mod size;
 mod source;
 mod tools;
 mod top;
+mod topology;
 mod traces;
 mod usage;
 
@@ -74,6 +75,7 @@ fn main() -> ExitCode {
         Command::Completions(arguments) => manual::completions(&arguments),
         Command::Man(arguments) => manual::pages(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments, &layers),
+        Command::Topology(arguments) => topology::run(&arguments),
     };
     match done {
         Ok(code) => ExitCode::from(code),

@@ -18,6 +18,7 @@ mod protocol;
 mod raw;
 mod role;
 mod socket;
+mod topology;
 mod wheel;
 
 use slackwater_wait::Site;
@@ -32,6 +33,7 @@ pub use ports::{LocalPorts, NoPorts};
 pub use protocol::{ConnId, Connect, End, Event, Limits, Listen, ListenerId, NetError, Protocol};
 pub use raw::Readiness;
 pub use socket::{TcpLiveness, UnixAccess};
+pub use topology::{Gpu, Interface, Machine, Ranked, RdmaDevice, Topology, TopologyError};
 pub use wheel::{TimerId, Wheel};
 
 /// Where the threads of event loops and of their callers wait, with how: counted for the whole process.

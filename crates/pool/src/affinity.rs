@@ -1,25 +1,14 @@
-//! The CPUs of threads and the NUMA node of memory: the two system calls that no safe crate offers in full.
+//! The NUMA node of memory: the system call that no safe crate offers.
 
 use std::io;
 
-use rustix::thread::{CpuSet, sched_setaffinity};
-
-use crate::topology::NodeId;
-
-/// Lets the calling thread run on `cpus` only.
-pub(crate) fn run_on(cpus: &[usize]) -> io::Result<()> {
-    let mut set = CpuSet::new();
-    for &cpu in cpus.iter().filter(|&&cpu| cpu < CpuSet::MAX_CPU) {
-        set.set(cpu);
-    }
-    Ok(sched_setaffinity(None, &set)?)
-}
+use slackwater_wait::NumaId;
 
 /// The highest node number a memory policy can name here.
 const NODE_MAX: u32 = 1023;
 
 /// Makes memory that the calling thread touches first come from `node`, or from elsewhere when that is full.
-pub(crate) fn allocate_on(node: NodeId) -> io::Result<()> {
+pub(crate) fn allocate_on(node: NumaId) -> io::Result<()> {
     if node.0 > NODE_MAX {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
@@ -49,26 +38,10 @@ pub(crate) fn allocate_on(node: NodeId) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// Runs in a thread of its own, which takes its CPUs with it.
-    #[test]
-    #[cfg_attr(miri, ignore = "Miri has no CPU sets")]
-    fn cpus_that_no_set_can_name_are_left_out() {
-        let allowed = rustix::thread::sched_getaffinity(None).unwrap();
-        let first = (0..CpuSet::MAX_CPU)
-            .find(|cpu| allowed.is_set(*cpu))
-            .unwrap();
-        let thread = std::thread::spawn(move || {
-            run_on(&[first, CpuSet::MAX_CPU, usize::MAX]).unwrap();
-            let now = rustix::thread::sched_getaffinity(None).unwrap();
-            (now.count(), now.is_set(first))
-        });
-        assert_eq!(thread.join().unwrap(), (1, true));
-    }
-
     #[test]
     #[cfg_attr(miri, ignore = "Miri has no memory policies")]
     fn an_unknown_node_is_refused_by_the_kernel() {
-        assert!(allocate_on(NodeId(1_000)).is_err());
-        assert!(allocate_on(NodeId(5_000)).is_err());
+        assert!(allocate_on(NumaId(1_000)).is_err());
+        assert!(allocate_on(NumaId(5_000)).is_err());
     }
 }

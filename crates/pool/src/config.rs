@@ -1,10 +1,10 @@
 use std::path::{Path, PathBuf};
 
-use slackwater_wait::{Choice, Cpus};
+use slackwater_wait::{Choice, Cpus, NumaId};
 use thiserror::Error;
 
 use crate::claim::SEATS_MAX;
-use crate::topology::{Node, NodeId, Topology, TopologyError};
+use crate::topology::{Node, Topology, TopologyError};
 
 /// How many threads, and where.
 #[derive(Clone, Debug)]
@@ -12,7 +12,7 @@ pub struct Config {
     /// Threads that take part in a job, the caller among them. Default: as many as the process has usable CPUs.
     pub threads: Option<usize>,
     /// The NUMA nodes to use; empty means all. More than one makes a crew of each.
-    pub nodes: Vec<NodeId>,
+    pub nodes: Vec<NumaId>,
     /// Where workers may run.
     pub pin: Pin,
     /// Whether memory that a worker touches first comes from its node. Only matters with several nodes.
@@ -67,13 +67,13 @@ pub enum PoolError {
     #[error("unknown NUMA node {node} (usable: {})", list(known))]
     UnknownNode {
         /// The node asked for.
-        node: NodeId,
+        node: NumaId,
         /// The nodes there are.
-        known: Vec<NodeId>,
+        known: Vec<NumaId>,
     },
     /// A node was named twice.
     #[error("NUMA node {0} is named twice")]
-    RepeatedNode(NodeId),
+    RepeatedNode(NumaId),
     /// More nodes than a job can be spread over.
     #[error("{nodes} NUMA nodes are more than a pool takes ({max})")]
     TooManyNodes {
@@ -86,7 +86,7 @@ pub enum PoolError {
     #[error("{threads} threads cannot each have a core of NUMA node {node}, which has {cores}")]
     TooFewCores {
         /// The node.
-        node: NodeId,
+        node: NumaId,
         /// The threads on it, the caller among them.
         threads: usize,
         /// Its usable cores.
@@ -105,10 +105,10 @@ pub enum PoolError {
     },
 }
 
-fn list(nodes: &[NodeId]) -> String {
+fn list(nodes: &[NumaId]) -> String {
     nodes
         .iter()
-        .map(NodeId::to_string)
+        .map(NumaId::to_string)
         .collect::<Vec<_>>()
         .join(", ")
 }
@@ -244,12 +244,12 @@ mod tests {
         assert_eq!(split(&Config::threads(8), &sysfs), Ok(vec![(1, 2), (3, 6)]));
         assert_eq!(split(&Config::default(), &sysfs), Ok(vec![(1, 1), (3, 3)]));
         let permuted = Config {
-            nodes: vec![NodeId(3), NodeId(1)],
+            nodes: vec![NumaId(3), NumaId(1)],
             ..Config::threads(4)
         };
         assert_eq!(split(&permuted, &sysfs), Ok(vec![(3, 3), (1, 1)]));
         let one = Config {
-            nodes: vec![NodeId(3)],
+            nodes: vec![NumaId(3)],
             ..Config::threads(2)
         };
         assert_eq!(split(&one, &sysfs), Ok(vec![(3, 2)]));
@@ -267,14 +267,14 @@ mod tests {
         );
         check(
             Config {
-                nodes: vec![NodeId(2)],
+                nodes: vec![NumaId(2)],
                 ..Config::default()
             },
             "unknown NUMA node 2 (usable: 1, 3)",
         );
         check(
             Config {
-                nodes: vec![NodeId(1), NodeId(1)],
+                nodes: vec![NumaId(1), NumaId(1)],
                 ..Config::default()
             },
             "NUMA node 1 is named twice",

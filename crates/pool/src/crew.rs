@@ -14,7 +14,7 @@ use crate::permits::Permits;
 use crate::record::{Record, add};
 use crate::slot::{JobSlot, PublishedJob, Seat, Source};
 use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Mutex, MutexGuard};
-use crate::topology::NodeId;
+use slackwater_wait::NumaId;
 
 /// Jobs of one crew at a time; further submitters run theirs alone.
 const SLOTS: usize = if cfg!(loom) { 1 } else { 32 };
@@ -25,7 +25,7 @@ pub(crate) type Task = Box<dyn FnOnce() + Send>;
 /// The threads of one NUMA node, with the jobs published to them.
 #[derive(Debug)]
 pub(crate) struct Crew {
-    pub(crate) node: Option<NodeId>,
+    pub(crate) node: Option<NumaId>,
     /// The thread index of the first worker in the pool.
     first_thread: usize,
     /// By strategy of the pool; the process's if `None`.
@@ -69,7 +69,7 @@ pub(crate) struct Taken(usize);
 
 impl Crew {
     pub(crate) fn new(
-        node: Option<NodeId>,
+        node: Option<NumaId>,
         threads: std::ops::Range<usize>,
         background_max: usize,
         strategy: Option<Box<dyn Wait>>,

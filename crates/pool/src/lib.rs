@@ -35,8 +35,9 @@ pub use pool::{Job, Pool};
 pub use queue::Queue;
 pub use record::{PoolCounts, ThreadCounts};
 pub use scope::Scope;
+pub use slackwater_wait::NumaId;
 pub use task::{Handle, SubmitError};
-pub use topology::{Node, NodeId, Topology, TopologyError};
+pub use topology::{Node, Topology, TopologyError};
 
 /// The examples of the README, compiled and run.
 #[cfg(doctest)]

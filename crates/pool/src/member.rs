@@ -1,6 +1,6 @@
 use std::cell::Cell;
 
-use crate::topology::NodeId;
+use slackwater_wait::NumaId;
 
 /// The thread that runs a task, as its pool counts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -8,7 +8,7 @@ pub struct Member {
     /// The thread's index in its pool, below [`Pool::threads`](crate::Pool::threads); 0 is the caller.
     pub thread: usize,
     /// The NUMA node of the thread, if the pool knows nodes.
-    pub node: Option<NodeId>,
+    pub node: Option<NumaId>,
 }
 
 thread_local! {

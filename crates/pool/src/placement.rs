@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::affinity;
 use crate::config::{Config, CrewPlan, Pin};
-use crate::topology::NodeId;
+use slackwater_wait::NumaId;
 
 /// The CPUs that one worker runs on and the node that its memory comes from.
 #[derive(Debug)]
 pub(crate) struct Placement {
     cpus: Vec<usize>,
-    memory: Option<NodeId>,
+    memory: Option<NumaId>,
 }
 
 impl Placement {
@@ -33,7 +33,7 @@ impl Placement {
 
     pub(crate) fn take(&self) -> io::Result<()> {
         if !self.cpus.is_empty() {
-            affinity::run_on(&self.cpus)?;
+            slackwater_wait::run_on(&self.cpus)?;
         }
         self.memory.map_or(Ok(()), affinity::allocate_on)
     }

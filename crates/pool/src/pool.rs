@@ -16,7 +16,7 @@ use crate::scope::Scope;
 use crate::slot::PublishedJob;
 use crate::spread::Inner;
 use crate::task::{Handle, SubmitError};
-use crate::topology::NodeId;
+use slackwater_wait::NumaId;
 
 /// A fork-join pool for short bursts of CPU work.
 ///
@@ -35,7 +35,7 @@ pub struct Job<'a> {
     inner: &'a Inner,
     pub(crate) len: usize,
     pub(crate) threads_max: usize,
-    pub(crate) node: Option<NodeId>,
+    pub(crate) node: Option<NumaId>,
     pub(crate) class: Class,
     pub(crate) kind: Option<&'a Kind>,
     cancel: Option<&'a Cancel>,
@@ -101,7 +101,7 @@ impl Pool {
     }
 
     /// The NUMA nodes that have a crew of their own.
-    pub fn nodes(&self) -> impl Iterator<Item = NodeId> + '_ {
+    pub fn nodes(&self) -> impl Iterator<Item = NumaId> + '_ {
         self.inner.crews.iter().filter_map(|crew| crew.node)
     }
 
@@ -243,7 +243,7 @@ impl<'a> Job<'a> {
     }
 
     /// Only the workers of this node take part, and the caller. A node without a crew leaves the caller alone.
-    pub fn on(self, node: NodeId) -> Self {
+    pub fn on(self, node: NumaId) -> Self {
         Self {
             node: Some(node),
             ..self

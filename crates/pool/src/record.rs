@@ -2,7 +2,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use slackwater_wait::{Site, SiteCounts};
 
-use crate::topology::NodeId;
+use slackwater_wait::NumaId;
 
 /// What one thread of the pool did, kept by that thread alone.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ impl Record {
         }
     }
 
-    pub(crate) fn counts(&self, thread: usize, node: Option<NodeId>) -> ThreadCounts {
+    pub(crate) fn counts(&self, thread: usize, node: Option<NumaId>) -> ThreadCounts {
         ThreadCounts {
             thread,
             node,
@@ -66,7 +66,7 @@ pub struct ThreadCounts {
     /// Its index; 0 stands for all callers together.
     pub thread: usize,
     /// The node it belongs to, if the pool knows nodes.
-    pub node: Option<NodeId>,
+    pub node: Option<NumaId>,
     /// Time in jobs, in nanoseconds.
     pub busy_nanos: u64,
     /// Time spent looking for indices of others, in nanoseconds; part of the busy time.

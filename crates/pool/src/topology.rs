@@ -1,26 +1,13 @@
-use std::fmt;
-use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use slackwater_wait::cpu_list;
+use slackwater_wait::{NumaId, SysfsError, numa_nodes, sysfs_list};
 use thiserror::Error;
-
-/// A NUMA node by the number the kernel gives it: not an index into any list, since nodes may be missing or in any order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct NodeId(pub u32);
-
-impl fmt::Display for NodeId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
 
 /// The CPUs of one node that may be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
     /// The number that the operating system gives the node.
-    pub id: NodeId,
+    pub id: NumaId,
     /// One group for each physical core, its hardware threads in ascending order; cores in the order of their first.
     pub cores: Vec<Vec<usize>>,
 }
@@ -35,22 +22,9 @@ pub struct Topology {
 /// Why the topology could not be read.
 #[derive(Debug, Error)]
 pub enum TopologyError {
-    /// A file is missing or unreadable.
-    #[error("topology file {path}: {cause}")]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// The error of the operating system.
-        cause: io::Error,
-    },
-    /// A file does not say what it should.
-    #[error("topology file {path} is no CPU list: `{text}`")]
-    NoList {
-        /// The file.
-        path: PathBuf,
-        /// Its text.
-        text: String,
-    },
+    /// A file that cannot be used.
+    #[error(transparent)]
+    Sysfs(#[from] SysfsError),
     /// None of the CPUs that may be used was found.
     #[error("none of the CPUs {allowed:?} is in the topology")]
     NoCpus {
@@ -100,51 +74,25 @@ impl Node {
 }
 
 /// The CPUs of every node that is online.
-fn node_cpus(root: &Path, allowed: &[usize]) -> Result<Vec<(NodeId, Vec<usize>)>, TopologyError> {
-    let dir = root.join("devices/system/node");
-    let online = match read_list(&dir.join("online")) {
-        Ok(online) => online,
-        Err(TopologyError::Unreadable { cause, .. }) if cause.kind() == io::ErrorKind::NotFound => {
-            return Ok(vec![(NodeId(0), allowed.to_vec())]);
-        }
-        Err(error) => return Err(error),
-    };
-    online
-        .into_iter()
-        .map(|id| {
-            Ok((
-                NodeId(id as u32),
-                read_list(&dir.join(format!("node{id}/cpulist")))?,
-            ))
-        })
-        .collect()
+fn node_cpus(root: &Path, allowed: &[usize]) -> Result<Vec<(NumaId, Vec<usize>)>, SysfsError> {
+    let nodes = numa_nodes(root)?;
+    Ok(nodes.unwrap_or_else(|| vec![(NumaId(0), allowed.to_vec())]))
 }
 
 /// The hardware threads of the core that `cpu` belongs to.
-fn siblings(root: &Path, cpu: usize) -> Result<Vec<usize>, TopologyError> {
-    match read_list(&root.join(format!(
-        "devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
-    ))) {
-        Err(TopologyError::Unreadable { cause, .. }) if cause.kind() == io::ErrorKind::NotFound => {
-            Ok(vec![cpu])
-        }
+fn siblings(root: &Path, cpu: usize) -> Result<Vec<usize>, SysfsError> {
+    let list = format!("devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
+    match sysfs_list(&root.join(list)) {
+        Err(error) if error.is_missing() => Ok(vec![cpu]),
         other => other,
     }
 }
 
-fn read_list(path: &Path) -> Result<Vec<usize>, TopologyError> {
-    let text = fs::read_to_string(path).map_err(|cause| TopologyError::Unreadable {
-        path: path.to_owned(),
-        cause,
-    })?;
-    cpu_list(&text).ok_or_else(|| TopologyError::NoList {
-        path: path.to_owned(),
-        text: text.trim().to_owned(),
-    })
-}
-
 #[cfg(test)]
 pub(crate) mod fixture {
+    use std::fs;
+    use std::path::PathBuf;
+
     use super::*;
 
     /// A made-up sysfs, removed with the value.
@@ -182,7 +130,7 @@ mod tests {
 
     fn node(id: u32, cores: &[&[usize]]) -> Node {
         Node {
-            id: NodeId(id),
+            id: NumaId(id),
             cores: cores.iter().map(|core| core.to_vec()).collect(),
         }
     }

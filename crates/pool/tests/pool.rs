@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use slackwater_base::{Instant, Rng};
 use slackwater_pool::{
-    Cancel, Class, Config, JobError, Kind, Member, NodeId, Pool, Queue, SubmitError,
+    Cancel, Class, Config, JobError, Kind, Member, NumaId, Pool, Queue, SubmitError,
 };
 use slackwater_wait::{Choice, Cpus, Event, Site, Waiting, now};
 
@@ -525,12 +525,12 @@ fn every_strategy_of_waiting_works() {
 #[test]
 fn a_job_can_stay_on_one_node() {
     let pool = Pool::start(&Config {
-        nodes: vec![NodeId(0)],
+        nodes: vec![NumaId(0)],
         ..Config::threads(2)
     })
     .unwrap();
-    assert_eq!(pool.nodes().collect::<Vec<_>>(), [NodeId(0)]);
-    for node in [NodeId(0), NodeId(7)] {
+    assert_eq!(pool.nodes().collect::<Vec<_>>(), [NumaId(0)]);
+    for node in [NumaId(0), NumaId(7)] {
         let tally = Tally::new(100);
         pool.job(100)
             .on(node)
@@ -562,7 +562,7 @@ fn a_job_spreads_over_the_crews_of_two_nodes() {
     };
     let pool = Pool::start(&config).unwrap();
     std::fs::remove_dir_all(&root).unwrap();
-    let nodes: Vec<NodeId> = pool.nodes().collect();
+    let nodes: Vec<NumaId> = pool.nodes().collect();
     assert_eq!(nodes.len(), if cpus.len() > 1 { 2 } else { 1 });
     for round in 0..500 {
         let tally = Tally::new(round);

@@ -126,6 +126,9 @@ fn parse_cpu_max(text: &str) -> Option<f64> {
     (quota > 0.0 && period > 0.0).then_some(quota / period)
 }
 
+/// More than any kernel numbers.
+const CPUS_MAX: usize = 1 << 20;
+
 /// Reads a CPU list as the kernel writes it: `0-3,8,10-11`.
 ///
 /// Returns `None` when the text is none. An empty text is an empty list.
@@ -139,7 +142,8 @@ pub fn cpu_list(text: &str) -> Option<Vec<usize>> {
     for part in text.split(',') {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let (first, last): (usize, usize) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
-        if first > last || last > 1 << 20 {
+        // Every range is short enough, and so is the list of them.
+        if first > last || last > CPUS_MAX || cpus.len() > CPUS_MAX {
             return None;
         }
         cpus.extend(first..=last);
@@ -267,5 +271,12 @@ mod tests {
         ] {
             assert_eq!(cpu_list(text), cpus, "{text:?}");
         }
+    }
+
+    /// Each range was short enough, and a file of a page of them took gigabytes.
+    #[test]
+    fn many_long_ranges_are_no_cpu_list() {
+        assert!(cpu_list("0-1048576").is_some());
+        assert_eq!(cpu_list(&["0-1048576"; 400].join(",")), None);
     }
 }

@@ -1,0 +1,121 @@
+//! The file that ranks interfaces in the system's stead.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, MapAccess, Visitor};
+
+use super::{Machine, Ranked};
+
+const FILE_BYTES_MAX: u64 = 1 << 20;
+const SHAPE: &str = r#"expected {"cpu:0": [["near interface", …], ["another", …]], …}"#;
+
+/// The interfaces of each location that the file names.
+pub(super) fn read(file: &Path) -> Result<BTreeMap<String, Ranked>, String> {
+    let mut text = String::new();
+    let opened = File::open(file).map_err(|error| error.to_string())?;
+    let read = opened
+        .take(FILE_BYTES_MAX + 1)
+        .read_to_string(&mut text)
+        .map_err(|error| error.to_string())?;
+    if read as u64 > FILE_BYTES_MAX {
+        return Err(format!("more than {FILE_BYTES_MAX} bytes; {SHAPE}"));
+    }
+    let locations: Locations =
+        serde_json::from_str(&text).map_err(|error| format!("{error}; {SHAPE}"))?;
+    let mut ranked = BTreeMap::new();
+    for (location, (near, rest)) in locations.0 {
+        if ranked
+            .insert(location.clone(), Ranked { near, rest })
+            .is_some()
+        {
+            return Err(format!("`{location}` is there twice: keep one"));
+        }
+    }
+    Ok(ranked)
+}
+
+/// Whether the machine has all locations and interfaces, and each interface is in one list once.
+pub(super) fn check(ranked: &BTreeMap<String, Ranked>, machine: &Machine) -> Result<(), String> {
+    for (location, Ranked { near, rest }) in ranked {
+        check_location(location, machine)?;
+        let mut before: Vec<&str> = Vec::new();
+        for name in near.iter().chain(rest) {
+            if !machine.interfaces.iter().any(|one| one.name == *name) {
+                let known = machine.interfaces.iter().map(|one| one.name.as_str());
+                return Err(format!(
+                    "{location}: this machine has no interface `{name}` (it has: {})",
+                    listed(known)
+                ));
+            }
+            if before.contains(&name.as_str()) {
+                return Err(format!("{location}: `{name}` is there twice: keep one"));
+            }
+            before.push(name);
+        }
+    }
+    Ok(())
+}
+
+fn check_location(location: &str, machine: &Machine) -> Result<(), String> {
+    // A form of a number that the engine would not write, such as `cpu:01`, would never be looked up.
+    let number_after = |prefix: &str| {
+        let digits = location.strip_prefix(prefix)?;
+        let number: u32 = digits.parse().ok()?;
+        (number.to_string() == digits).then_some(number)
+    };
+    if let Some(node) = number_after("cpu:") {
+        if machine.nodes.iter().any(|(id, _)| id.0 == node) {
+            return Ok(());
+        }
+        let nodes: Vec<String> = machine.nodes.iter().map(|(id, _)| id.to_string()).collect();
+        let known = listed(nodes.iter().map(String::as_str));
+        return Err(format!(
+            "`{location}`: this machine has no NUMA node {node} (it has: {known})"
+        ));
+    }
+    match number_after("cuda:") {
+        // Which GPUs a process has depends on its environment, too.
+        Some(_) => Ok(()),
+        None => Err(format!(
+            "`{location}` is no location of memory: write `cpu:N` for a NUMA node or `cuda:N` for a GPU"
+        )),
+    }
+}
+
+fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    let names: Vec<&str> = names.collect();
+    match names.as_slice() {
+        [] => "none".to_owned(),
+        some => some.join(", "),
+    }
+}
+
+/// All entries of the object, a second one of a name included.
+struct Locations(Vec<(String, (Vec<String>, Vec<String>))>);
+
+impl<'de> Deserialize<'de> for Locations {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Entries;
+        impl<'de> Visitor<'de> for Entries {
+            type Value = Locations;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of locations of memory")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Locations, A::Error> {
+                let mut entries = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    entries.push(entry);
+                }
+                Ok(Locations(entries))
+            }
+        }
+        deserializer.deserialize_map(Entries)
+    }
+}

@@ -30,7 +30,9 @@ pub use home::{GrantSpec, Home, HomeGuard};
 pub use host::boot_id;
 pub use job::{Buffers, Job, Priority, RegionKey, Remote, Span};
 pub use local::Local;
-pub use memory::{Location, Memory, SharedFile, Stage, StageError, Staged, StagingTurn};
+pub use memory::{
+    Location, Memory, NoLocation, SharedFile, Stage, StageError, Staged, StagingTurn,
+};
 pub use mover::{Abilities, Carried, Mover, PeerStats, SingleRequest, Submission, WhenFull};
 pub use region::{
     Access, AccessError, Extent, Gate, GateAccess, GenerationTable, Lookup, PeerRight, Region,

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use mio::{Events, Poll, Waker};
 use slackwater_base::Instant;
 use slackwater_wait::{
-    Abandoned, Choice, ChoiceError, Completion, Hook, Site, Stopped, Waiting, now,
+    Abandoned, Choice, ChoiceError, Completion, Hook, Site, Stopped, Waiting, now, run_on,
 };
 use thiserror::Error;
 
@@ -128,6 +128,19 @@ impl<P: Protocol> Loop<P> {
     /// # Errors
     /// When the kernel gives no poller, waker or thread, or the environment names no strategy of waiting.
     pub fn start(name: &str, limits: Limits, protocol: P) -> Result<Self, StartError> {
+        Self::start_on(name, &[], limits, protocol)
+    }
+
+    /// Starts a loop with its thread, which runs on some CPUs alone: on any where there are none, or where the kernel refuses.
+    ///
+    /// # Errors
+    /// As [`Loop::start`].
+    pub fn start_on(
+        name: &str,
+        cpus: &[usize],
+        limits: Limits,
+        protocol: P,
+    ) -> Result<Self, StartError> {
         // Reported here, because a wait cannot report it.
         Choice::from_env()?;
         let poll = Poll::new()?;
@@ -155,10 +168,17 @@ impl<P: Protocol> Loop<P> {
             stopping: AtomicBool::new(false),
             thread: Mutex::new(None),
         });
-        let background = Arc::clone(&shared);
+        let (background, cpus) = (Arc::clone(&shared), cpus.to_vec());
         let thread = std::thread::Builder::new()
             .name(name.to_owned())
-            .spawn(move || background.run())?;
+            .spawn(move || {
+                if !cpus.is_empty()
+                    && let Err(error) = run_on(&cpus)
+                {
+                    tracing::warn!(%error, "an event loop runs on any CPU");
+                }
+                background.run();
+            })?;
         *lock(&shared.thread) = Some(thread);
         Ok(Self(shared))
     }

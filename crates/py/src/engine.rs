@@ -87,20 +87,11 @@ impl RawEngine {
         log: Py<PyAny>,
         keys: Option<(String, String)>,
     ) -> PyResult<Self> {
-        let variables = std::env::vars_os().filter_map(|(name, value)| {
-            let name = name.into_string().ok()?;
-            let is_of_keys = KEY_VARIABLES.contains(&name.as_str());
-            Some((name, value.into_string().ok()?)).filter(|_| !is_of_keys)
-        });
         let files = keys.map(|(key_file, allow)| [key_file, allow]);
         let named = files
             .into_iter()
             .flat_map(|files| std::iter::zip(KEY_VARIABLES.map(str::to_owned), files));
-        let variables = variables.chain(named);
-        let mut config = EngineConfig::from_env(name, variables).map_err(|wrong| {
-            let wrong: Vec<String> = wrong.iter().map(ToString::to_string).collect();
-            PyValueError::new_err(wrong.join("; "))
-        })?;
+        let mut config = configured(name, named)?;
         config.tcp.bind = vec![(host, 0).into()];
         let seal = config.tcp.seal.clone();
         let started = py.detach(|| config.start());
@@ -118,13 +109,30 @@ impl RawEngine {
         })
     }
 
-    /// Registers memory, which peers may then read and write: whether it is memory, and none of it was registered.
-    fn register(&self, py: Python<'_>, start: Number, bytes: Number) -> bool {
+    /// Which network interfaces are near which memory, as JSON: of each location those to prefer and the rest. Raises `OSError`
+    /// when the system does not tell, or the file that the environment names is wrong.
+    #[staticmethod]
+    fn topology(py: Python<'_>) -> PyResult<String> {
+        let config = configured("", std::iter::empty())?;
+        let topology = py.detach(|| config.tcp.topology());
+        let topology = topology.map_err(|error| PyOSError::new_err(error.to_string()))?;
+        serde_json::to_string(&topology.locations)
+            .map_err(|error| PyValueError::new_err(error.to_string()))
+    }
+
+    /// Registers memory, which peers may then read and write: whether it is memory, and none of it was registered. Its location
+    /// is `cpu:N` for memory of a NUMA node; anything else says nothing.
+    #[pyo3(signature = (start, bytes, location="*"))]
+    fn register(&self, py: Python<'_>, start: Number, bytes: Number, location: &str) -> bool {
         let range = Range::new(start, bytes).filter(|range| range.bytes() > 0);
         let (Some(range), true) = (range, self.is_here()) else {
             return false;
         };
-        py.detach(|| self.add(range))
+        let location = match location.parse() {
+            Ok(Location::Cpu(node)) => Location::Cpu(node),
+            _ => Location::Host,
+        };
+        py.detach(|| self.add(range, location))
     }
 
     /// Ends a registration by its first address, and waits until nothing touches the memory: 0; -1 when it is still touched
@@ -395,14 +403,14 @@ impl RawEngine {
         described.to_string().into_bytes()
     }
 
-    fn add(&self, range: Range) -> bool {
+    fn add(&self, range: Range, location: Location) -> bool {
         let start = std::ptr::with_exposed_provenance_mut(range.start());
         let Some(start) = NonNull::new(start) else {
             return false;
         };
         // SAFETY: the caller of the call promises that the memory is there until it is registered no more, and that peers
         // may read and write it until then. No slice is made over registered memory.
-        let memory = unsafe { Memory::borrowed(start, range.bytes(), Location::Host) };
+        let memory = unsafe { Memory::borrowed(start, range.bytes(), location) };
         let registered = self.engine.register(RegionSpec {
             memory,
             rights: Rights::BOTH,
@@ -558,6 +566,22 @@ impl Drop for RawEngine {
         }
         Python::attach(|py| py.detach(|| self.end_all()));
     }
+}
+
+/// The configuration that the environment sets, with further variables in the place of those of keys.
+fn configured(
+    name: &str,
+    further: impl Iterator<Item = (String, String)>,
+) -> PyResult<EngineConfig> {
+    let variables = std::env::vars_os().filter_map(|(name, value)| {
+        let name = name.into_string().ok()?;
+        let is_of_keys = KEY_VARIABLES.contains(&name.as_str());
+        Some((name, value.into_string().ok()?)).filter(|_| !is_of_keys)
+    });
+    EngineConfig::from_env(name, variables.chain(further)).map_err(|wrong| {
+        let wrong: Vec<String> = wrong.iter().map(ToString::to_string).collect();
+        PyValueError::new_err(wrong.join("; "))
+    })
 }
 
 fn op(write: bool) -> Op {

@@ -1,10 +1,11 @@
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use slackwater_base::{Backoff, Jitter};
 use slackwater_data_plane::protocol::{InitiatorLimits, ResponderLimits};
 use slackwater_engine::SealConfig;
-use slackwater_net::LocalPorts;
+use slackwater_net::{LocalPorts, Topology, TopologyError};
 use slackwater_wire::data::Segment;
 
 /// How the TCP mover works; section `transfer.tcp` of the configuration.
@@ -14,7 +15,7 @@ pub struct TcpConfig {
     pub io_threads: usize,
     /// Transfers under way at once, over all peers; further ones are queued.
     pub max_transfers: usize,
-    /// Connections to one peer.
+    /// Connections to one peer; where addresses of `local` are near memory of several NUMA nodes, for the memory of each.
     pub lanes_per_peer: usize,
     /// Payload of one frame.
     pub slice_bytes: usize,
@@ -69,6 +70,10 @@ pub struct TcpConfig {
     /// Addresses of this host that connections leave from, one for each network that shall be used; each is paired with the
     /// addresses of a peer that are of its family. None for those that the kernel chooses.
     pub local: Vec<IpAddr>,
+    /// A JSON file that says which interfaces are near which memory, for those locations that it names; `slackwater topology
+    /// --file` checks one. Connections leave from addresses of `local` that are near the memory of a transfer, and from the
+    /// others where those fail.
+    pub topology: Option<PathBuf>,
     /// The ports that connections leave from, where a firewall lets only some through; one of them serves connections to
     /// many peers. None for those that the kernel chooses.
     pub local_ports: Option<LocalPorts>,
@@ -79,6 +84,18 @@ pub struct TcpConfig {
 }
 
 impl TcpConfig {
+    /// The topology of this machine, with the locations that the file of `topology` names ranked as it says.
+    ///
+    /// # Errors
+    /// The system does not tell it, or the file is wrong for this machine.
+    pub fn topology(&self) -> Result<Topology, TopologyError> {
+        let topology = Topology::of_system()?;
+        match &self.topology {
+            Some(file) => topology.ranked_by(file),
+            None => Ok(topology),
+        }
+    }
+
     /// Send and receive buffers of a connection to an address.
     pub(crate) fn buffer_bytes(&self, peer: IpAddr) -> usize {
         if peer.is_loopback() {
@@ -154,6 +171,7 @@ impl Default for TcpConfig {
             bind: vec![SocketAddr::from(([127, 0, 0, 1], 0))],
             advertise: Vec::new(),
             local: Vec::new(),
+            topology: None,
             local_ports: None,
             seal: None,
             insecure: false,

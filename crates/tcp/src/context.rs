@@ -18,6 +18,7 @@ use slackwater_zmtp::PublicKey;
 use super::config::TcpConfig;
 use super::direct::Direct;
 use super::loop_state::{Command, LoopState};
+use super::nearness::Nearness;
 use super::scheduler::{Action, LaneId, Scheduler};
 use super::task::{Task, end};
 
@@ -30,6 +31,7 @@ pub(crate) struct TcpContext {
     pub(crate) room: Event,
     pub(crate) refused: RefusalCounters,
     pub(crate) rotation: LoopRotation,
+    pub(crate) nearness: Arc<Nearness>,
     /// The number of connections from each peer, as far as peers can be told apart.
     connections: Arc<Mutex<BTreeMap<Incarnation, usize>>>,
     /// Weak, because the loops keep this context.
@@ -120,7 +122,12 @@ impl LoopRotation {
 }
 
 impl TcpContext {
-    pub(crate) fn new(home: Arc<Home>, config: TcpConfig, scheduler: Scheduler) -> Self {
+    pub(crate) fn new(
+        home: Arc<Home>,
+        config: TcpConfig,
+        scheduler: Scheduler,
+        nearness: Arc<Nearness>,
+    ) -> Self {
         let rotation = LoopRotation {
             loops: config.io_threads,
             last: Mutex::default(),
@@ -129,6 +136,7 @@ impl TcpContext {
             home,
             config,
             rotation,
+            nearness,
             scheduler: Mutex::new(scheduler),
             direct: Direct::default(),
             room: Event::new(),

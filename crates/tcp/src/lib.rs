@@ -22,6 +22,7 @@ mod io;
 mod lender;
 mod loop_state;
 mod mover;
+mod nearness;
 mod options;
 mod scheduler;
 mod server;
@@ -51,6 +52,7 @@ pub use scheduler::LaneCounters;
 
 use context::TcpContext;
 use loop_state::{Command, LoopState};
+use nearness::Nearness;
 use scheduler::{Limits, Scheduler};
 use task::Task;
 
@@ -96,6 +98,16 @@ impl Tcp {
     /// # Errors
     /// The configuration is wrong, or the operating system gives no thread, socket, or port.
     pub fn start(home: &Arc<Home>, config: TcpConfig) -> Result<Self, TcpError> {
+        let nearness = Nearness::of_system(&config)?;
+        Self::start_near(home, config, nearness)
+    }
+
+    /// Starts with what a topology means.
+    fn start_near(
+        home: &Arc<Home>,
+        config: TcpConfig,
+        nearness: Nearness,
+    ) -> Result<Self, TcpError> {
         check(&config)?;
         if config.insecure && config.seal.is_none() {
             static WARNED: Once = Once::new();
@@ -107,8 +119,18 @@ impl Tcp {
         }
         let mut seed = [0; 8];
         getrandom::fill(&mut seed).map_err(|error| TcpError::System(error.to_string()))?;
-        let scheduler = Scheduler::new(Limits::of(&config), u64::from_le_bytes(seed));
-        let context = Arc::new(TcpContext::new(Arc::clone(home), config, scheduler));
+        let nearness = Arc::new(nearness);
+        let limits = Limits {
+            nearness: Arc::clone(&nearness),
+            ..Limits::of(&config)
+        };
+        let scheduler = Scheduler::new(limits, u64::from_le_bytes(seed));
+        let context = Arc::new(TcpContext::new(
+            Arc::clone(home),
+            config,
+            scheduler,
+            Arc::clone(&nearness),
+        ));
         let limits = NetLimits {
             connections: context.config.connections_max,
             pre_auth: pre_auth_limits(&context.config),
@@ -117,7 +139,8 @@ impl Tcp {
         let mut loops = Vec::new();
         for index in 0..context.config.io_threads {
             let state = LoopState::new(Arc::clone(&context), index);
-            let started = Loop::start(&format!("transfer-{index}"), limits, state);
+            let name = format!("transfer-{index}");
+            let started = Loop::start_on(&name, nearness.cpus(index), limits, state);
             loops.push(started.map_err(|error| TcpError::System(error.to_string()))?);
         }
         // Set only here: nothing else has the context yet.

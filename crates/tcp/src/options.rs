@@ -1,6 +1,6 @@
 //! The options of the TCP mover: each declared once, with the names that it is known by.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Once;
 use std::time::Duration;
 
@@ -91,6 +91,7 @@ options! {
     bind ["SLACKWATER_TCP_BIND", "MC_TCP_BIND_ADDRESS"] addresses;
     advertise ["SLACKWATER_TCP_ADVERTISE"] addresses;
     local ["SLACKWATER_TCP_LOCAL"] hosts;
+    topology ["SLACKWATER_TCP_TOPOLOGY"] file;
     local_ports ["SLACKWATER_TCP_LOCAL_PORTS"] ports;
     insecure ["SLACKWATER_TCP_INSECURE"] flag;
     => seal_key ["SLACKWATER_TCP_SEAL_KEY"] set_key;
@@ -177,6 +178,11 @@ fn seconds(text: &str) -> Result<Duration, String> {
         Ok(seconds) => Ok(Duration::from_secs(seconds)),
         Err(_) => duration(text),
     }
+}
+
+/// A path; an empty text is none.
+fn file(text: &str) -> Result<Option<PathBuf>, String> {
+    Ok(Some(PathBuf::from(text)).filter(|_| !text.is_empty()))
 }
 
 fn flag(text: &str) -> Result<bool, String> {

@@ -3,7 +3,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use slackwater_base::Instant;
 use slackwater_data_plane::Cause;
 use slackwater_data_plane::protocol::Call;
-use slackwater_engine::{BatchId, Job, Notice, Part, Priority};
+use slackwater_engine::{BatchId, Job, Location, Notice, Part, Priority};
 use slackwater_wait::now;
 use slackwater_wire::Incarnation;
 
@@ -92,6 +92,15 @@ impl Task {
             TaskKind::Job(job) => &job.part,
             TaskKind::Notify { part, .. } | TaskKind::Probe { part, .. } => part,
         }
+    }
+
+    /// The location of its first range of registered memory; none where it has none.
+    pub(crate) fn location(&self) -> Option<Location> {
+        let TaskKind::Job(job) = &self.kind else {
+            return None;
+        };
+        let access = job.buffers.spans().first()?.access();
+        Some(access.map_or(Location::Host, |access| access.region().memory().location()))
     }
 
     /// Why its local memory may not be used any more, if it may not.

@@ -16,4 +16,5 @@ mod policy;
 mod replay;
 mod served;
 mod size;
+mod topology;
 mod trouble;

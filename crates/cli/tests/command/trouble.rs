@@ -34,6 +34,7 @@ fn an_answer_that_cannot_be_written_is_said_and_one_that_nobody_reads_is_not() {
     for arguments in [
         &["config"][..],
         &["doctor"],
+        &["topology"],
         &["completions", "bash"],
         &["policy", "--generate", "--requests", "50", "--sizes", "9"],
         &[

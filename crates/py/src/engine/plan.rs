@@ -1,6 +1,6 @@
 //! How runs of memory are carried: what is registered in requests, the rest while the caller waits.
 
-use slackwater_transfer::{Home, LocalRange, Location, Op, Priority, Request, Target};
+use slackwater_transfer::{Home, LocalRange, Op, Priority, Request, Target};
 
 use super::failure::Failure;
 use super::peer::Peer;
@@ -78,7 +78,7 @@ pub(super) fn local(home: &Home, range: Range) -> Option<LocalRange> {
 fn all_registered(home: &Home) -> Vec<Range> {
     let regions = home.regions().all();
     let memory = regions.iter().map(|region| region.memory());
-    let memory = memory.filter(|memory| memory.location() == Location::Host);
+    let memory = memory.filter(|memory| memory.location().is_host());
     let ranges = memory.map(|memory| {
         let start = memory.start().as_ptr().addr();
         Range::new(Number(start), Number(memory.bytes()))

@@ -50,6 +50,19 @@ const TICK: u64 = 0;
 /// Bytes that are read at once when no large payload is expected.
 const SCRATCH_BYTES: usize = 64 << 10;
 
+/// The loop for a connection that was accepted, near its address here where loops are placed.
+fn loop_near(context: &TcpContext, net: &mut Net, id: ConnId, turn: usize) -> usize {
+    let nearness = &context.nearness;
+    if !nearness.places_loops() {
+        return turn;
+    }
+    let address = net.descriptor(id).and_then(|socket| {
+        let address = SockRef::from(&socket).local_addr().ok()?;
+        Some(address.as_socket()?.ip().to_canonical())
+    });
+    nearness.loop_of(address, turn, context.config.io_threads)
+}
+
 impl LoopState {
     pub(crate) fn new(context: Arc<TcpContext>, index: usize) -> Self {
         Self {
@@ -94,12 +107,13 @@ impl LoopState {
         let Some(Role::Server(server)) = slot.as_ref().map(|conn| &conn.role) else {
             return;
         };
-        let Some(to) = server
+        let Some(turn) = server
             .idle_peer()
             .map(|peer| self.context.rotation.next(peer, self.index))
         else {
             return;
         };
+        let to = loop_near(&self.context, net, id, turn);
         if to == self.index {
             return;
         }

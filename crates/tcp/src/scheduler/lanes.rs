@@ -1,5 +1,6 @@
 //! The table of lanes: which are ready, what each carries, and what follows when one is closed.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use slackwater_base::Instant;
@@ -30,6 +31,28 @@ pub(super) struct Lane {
     credit: Credit,
     pace: Pace,
 }
+
+/// The lane for the next task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct BestLane {
+    pub(super) lane: LaneId,
+    pub(super) in_flight: usize,
+    /// It leaves from an address that is near the memory of the task, or none is nearer than others.
+    pub(super) is_near: bool,
+}
+
+/// What a peer's next task lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Need {
+    /// A lane: all are busy.
+    Lane,
+    /// A lane that is near its memory: an idle one is not.
+    NearLane,
+}
+
+/// What bytes on a lane count that is not near the memory of the next task: TENT (Mooncake's newer transfer engine) multiplies
+/// the time that it predicts by 5 for its second tier.
+const FAR_PENALTY: u64 = 5;
 
 /// A lane that was closed.
 #[derive(Debug)]
@@ -133,23 +156,29 @@ impl Scheduler {
         self.wake_when_due(actions);
     }
 
-    /// The ready lane that ends the next queued task first, of those that have credit for it, and its number of tasks. That is
-    /// the one with the fewest bytes under way, those of slow lanes counted as often as they are slower.
-    pub(super) fn best_lane(
-        &self,
-        incarnation: Incarnation,
-        now: Instant,
-    ) -> Option<(LaneId, usize)> {
+    /// The ready lane that ends the next queued task first, of those that have credit for it. That is the one with the fewest
+    /// bytes under way, those of slow lanes counted as often as they are slower, and those of lanes that are not near the memory
+    /// of the task as often as the penalty says.
+    pub(super) fn best_lane(&self, incarnation: Incarnation, now: Instant) -> Option<BestLane> {
         let peer = self.peers.get(&incarnation)?;
-        let next_bytes = peer.front()?.bytes();
+        let (next_bytes, near) = (peer.front()?.bytes(), self.near(peer));
         let fastest = self.fastest(peer);
         self.lanes_of(peer)
             .filter(|(_, lane)| lane.takes(next_bytes))
             .min_by_key(|(_, lane)| {
                 let bytes = (lane.bytes + next_bytes) * lane.times_slower(fastest, now);
-                (bytes, lane.in_flight)
+                let penalty = if lane.route.is_near(near) {
+                    1
+                } else {
+                    FAR_PENALTY
+                };
+                (bytes * penalty, lane.in_flight)
             })
-            .map(|(id, lane)| (id, lane.in_flight))
+            .map(|(id, lane)| BestLane {
+                lane: id,
+                in_flight: lane.in_flight,
+                is_near: lane.route.is_near(near),
+            })
     }
 
     /// Lanes that are at least twice as slow as another one of their peer.
@@ -170,29 +199,53 @@ impl Scheduler {
             .min()
     }
 
-    /// Opens one more lane, unless there are enough, one is being opened, or the peer rests.
+    /// The addresses near the memory of the next queued task; none where none is preferred.
+    fn near(&self, peer: &PeerQueue) -> &[IpAddr] {
+        if self.limits.nearness.is_indifferent() {
+            return &[];
+        }
+        let location = peer.front().and_then(Task::location);
+        location.map_or(&[], |location| self.limits.nearness.near(location))
+    }
+
+    /// Opens one more lane for the next queued task, unless there are enough, one is being opened, or the peer rests.
+    ///
+    /// Lanes near the task's memory are counted by themselves: those of other memory do not take their place.
     pub(super) fn open_lane(
         &mut self,
         incarnation: Incarnation,
+        need: Need,
         now: Instant,
         actions: &mut Vec<Action>,
     ) {
+        let Some(peer) = self.peers.get(&incarnation) else {
+            return;
+        };
+        let connecting = self.lanes_of(peer).any(|(_, lane)| !lane.ready);
+        if self.closed || connecting {
+            return;
+        }
+        let near = self.near(peer);
+        let Some(route) = peer.routes.next(now, near) else {
+            return;
+        };
+        let is_near = route.is_near(near);
+        let alike = |lane: &Lane| !is_near || lane.route.is_near(near);
+        let lanes = self.lanes_of(peer).filter(|(_, lane)| alike(lane)).count();
+        if lanes >= self.limits.lanes_per_peer || need == Need::NearLane && !is_near {
+            return;
+        }
+        let (lane, loops) = (LaneId(self.next_lane), self.limits.loops);
+        let loop_index = self
+            .limits
+            .nearness
+            .loop_of(route.from, self.next_loop, loops);
+        self.next_lane += 1;
+        self.next_loop = self.next_loop.wrapping_add(1);
         let Some(peer) = self.peers.get_mut(&incarnation) else {
             return;
         };
-        let connecting = peer
-            .lanes
-            .iter()
-            .any(|id| self.lanes.get(id).is_some_and(|lane| !lane.ready));
-        if self.closed || connecting || peer.lanes.len() >= self.limits.lanes_per_peer {
-            return;
-        }
-        let Some(route) = peer.routes.pick(now) else {
-            return;
-        };
-        let (lane, loop_index) = (LaneId(self.next_lane), self.next_loop);
-        self.next_lane += 1;
-        self.next_loop = (self.next_loop + 1) % self.limits.loops;
+        peer.routes.take(route);
         peer.lanes.push(lane);
         let entry = Lane {
             peer: incarnation,

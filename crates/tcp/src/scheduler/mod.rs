@@ -5,6 +5,8 @@
 
 mod fences;
 mod lanes;
+#[cfg(test)]
+mod near;
 mod pace;
 mod peer;
 mod routes;
@@ -30,8 +32,9 @@ pub(crate) use lanes::{LaneEnd, LaneId, LostLane};
 pub(crate) use routes::Route;
 
 use super::config::TcpConfig;
+use super::nearness::Nearness;
 use super::task::Task;
-use lanes::Lane;
+use lanes::{BestLane, Lane, Need};
 use peer::PeerQueue;
 
 /// The scheduler of one TCP mover.
@@ -60,6 +63,7 @@ pub(crate) struct Limits {
     pub(crate) retry: Backoff,
     pub(crate) address_rest: Duration,
     pub(crate) local: Vec<IpAddr>,
+    pub(crate) nearness: Arc<Nearness>,
 }
 
 /// The most peers that are remembered without anything under way.
@@ -143,6 +147,7 @@ impl Limits {
             retry: config.retry,
             address_rest: config.address_rest,
             local: config.local.clone(),
+            nearness: Arc::default(),
         }
     }
 }
@@ -428,11 +433,17 @@ impl Scheduler {
                 continue;
             }
             let best = self.best_lane(incarnation, now);
-            let busy = best.is_none_or(|(_, in_flight)| in_flight > 0);
-            if busy {
-                self.open_lane(incarnation, now, actions);
+            let need = match &best {
+                Some(best) if best.in_flight == 0 && best.is_near => None,
+                Some(best) if best.in_flight == 0 => Some(Need::NearLane),
+                _ => Some(Need::Lane),
+            };
+            if let Some(need) = need {
+                self.open_lane(incarnation, need, now, actions);
             }
-            let Some((lane, _)) = best else { continue };
+            let Some(BestLane { lane, .. }) = best else {
+                continue;
+            };
             let Some(peer) = self.peers.get_mut(&incarnation) else {
                 continue;
             };

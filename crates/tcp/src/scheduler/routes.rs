@@ -16,6 +16,13 @@ pub(crate) struct Route {
     pub(crate) to: SocketAddr,
 }
 
+impl Route {
+    /// Whether it leaves from one of the addresses that are preferred, if any are.
+    pub(super) fn is_near(&self, near: &[IpAddr]) -> bool {
+        near.is_empty() || self.from.is_some_and(|from| near.contains(&from))
+    }
+}
+
 /// The routes to one peer. Lanes take them in turn. A route that fails rests while others are tried; when all have
 /// failed there is a pause, which grows until the peer has answered a request.
 #[derive(Debug)]
@@ -57,16 +64,24 @@ impl Routes {
         }
     }
 
-    /// The route to try now; none during a pause.
-    pub(super) fn pick(&mut self, now: Instant) -> Option<Route> {
+    /// The route to try now, from one of the addresses that are near if one of those does not rest; none during a pause.
+    /// It is the next one again until it is taken.
+    pub(super) fn next(&self, now: Instant, near: &[IpAddr]) -> Option<Route> {
         if self.retry_at > now {
             return None;
         }
         let count = self.states.len();
-        let mut turn = (0..count).map(|step| (self.next + step) % count);
-        let index = turn.find(|index| self.states[*index].rests_until <= now)?;
-        self.next = index + 1;
-        Some(self.states[index].route)
+        let turn = (0..count).map(|step| &self.states[(self.next + step) % count]);
+        let awake = turn.filter(|state| state.rests_until <= now);
+        // The first of equals is the one whose turn it is.
+        let best = awake.min_by_key(|state| !state.route.is_near(near));
+        best.map(|state| state.route)
+    }
+
+    /// A connection is made by this route: it is the turn of the one after it.
+    pub(super) fn take(&mut self, route: Route) {
+        let taken = self.states.iter().position(|state| state.route == route);
+        self.next = taken.map_or(self.next, |index| index + 1);
     }
 
     /// The end of the pause.
@@ -145,6 +160,12 @@ mod tests {
         Routes::new(&segment, &Limits { local, ..limits() }, Rng::new(1))
     }
 
+    fn pick(routes: &mut Routes, now: Instant) -> Option<Route> {
+        let route = routes.next(now, &[])?;
+        routes.take(route);
+        Some(route)
+    }
+
     #[test]
     fn lanes_spread_over_pairs_of_one_family_and_reach() {
         let mut routes = routes(
@@ -152,7 +173,7 @@ mod tests {
             &["10.0.1.1:1", "[2001:db8::1]:1", "127.0.0.1:1"],
         );
         let taken: Vec<String> = (0..5)
-            .map(|_| routes.pick(NOW).unwrap())
+            .map(|_| pick(&mut routes, NOW).unwrap())
             .map(|route| {
                 format!(
                     "{} > {}",
@@ -174,17 +195,21 @@ mod tests {
     #[test]
     fn a_way_that_fails_rests_and_pauses_grow_until_something_is_answered() {
         let mut routes = routes(&[], &["10.0.1.1:1", "10.0.1.2:1"]);
-        let first = routes.pick(NOW).unwrap();
+        let first = pick(&mut routes, NOW).unwrap();
         routes.failed(first, NOW, REST);
-        let second = routes.pick(NOW).unwrap();
+        let second = pick(&mut routes, NOW).unwrap();
         assert_ne!(first, second);
         routes.stood(second);
-        assert_eq!(routes.pick(NOW), Some(second), "the first still rests");
+        assert_eq!(
+            pick(&mut routes, NOW),
+            Some(second),
+            "the first still rests"
+        );
         let pause = |routes: &mut Routes| {
             [first, second]
                 .into_iter()
                 .for_each(|route| routes.failed(route, NOW, REST));
-            assert_eq!(routes.pick(NOW), None);
+            assert_eq!(pick(routes, NOW), None);
             NOW.until(routes.retry_at())
         };
         let pauses: Vec<Duration> = (0..12).map(|_| pause(&mut routes)).collect();
@@ -197,11 +222,55 @@ mod tests {
         );
         routes.answered();
         assert!(pause(&mut routes) <= Duration::from_millis(100));
-        assert!(routes.pick(NOW + REST).is_some());
+        assert!(pick(&mut routes, NOW + REST).is_some());
     }
 
     #[test]
     fn a_peer_without_an_address_is_never_tried() {
-        assert_eq!(routes(&[], &[]).pick(NOW), None);
+        assert_eq!(pick(&mut routes(&[], &[]), NOW), None);
+    }
+
+    #[test]
+    fn near_addresses_come_first_and_the_others_while_those_rest() {
+        let mut routes = routes(
+            &["10.0.0.1", "10.0.0.2", "10.0.0.3"],
+            &["10.0.1.1:1", "10.0.1.2:1"],
+        );
+        let near: Vec<IpAddr> = ["10.0.0.2", "10.0.0.3"]
+            .map(|text| text.parse().unwrap())
+            .to_vec();
+        let taken = |routes: &mut Routes, now: Instant, count: usize| -> Vec<String> {
+            let turn = (0..count).map(|_| {
+                let route = routes.next(now, &near).unwrap();
+                routes.take(route);
+                let from = route.from.unwrap().to_string();
+                format!("{} > {}", from.trim_start_matches("10.0.0."), route.to)
+            });
+            turn.collect()
+        };
+        let all = taken(&mut routes, NOW, 5);
+        let expected = [
+            "2 > 10.0.1.1:1",
+            "3 > 10.0.1.1:1",
+            "2 > 10.0.1.2:1",
+            "3 > 10.0.1.2:1",
+            "2 > 10.0.1.1:1",
+        ];
+        assert_eq!(all, expected);
+        for state in routes
+            .states
+            .iter()
+            .map(|state| state.route)
+            .collect::<Vec<_>>()
+        {
+            if state.is_near(&near) {
+                routes.failed(state, NOW, REST);
+            }
+        }
+        assert_eq!(
+            taken(&mut routes, NOW, 2),
+            ["1 > 10.0.1.2:1", "1 > 10.0.1.1:1"]
+        );
+        assert_eq!(taken(&mut routes, NOW + REST, 1), ["2 > 10.0.1.1:1"]);
     }
 }

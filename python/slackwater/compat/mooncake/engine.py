@@ -131,10 +131,10 @@ class TransferEngine:
     # Registered memory.
 
     def register_memory(self, buffer_addr: int, capacity: int, location: str = "*") -> int:
-        """Lets peers read and write memory: 0 or a negative code."""
+        """Lets peers read and write memory, of the NUMA node N where the location is `cpu:N`: 0 or a negative code."""
         if self._raw is None or capacity <= 0 or not buffer_addr:
             return _FAILED
-        return 0 if self._raw.register(buffer_addr, capacity) else _OVERLAPS
+        return 0 if self._raw.register(buffer_addr, capacity, location) else _OVERLAPS
 
     def unregister_memory(self, addr: int, /) -> int:
         """Ends that; when it returns 0, no transfer touches the memory any more."""
@@ -151,7 +151,7 @@ class TransferEngine:
             return _FAILED
         done: list[int] = []
         for address, capacity in zip(buffer_addresses, capacities, strict=True):
-            code = self.register_memory(address, capacity)
+            code = self.register_memory(address, capacity, location)
             if code:
                 self.batch_unregister_memory(done)
                 return code
@@ -306,8 +306,18 @@ class TransferEngine:
         return [] if self._raw is None else [TransferNotify(name, msg) for name, msg in self._raw.notices()]
 
     def get_local_topology(self, device_name: str | None = None) -> str:
-        """Devices by place of memory, as JSON: none is needed."""
-        return json.dumps({"cpu:0": [[], []]})
+        """Network interfaces by location of memory, as JSON: of each location the near ones and the rest. A list of names with
+        commas keeps those alone."""
+        try:
+            topology: dict[str, list[list[str]]] = json.loads(RawEngine.topology())
+        except (ValueError, OSError) as error:
+            log.error("get_local_topology: %s", error)
+            return "{}"
+        kept = {name.strip() for name in (device_name or "").split(",")} - {""}
+        if kept:
+            for ranked in topology.values():
+                ranked[:] = [[name for name in names if name in kept] for names in ranked]
+        return json.dumps(topology)
 
     def warmup_efa_segment(self, segment_name: str) -> int:
         """0: there is nothing to warm up."""

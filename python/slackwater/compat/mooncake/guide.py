@@ -28,6 +28,7 @@ the tables that the programs and their tests use.
 | `mooncake_client --master_server_address=127.0.0.1:50051 --global_segment_size="4 GB"` | the same command |
 | a program that imports `mooncake.store` | the same program |
 | `transfer_engine_bench --mode=target`, `transfer_engine_bench --segment_id=…` | the same commands; for two machines with keys, below |
+| `transfer_engine_topology_dump` | the same command, or `slackwater topology`: network interfaces instead of RDMA devices |
 | `mc_store_rest_server`, `mooncake_http_metadata_server` | the same commands, for this machine unless `--host` says otherwise |
 
 Without the second package, `slackwater.compat.install()` gives one process the modules, before anything imports `mooncake`.

@@ -1,6 +1,6 @@
 use std::path::Path;
 
-use slackwater_wait::{NumaId, SysfsError, numa_nodes, sysfs_list};
+use slackwater_wait::{NodeCpus, NumaId, SysfsError, numa_nodes, sysfs_list};
 use thiserror::Error;
 
 /// The CPUs of one node that may be used.
@@ -74,7 +74,7 @@ impl Node {
 }
 
 /// The CPUs of every node that is online.
-fn node_cpus(root: &Path, allowed: &[usize]) -> Result<Vec<(NumaId, Vec<usize>)>, SysfsError> {
+fn node_cpus(root: &Path, allowed: &[usize]) -> Result<Vec<NodeCpus>, SysfsError> {
     let nodes = numa_nodes(root)?;
     Ok(nodes.unwrap_or_else(|| vec![(NumaId(0), allowed.to_vec())]))
 }

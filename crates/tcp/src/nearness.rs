@@ -5,7 +5,7 @@ use std::path::Path;
 
 use slackwater_engine::Location;
 use slackwater_net::{Interface, Topology};
-use slackwater_wait::{Cpus, NumaId, numa_nodes};
+use slackwater_wait::{Cpus, NodeCpus, NumaId, numa_nodes};
 
 use super::TcpError;
 use super::config::TcpConfig;
@@ -16,7 +16,7 @@ pub(crate) struct Nearness {
     /// The addresses, of those that connections leave from, that are near a location. Locations without a choice are left out.
     near: Vec<(Location, Vec<IpAddr>)>,
     /// The NUMA node and the CPUs of each loop; none where loops run anywhere.
-    loops: Vec<(NumaId, Vec<usize>)>,
+    loops: Vec<NodeCpus>,
     /// The nodes of the addresses that connections have here.
     nodes: Vec<(IpAddr, NumaId)>,
 }
@@ -152,7 +152,7 @@ fn loops(
     nodes: &[(IpAddr, NumaId)],
     usable: &[usize],
     count: usize,
-) -> Vec<(NumaId, Vec<usize>)> {
+) -> Vec<NodeCpus> {
     if topology.machine.nodes.len() < 2 {
         return Vec::new();
     }
@@ -165,7 +165,7 @@ fn loops(
         (id, cpus)
     };
     let on = ids.into_iter().map(usable_of);
-    let on: Vec<(NumaId, Vec<usize>)> = on.filter(|(_, cpus)| !cpus.is_empty()).collect();
+    let on: Vec<NodeCpus> = on.filter(|(_, cpus)| !cpus.is_empty()).collect();
     on.into_iter().cycle().take(count).collect()
 }
 

@@ -39,7 +39,7 @@ pub use cpus::{Cpus, cpu_list, current_cpu};
 pub use event::{Event, Seen};
 #[cfg(feature = "failpoints")]
 pub use failpoint::{FAILPOINT_ENV, failpoint};
-pub use nodes::{NumaId, SysfsError, numa_nodes, run_on, sysfs_list, sysfs_text};
+pub use nodes::{NodeCpus, NumaId, SysfsError, numa_nodes, run_on, sysfs_list, sysfs_text};
 pub use pace::Costs;
 pub use routine::{Ended, Sleeper, Stopped, Waiting};
 #[cfg(not(loom))]

@@ -18,6 +18,9 @@ impl fmt::Display for NumaId {
     }
 }
 
+/// A node and all its CPUs.
+pub type NodeCpus = (NumaId, Vec<usize>);
+
 /// A file of sysfs that cannot be used.
 #[derive(Debug, Error)]
 pub enum SysfsError {
@@ -52,7 +55,7 @@ impl SysfsError {
 ///
 /// # Errors
 /// Names the file that cannot be read or understood.
-pub fn numa_nodes(root: &Path) -> Result<Option<Vec<(NumaId, Vec<usize>)>>, SysfsError> {
+pub fn numa_nodes(root: &Path) -> Result<Option<Vec<NodeCpus>>, SysfsError> {
     let dir = root.join("devices/system/node");
     let online = match sysfs_list(&dir.join("online")) {
         Err(error) if error.is_missing() => return Ok(None),

@@ -28,11 +28,8 @@ pub(super) fn read(file: &Path) -> Result<BTreeMap<String, Ranked>, String> {
     let locations: Locations =
         serde_json::from_str(&text).map_err(|error| format!("{error}; {SHAPE}"))?;
     let mut ranked = BTreeMap::new();
-    for (location, (near, rest)) in locations.0 {
-        if ranked
-            .insert(location.clone(), Ranked { near, rest })
-            .is_some()
-        {
+    for (location, lists) in locations.0 {
+        if ranked.insert(location.clone(), lists).is_some() {
             return Err(format!("`{location}` is there twice: keep one"));
         }
     }
@@ -96,7 +93,7 @@ fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
 }
 
 /// All entries of the object, a second one of a name included.
-struct Locations(Vec<(String, (Vec<String>, Vec<String>))>);
+struct Locations(Vec<(String, Ranked)>);
 
 impl<'de> Deserialize<'de> for Locations {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

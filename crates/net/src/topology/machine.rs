@@ -4,13 +4,13 @@ use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use slackwater_wait::{Cpus, NumaId, SysfsError, numa_nodes, sysfs_text};
+use slackwater_wait::{Cpus, NodeCpus, NumaId, SysfsError, numa_nodes, sysfs_text};
 
 /// Parts of a machine that matter to where bytes go out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Machine {
     /// The NUMA nodes that are online, by number, with all their CPUs. A system that knows none has node 0.
-    pub nodes: Vec<(NumaId, Vec<usize>)>,
+    pub nodes: Vec<NodeCpus>,
     /// The network interfaces, by name: those on hardware, or else those with an address that others reach, as a container has.
     pub interfaces: Vec<Interface>,
     /// The RDMA devices, by name.
@@ -131,7 +131,7 @@ fn distance(one: &[String], other: &[String]) -> Option<usize> {
 
 struct Sysfs<'a> {
     root: &'a Path,
-    nodes: Vec<(NumaId, Vec<usize>)>,
+    nodes: Vec<NodeCpus>,
 }
 
 impl Sysfs<'_> {

@@ -11,7 +11,7 @@ use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 use slackwater_wait::{NumaId, SysfsError};
 use thiserror::Error;
 
@@ -28,7 +28,8 @@ pub struct Topology {
 }
 
 /// The interfaces of a location of memory. Serialized as a list of both lists.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(from = "(Vec<String>, Vec<String>)")]
 pub struct Ranked {
     /// The interfaces to prefer.
     pub near: Vec<String>,
@@ -148,6 +149,12 @@ impl Machine {
         nodes
             .find(|(id, _)| *id == node)
             .map_or(&[], |(_, cpus)| cpus)
+    }
+}
+
+impl From<(Vec<String>, Vec<String>)> for Ranked {
+    fn from((near, rest): (Vec<String>, Vec<String>)) -> Self {
+        Self { near, rest }
     }
 }
 

@@ -173,8 +173,10 @@ fn loops(
 mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
+    use std::time::Duration;
 
     use slackwater_engine::{Home, Location};
+    use slackwater_wait::now;
     use tempfile::TempDir;
 
     use super::*;
@@ -344,7 +346,8 @@ mod tests {
                 .filter(|list| **list == cpu.to_string())
                 .count()
         };
-        while on(first) < 2 || on(second) < 2 {
+        let until = now() + Duration::from_secs(10);
+        while (on(first) < 2 || on(second) < 2) && now() < until {
             std::thread::yield_now();
         }
         assert_eq!((on(first), on(second)), (2, 2));

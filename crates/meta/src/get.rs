@@ -25,6 +25,9 @@ pub(crate) struct Reading {
     ids: Vec<u32>,
     /// Replicas found, with the index of their key in the request.
     resident: Vec<(SegmentIndex, u32, Slot)>,
+    /// The same by segment, and where the next one of each segment goes there.
+    sorted: Vec<(SegmentIndex, u32, Slot)>,
+    ends: Vec<u32>,
     /// The positions in `links` of the replicas of one segment.
     placed: Vec<u32>,
     /// Objects found on SSD only, with the index of their key in the request.
@@ -43,6 +46,42 @@ impl Reading {
         }));
         self.resident.clear();
         self.cold.clear();
+    }
+
+    /// Orders the replicas found by segment. They are in the order of the request, which stays within each segment: counting
+    /// them costs less than comparing them where there are many.
+    fn sort_resident(&mut self) {
+        let Self {
+            resident,
+            sorted,
+            ends,
+            ..
+        } = self;
+        let Some(last) = resident.iter().map(|(segment, ..)| segment.0).max() else {
+            return;
+        };
+        if resident.len() <= usize::from(last) / 4 {
+            // Fewer replicas than there are segments to be counted.
+            resident.sort_by_key(|(segment, ..)| *segment);
+            return;
+        }
+        ends.clear();
+        ends.resize(usize::from(last) + 1, 0);
+        for (segment, ..) in &*resident {
+            ends[usize::from(segment.0)] += 1;
+        }
+        let mut begin = 0;
+        for end in &mut *ends {
+            begin += std::mem::replace(end, begin);
+        }
+        sorted.clear();
+        sorted.extend_from_slice(resident);
+        for one in &*resident {
+            let end = &mut ends[usize::from(one.0.0)];
+            sorted[*end as usize] = *one;
+            *end += 1;
+        }
+        std::mem::swap(resident, sorted);
     }
 }
 
@@ -306,13 +345,13 @@ impl Master {
         chain: ChainPlace,
         found: u32,
     ) {
+        reading.sort_resident();
         let Reading {
             links,
             resident,
             placed,
             ..
         } = reading;
-        resident.sort_unstable();
         let mut tell = |segments: &mut Segments, index, mine: &[(SegmentIndex, u32, Slot)]| {
             debug_assert!(
                 links.iter().all(|link| link.slot.is_none()),
@@ -419,4 +458,33 @@ fn known_to(
         .zip(replica.prospect())
         .map(|(below, slot)| (below, position, slot));
     std::iter::once(own).chain(below)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Few replicas and many segments, and the other way round: both ways of sorting say the same.
+        #[test]
+        fn replicas_of_a_segment_stay_in_the_order_of_the_request(
+            segments in prop::collection::vec(0..40u16, 0..60),
+            far in any::<bool>(),
+        ) {
+            let resident = segments.iter().enumerate().map(|(at, segment)| {
+                let segment = if far { segment * 1_000 } else { *segment };
+                (SegmentIndex(segment), at as u32 / 2, Slot(100 - at as u32))
+            });
+            let mut reading = Reading { resident: resident.collect(), ..Reading::default() };
+            let mut expected = reading.resident.clone();
+            expected.sort_by_key(|(segment, ..)| *segment);
+            // What an earlier read has left is no part of it.
+            for _ in 0..2 {
+                reading.sort_resident();
+                prop_assert_eq!(&reading.resident, &expected);
+            }
+        }
+    }
 }

@@ -1,9 +1,8 @@
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
-use slackwater_base::Instant;
+use slackwater_base::{Instant, Map};
 use slackwater_transfer::holder_of;
 use slackwater_transfer::{Capability, CapabilityKey, Engine, Extent, Grant, RegionId, Rights};
 use slackwater_wait::now;
@@ -93,9 +92,9 @@ pub(crate) fn holder(key: Option<PublicKey>) -> Incarnation {
     key.map_or(Incarnation(0), |key| holder_of(&key))
 }
 
-/// The minters of all segments of memory.
+/// The minters of all segments of memory: one is looked up for every extent of an answer.
 #[derive(Default)]
-pub(crate) struct Minters(RwLock<BTreeMap<SegmentId, Arc<Minter>>>);
+pub(crate) struct Minters(RwLock<Map<SegmentId, Arc<Minter>>>);
 
 impl Minters {
     pub(crate) fn add(&self, segment: SegmentId, minter: Arc<Minter>) {
@@ -113,7 +112,7 @@ impl Minters {
     }
 
     /// All of them, for the capabilities of one answer. None comes or goes meanwhile.
-    pub(crate) fn all(&self) -> RwLockReadGuard<'_, BTreeMap<SegmentId, Arc<Minter>>> {
+    pub(crate) fn all(&self) -> RwLockReadGuard<'_, Map<SegmentId, Arc<Minter>>> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 }

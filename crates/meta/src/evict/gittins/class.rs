@@ -87,6 +87,9 @@ pub(super) fn bin_starts() -> [u32; BINS] {
     std::array::from_fn(|bin| (bin_start_seconds(bin) / TICK_SECONDS) as u32)
 }
 
+/// Number of [`count_bucket`]s.
+pub(super) const COUNT_BUCKETS: usize = 6;
+
 /// Buckets of the reuse count: 0, 1, 2, 3-4, 5-9, 10 and more.
 pub(super) const fn count_bucket(count: u8) -> u8 {
     match count {

@@ -170,10 +170,19 @@ impl Gittins {
     }
 
     /// Has the tables value blocks of a class.
+    #[inline]
     fn cover(&mut self, class: Class) {
-        if self.tables.cover(class) {
-            self.shelves.rank_anew(&self.tables);
+        if !self.tables.covers(class) {
+            self.cover_anew(class);
         }
+    }
+
+    /// Apart from [`Self::cover`], which is asked four times for each block that is read.
+    #[cold]
+    #[inline(never)]
+    fn cover_anew(&mut self, class: Class) {
+        self.tables.cover(class);
+        self.shelves.rank_anew(&self.tables);
     }
 
     /// Adds a segment to its cell and lists, at age zero.

@@ -183,10 +183,15 @@ impl Tables {
         self.sort_cells();
     }
 
+    /// Whether a class was taken in.
+    pub(super) const fn covers(&self, class: Class) -> bool {
+        self.covered[class.0 as usize]
+    }
+
     /// Takes a class in from its first block on. Returns whether it was left out until then: then every list has to be
     /// ranked anew.
     pub(super) fn cover(&mut self, class: Class) -> bool {
-        if self.covered[usize::from(class.0)] {
+        if self.covers(class) {
             return false;
         }
         if class.shape() < PLAIN_SHAPES {

@@ -3,7 +3,8 @@
 
 use super::block::{IN_HAND, Mark, NO_NODE, Node};
 use super::class::{
-    Class, Features, NO_GAP, TICK_SECONDS, Tick, count_bucket, gap_bucket, hint_bucket, new_bucket,
+    COUNT_BUCKETS, Class, Features, NO_GAP, TICK_SECONDS, Tick, count_bucket, gap_bucket,
+    hint_bucket, new_bucket,
 };
 use super::pending::{Found, GhostRuns, Pending};
 use super::segments::{CHECKPOINT_SPACING, ChainSegment, NONE, Place};
@@ -239,6 +240,8 @@ impl Gittins {
     fn build(&mut self, walk: &Walk<'_>, features: Features, count: impl Fn(u32, Mark) -> u8) {
         self.fresh.clear();
         let mut growing: Option<Growing> = None;
+        // Nothing that a class follows from changes meanwhile.
+        let mut classes = [None; COUNT_BUCKETS];
         for (at, link, slot) in walk.placed() {
             if self.segment_of(slot) != Some(IN_HAND) {
                 continue;
@@ -254,15 +257,14 @@ impl Gittins {
             });
             let (number, up) = match current {
                 Some(current) => (current.number, current.last),
-                None => (
-                    self.open(
-                        walk,
-                        features.with_count(bucket),
-                        bucket,
-                        (position, octave),
-                    ),
-                    NONE,
-                ),
+                None => {
+                    let features = features.with_count(bucket);
+                    let class = *classes[usize::from(bucket)].get_or_insert_with(|| {
+                        let tokens = walk.output_tokens;
+                        self.tables.class(bucket, features, tokens)
+                    });
+                    (self.open(class, features, (position, octave)), NONE)
+                }
             };
             if up != NONE {
                 self.nodes[up as usize].down = slot;
@@ -283,14 +285,7 @@ impl Gittins {
         }
     }
 
-    fn open(
-        &mut self,
-        walk: &Walk<'_>,
-        features: Features,
-        bucket: u8,
-        (start, octave): (u32, u8),
-    ) -> u32 {
-        let class = self.tables.class(bucket, features, walk.output_tokens);
+    fn open(&mut self, class: Class, features: Features, (start, octave): (u32, u8)) -> u32 {
         self.cover(class);
         let segment = ChainSegment {
             octave,

@@ -122,6 +122,12 @@ fn an_answer_says_the_same_in_either_format() {
         ..at(1, 5)
     };
     check(with(vec![right(&beyond, 5000, 1)]), FORMAT);
+    // Bits that this release knows nothing of, beside claims of the same extent.
+    for (byte, bits) in [(12, 4 | 1), (14, 1), (15, 1)] {
+        let mut bytes = right(&at(1, 5), 5000, 1).to_bytes();
+        bytes[byte] = bits;
+        check(with(vec![Capability::from_bytes(&bytes)]), FORMAT);
+    }
     let done = Answered {
         reply: Reply::Done,
         ..with(vec![])

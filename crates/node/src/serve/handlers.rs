@@ -98,11 +98,13 @@ impl Handlers {
             span,
             reads,
         };
-        let host = {
+        let (over, host) = {
             let mut clients = self.outgoing.clients();
-            clients.wait(call.from(), client, operation, unanswered);
-            clients.host_of(client)
+            let over = clients.wait(call.from(), client, operation, unanswered);
+            (over, clients.host_of(client))
         };
+        // Its refusal goes by the message layer, which may have an answer to another client to give first.
+        drop(over);
         let remote = RemoteRequest {
             client,
             host,
@@ -158,7 +160,8 @@ impl Handlers {
     pub(crate) fn link(&self, event: &LinkEvent) {
         if let LinkEvent::Down { connection, .. } = event {
             let gone = self.outgoing.clients().leave(*connection);
-            if let Some(client) = gone {
+            if let Some((client, waiting)) = gone {
+                drop(waiting);
                 self.backend.lose_client(client);
             }
             self.backend.lose_link(*connection);

@@ -147,14 +147,29 @@ impl Mq {
 
     /// Closes a link, or all links of a node, after writing what is queued.
     pub fn disconnect(&self, connection: ConnectionId) {
+        self.end_links(connection, |serial, linger| LoopCommand::Disconnect {
+            serial,
+            linger,
+        });
+    }
+
+    /// Closes a link, or all links of a node, that a peer opened, after writing what is queued, and has the peer open it anew:
+    /// what was to be in step with the peer begins again. A link of the own opening ends as by [`Mq::disconnect`].
+    pub fn renew(&self, connection: ConnectionId) {
+        self.end_links(connection, |serial, linger| LoopCommand::Renew {
+            serial,
+            linger,
+        });
+    }
+
+    fn end_links(&self, connection: ConnectionId, order: fn(u64, Duration) -> LoopCommand) {
         let linger = self.0.options.linger;
         let links = match connection {
             ConnectionId::Link(link) => vec![link],
             ConnectionId::Node(key) => self.0.links_of(&key, Route::Any),
         };
         for LinkId { shard, serial } in links {
-            self.0
-                .order(shard, LoopCommand::Disconnect { serial, linger });
+            self.0.order(shard, order(serial, linger));
         }
     }
 

@@ -483,7 +483,7 @@ impl Shard {
         self.close(net, at, linger);
     }
 
-    /// Closes a link as [`Self::disconnect`] does, and has an inbound peer come back: to the next process at this address.
+    /// Closes a link as [`Self::disconnect`] does, and has an inbound peer come back: to this process, or the next one at this address.
     pub(super) fn close(&mut self, net: &mut Net, at: At, linger: Duration) {
         if let Some(conn) = self.peers.get_mut(at).and_then(|peer| peer.conn.take()) {
             net.close(conn, linger);

@@ -50,6 +50,11 @@ pub(crate) enum LoopCommand {
         serial: u64,
         linger: Duration,
     },
+    /// The same, but the peer is to come back.
+    Renew {
+        serial: u64,
+        linger: Duration,
+    },
     HandedOver(u64),
     /// Rights or nodes have changed: look at every link again.
     Review,
@@ -234,6 +239,9 @@ impl Shard {
             LoopCommand::Listen(listening) => self.listen(net, *listening),
             LoopCommand::Disconnect { serial, linger } => {
                 self.disconnect(net, self.peers.find(serial), linger)
+            }
+            LoopCommand::Renew { serial, linger } => {
+                self.close(net, self.peers.find(serial), linger)
             }
             LoopCommand::HandedOver(serial) => self.hand_over(net, self.peers.find(serial)),
             LoopCommand::Review => self.review(net),

@@ -468,11 +468,13 @@ impl MasterShell {
 
     /// `nodes.reports`, which is not answered.
     fn reports(&self, call: &Call<'_>) {
+        // Without a goodbye, after which the node would not come back.
+        let make_anew = || call.mq().renew(call.from());
         let message: Reports = match body::decode(call.part(0).unwrap_or_default()) {
             Ok(message) => message,
             Err(error) => {
                 tracing::warn!(%error, remote = call.remote(), "reports that are none");
-                return call.mq().disconnect(call.from());
+                return make_anew();
             }
         };
         if message.epoch > self.outgoing.epoch {
@@ -493,7 +495,7 @@ impl MasterShell {
             Ok(Err(error)) => {
                 let error: slackwater_wire::OutOfStep = error;
                 tracing::warn!(%error, remote = call.remote(), "the link of a node is made anew");
-                call.mq().disconnect(call.from());
+                make_anew();
             }
         }
     }

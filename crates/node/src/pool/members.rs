@@ -281,7 +281,7 @@ impl Members {
                 Ok(body) => {
                     let other = mq.clone();
                     // What a link cannot take is sent again on the next one.
-                    let on_failure = move |_| other.disconnect(link);
+                    let on_failure = move |_| other.renew(link);
                     let options = SendOptions {
                         on_failure: Some(Box::new(on_failure)),
                         ..SendOptions::default()

@@ -18,7 +18,7 @@ use slackwater_zmtp::PublicKey;
 use thiserror::Error;
 
 use super::identity;
-use super::uplink::{Happened, Uplink};
+use super::uplink::{Attempt, Happened, Uplink};
 use crate::serve::handlers::{NODES, NODES_FROM, node_of};
 use crate::serve::memory::ServedMemory;
 use crate::serve::{
@@ -413,6 +413,7 @@ impl Life {
     fn run(&self, shared: &Supervised) -> Ended {
         let mut pause = Pauses::new(shared.node);
         while !self.uplink.is_closed() {
+            let attempt = self.uplink.begin_attempt();
             let link = match self.connect(shared) {
                 Ok(link) => link,
                 Err(error) => {
@@ -421,7 +422,7 @@ impl Life {
                     continue;
                 }
             };
-            if let Some(ended) = self.attend(shared, &mut pause) {
+            if let Some(ended) = self.attend(shared, attempt, &mut pause) {
                 return ended;
             }
             self.messages.handle().disconnect(link);
@@ -441,7 +442,7 @@ impl Life {
     }
 
     /// Does what the link asks for; none when it must be made anew.
-    fn attend(&self, shared: &Supervised, pause: &mut Pauses) -> Option<Ended> {
+    fn attend(&self, shared: &Supervised, attempt: Attempt, pause: &mut Pauses) -> Option<Ended> {
         let mut refused = None;
         loop {
             let Some(happened) = self.uplink.next(slackwater_base::Instant::NEVER) else {
@@ -479,6 +480,8 @@ impl Life {
                     self.greet_later(link, pause);
                 }
                 Happened::Unanswered(link) => self.greet_later(link, pause),
+                // What an earlier link could not take says nothing of this one.
+                Happened::Broken(of) if of != attempt => {}
                 Happened::Broken(_) => return None,
                 Happened::StoreBroken => return Some(Ended::Broken),
             }

@@ -36,8 +36,7 @@ pub(super) struct Uplink {
     /// The last order that was carried out.
     taken: AtomicU64,
     reports: Mutex<UplinkReports>,
-    happened: Mutex<VecDeque<Happened>>,
-    bell: Event,
+    news: Arc<News>,
 }
 
 struct UplinkReports {
@@ -59,10 +58,22 @@ pub(super) enum Happened {
     Answered(ConnectionId, Attached),
     /// It has not.
     Unanswered(ConnectionId),
-    /// What came on the link does not fit: it must be made anew.
-    Broken(ConnectionId),
+    /// What came on the link of this attempt does not fit, or it could not take what was sent: it must be made anew.
+    Broken(Attempt),
     /// The store takes no orders any more.
     StoreBroken,
+}
+
+/// A link to the master that was asked for. Later ones are greater.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Attempt(u64);
+
+/// What happened to the links, for the thread of the node.
+#[derive(Default)]
+struct News {
+    happened: Mutex<VecDeque<Happened>>,
+    bell: Event,
+    attempt: AtomicU64,
 }
 
 pub(crate) static HAPPENED: Site = Site::new("node, link");
@@ -86,8 +97,7 @@ impl Uplink {
                 link: None,
                 welcomed: false,
             }),
-            happened: Mutex::default(),
-            bell: Event::new(),
+            news: Arc::default(),
         }
     }
 
@@ -106,12 +116,12 @@ impl Uplink {
     pub(super) fn next(&self, until: Instant) -> Option<Happened> {
         loop {
             // Taken before the look: what happens from here on ends the wait.
-            let seen = self.bell.seen();
-            if let Some(happened) = lock(&self.happened).pop_front() {
+            let seen = self.news.bell.seen();
+            if let Some(happened) = lock(&self.news.happened).pop_front() {
                 return Some(happened);
             }
             let waiting = Waiting::at(&HAPPENED).by(&Park).until(until);
-            if self.bell.is_closed() || self.bell.wait(seen, &waiting).is_err() {
+            if self.news.bell.is_closed() || self.news.bell.wait(seen, &waiting).is_err() {
                 return None;
             }
         }
@@ -119,26 +129,32 @@ impl Uplink {
 
     /// Sleeps until `until`, or until it is over.
     pub(super) fn rest(&self, until: Instant) {
-        while !self.bell.is_closed() && now() < until {
+        while !self.news.bell.is_closed() && now() < until {
             let waiting = Waiting::at(&HAPPENED).by(&Park).until(until);
             // What happens meanwhile is looked at later.
-            let _ = self.bell.wait(self.bell.seen(), &waiting);
+            let _ = self.news.bell.wait(self.news.bell.seen(), &waiting);
         }
     }
 
     /// Nothing is waited for from now on.
     pub(super) fn close(&self) {
-        self.bell.close();
+        self.news.bell.close();
     }
 
     /// Whether nothing is waited for any more.
     pub(super) fn is_closed(&self) -> bool {
-        self.bell.is_closed()
+        self.news.bell.is_closed()
     }
 
     fn tell(&self, happened: Happened) {
-        lock(&self.happened).push_back(happened);
-        self.bell.notify_all();
+        self.news.tell(happened);
+    }
+
+    /// Another link is about to be asked for: what comes of earlier ones breaks nothing any more.
+    pub(super) fn begin_attempt(&self) -> Attempt {
+        let mut reports = self.reports();
+        reports.link = None;
+        Attempt(self.news.attempt.fetch_add(1, Ordering::AcqRel) + 1)
     }
 
     /// A link came or went.
@@ -264,7 +280,7 @@ impl Uplink {
 
     /// `node.orders`, which is not answered.
     pub(super) fn orders(&self, memory: &ServedMemory, call: &Call<'_>) {
-        let broken = || self.tell(Happened::Broken(call.from()));
+        let broken = || self.tell(Happened::Broken(self.news.attempt()));
         let Ok(message) = body::decode::<Orders>(call.part(0).unwrap_or_default()) else {
             return broken();
         };
@@ -397,9 +413,9 @@ impl Uplink {
             };
             match body::encode(&message) {
                 Ok(body) => {
-                    let other = mq.clone();
+                    let (news, attempt) = (Arc::clone(&self.news), self.news.attempt());
                     // What a link cannot take is sent again on the next one.
-                    let on_failure = move |_| other.disconnect(link);
+                    let on_failure = move |_| news.tell(Happened::Broken(attempt));
                     let options = SendOptions {
                         on_failure: Some(Box::new(on_failure)),
                         ..SendOptions::default()
@@ -432,6 +448,17 @@ impl Uplink {
 
     fn reports(&self) -> MutexGuard<'_, UplinkReports> {
         lock(&self.reports)
+    }
+}
+
+impl News {
+    fn tell(&self, happened: Happened) {
+        lock(&self.happened).push_back(happened);
+        self.bell.notify_all();
+    }
+
+    fn attempt(&self) -> Attempt {
+        Attempt(self.attempt.load(Ordering::Acquire))
     }
 }
 

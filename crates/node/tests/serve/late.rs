@@ -1,15 +1,17 @@
-//! What a node hears of a master that is over.
+//! What a node does about a master, or a link to it, that is over.
 
 use std::net::Ipv4Addr;
-use std::sync::mpsc::channel;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, channel};
 
 use slackwater_base::{ByteSize, Checksum};
 use slackwater_mq::{
-    Address, Admission, Builder, Call, Category, Level, ListenOptions, Options, RequestOptions, Run,
+    Address, Admission, Builder, Call, Category, ConnectOptions, ConnectionId, Level, LinkEvent,
+    ListenOptions, Options, RequestOptions, Run, Running,
 };
 use slackwater_net::{Endpoint, UnixAccess};
 use slackwater_node::Config;
-use slackwater_node::pool::{NodeOptions, NodeServer};
+use slackwater_node::pool::{MasterOptions, MasterServer, NodeOptions, NodeServer};
 use slackwater_transfer::Capability;
 use slackwater_wire::data::Segment as Contact;
 use slackwater_wire::{
@@ -22,10 +24,10 @@ use super::LONG;
 const EPOCH: Epoch = Epoch(5);
 const FLOOR: u64 = 1000;
 
-/// A master died with a copy under way. Its question reached the node only when the next one had granted the same memory to
-/// a put: the epoch was read by nobody, the books of the arena know no floor, and the copy overwrote what was put.
-#[test]
-fn a_late_copy_of_an_earlier_master_writes_nothing() {
+/// A master that attaches nodes as `attach` says of those that it has greeted before, and what it hears of them.
+fn master(
+    attach: impl Fn(usize) -> Attached + Send + Sync + 'static,
+) -> (Running, Endpoint, Receiver<(ConnectionId, NodeHello)>) {
     let (greeted, greetings) = channel();
     let mut builder = Builder::new(Options::default());
     let at_once = Category {
@@ -33,10 +35,11 @@ fn a_late_copy_of_an_earlier_master_writes_nothing() {
         ..Category::default()
     };
     builder.category("nodes", at_once).unwrap();
+    let before = AtomicUsize::new(0);
     builder
         .request_command("nodes.hello", move |call: &Call<'_>| {
             let hello: NodeHello = body::decode(call.part(0).unwrap()).unwrap();
-            let attached = Attached::New { floor: FLOOR };
+            let attached = attach(before.fetch_add(1, Ordering::SeqCst));
             let welcome = NodeWelcome {
                 epoch: EPOCH,
                 attached,
@@ -55,20 +58,33 @@ fn a_late_copy_of_an_earlier_master_writes_nothing() {
     };
     let loopback = Endpoint::Tcp((Ipv4Addr::LOCALHOST, 0).into());
     let listening = master.listen(&loopback, &anybody).unwrap();
+    (master, listening, greetings)
+}
+
+/// A node of that master, and when it was welcomed.
+fn node(listening: &Endpoint) -> (NodeServer, Receiver<Result<(), ErrorCode>>) {
     let config = Config {
         memory: ByteSize::mib(16),
         ssd: ByteSize(0),
         ..Config::default()
     };
     let options = NodeOptions {
-        master: Address::of(&listening, None),
+        master: Address::of(listening, None),
         ..NodeOptions::default()
     };
     let (told, welcomed) = channel();
     let node = NodeServer::start(config, options, move |_, result| {
         let _ = told.send(result);
     });
-    let node = node.unwrap();
+    (node.unwrap(), welcomed)
+}
+
+/// A master died with a copy under way. Its question reached the node only when the next one had granted the same memory to
+/// a put: the epoch was read by nobody, the books of the arena know no floor, and the copy overwrote what was put.
+#[test]
+fn a_late_copy_of_an_earlier_master_writes_nothing() {
+    let (master, listening, greetings) = master(|_| Attached::New { floor: FLOOR });
+    let (node, welcomed) = node(&listening);
     let (link, hello) = greetings.recv_timeout(LONG).unwrap();
     assert_eq!(welcomed.recv_timeout(LONG), Ok(Ok(())));
     let target = |generation: u64| ExtentRef {
@@ -121,4 +137,69 @@ fn a_late_copy_of_an_earlier_master_writes_nothing() {
     assert_eq!(checked.result, Err(ErrorCode::StaleEpoch));
     node.close().unwrap();
     master.stop();
+}
+
+/// The numbers of a node's reports did not fit, so its master said goodbye to the link for the node to make it anew. The node
+/// waited for the same link to come back: it was away until it was started again, and every end of a put at it was refused until
+/// the put's deadline.
+#[test]
+fn a_link_that_ends_for_good_is_made_anew() {
+    let (master, listening, greetings) = master(|before| match before {
+        0 => Attached::New { floor: FLOOR },
+        _ => Attached::Resumed { taken: 0 },
+    });
+    let (node, _welcomed) = node(&listening);
+    let messages = master.handle();
+    let (mut link, first) = greetings.recv_timeout(LONG).unwrap();
+    for round in 0..4 {
+        match round {
+            0 | 3 => messages.renew(link),
+            // The node ends it.
+            _ => messages.send(link, "node.orders", ["none"]),
+        }
+        let (next, hello) = greetings.recv_timeout(LONG).unwrap();
+        assert!(hello.welcomed && hello.life == first.life, "{hello:?}");
+        assert_ne!(next, link);
+        link = next;
+        // The end of the earlier link does not end this one.
+        for _ in 0..50 {
+            let check = CheckWritten {
+                epoch: EPOCH,
+                written: Vec::new(),
+            };
+            let body = body::encode(&check).unwrap();
+            let options = RequestOptions::default();
+            let answer = messages.request_wait(link, "bytes.check", [body], &options);
+            let answer = answer.unwrap().part(0).unwrap().to_vec();
+            let checked: WrittenChecked = body::decode(&answer).unwrap();
+            assert_eq!(checked.result, Ok(()));
+        }
+        assert!(greetings.try_recv().is_err(), "round {round}");
+    }
+    node.close().unwrap();
+    master.stop();
+}
+
+/// The other half of the story: what a master cannot make sense of ends the link, and its opener comes back.
+#[test]
+fn a_master_that_wants_a_link_anew_says_no_goodbye() {
+    let options = MasterOptions {
+        listen: (Ipv4Addr::LOCALHOST, 0).into(),
+        ..MasterOptions::default()
+    };
+    let master = MasterServer::start(&Config::default(), &options).unwrap();
+    let (told, events) = channel();
+    let mut builder = Builder::new(Options::default());
+    builder.on_link(move |event| told.send(event).unwrap());
+    let mq = builder.start().unwrap();
+    let to = Address::tcp(master.address());
+    let link = mq.connect_wait(&to, &ConnectOptions::default()).unwrap();
+    let next = || events.recv_timeout(LONG).unwrap();
+    assert!(matches!(next(), LinkEvent::Up { .. }));
+    mq.send(link, "nodes.reports", ["none"]);
+    let down = next();
+    let comes_back = matches!(down, LinkEvent::Down { reconnecting, .. } if reconnecting);
+    assert!(comes_back, "{down:?}");
+    assert!(matches!(next(), LinkEvent::Up { .. }));
+    mq.stop();
 }

@@ -49,13 +49,18 @@ impl Routes {
             .addresses
             .iter()
             .flat_map(|to| routes_to(*to, &limits.local));
-        Self {
-            states: routes
-                .map(|route| RouteState {
+        // A route is found by what it is, so none may be there twice.
+        let mut states: Vec<RouteState> = Vec::new();
+        for route in routes {
+            if !states.iter().any(|state| state.route == route) {
+                states.push(RouteState {
                     route,
                     rests_until: Instant::ZERO,
-                })
-                .collect(),
+                });
+            }
+        }
+        Self {
+            states,
             next: 0,
             backoff: limits.retry,
             jitter,
@@ -190,6 +195,25 @@ mod tests {
             "10.0.0.1 > 10.0.1.1:1",
         ];
         assert_eq!(taken, expected);
+    }
+
+    /// Whose turn comes next was found by equality, from the front: with an address that was configured or published twice the
+    /// turn went back to the first of the two, and the routes after the second were never taken.
+    #[test]
+    fn addresses_that_are_there_twice_do_not_hide_the_others() {
+        let check = |local: &[&str], addresses: &[&str], expected: [&str; 3]| {
+            let mut routes = routes(local, addresses);
+            let taken = [(); 3].map(|()| pick(&mut routes, NOW).unwrap());
+            let taken = taken.map(|route| match route.from {
+                Some(from) => from.to_string(),
+                None => route.to.to_string(),
+            });
+            assert_eq!(taken, expected, "{local:?} {addresses:?}");
+        };
+        let (one, other) = ("10.0.0.1", "10.0.0.2");
+        check(&[one, one, other], &["10.0.1.1:1"], [one, other, one]);
+        let (one, other) = ("10.0.1.1:1", "10.0.1.2:1");
+        check(&[], &[one, one, other], [one, other, one]);
     }
 
     #[test]

@@ -166,7 +166,7 @@ impl Scheduler {
         self.lanes_of(peer)
             .filter(|(_, lane)| lane.takes(next_bytes))
             .min_by_key(|(_, lane)| {
-                let bytes = (lane.bytes + next_bytes) * lane.times_slower(fastest, now);
+                let bytes = lane.bytes_ahead(next_bytes, fastest, now);
                 let penalty = if lane.route.is_near(near) {
                     1
                 } else {
@@ -210,7 +210,8 @@ impl Scheduler {
 
     /// Opens one more lane for the next queued task, unless there are enough, one is being opened, or the peer rests.
     ///
-    /// Lanes near the task's memory are counted by themselves: those of other memory do not take their place.
+    /// Lanes near the task's memory are counted by themselves: those of other memory do not take their place. When those are
+    /// enough and a far lane would serve the task earlier than each of them, a far one is opened.
     pub(super) fn open_lane(
         &mut self,
         incarnation: Incarnation,
@@ -221,20 +222,18 @@ impl Scheduler {
         let Some(peer) = self.peers.get(&incarnation) else {
             return;
         };
+        let near = self.near(peer);
+        // The usual case of a busy peer asks for nothing else.
+        if near.is_empty() && peer.lanes.len() >= self.limits.lanes_per_peer {
+            return;
+        }
         let connecting = self.lanes_of(peer).any(|(_, lane)| !lane.ready);
         if self.closed || connecting {
             return;
         }
-        let near = self.near(peer);
-        let Some(route) = peer.routes.next(now, near) else {
+        let Some(route) = self.route_to_open(peer, near, need, now) else {
             return;
         };
-        let is_near = route.is_near(near);
-        let alike = |lane: &Lane| !is_near || lane.route.is_near(near);
-        let lanes = self.lanes_of(peer).filter(|(_, lane)| alike(lane)).count();
-        if lanes >= self.limits.lanes_per_peer || need == Need::NearLane && !is_near {
-            return;
-        }
         let (lane, loops) = (LaneId(self.next_lane), self.limits.loops);
         let loop_index = self
             .limits
@@ -270,6 +269,36 @@ impl Scheduler {
         });
     }
 
+    /// The route of the next lane for the next queued task, if one more is of use.
+    fn route_to_open(
+        &self,
+        peer: &PeerQueue,
+        near: &[IpAddr],
+        need: Need,
+        now: Instant,
+    ) -> Option<Route> {
+        let most = self.limits.lanes_per_peer;
+        let is_near = |(_, lane): &(LaneId, &Lane)| lane.route.is_near(near);
+        let near_lanes = self.lanes_of(peer).filter(is_near).count();
+        if near_lanes < most {
+            let route = peer.routes.next(now, near)?;
+            let is_wanted = route.is_near(near) || need == Need::Lane && peer.lanes.len() < most;
+            return is_wanted.then_some(route);
+        }
+        let far_lanes = peer.lanes.len() - near_lanes;
+        if need != Need::Lane || far_lanes >= most {
+            return None;
+        }
+        let (next_bytes, fastest) = (peer.front()?.bytes(), self.fastest(peer));
+        let is_late = |(_, lane): (LaneId, &Lane)| {
+            lane.bytes_ahead(next_bytes, fastest, now) > FAR_PENALTY * next_bytes
+        };
+        let mut near_lanes = self.lanes_of(peer).filter(is_near);
+        near_lanes
+            .all(is_late)
+            .then(|| peer.routes.next_far(now, near))?
+    }
+
     /// A task has left its lane.
     pub(super) fn leave_lane(&mut self, lane: LaneId, done: &Finished, now: Instant) {
         if let Some(entry) = self.lanes.get_mut(&lane) {
@@ -293,8 +322,10 @@ impl Scheduler {
 }
 
 impl Lane {
-    fn times_slower(&self, fastest: Option<u64>, now: Instant) -> u64 {
-        self.pace.times_slower(fastest, self.in_flight == 0, now)
+    /// The bytes under way when the next task's are, counted as often as the lane is slower than the fastest one.
+    fn bytes_ahead(&self, next_bytes: u64, fastest: Option<u64>, now: Instant) -> u64 {
+        let times_slower = self.pace.times_slower(fastest, self.in_flight == 0, now);
+        (self.bytes + next_bytes) * times_slower
     }
 
     fn takes(&self, bytes: u64) -> bool {

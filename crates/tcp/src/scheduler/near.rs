@@ -213,6 +213,41 @@ fn far_lanes_help_when_near_ones_have_much_under_way() {
     assert_eq!(far, 2);
 }
 
+/// Memory of one location used its near lanes alone, however much those had to do: no far lane was opened while a near address
+/// could be reached.
+#[test]
+fn far_lanes_are_opened_when_near_ones_are_enough_and_have_much_under_way() {
+    let mut world = World::new();
+    world.submit(Location::Cpu(0), 11);
+    assert_eq!(world.connect(), 2);
+    assert_eq!(world.take_started(), [2; 11]);
+    assert_eq!(world.connect(), 2);
+    world.submit(Location::Cpu(0), 5);
+    assert!(
+        world.opening.is_empty(),
+        "the second lane has four under way"
+    );
+    world.submit(Location::Cpu(0), 1);
+    assert_eq!(world.take_started(), [2; 6]);
+    assert_eq!(world.connect(), 3);
+    world.submit(Location::Cpu(0), 1);
+    assert_eq!(world.take_started(), [3]);
+    world.finish();
+
+    // At most as many far lanes as near ones.
+    world.submit(Location::Cpu(0), 60);
+    assert_eq!(world.connect(), 3);
+    world.submit(Location::Cpu(0), 60);
+    assert!(world.opening.is_empty(), "two of each are the most");
+    while !world.under_way.is_empty() {
+        world.finish();
+    }
+    world.take_started();
+    world.submit(Location::Cpu(0), 2);
+    assert_eq!(world.take_started(), [2; 2]);
+    assert!(world.opening.is_empty());
+}
+
 #[test]
 fn the_rest_is_there_to_fall_back_on() {
     let mut world = World::new();

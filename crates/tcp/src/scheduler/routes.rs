@@ -72,15 +72,24 @@ impl Routes {
     /// The route to try now, from one of the addresses that are near if one of those does not rest; none during a pause.
     /// It is the next one again until it is taken.
     pub(super) fn next(&self, now: Instant, near: &[IpAddr]) -> Option<Route> {
-        if self.retry_at > now {
-            return None;
-        }
-        let count = self.states.len();
-        let turn = (0..count).map(|step| &self.states[(self.next + step) % count]);
-        let awake = turn.filter(|state| state.rests_until <= now);
         // The first of equals is the one whose turn it is.
-        let best = awake.min_by_key(|state| !state.route.is_near(near));
-        best.map(|state| state.route)
+        self.awake(now).min_by_key(|route| !route.is_near(near))
+    }
+
+    /// The next route to try from an address that is not near; none during a pause, or while all of those rest.
+    pub(super) fn next_far(&self, now: Instant, near: &[IpAddr]) -> Option<Route> {
+        self.awake(now).find(|route| !route.is_near(near))
+    }
+
+    /// The routes that may be tried now, from the one whose turn it is.
+    fn awake(&self, now: Instant) -> impl Iterator<Item = Route> {
+        let count = match self.retry_at > now {
+            true => 0,
+            false => self.states.len(),
+        };
+        let turn = (0..count).map(move |step| &self.states[(self.next + step) % count]);
+        turn.filter(move |state| state.rests_until <= now)
+            .map(|state| state.route)
     }
 
     /// A connection is made by this route: it is the turn of the one after it.

@@ -13,7 +13,8 @@ use super::config::TcpConfig;
 /// What the topology of the machine means for one mover. By default nothing is nearer than anything else.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Nearness {
-    /// The addresses, of those that connections leave from, that are near a location. Locations without a choice are left out.
+    /// The addresses, of those that connections leave from, that are near a location, and those of which that is unknown.
+    /// Locations without a choice are left out.
     near: Vec<(Location, Vec<IpAddr>)>,
     /// The NUMA node and the CPUs of each loop; none where loops run anywhere.
     loops: Vec<NodeCpus>,
@@ -49,13 +50,17 @@ impl Nearness {
 
     /// What a topology means for a process that may use the CPUs in `usable`.
     pub(crate) fn of(topology: &Topology, config: &TcpConfig, usable: &[usize]) -> Self {
-        let local = &config.local;
-        let has_choice = |near: &Vec<IpAddr>| !near.is_empty() && near.len() < local.len();
+        // Nothing speaks for or against the addresses of an interface that is not listed, such as a tunnel.
+        let (known, unknown): (Vec<IpAddr>, Vec<IpAddr>) = config
+            .local
+            .iter()
+            .partition(|address| topology.interface_of(**address).is_some());
         let mut near: Vec<(Location, Vec<IpAddr>)> = topology
             .locations
             .keys()
-            .filter_map(|name| Some((name.parse().ok()?, topology.near(name, local))))
-            .filter(|(_, near)| has_choice(near))
+            .filter_map(|name| Some((name.parse().ok()?, topology.near(name, &known))))
+            .filter(|(_, near)| !near.is_empty() && near.len() < known.len())
+            .map(|(location, near)| (location, [near, unknown.clone()].concat()))
             .collect();
         // Memory of a process that runs on one node alone is of that node.
         let own =
@@ -111,15 +116,11 @@ impl Nearness {
         let node = nodes
             .find(|(of, _)| Some(*of) == address)
             .map(|(_, node)| *node);
-        let placed = || {
-            (0..)
-                .zip(&self.loops)
-                .filter(|(_, (on, _))| Some(*on) == node)
-        };
-        match placed().count() {
-            0 => turn % count,
-            some => placed().nth(turn % some).map_or(0, |(index, _)| index),
-        }
+        let turn = turn % count;
+        let circle = (turn..self.loops.len()).chain(0..turn);
+        let mut on_node = circle
+            .filter(|index| self.loops.get(*index).map(|(on, _)| *on) == node && node.is_some());
+        on_node.next().unwrap_or(turn)
     }
 }
 
@@ -146,7 +147,8 @@ fn nodes(topology: &Topology, config: &TcpConfig) -> Vec<(IpAddr, NumaId)> {
         .collect()
 }
 
-/// The loops over the nodes of the addresses, in turn; none on a machine with one node.
+/// The loops over the nodes of the addresses, in turn; none on a machine with one node, and none where the loops of a node
+/// would share a CPU while others of the process are idle.
 fn loops(
     topology: &Topology,
     nodes: &[(IpAddr, NumaId)],
@@ -166,21 +168,38 @@ fn loops(
     };
     let on = ids.into_iter().map(usable_of);
     let on: Vec<NodeCpus> = on.filter(|(_, cpus)| !cpus.is_empty()).collect();
+    let nodes = on.len();
+    let has_room = |(turn, (_, cpus)): (usize, &NodeCpus)| {
+        cpus.len() >= count.saturating_sub(turn).div_ceil(nodes)
+    };
+    if !on.iter().enumerate().all(has_room) {
+        return Vec::new();
+    }
     on.into_iter().cycle().take(count).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::net::TcpListener;
     use std::os::unix::fs::symlink;
+    use std::ptr::NonNull;
+    use std::sync::Arc;
     use std::time::Duration;
 
-    use slackwater_engine::{Home, Location};
+    use slackwater_base::Instant;
+    use slackwater_engine::{
+        Batch, Buffers, Home, Job, Location, Memory, Mover, Priority, RegionSpec, Regions, Remote,
+        Submission, WhenFull,
+    };
     use slackwater_wait::now;
+    use slackwater_wire::Incarnation;
+    use slackwater_wire::data::{CapabilityKey, Grant, Op, Rights, Segment};
     use tempfile::TempDir;
 
     use super::*;
     use crate::Tcp;
+    use crate::scheduler::peer;
 
     /// A machine with an interface for each of the nodes: 10.0.N.1 and 10.0.N.2 are those of node N.
     fn machine(nodes: &[&str]) -> Topology {
@@ -234,16 +253,32 @@ mod tests {
             );
         };
         let (all, both) = (&[0, 1, 2, 3][..], &["10.0.0.1", "10.0.1.1", "10.9.9.9"][..]);
-        check(both, all, Location::Cpu(0), &["10.0.0.1"]);
-        check(both, all, Location::Cpu(1), &["10.0.1.1"]);
+        check(both, all, Location::Cpu(0), &["10.0.0.1", "10.9.9.9"]);
+        check(both, all, Location::Cpu(1), &["10.0.1.1", "10.9.9.9"]);
         check(both, all, Location::Cpu(2), &[]);
         check(both, all, Location::Host, &[]);
         check(both, all, Location::Cuda(0), &[]);
-        check(both, &[2], Location::Host, &["10.0.1.1"]);
+        check(both, &[2], Location::Host, &["10.0.1.1", "10.9.9.9"]);
         check(both, &[], Location::Host, &[]);
         check(&["10.0.0.1", "10.0.0.2"], all, Location::Cpu(0), &[]);
         check(&["10.0.0.1", "10.0.0.2"], all, Location::Cpu(1), &[]);
         check(&[], all, Location::Cpu(0), &[]);
+    }
+
+    /// The addresses of interfaces that are not listed, such as those of a tunnel, counted as far from all memory: on a machine
+    /// with one node, lanes left from the others alone.
+    #[test]
+    fn on_one_node_no_address_is_preferred() {
+        let local = config(&[], &["10.0.0.1", "10.0.0.2", "10.9.9.9"]);
+        let nearness = Nearness::of(&machine(&["0-3"]), &local, &[0, 1, 2, 3]);
+        assert_eq!(
+            nearness,
+            Nearness {
+                nodes: nearness.nodes.clone(),
+                ..Nearness::default()
+            }
+        );
+        assert!(nearness.is_indifferent());
     }
 
     #[test]
@@ -275,24 +310,25 @@ mod tests {
                 };
                 assert_eq!(found, expected, "{nodes:?} {usable:?}");
             };
-        let (two, all) = (&["0-1", "2-3"][..], &[0, 1, 2, 3][..]);
-        check(two, &config(&["10.0.1.2"], &[]), all, &[&[2, 3]]);
-        check(two, &config(&["0.0.0.0"], &[]), all, &[&[0, 1], &[2, 3]]);
-        check(
-            two,
-            &config(&["0.0.0.0"], &[]),
-            &[1, 2, 3],
-            &[&[1], &[2, 3]],
-        );
-        check(two, &config(&["0.0.0.0"], &[]), &[3], &[&[3]]);
-        check(two, &config(&["127.0.0.1"], &["10.0.0.1"]), all, &[&[0, 1]]);
+        let (two, all) = (&["0-3", "4-7"][..], &[0, 1, 2, 3, 4, 5, 6, 7][..]);
+        let (first, second) = (&[0, 1, 2, 3][..], &[4, 5, 6, 7][..]);
+        check(two, &config(&["10.0.1.2"], &[]), all, &[second]);
+        check(two, &config(&["0.0.0.0"], &[]), all, &[first, second]);
+        let some = [1, 2, 4, 5, 6, 7];
+        check(two, &config(&["0.0.0.0"], &[]), &some, &[&[1, 2], second]);
+        check(two, &config(&["0.0.0.0"], &[]), second, &[second]);
+        check(two, &config(&["127.0.0.1"], &["10.0.0.1"]), all, &[first]);
         check(two, &config(&["127.0.0.1"], &[]), all, &[]);
-        check(&["0-3"], &config(&["0.0.0.0"], &[]), all, &[]);
+        check(&["0-7"], &config(&["0.0.0.0"], &[]), all, &[]);
+        // Loops were placed on one CPU in turns, or all on one node, whatever the others of the process had to do.
+        check(two, &config(&["0.0.0.0"], &[]), &all[3..], &[]);
+        check(two, &config(&["0.0.0.0"], &[]), &[7], &[]);
+        check(two, &config(&["10.0.1.2"], &[]), &all[..7], &[]);
         let advertised = TcpConfig {
             advertise: vec![(ip("10.0.1.1"), 7).into()],
             ..config(&["127.0.0.1"], &[])
         };
-        check(two, &advertised, all, &[&[2, 3]]);
+        check(two, &advertised, all, &[second]);
     }
 
     #[test]
@@ -303,11 +339,25 @@ mod tests {
             let found = [0, 1, 2, 3, 4].map(|turn| nearness.loop_of(from.map(ip), turn, 4));
             assert_eq!(found, expected, "{nodes:?} {from:?}");
         };
-        check(&["0-1", "2-3"], Some("10.0.0.1"), [0, 2, 0, 2, 0]);
-        check(&["0-1", "2-3"], Some("10.0.1.2"), [1, 3, 1, 3, 1]);
+        check(&["0-1", "2-3"], Some("10.0.0.1"), [0, 2, 2, 0, 0]);
+        check(&["0-1", "2-3"], Some("10.0.1.2"), [1, 1, 3, 3, 1]);
         check(&["0-1", "2-3"], Some("10.7.7.7"), [0, 1, 2, 3, 0]);
         check(&["0-1", "2-3"], None, [0, 1, 2, 3, 0]);
         check(&["0-3"], Some("10.0.0.1"), [0, 1, 2, 3, 0]);
+    }
+
+    /// The turn counts the connections of all nodes, and chose among the loops of one: where the connections of two nodes took
+    /// turns, half of the loops of each got none.
+    #[test]
+    fn connections_of_two_nodes_in_turn_go_to_all_loops() {
+        let config = config(&["0.0.0.0"], &[]);
+        let nearness = Nearness::of(&machine(&["0-1", "2-3"]), &config, &[0, 1, 2, 3]);
+        for addresses in [["10.0.0.1", "10.0.1.1"], ["10.0.1.1", "10.0.0.1"]] {
+            let loop_of = |turn: usize| nearness.loop_of(Some(ip(addresses[turn % 2])), turn, 4);
+            let mut loops = [0, 1, 2, 3].map(loop_of);
+            loops.sort_unstable();
+            assert_eq!(loops, [0, 1, 2, 3], "{addresses:?}");
+        }
     }
 
     /// The CPUs of each thread of this process that is called like a loop.
@@ -333,6 +383,7 @@ mod tests {
         let machine = machine(&[&first.to_string(), &second.to_string()]);
         let home = Home::open().unwrap();
         let placed = TcpConfig {
+            io_threads: 2,
             bind: Vec::new(),
             advertise: vec![(ip("10.0.0.1"), 7).into(), (ip("10.0.1.1"), 7).into()],
             ..config(&[], &[])
@@ -347,11 +398,88 @@ mod tests {
                 .count()
         };
         let until = now() + Duration::from_secs(10);
-        while (on(first) < 2 || on(second) < 2) && now() < until {
+        while (on(first) < 1 || on(second) < 1) && now() < until {
             std::thread::yield_now();
         }
-        assert_eq!((on(first), on(second)), (2, 2));
+        assert_eq!((on(first), on(second)), (1, 1));
         drop(mover);
+    }
+
+    /// A mover whose scheduler was not told what is near passed all tests.
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri has no sockets")]
+    fn a_connection_leaves_from_the_address_near_its_memory() {
+        let home = Home::open().unwrap();
+        let local = TcpConfig {
+            bind: Vec::new(),
+            ..config(&[], &["127.0.0.2", "127.0.0.3"])
+        };
+        let near = vec![
+            (Location::Cpu(0), vec![ip("127.0.0.2")]),
+            (Location::Cpu(1), vec![ip("127.0.0.3")]),
+        ];
+        let mover = Tcp::start_near(&home, local, Nearness::preferring(near)).unwrap();
+        let (mut regions, mut batches) = (Regions::default(), Vec::new());
+        // Each is a peer of its own, which says nothing: the other address would be the next in turn.
+        for (number, node, from) in [(1, 1, "127.0.0.3"), (2, 0, "127.0.0.2")] {
+            let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+            let peer = Segment {
+                addresses: vec![listener.local_addr().unwrap()],
+                ..Segment::clone(&peer(number))
+            };
+            let memory = Box::leak(Box::new([0u8; 64]));
+            // SAFETY: the memory is leaked, and nothing else uses it.
+            let memory =
+                unsafe { Memory::borrowed(NonNull::from(memory).cast(), 64, Location::Cpu(node)) };
+            let (batch, job) = read(&mut regions, memory, number);
+            batches.push(batch);
+            let submission = Submission {
+                jobs: vec![job],
+                when_full: WhenFull::Wait,
+            };
+            assert!(mover.submit(&Arc::new(peer), submission).is_empty());
+            let (_, address) = listener.accept().unwrap();
+            assert_eq!(address.ip(), ip(from), "memory of node {node}");
+        }
+        drop(mover);
+    }
+
+    /// A read into memory, from a peer.
+    fn read(regions: &mut Regions, memory: Memory, peer: u64) -> (Batch, Job) {
+        let bytes = memory.bytes() as u64;
+        let spec = RegionSpec {
+            memory,
+            rights: Rights::BOTH,
+            gate: None,
+        };
+        let region = regions.register(spec).unwrap();
+        let grant = Grant {
+            incarnation: Incarnation(peer),
+            region: 0,
+            generation: 1,
+            offset: 0,
+            bytes,
+            rights: Rights::BOTH,
+            tenant: 0,
+            holder: Incarnation(0),
+            expires_nanos: u64::MAX,
+            nonce: 0,
+        };
+        let (batch, mut parts) = Batch::new(1, None, |_| {});
+        let job = Job {
+            op: Op::Read,
+            buffers: Buffers::held([region.access(0, bytes).unwrap()]),
+            remote: Remote {
+                offset: 0,
+                capability: CapabilityKey::new(&[0; 32]).mint(&grant),
+                key: None,
+                trace: None,
+            },
+            deadline: Instant::NEVER,
+            priority: Priority::Normal,
+            part: parts.pop().unwrap(),
+        };
+        (batch, job)
     }
 
     #[test]

@@ -62,6 +62,7 @@ fn object(topology: &Topology) -> Value {
         .collect();
     json!({
         "nodes": nodes, "interfaces": interfaces, "rdma": rdma, "gpus": gpus, "locations": topology.locations,
+        "without_addresses": topology.without_addresses,
     })
 }
 
@@ -99,9 +100,13 @@ fn tables(topology: &Topology) -> String {
         "addresses",
         "RDMA",
     ];
-    match machine.interfaces.is_empty() {
-        true => format!("{locations}\nno network interface has hardware or an address"),
-        false => format!("{locations}\n{}", table(&head, interfaces.collect())),
+    let interfaces = match machine.interfaces.is_empty() {
+        true => "no network interface has hardware or an address".to_owned(),
+        false => table(&head, interfaces.collect()).to_string(),
+    };
+    match &topology.without_addresses {
+        Some(why) => format!("{locations}\n{interfaces}\n{why}"),
+        None => format!("{locations}\n{interfaces}"),
     }
 }
 

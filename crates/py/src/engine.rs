@@ -110,7 +110,7 @@ impl RawEngine {
     }
 
     /// Which network interfaces are near which memory, as JSON: of each location those to prefer and the rest. Raises `OSError`
-    /// when the system does not tell, or the file that the environment names is wrong.
+    /// when the system does not tell its NUMA nodes, or the file that the environment names is wrong.
     #[staticmethod]
     fn topology(py: Python<'_>) -> PyResult<String> {
         let config = configured("", std::iter::empty())?;

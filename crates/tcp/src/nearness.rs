@@ -40,6 +40,12 @@ impl Nearness {
                 return Ok(Self::default());
             }
         };
+        if let Some(why) = &topology.without_addresses {
+            tracing::warn!(
+                why,
+                "no interface is preferred, and event loops run on any NUMA node"
+            );
+        }
         if config.topology.is_some() && !has_choice {
             tracing::warn!(
                 "topology has no effect: fewer than two addresses in local leave no choice"

@@ -12,6 +12,7 @@ pub struct Machine {
     /// The NUMA nodes that are online, by number, with all their CPUs. A system that knows none has node 0.
     pub nodes: Vec<NodeCpus>,
     /// The network interfaces, by name: those on hardware, or else those with an address that others reach, as a container has.
+    /// Where the kernel tells no addresses, the latter are all that are no loopback.
     pub interfaces: Vec<Interface>,
     /// The RDMA devices, by name.
     pub rdma: Vec<RdmaDevice>,
@@ -66,12 +67,18 @@ type PciPath = Vec<String>;
 const ENTRIES_MAX: usize = 4096;
 /// Interfaces under one another, such as a VLAN on a bond on two ports.
 const LAYERS_MAX: u32 = 4;
+/// The kind of a loopback interface (linux/if_arp.h).
+const ARPHRD_LOOPBACK: u32 = 772;
 const VENDOR_NVIDIA: &str = "0x10de";
 /// The first byte of a PCI class: display controllers, of which 3D controllers are a kind.
 const CLASS_DISPLAY: &str = "0x03";
 
 impl Machine {
-    pub(super) fn read(root: &Path, addresses: &[(u32, IpAddr)]) -> Result<Self, SysfsError> {
+    /// Without `addresses` those of all interfaces are unknown.
+    pub(super) fn read(
+        root: &Path,
+        addresses: Option<&[(u32, IpAddr)]>,
+    ) -> Result<Self, SysfsError> {
         // Links within it lead to real paths.
         let root = &fs::canonicalize(root).unwrap_or_else(|_| root.to_owned());
         let nodes = match numa_nodes(root)? {
@@ -135,7 +142,7 @@ struct Sysfs<'a> {
 }
 
 impl Sysfs<'_> {
-    fn interfaces(&self, addresses: &[(u32, IpAddr)]) -> Vec<Interface> {
+    fn interfaces(&self, addresses: Option<&[(u32, IpAddr)]>) -> Vec<Interface> {
         let folder = self.root.join("class/net");
         let (mut hard, mut soft) = (Vec::new(), Vec::new());
         for name in names(&folder) {
@@ -143,7 +150,10 @@ impl Sysfs<'_> {
             let mut devices = Vec::new();
             self.devices_beneath(&dir, LAYERS_MAX, &mut devices);
             let index: Option<u32> = number(&dir.join("ifindex"));
-            let own = addresses.iter().filter(|(of, _)| Some(*of) == index);
+            let told = addresses.unwrap_or_default().iter();
+            let own = told.filter(|(of, _)| Some(*of) == index);
+            let kind: Option<u32> = number(&dir.join("type"));
+            let may_be_reached = addresses.is_none() && kind != Some(ARPHRD_LOOPBACK);
             let interface = Interface {
                 node: self.common_node(&devices),
                 // -1 where the driver does not tell.
@@ -155,7 +165,7 @@ impl Sysfs<'_> {
             };
             match devices.is_empty() {
                 false => hard.push(interface),
-                true if interface.is_reached() => soft.push(interface),
+                true if interface.is_reached() || may_be_reached => soft.push(interface),
                 true => {}
             }
         }

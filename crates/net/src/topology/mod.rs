@@ -25,6 +25,8 @@ pub struct Topology {
     pub machine: Machine,
     /// The interfaces by location, as the system or a file ranks them.
     pub locations: BTreeMap<String, Ranked>,
+    /// Why the interfaces are without addresses, where the kernel does not tell those.
+    pub without_addresses: Option<String>,
 }
 
 /// The interfaces of a location of memory. Serialized as a list of both lists.
@@ -43,11 +45,6 @@ pub enum TopologyError {
     /// The NUMA nodes cannot be read.
     #[error(transparent)]
     Sysfs(#[from] SysfsError),
-    /// The kernel does not tell the addresses of interfaces.
-    #[error(
-        "the kernel tells no addresses of interfaces: {0} (a unit with RestrictAddressFamilies has to name AF_NETLINK)"
-    )]
-    Addresses(io::Error),
     /// The file that ranks interfaces cannot be used.
     #[error("topology file {file}: {problem}")]
     File {
@@ -62,10 +59,25 @@ impl Topology {
     /// The topology of this machine.
     ///
     /// # Errors
-    /// The NUMA nodes cannot be read, or the kernel does not tell the addresses of interfaces.
+    /// The NUMA nodes cannot be read.
     pub fn of_system() -> Result<Self, TopologyError> {
-        let addresses = addresses::all().map_err(TopologyError::Addresses)?;
-        Self::read(Path::new("/sys"), &addresses)
+        Self::told(Path::new("/sys"), addresses::all())
+    }
+
+    /// Reads sysfs under `root`, with the addresses that the kernel tells, or without.
+    fn told(root: &Path, addresses: io::Result<Vec<(u32, IpAddr)>>) -> Result<Self, TopologyError> {
+        let why = |error: io::Error| {
+            format!(
+                "the kernel tells no addresses of interfaces: {error} (a unit with RestrictAddressFamilies has to name AF_NETLINK)"
+            )
+        };
+        match addresses {
+            Ok(addresses) => Self::read(root, &addresses),
+            Err(error) => Ok(Self {
+                without_addresses: Some(why(error)),
+                ..Self::ranked(Machine::read(root, None)?)
+            }),
+        }
     }
 
     /// Reads sysfs under `root`. `addresses` are those of interfaces, each with the number of its interface.
@@ -75,7 +87,11 @@ impl Topology {
     /// # Errors
     /// Names the file of NUMA nodes that cannot be read or understood.
     pub fn read(root: &Path, addresses: &[(u32, IpAddr)]) -> Result<Self, TopologyError> {
-        let machine = Machine::read(root, addresses)?;
+        Ok(Self::ranked(Machine::read(root, Some(addresses))?))
+    }
+
+    /// The interfaces of each location, as the parts of the machine lie to each other.
+    fn ranked(machine: Machine) -> Self {
         let of_nodes = machine.nodes.iter().map(|(node, _)| {
             let near = |one: &Interface| one.node == Some(*node);
             (format!("cpu:{node}"), machine.ranked(near))
@@ -90,7 +106,11 @@ impl Topology {
             (format!("cuda:{}", gpu.index), machine.ranked(near))
         });
         let locations = of_nodes.chain(of_gpus).collect();
-        Ok(Self { machine, locations })
+        Self {
+            machine,
+            locations,
+            without_addresses: None,
+        }
     }
 
     /// The topology with the locations that a JSON file names ranked as it says: an object of locations, each with two lists of

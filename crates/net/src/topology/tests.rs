@@ -385,6 +385,38 @@ fn a_wrong_file_says_what_is_wrong_and_what_is_right() {
     );
 }
 
+/// Where the kernel refuses to tell addresses there was no topology at all, although sysfs has the names.
+#[test]
+fn interfaces_have_names_where_the_kernel_tells_no_addresses() {
+    let refused = || Err(io::Error::from_raw_os_error(97));
+    let container = || {
+        Sysfs::new()
+            .on("eth0", 2, &[])
+            .on("lo", 1, &[])
+            .with("devices/virtual/net/lo/type", "772\n")
+            .with("devices/virtual/net/eth0/type", "1\n")
+    };
+    for (sysfs, expected) in [
+        (two_sockets(), &["eth0", "eth1", "eth2", "eth3"][..]),
+        (container(), &["eth0"]),
+    ] {
+        let topology = Topology::told(&sysfs.root(), refused()).unwrap();
+        let interfaces = &topology.machine.interfaces;
+        let names: Vec<&str> = interfaces.iter().map(|one| one.name.as_str()).collect();
+        assert_eq!(names, expected);
+        assert!(interfaces.iter().all(|one| one.addresses.is_empty()));
+        assert_eq!(
+            topology.without_addresses.as_deref(),
+            Some(
+                "the kernel tells no addresses of interfaces: Address family not supported by protocol (os error 97) (a unit with RestrictAddressFamilies has to name AF_NETLINK)"
+            )
+        );
+        let told = Topology::told(&sysfs.root(), Ok(Vec::new())).unwrap();
+        assert_eq!(told, sysfs.read(&[]));
+        assert_eq!(told.without_addresses, None);
+    }
+}
+
 #[test]
 #[cfg_attr(miri, ignore = "Miri has no sysfs")]
 fn this_machine_has_a_topology() {

@@ -307,12 +307,12 @@ class TransferEngine:
 
     def get_local_topology(self, device_name: str | None = None) -> str:
         """Network interfaces by location of memory, as JSON: of each location the near ones and the rest. A list of names with
-        commas keeps those alone."""
+        commas keeps those alone. `cpu:0` is always there, without interfaces when the log says why there is nothing to tell."""
         try:
             topology: dict[str, list[list[str]]] = json.loads(RawEngine.topology())
         except (ValueError, OSError) as error:
             log.error("get_local_topology: %s", error)
-            return "{}"
+            topology = {"cpu:0": [[], []]}
         kept = {name.strip() for name in (device_name or "").split(",")} - {""}
         if kept:
             for ranked in topology.values():

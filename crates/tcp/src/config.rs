@@ -1,3 +1,4 @@
+use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,7 +16,8 @@ pub struct TcpConfig {
     pub io_threads: usize,
     /// Transfers under way at once, over all peers; further ones are queued.
     pub max_transfers: usize,
-    /// Connections to one peer; where addresses of `local` are near memory of several NUMA nodes, for the memory of each.
+    /// Connections to one peer; where addresses of `local` are near memory of several NUMA nodes, for the memory of each, and as many
+    /// from other addresses where those have much to do.
     pub lanes_per_peer: usize,
     /// Payload of one frame.
     pub slice_bytes: usize,
@@ -72,7 +74,7 @@ pub struct TcpConfig {
     pub local: Vec<IpAddr>,
     /// A JSON file that says which interfaces are near which memory, for those locations that it names; `slackwater topology
     /// --file` checks one. Connections leave from addresses of `local` that are near the memory of a transfer, and from the
-    /// others where those fail.
+    /// others where those fail or have much to do.
     pub topology: Option<PathBuf>,
     /// The ports that connections leave from, where a firewall lets only some through; one of them serves connections to
     /// many peers. None for those that the kernel chooses.
@@ -84,12 +86,26 @@ pub struct TcpConfig {
 }
 
 impl TcpConfig {
-    /// The topology of this machine, with the locations that the file of `topology` names ranked as it says.
+    /// The topology of this machine, with the locations that the file of `topology` names ranked as it says. Where CUDA numbers the
+    /// GPUs of this process otherwise, nothing is near any that the file does not name.
     ///
     /// # Errors
     /// The system does not tell it, or the file is wrong for this machine.
     pub fn topology(&self) -> Result<Topology, TopologyError> {
-        let topology = Topology::of_system()?;
+        self.rank(Topology::of_system()?, |name| std::env::var_os(name))
+    }
+
+    fn rank(
+        &self,
+        mut topology: Topology,
+        variable: impl Fn(&str) -> Option<OsString>,
+    ) -> Result<Topology, TopologyError> {
+        // The topology counts all GPUs in the order of their PCI addresses.
+        let others = variable("CUDA_VISIBLE_DEVICES").is_some();
+        let order = variable("CUDA_DEVICE_ORDER").unwrap_or_else(|| "PCI_BUS_ID".into());
+        if others || order != "PCI_BUS_ID" {
+            topology = topology.with_gpus_unknown();
+        }
         match &self.topology {
             Some(file) => topology.ranked_by(file),
             None => Ok(topology),
@@ -176,5 +192,60 @@ impl Default for TcpConfig {
             seal: None,
             insecure: false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use tempfile::TempDir;
+
+    use super::*;
+
+    /// `cuda:0` was the first GPU by PCI address also for a process that was given another one, or counts them otherwise.
+    #[test]
+    fn nothing_is_near_gpus_that_have_other_numbers() {
+        let folder = TempDir::new().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = folder.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        write("devices/system/node/online", "0");
+        write("devices/system/node/node0/cpulist", "0-3");
+        write("class/net/eth0/ifindex", "2");
+        let topology = || {
+            let mut topology = Topology::read(folder.path(), &[(2, [10, 0, 0, 1].into())]).unwrap();
+            let near = topology.locations["cpu:0"].clone();
+            assert_eq!(near.near, ["eth0"]);
+            topology.locations.insert("cuda:0".to_owned(), near.clone());
+            topology.locations.insert("cuda:1".to_owned(), near);
+            topology
+        };
+        write("ranked.json", r#"{"cuda:1": [["eth0"], []]}"#);
+        let (file, none) = (Some(folder.path().join("ranked.json")), None);
+        let check = |set: &[(&str, &str)], file: &Option<PathBuf>, expected: [usize; 3]| {
+            let config = TcpConfig {
+                topology: file.clone(),
+                ..TcpConfig::default()
+            };
+            let variable = |name: &str| {
+                let mut set = set.iter();
+                set.find(|(one, _)| *one == name)
+                    .map(|(_, value)| (*value).into())
+            };
+            let ranked = config.rank(topology(), variable).unwrap().locations;
+            let near = ["cpu:0", "cuda:0", "cuda:1"].map(|name| ranked[name].near.len());
+            assert_eq!(near, expected, "{set:?} {file:?}");
+            let all = |name: &str| ranked[name].near.len() + ranked[name].rest.len();
+            assert_eq!((all("cuda:0"), all("cuda:1")), (1, 1));
+        };
+        check(&[], &none, [1, 1, 1]);
+        check(&[("CUDA_DEVICE_ORDER", "PCI_BUS_ID")], &none, [1, 1, 1]);
+        check(&[("CUDA_DEVICE_ORDER", "FASTEST_FIRST")], &none, [1, 0, 0]);
+        check(&[("CUDA_VISIBLE_DEVICES", "1")], &none, [1, 0, 0]);
+        check(&[("CUDA_VISIBLE_DEVICES", "")], &none, [1, 0, 0]);
+        check(&[("CUDA_VISIBLE_DEVICES", "1")], &file, [1, 0, 1]);
     }
 }

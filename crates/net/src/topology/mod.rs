@@ -129,6 +129,18 @@ impl Topology {
         Ok(self)
     }
 
+    /// The topology with no interface near a GPU, for a process whose GPUs have other numbers than those here.
+    #[must_use]
+    pub fn with_gpus_unknown(mut self) -> Self {
+        let none = self.machine.ranked(|_| false);
+        let of_gpus = self
+            .locations
+            .iter_mut()
+            .filter(|(name, _)| name.starts_with("cuda:"));
+        of_gpus.for_each(|(_, ranked)| ranked.clone_from(&none));
+        self
+    }
+
     /// The interface with an address.
     #[must_use]
     pub fn interface_of(&self, address: IpAddr) -> Option<&Interface> {

@@ -1,7 +1,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use slackwater_base::{Instant, Map, hash64};
+use slackwater_base::{Instant, Map, Set, hash64};
 use slackwater_wire::{Chain, Key, ReadCall, Reads, Tenant};
 
 use crate::get::Known;
@@ -13,7 +13,7 @@ use crate::get::Known;
 /// What others do to an object is learnt when its extent refuses the reader, or when the lease ends.
 ///
 /// Reads that needed no look-up are noted, and told to the master together: its policies learn from them, and its answer
-/// brings the next leases.
+/// brings the next leases. Those of a key that was forgotten since are not told: they would lease what was put in its place.
 #[derive(Debug)]
 pub struct Locations<R> {
     limit: usize,
@@ -26,6 +26,8 @@ pub struct Locations<R> {
     /// Reads that the master does not know of.
     untold: Vec<(Tenant, ReadCall)>,
     untold_keys: usize,
+    /// Keys of them that were forgotten since.
+    unsaid: Set<Key>,
     /// When the first of them was noted.
     untold_since: Option<Instant>,
 }
@@ -73,6 +75,7 @@ impl<R: Clone> Locations<R> {
             forgotten: vec![0; STAMPS],
             untold: Vec::new(),
             untold_keys: 0,
+            unsaid: Set::default(),
             untold_since: None,
         }
     }
@@ -153,7 +156,9 @@ impl<R: Clone> Locations<R> {
     /// Forgets where an object is: it was put or removed, or is not there.
     pub fn forget(&mut self, key: &Key) {
         self.forgotten[slot(key)] += 1;
-        self.kept.remove(key);
+        if self.kept.remove(key).is_some_and(|kept| kept.noted) {
+            self.unsaid.insert(key.clone());
+        }
     }
 
     /// Forgets where anything is: objects were removed that nobody has named.
@@ -161,6 +166,10 @@ impl<R: Clone> Locations<R> {
         self.forgotten.iter_mut().for_each(|count| *count += 1);
         self.kept.clear();
         self.order.clear();
+        self.untold.clear();
+        self.untold_keys = 0;
+        self.untold_since = None;
+        self.unsaid.clear();
     }
 
     /// Time has passed: what to tell the master, and the stamps for its answer.
@@ -172,11 +181,19 @@ impl<R: Clone> Locations<R> {
         self.untold_keys = 0;
         let mut told: Vec<Reads> = Vec::new();
         let mut keys = 0;
-        for (tenant, call) in std::mem::take(&mut self.untold) {
+        let unsaid = std::mem::take(&mut self.unsaid);
+        for (tenant, mut call) in std::mem::take(&mut self.untold) {
             for key in &call.keys {
                 if let Some(kept) = self.kept.get_mut(key) {
                     kept.noted = false;
                 }
+            }
+            // What follows in the chain would get the place of what is left out.
+            if let Some(first) = call.keys.iter().position(|key| unsaid.contains(key)) {
+                call.keys.truncate(first);
+            }
+            if call.keys.is_empty() {
+                continue;
             }
             match told.last_mut() {
                 Some(last) if last.tenant == tenant && keys + call.keys.len() <= TELL_KEYS => {

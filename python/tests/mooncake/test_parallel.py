@@ -3,7 +3,6 @@
 import ctypes
 import json
 import struct
-import time
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -395,14 +394,6 @@ def test_a_put_beside_a_tensor_of_another_cut_is_refused(torch: Any, player: cal
     assert put(["k", "l"], [tensor] * 2, [cut(0, 2, 1)] * 2) == [-705, 0]
 
 
-def removed_soon(store: MooncakeDistributedStore, count: int) -> None:
-    """Removes so many objects in less than the time of a lease. Beside a busy machine some of what was put this moment is passed over at first."""
-    removed, until = 0, time.monotonic() + 2
-    while removed < count and time.monotonic() < until:
-        removed += store.remove_all()
-    assert removed == count
-
-
 def test_a_put_of_a_new_tensor_holds_nothing_in_place(torch: Any, player: calls.Player) -> None:
     """Its manifest was read again, and therefore stayed when all was removed: for the time of a lease the tensor could not be put
     in another cut."""
@@ -410,7 +401,7 @@ def test_a_put_of_a_new_tensor_holds_nothing_in_place(torch: Any, player: calls.
     for size in (2, 3, 6):
         assert store.put_tensor_with_parallelism("k", tensor, cut(0, size, 1)) == 0
         assert store.put_tensor_with_parallelism("w", tensor, writer_partition=axis(0, size, 1)) == 0
-        removed_soon(store, 4)
+        assert store.remove_all() == 4
 
 
 def test_a_put_beside_another_holds_no_manifest_in_place(torch: Any, player: calls.Player) -> None:
@@ -421,7 +412,7 @@ def test_a_put_beside_another_holds_no_manifest_in_place(torch: Any, player: cal
         [{"writer_partition": axis(rank, size, 1)} for rank in range(2)] for size in (2, 3)
     ]:
         assert [store.put_tensor_with_parallelism("k", tensor, **one) for one in given] == [0, 0]
-        removed_soon(store, 3)
+        assert store.remove_all() == 3
 
 
 class Racing:

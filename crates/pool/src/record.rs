@@ -1,8 +1,6 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use slackwater_wait::{Site, SiteCounts};
-
-use slackwater_wait::NumaId;
+use slackwater_wait::{NumaId, Site, SiteCounts};
 
 /// What one thread of the pool did, kept by that thread alone.
 #[derive(Debug)]

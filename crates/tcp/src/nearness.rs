@@ -195,17 +195,16 @@ mod tests {
 
     use slackwater_base::Instant;
     use slackwater_engine::{
-        Batch, Buffers, Home, Job, Location, Memory, Mover, Priority, RegionSpec, Regions, Remote,
-        Submission, WhenFull,
+        Batch, Buffers, Home, Job, Location, Memory, Mover, RegionSpec, Regions, Submission,
+        WhenFull,
     };
     use slackwater_wait::now;
-    use slackwater_wire::Incarnation;
-    use slackwater_wire::data::{CapabilityKey, Grant, Op, Rights, Segment};
+    use slackwater_wire::data::{Rights, Segment};
     use tempfile::TempDir;
 
     use super::*;
     use crate::Tcp;
-    use crate::scheduler::peer;
+    use crate::scheduler::{self, peer};
 
     /// A machine with an interface for each of the nodes: 10.0.N.1 and 10.0.N.2 are those of node N.
     fn machine(nodes: &[&str]) -> Topology {
@@ -459,33 +458,8 @@ mod tests {
             gate: None,
         };
         let region = regions.register(spec).unwrap();
-        let grant = Grant {
-            incarnation: Incarnation(peer),
-            region: 0,
-            generation: 1,
-            offset: 0,
-            bytes,
-            rights: Rights::BOTH,
-            tenant: 0,
-            holder: Incarnation(0),
-            expires_nanos: u64::MAX,
-            nonce: 0,
-        };
-        let (batch, mut parts) = Batch::new(1, None, |_| {});
-        let job = Job {
-            op: Op::Read,
-            buffers: Buffers::held([region.access(0, bytes).unwrap()]),
-            remote: Remote {
-                offset: 0,
-                capability: CapabilityKey::new(&[0; 32]).mint(&grant),
-                key: None,
-                trace: None,
-            },
-            deadline: Instant::NEVER,
-            priority: Priority::Normal,
-            part: parts.pop().unwrap(),
-        };
-        (batch, job)
+        let buffers = Buffers::held([region.access(0, bytes).unwrap()]);
+        scheduler::read(peer, bytes, buffers, Instant::NEVER)
     }
 
     #[test]

@@ -15,7 +15,7 @@ mod tests;
 #[cfg(test)]
 mod weights;
 #[cfg(test)]
-pub(crate) use tests::peer;
+pub(crate) use tests::{peer, read};
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;

@@ -4,12 +4,10 @@ use std::net::IpAddr;
 use std::ptr::NonNull;
 
 use slackwater_data_plane::protocol::Credit;
-use slackwater_engine::{
-    Batch, Buffers, Job, Location, Memory, Priority, RegionSpec, Regions, Remote,
-};
-use slackwater_wire::data::{CapabilityKey, Grant, Op, Rights};
+use slackwater_engine::{Batch, Buffers, Location, Memory, RegionSpec, Regions};
+use slackwater_wire::data::Rights;
 
-use super::tests::{NOW, limits, peer};
+use super::tests::{NOW, limits, peer, read};
 use super::*;
 use crate::task::TaskKind;
 
@@ -69,33 +67,9 @@ impl World {
             gate: None,
         };
         let region = self.regions.register(spec).unwrap();
-        let (batch, mut parts) = Batch::new(1, None, |_| {});
+        let buffers = Buffers::held([region.access(0, BYTES as u64).unwrap()]);
+        let (batch, job) = read(1, BYTES as u64, buffers, Instant::NEVER);
         self.batches.push(batch);
-        let grant = Grant {
-            incarnation: Incarnation(1),
-            region: 0,
-            generation: 1,
-            offset: 0,
-            bytes: BYTES as u64,
-            rights: Rights::BOTH,
-            tenant: 0,
-            holder: Incarnation(0),
-            expires_nanos: u64::MAX,
-            nonce: 0,
-        };
-        let job = Job {
-            op: Op::Read,
-            buffers: Buffers::held([region.access(0, BYTES as u64).unwrap()]),
-            remote: Remote {
-                offset: 0,
-                capability: CapabilityKey::new(&[0; 32]).mint(&grant),
-                key: None,
-                trace: None,
-            },
-            deadline: Instant::NEVER,
-            priority: Priority::Normal,
-            part: parts.pop().unwrap(),
-        };
         Task::new(Incarnation(1), TaskKind::Job(job))
     }
 

@@ -34,6 +34,37 @@ pub(crate) fn peer(number: u64) -> Arc<Segment> {
     })
 }
 
+/// A read of so many bytes from a peer, and the batch that it is part of.
+pub(crate) fn read(peer: u64, bytes: u64, buffers: Buffers, deadline: Instant) -> (Batch, Job) {
+    let (batch, mut parts) = Batch::new(1, None, |_| {});
+    let grant = Grant {
+        incarnation: Incarnation(peer),
+        region: 0,
+        generation: 1,
+        offset: 0,
+        bytes,
+        rights: Rights::BOTH,
+        tenant: 0,
+        holder: Incarnation(0),
+        expires_nanos: u64::MAX,
+        nonce: 0,
+    };
+    let job = Job {
+        op: Op::Read,
+        buffers,
+        remote: Remote {
+            offset: 0,
+            capability: CapabilityKey::new(&[0; 32]).mint(&grant),
+            key: None,
+            trace: None,
+        },
+        deadline,
+        priority: Priority::Normal,
+        part: parts.pop().unwrap(),
+    };
+    (batch, job)
+}
+
 pub(super) fn limits() -> Limits {
     Limits::of(&TcpConfig::default())
 }
@@ -58,35 +89,8 @@ impl World {
     }
 
     fn task(&mut self, peer: u64, deadline: Instant) -> Task {
-        let (batch, mut parts) = Batch::new(1, None, |_| {});
+        let (batch, job) = read(peer, 1, Buffers::default(), deadline);
         self.batches.push(batch);
-        let grant = Grant {
-            incarnation: Incarnation(peer),
-            region: 0,
-            generation: 1,
-            offset: 0,
-            bytes: 1,
-            rights: Rights::BOTH,
-            tenant: 0,
-            holder: Incarnation(0),
-            expires_nanos: u64::MAX,
-            nonce: 0,
-        };
-        let remote = Remote {
-            offset: 0,
-            capability: CapabilityKey::new(&[0; 32]).mint(&grant),
-            key: None,
-            trace: None,
-        };
-        let part = parts.pop().unwrap();
-        let job = Job {
-            op: Op::Read,
-            buffers: Buffers::default(),
-            remote,
-            deadline,
-            priority: Priority::Normal,
-            part,
-        };
         Task::new(Incarnation(peer), TaskKind::Job(job))
     }
 

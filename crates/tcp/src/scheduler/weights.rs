@@ -1,10 +1,9 @@
 //! Facts about lanes of different throughput.
 
 use slackwater_data_plane::protocol::Credit;
-use slackwater_engine::{Batch, Buffers, Job, Priority, Remote};
-use slackwater_wire::data::{CapabilityKey, Grant, Op, Rights};
+use slackwater_engine::{Batch, Buffers};
 
-use super::tests::{NOW, limits, peer};
+use super::tests::{NOW, limits, peer, read};
 use super::*;
 use crate::task::TaskKind;
 
@@ -56,35 +55,10 @@ impl World {
     }
 
     fn task(&mut self, bytes: u64) -> Task {
-        let (batch, mut parts) = Batch::new(1, None, |_| {});
-        self.batches.push(batch);
-        let grant = Grant {
-            incarnation: Incarnation(1),
-            region: 0,
-            generation: 1,
-            offset: 0,
-            bytes,
-            rights: Rights::BOTH,
-            tenant: 0,
-            holder: Incarnation(0),
-            expires_nanos: u64::MAX,
-            nonce: 0,
-        };
         // SAFETY: nothing reads or writes the buffers: no lane carries the task.
         let buffers = unsafe { Buffers::borrowed(std::ptr::dangling_mut::<u8>(), bytes as usize) };
-        let job = Job {
-            op: Op::Read,
-            buffers,
-            remote: Remote {
-                offset: 0,
-                capability: CapabilityKey::new(&[0; 32]).mint(&grant),
-                key: None,
-                trace: None,
-            },
-            deadline: Instant::NEVER,
-            priority: Priority::Normal,
-            part: parts.pop().unwrap(),
-        };
+        let (batch, job) = read(1, bytes, buffers, Instant::NEVER);
+        self.batches.push(batch);
         Task::new(Incarnation(1), TaskKind::Job(job))
     }
 

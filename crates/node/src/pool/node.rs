@@ -426,6 +426,8 @@ impl Life {
                 return ended;
             }
             self.messages.handle().disconnect(link);
+            // A master that welcomes the node and breaks each link at once is not asked without a pause.
+            self.uplink.rest(now() + pause.next());
         }
         Ended::Stopping
     }

@@ -1,7 +1,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use slackwater_base::{Instant, Map, Set, hash64};
+use slackwater_base::{Instant, Map, hash64};
 use slackwater_wire::{Chain, Key, ReadCall, Reads, Tenant};
 
 use crate::get::Known;
@@ -13,7 +13,7 @@ use crate::get::Known;
 /// What others do to an object is learnt when its extent refuses the reader, or when the lease ends.
 ///
 /// Reads that needed no look-up are noted, and told to the master together: its policies learn from them, and its answer
-/// brings the next leases. Those of a key that was forgotten since are not told: they would lease what was put in its place.
+/// brings the next leases. What is put in the place of an object later has another version, which the report is not about.
 #[derive(Debug)]
 pub struct Locations<R> {
     limit: usize,
@@ -26,8 +26,6 @@ pub struct Locations<R> {
     /// Reads that the master does not know of.
     untold: Vec<(Tenant, ReadCall)>,
     untold_keys: usize,
-    /// Keys of them that were forgotten since.
-    unsaid: Set<Key>,
     /// When the first of them was noted.
     untold_since: Option<Instant>,
 }
@@ -75,7 +73,6 @@ impl<R: Clone> Locations<R> {
             forgotten: vec![0; STAMPS],
             untold: Vec::new(),
             untold_keys: 0,
-            unsaid: Set::default(),
             untold_since: None,
         }
     }
@@ -136,7 +133,7 @@ impl<R: Clone> Locations<R> {
     ) -> Option<Vec<Located<R>>> {
         let known = |key: &Key| self.valid(now, tenant, key).cloned();
         let found: Vec<Located<R>> = keys.iter().map(known).collect::<Option<_>>()?;
-        self.note(now, tenant, keys, chain);
+        self.note(now, tenant, keys, &found, chain);
         Some(found)
     }
 
@@ -156,9 +153,7 @@ impl<R: Clone> Locations<R> {
     /// Forgets where an object is: it was put or removed, or is not there.
     pub fn forget(&mut self, key: &Key) {
         self.forgotten[slot(key)] += 1;
-        if self.kept.remove(key).is_some_and(|kept| kept.noted) {
-            self.unsaid.insert(key.clone());
-        }
+        self.kept.remove(key);
     }
 
     /// Forgets where anything is: objects were removed that nobody has named.
@@ -166,10 +161,6 @@ impl<R: Clone> Locations<R> {
         self.forgotten.iter_mut().for_each(|count| *count += 1);
         self.kept.clear();
         self.order.clear();
-        self.untold.clear();
-        self.untold_keys = 0;
-        self.untold_since = None;
-        self.unsaid.clear();
     }
 
     /// Time has passed: what to tell the master, and the stamps for its answer.
@@ -181,19 +172,11 @@ impl<R: Clone> Locations<R> {
         self.untold_keys = 0;
         let mut told: Vec<Reads> = Vec::new();
         let mut keys = 0;
-        let unsaid = std::mem::take(&mut self.unsaid);
-        for (tenant, mut call) in std::mem::take(&mut self.untold) {
+        for (tenant, call) in std::mem::take(&mut self.untold) {
             for key in &call.keys {
                 if let Some(kept) = self.kept.get_mut(key) {
                     kept.noted = false;
                 }
-            }
-            // What follows in the chain would get the place of what is left out.
-            if let Some(first) = call.keys.iter().position(|key| unsaid.contains(key)) {
-                call.keys.truncate(first);
-            }
-            if call.keys.is_empty() {
-                continue;
             }
             match told.last_mut() {
                 Some(last) if last.tenant == tenant && keys + call.keys.len() <= TELL_KEYS => {
@@ -232,7 +215,14 @@ impl<R: Clone> Locations<R> {
         self.kept.is_empty()
     }
 
-    fn note(&mut self, now: Instant, tenant: &Tenant, keys: &[Key], chain: &Chain) {
+    fn note(
+        &mut self,
+        now: Instant,
+        tenant: &Tenant,
+        keys: &[Key],
+        found: &[Located<R>],
+        chain: &Chain,
+    ) {
         // A key that is marked and not told would never be told again.
         if self.untold_keys + keys.len() > UNTOLD_KEYS_MAX {
             return;
@@ -250,6 +240,9 @@ impl<R: Clone> Locations<R> {
         self.untold_since.get_or_insert(now);
         let call = ReadCall {
             keys: keys.to_vec(),
+            versions: (found.iter())
+                .map(|located| located.known.object.version)
+                .collect(),
             chain: chain.clone(),
         };
         self.untold.push((tenant.clone(), call));

@@ -155,35 +155,29 @@ fn reads_without_a_look_up_are_told_once_a_second() {
     );
 }
 
-/// A read of an object was told after its removal and named its key alone: what was put in its place meanwhile was leased,
-/// and could not be removed.
+/// A read of an object was told by its key alone, and so of whatever was put in its place meanwhile.
 #[test]
-fn reads_of_what_was_forgotten_are_not_told() {
-    let told = |forget: fn(&mut Locations<u64>)| {
-        let mut locations = Locations::new(8);
-        let now = Instant::ZERO;
-        for name in ["a", "b", "c", "d"] {
-            keep(&mut locations, now, name, 1);
-        }
-        find(&mut locations, now, &["a", "b", "c"]).unwrap();
-        find(&mut locations, now, &["d"]).unwrap();
-        forget(&mut locations);
-        keep(&mut locations, now, "b", 2);
-        let calls = locations.on_deadline(now + TELL_AFTER);
-        let keys = calls.iter().flat_map(|(reads, _)| reads.keys().cloned());
-        let keys: Vec<Key> = keys.collect();
-        // What is told later is told whole.
-        find(&mut locations, now, &["b"]).unwrap();
-        let later = locations.on_deadline(now + 2 * TELL_AFTER);
-        assert_eq!(later[0].0.keys().cloned().collect::<Vec<_>>(), [key("b")]);
-        keys
-    };
-    let all = ["a", "b", "c", "d"].map(key);
-    assert_eq!(told(|_| ()), all);
-    assert_eq!(told(|it| it.forget(&key("b"))), [key("a"), key("d")]);
-    assert_eq!(told(|it| it.forget(&key("d"))), all[..3]);
-    assert_eq!(told(|it| it.forget(&key("e"))), all);
-    assert_eq!(told(Locations::forget_all), []);
+fn reads_are_told_of_the_versions_that_were_read() {
+    let mut locations = Locations::new(8);
+    let now = Instant::ZERO;
+    for (name, version) in [("a", 1), ("b", 2)] {
+        keep(&mut locations, now, name, version);
+    }
+    find(&mut locations, now, &["a", "b"]).unwrap();
+    locations.forget(&key("b"));
+    keep(&mut locations, now, "b", 3);
+    find(&mut locations, now, &["b"]).unwrap();
+    let told = locations.on_deadline(now + TELL_AFTER);
+    let call = |call: &ReadCall| (call.keys.clone(), call.versions.clone());
+    let told: Vec<_> = told[0].0.calls.iter().map(call).collect();
+    let (a, b) = (key("a"), key("b"));
+    assert_eq!(
+        told,
+        [
+            (vec![a, b.clone()], vec![Version(1), Version(2)]),
+            (vec![b], vec![Version(3)])
+        ]
+    );
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use slackwater_base::Instant;
 use slackwater_wire::{
     ChainPlace, ErrorCode, Exists, Get, GetEnd, Hold, Key, Lookup, Object, Presence, Reads,
-    ReplicaAt, Reply,
+    ReplicaAt, Reply, Version,
 };
 
 use crate::catalog::{Mark, ObjectId, Replica, ReplicaId, SegmentIndex, TenantIndex};
@@ -87,6 +87,17 @@ impl Reading {
 
 impl Master {
     pub(crate) fn get(&mut self, now: Instant, caller: &Caller, get: &Get) -> Reply {
+        self.get_versions(now, caller, get, &[])
+    }
+
+    /// The same, of these versions of the keys where there are any: another one counts as missing.
+    fn get_versions(
+        &mut self,
+        now: Instant,
+        caller: &Caller,
+        get: &Get,
+        versions: &[Version],
+    ) -> Reply {
         if get.keys.len() > self.config.limits.batch_keys {
             return Reply::Failed(ErrorCode::InvalidParams);
         }
@@ -105,7 +116,14 @@ impl Master {
             if at.is_multiple_of(WARMED_AT_ONCE) {
                 self.warm(&mut reading, at);
             }
-            let answer = self.look_up(now, caller, (tenant, key, at), get.hold, &mut reading);
+            let meant = versions.get(at);
+            let answer = self.look_up(
+                now,
+                caller,
+                (tenant, key, at, meant),
+                get.hold,
+                &mut reading,
+            );
             self.count(&answer);
             let stop = get.prefix_only && !matches!(answer, Lookup::Found(_));
             answers.push(answer);
@@ -139,6 +157,9 @@ impl Master {
         }
         let mut answers = Vec::new();
         for call in &reads.calls {
+            if ![0, call.keys.len()].contains(&call.versions.len()) {
+                return Reply::Failed(ErrorCode::InvalidParams);
+            }
             let get = Get {
                 tenant: reads.tenant.clone(),
                 keys: call.keys.clone(),
@@ -146,7 +167,7 @@ impl Master {
                 hold: Hold::Lease,
                 prefix_only: false,
             };
-            match self.get(now, caller, &get) {
+            match self.get_versions(now, caller, &get, &call.versions) {
                 Reply::Get(lookups) => answers.extend(lookups),
                 other => return other,
             }
@@ -171,7 +192,7 @@ impl Master {
         &mut self,
         now: Instant,
         caller: &Caller,
-        (tenant, key, at): (TenantIndex, &Key, usize),
+        (tenant, key, at, meant): (TenantIndex, &Key, usize, Option<&Version>),
         hold: Hold,
         reading: &mut Reading,
     ) -> Lookup {
@@ -183,7 +204,8 @@ impl Master {
         if !object.has_replicas() {
             return Lookup::NotReady;
         }
-        if !self.segments.is_readable(&self.catalog, id) {
+        let is_meant = meant.is_none_or(|version| *version == object.version);
+        if !is_meant || !self.segments.is_readable(&self.catalog, id) {
             return Lookup::Missing;
         }
         link.bytes = object.bytes;

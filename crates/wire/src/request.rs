@@ -214,6 +214,14 @@ pub struct ReadCall {
     /// The keys in chain order.
     #[serde(deserialize_with = "crate::body::list")]
     pub keys: Vec<Key>,
+    /// The versions that were read, one for each key: another one counts as missing, as nobody has read it. Without any, as
+    /// clients that do not tell them, each counts.
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "crate::body::list"
+    )]
+    pub versions: Vec<Version>,
     /// The place of the keys in their chain.
     #[serde(default)]
     pub chain: Chain,

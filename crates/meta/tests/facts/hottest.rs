@@ -46,6 +46,7 @@ fn chains_are_counted_by_their_first_block_while_somebody_looks() {
     look_up(&mut world, &[], None);
     let call = ReadCall {
         keys: vec![key("a")],
+        versions: Vec::new(),
         chain: Chain::default(),
     };
     let tenant = Tenant::DEFAULT;

@@ -105,6 +105,7 @@ fn reads_that_needed_no_look_up_lease_as_others_do() {
     }
     let call = |names: &[&str]| ReadCall {
         keys: names.iter().map(|name| key(name)).collect(),
+        versions: Vec::new(),
         chain: Chain::default(),
     };
     let reads = |calls| {
@@ -132,6 +133,36 @@ fn reads_that_needed_no_look_up_lease_as_others_do() {
     let many = names.iter().map(|name| call(&[name])).collect();
     assert_eq!(
         world.ask(reads(many)),
+        Reply::Failed(ErrorCode::InvalidParams)
+    );
+}
+
+/// A client told of its reads within a second, by key: what another client had put in the place of what was read was leased,
+/// and could not be removed.
+#[test]
+fn a_report_of_reads_leases_only_the_versions_that_were_read() {
+    let mut world = world();
+    let read = ["a", "b"].map(|name| world.put(name, BLOCK));
+    assert_eq!(world.remove("a"), Ok(()));
+    world.put("a", BLOCK);
+    let report = |keys: &[&str], versions: &[Version]| {
+        Request::Reads(Reads {
+            tenant: Tenant::DEFAULT,
+            calls: vec![ReadCall {
+                keys: keys.iter().map(|name| key(name)).collect(),
+                versions: versions.to_vec(),
+                chain: Chain::default(),
+            }],
+        })
+    };
+    let Reply::Get(lookups) = world.ask(report(&["a", "b"], &read)) else {
+        panic!("a report is answered as a look-up is");
+    };
+    assert!(matches!(lookups[..], [Lookup::Missing, Lookup::Found(_)]));
+    assert_eq!(world.remove("a"), Ok(()));
+    assert_eq!(world.remove("b"), Err(ErrorCode::ObjectHasLease));
+    assert_eq!(
+        world.ask(report(&["b"], &read)),
         Reply::Failed(ErrorCode::InvalidParams)
     );
 }

@@ -180,6 +180,7 @@ fn requests() -> Vec<Request> {
             tenant: tenant(),
             calls: vec![ReadCall {
                 keys: vec![named("k")],
+                versions: Vec::new(),
                 chain: Chain::default(),
             }],
         }),

@@ -68,10 +68,12 @@ fn requests() -> Vec<Request> {
             calls: vec![
                 ReadCall {
                     keys: all(),
+                    versions: vec![version; all().len()],
                     chain: chain.clone(),
                 },
                 ReadCall {
                     keys: vec![key("b")],
+                    versions: Vec::new(),
                     chain: Chain::default(),
                 },
             ],

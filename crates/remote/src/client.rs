@@ -417,8 +417,9 @@ impl Call<'_> {
         }
         ClientError::Deadline {
             what,
-            after: self.begun.until(self.until),
-            reason: self.client.0.link.last_heard(),
+            // It may have ended before, where nothing could be tried again in time.
+            after: self.begun.until(self.until.min(now())),
+            reason: self.client.0.link.last_failure(self.begun),
         }
     }
 

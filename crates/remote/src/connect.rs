@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use slackwater_base::{Backoff, Rng};
+use slackwater_base::{Backoff, Instant, Rng};
 use slackwater_client::{Locations, Operations};
 use slackwater_mq::{
     Address, AllowList, Builder, ConnectError as LinkError, ConnectOptions as ToConnect, Options,
@@ -159,7 +159,7 @@ fn not_welcome(address: &Address, unanswered: Unanswered, link: &Link) -> Connec
         Unanswered::Refused(code) => ConnectError::Refused { address, code },
         Unanswered::Foreign(reason) => ConnectError::Foreign { address, reason },
         Unanswered::Late | Unanswered::Lost | Unanswered::Cancelled => {
-            not_there(address, link.last_heard())
+            not_there(address, link.last_failure(Instant::ZERO))
         }
     }
 }

@@ -145,14 +145,14 @@ pub enum ClientError {
     /// The server refused the call as a whole.
     #[error("{0}")]
     RefusedCall(ErrorCode),
-    /// The deadline passed first. Whether the operation took effect is not known.
+    /// The deadline passed first, or would have before anything could be tried again. Whether the operation took effect is not known.
     #[error("{what} was not answered within {}: {reason}", format_duration(*after))]
     Deadline {
         /// The call.
         what: &'static str,
         /// How long it was waited for.
         after: Duration,
-        /// The last that was heard of the server.
+        /// The last that went wrong with a message to the server since it began, or that none did.
         reason: String,
     },
     /// The caller cancelled it. Whether a put or a removal took effect is not known.

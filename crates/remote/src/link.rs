@@ -33,8 +33,8 @@ pub(crate) struct Link {
     value_bytes_max: AtomicU64,
     /// How often records were asked for, those of one batch together.
     pub(crate) record_reads: AtomicU64,
-    /// The last that was heard of the server, for errors.
-    last: Mutex<String>,
+    /// Why a message had no answer that counts, the last time that one had none, for errors.
+    last: Mutex<Option<(Instant, String)>>,
 }
 
 /// Why a message has no answer that counts.
@@ -78,7 +78,7 @@ impl Link {
             paces: Arc::default(),
             value_bytes_max: AtomicU64::new(u64::MAX),
             record_reads: AtomicU64::new(0),
-            last: Mutex::new("no answer came".to_owned()),
+            last: Mutex::default(),
         }
     }
 
@@ -101,9 +101,18 @@ impl Link {
         self.value_bytes_max.load(Ordering::Relaxed)
     }
 
-    /// The last that was heard of the server.
-    pub(crate) fn last_heard(&self) -> String {
-        lock(&self.last).clone()
+    /// Why a call that began then had no end in time: the last that went wrong with its messages, or with those of others.
+    pub(crate) fn last_failure(&self, since: Instant) -> String {
+        let last = lock(&self.last);
+        let recent = last.as_ref().filter(|(at, _)| *at >= since);
+        recent.map_or_else(
+            || "the server answered, and the bytes did not move in time".to_owned(),
+            |(_, why)| why.clone(),
+        )
+    }
+
+    fn note(&self, failure: impl Into<String>) {
+        *lock(&self.last) = Some((now(), failure.into()));
     }
 
     /// Learns the epoch and the nodes of the server.
@@ -252,6 +261,10 @@ impl Link {
     fn answered(&self, answer: &Answer) -> Result<Answered, Unanswered> {
         let answered: Answered = self.decode(answer)?;
         self.see(answered.epoch)?;
+        if let Reply::Failed(code) = answered.reply {
+            // It may be asked again until the call is over.
+            self.note(code.to_string());
+        }
         Ok(answered)
     }
 
@@ -278,17 +291,20 @@ impl Link {
         let wait = || completion.wait(&Waiting::at(&ANSWER).until(until));
         match cancel.during(move || _ = end(), wait) {
             Ok(answer) => answer.map_err(|error| self.failed(&error)),
-            Err(Stopped::Failed(_)) => Err(Unanswered::Lost),
+            Err(Stopped::Failed(_)) => {
+                self.note(Unanswered::Lost.words());
+                Err(Unanswered::Lost)
+            }
             Err(Stopped::Ended(_)) if cancel.is_cancelled() => Err(Unanswered::Cancelled),
-            Err(Stopped::Ended(_)) => Err(Unanswered::Late),
+            Err(Stopped::Ended(_)) => Err(self.failed(&RequestError::Timeout)),
         }
     }
 
     fn failed(&self, error: &RequestError) -> Unanswered {
-        *lock(&self.last) = match error {
-            RequestError::Timeout => "no answer came".to_owned(),
-            other => other.to_string(),
-        };
+        match error {
+            RequestError::Timeout => self.note("no answer came"),
+            other => self.note(other.to_string()),
+        }
         match error {
             RequestError::Timeout => Unanswered::Late,
             RequestError::Gone | RequestError::Full | RequestError::InsideLoop => Unanswered::Lost,
@@ -326,9 +342,7 @@ impl Link {
             return Ok(());
         }
         tracing::warn!(epoch = epoch.0, seen, "an answer of an earlier master");
-        ErrorCode::StaleEpoch
-            .meaning()
-            .clone_into(&mut lock(&self.last));
+        self.note(ErrorCode::StaleEpoch.meaning());
         Err(Unanswered::Lost)
     }
 
@@ -355,7 +369,7 @@ fn span_name(request: &Request) -> &'static str {
     }
 }
 
-/// The end of a put has the server read the bytes, which it does on a worker.
+/// The end of a put may have the server read the bytes, which it does on a worker.
 fn command(request: &Request) -> &'static str {
     match request {
         Request::PutEnd(_) => "records.put_end",

@@ -229,6 +229,32 @@ fn an_unanswered_put_is_revoked_when_its_caller_gives_up() {
     assert!(other > operation && other < OperationId(1 << 62));
 }
 
+/// The reason of an earlier call was given for a later one.
+#[test]
+fn a_call_that_is_late_says_what_it_waited_for_itself() {
+    let (_server, address) = server(|call, asked, _| match asked.request {
+        Request::Exists(exists) if exists.keys[0].as_bytes() == b"busy" => {
+            reply(call, 5, Reply::Failed(ErrorCode::ReplicaIsNotReady));
+        }
+        // Answered long after the call is over.
+        _ => std::thread::sleep(Duration::from_millis(200)),
+    });
+    let client = connect(address).unwrap();
+    let mut reasons = Vec::new();
+    for key in [&b"slow"[..], b"busy", b"slow"] {
+        let late = client.exists(&[key], &within(Duration::from_millis(60)));
+        match late.unwrap_err() {
+            ClientError::Deadline { after, reason, .. } => {
+                assert!(after <= Duration::from_millis(60), "{after:?}");
+                reasons.push(reason);
+            }
+            other => reasons.push(other.to_string()),
+        }
+    }
+    let busy = ErrorCode::ReplicaIsNotReady.to_string();
+    assert_eq!(reasons, ["no answer came", &busy, "no answer came"]);
+}
+
 #[test]
 fn a_refusal_of_the_server_is_the_error_of_the_call() {
     let (_server, address) = server(|call, _, _| {

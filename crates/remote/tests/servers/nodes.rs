@@ -292,7 +292,8 @@ fn a_long_read_goes_on_while_bytes_come() {
     );
 }
 
-/// A caller who had little time made the client forget where everything is.
+/// A caller who had little time made the client forget where everything is. What it was told was that no answer had come,
+/// although the server had answered all.
 #[test]
 fn a_caller_who_is_out_of_time_has_not_learnt_that_a_node_ended() {
     let (node, byte) = (Arc::new(Node::start()), Arc::new(AtomicU64::new(1)));
@@ -313,7 +314,11 @@ fn a_caller_who_is_out_of_time_has_not_learnt_that_a_node_ended() {
         assert_eq!(get(key, LONG), Ok(Some(vec![1; VALUE])));
     }
     wire.is(Pace::Still);
-    assert!(get(b"a", Duration::from_millis(50)).is_err());
+    let late = get(b"a", Duration::from_millis(50)).unwrap_err();
+    assert_eq!(
+        late.to_string(),
+        "a get was not answered within 50ms: the server answered, and the bytes did not move in time"
+    );
     wire.is(Pace::Fast);
     assert_eq!(asked(&heard), ["get", "get"]);
     assert_eq!(get(b"b", LONG), Ok(Some(vec![1; VALUE])));

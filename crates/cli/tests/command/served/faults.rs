@@ -308,7 +308,7 @@ fn a_call_ends_at_its_deadline_and_when_it_is_cancelled() {
     end(&mut served.child);
     let dead = client.exists(&[b"k"], &short).unwrap_err();
     assert!(
-        dead.to_string().contains("was not answered within 300ms"),
+        dead.to_string().contains("was not answered within"),
         "{dead}"
     );
 }

@@ -13,8 +13,8 @@ use slackwater_mq::{
 };
 use slackwater_wait::{Event, Park, Site, Waiting, now};
 use slackwater_wire::{
-    Attached, ErrorCode, Mount, NodeHello, NodeId, NodeName, NodeWelcome, Permissions, Reply,
-    Reports, Request, SegmentKind, TicketId, body,
+    Attached, ErrorCode, Mount, NodeHello, NodeId, NodeName, NodeWelcome, Order, Permissions,
+    Reply, Reports, Request, SegmentKind, TicketId, body,
 };
 use slackwater_zmtp::PublicKey;
 
@@ -298,7 +298,10 @@ impl MasterShell {
             replies = journal.queue(state.host.core.take_notes(), replies);
         }
         let copies = std::mem::take(&mut state.host.copies);
-        let told = self.members.queue(std::mem::take(&mut state.host.orders));
+        let orders = std::mem::take(&mut state.host.orders);
+        // What is removed is mostly fenced when its client hears of it. Nobody waits for what a node is to remember.
+        let orders_first = (orders.iter()).any(|(_, order)| !matches!(order, Order::Published(_)));
+        let told = self.members.queue(orders);
         let next = state.host.core.next_deadline().unwrap_or(Instant::NEVER);
         let ring = next < state.wakes;
         if ring {
@@ -306,10 +309,15 @@ impl MasterShell {
         }
         let events = state.host.take_rung();
         drop(state);
-        // Orders before the answers that follow from them: what is removed is mostly fenced when its client hears of it.
-        told.into_iter().for_each(|node| self.members.send(node));
+        let tell = || told.iter().for_each(|node| self.members.send(*node));
+        if orders_first {
+            tell();
+        }
         for (client, operation, reply) in replies {
             self.outgoing.answer(client, operation, reply);
+        }
+        if !orders_first {
+            tell();
         }
         self.begin_copies(copies);
         if ring {

@@ -102,6 +102,10 @@ impl Backend for MasterShell {
         self.tenants
     }
 
+    fn reads_bytes(&self) -> bool {
+        false
+    }
+
     fn has_ssd(&self) -> bool {
         let segments = self.with(|host, _| host.core.segments());
         let is_disk = |segment: &slackwater_wire::SegmentState| segment.kind == SegmentKind::Disk;

@@ -14,6 +14,9 @@ pub(crate) trait Backend: Send + Sync {
     /// Whether tenants are separate.
     fn tells_tenants_apart(&self) -> bool;
 
+    /// Whether it reads bytes of values itself, so that ends of puts and reads of records take the time of a worker.
+    fn reads_bytes(&self) -> bool;
+
     /// Whether there is an SSD.
     fn has_ssd(&self) -> bool;
 
@@ -48,6 +51,10 @@ impl Backend for ServedMemory {
 
     fn tells_tenants_apart(&self) -> bool {
         self.store.config().tenants
+    }
+
+    fn reads_bytes(&self) -> bool {
+        true
     }
 
     fn has_ssd(&self) -> bool {

@@ -56,7 +56,7 @@ impl Handlers {
         self.ask_for(call, admitted, asked);
     }
 
-    /// `records.put_end`: runs on a worker, as it reads the bytes that were written.
+    /// `records.put_end`: runs on a worker where the bytes that were written are read in this process.
     pub(crate) fn put_end(&self, call: &Call<'_>) {
         let Some(asked) = self.read::<Asked>(call) else {
             return;
@@ -118,7 +118,7 @@ impl Handlers {
         }
     }
 
-    /// `records.read`: runs on a worker, as it waits for the SSD.
+    /// `records.read`: runs on a worker where it waits for the SSD.
     pub(crate) fn read_record(&self, call: &Call<'_>) {
         let Some(record) = self.read::<ReadRecord>(call) else {
             return;

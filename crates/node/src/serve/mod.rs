@@ -376,8 +376,12 @@ pub(crate) fn builder(
         },
         ..Category::default()
     };
-    builder.category("pool", at_once)?;
-    builder.category("records", on_workers)?;
+    builder.category("pool", at_once.clone())?;
+    let records = match handlers.backend.reads_bytes() {
+        true => on_workers,
+        false => at_once,
+    };
+    builder.category("records", records)?;
     let with = |handle: fn(&Handlers, &slackwater_mq::Call<'_>)| {
         let handlers = Arc::clone(handlers);
         move |call: &slackwater_mq::Call<'_>| handle(&handlers, call)

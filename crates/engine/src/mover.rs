@@ -122,8 +122,10 @@ pub struct SingleRequest {
     pub remote: Remote,
     /// The caller stops waiting after this.
     pub deadline: slackwater_base::Instant,
-    /// Of a read: the caller wants the checksum of its bytes, which a mover that touches them itself takes in passing.
+    /// The caller wants the checksum of its bytes, which a mover that touches them itself takes in passing.
     pub checksum: bool,
+    /// The calling thread may wait for the peer. Otherwise it carries what needs no answer of anybody.
+    pub may_wait: bool,
 }
 
 impl SingleRequest {
@@ -144,7 +146,7 @@ impl SingleRequest {
 /// The result of carrying a request whose caller waits.
 #[derive(Debug)]
 pub enum Carried {
-    /// It has ended; with the checksum of what was read, if it was wanted and the mover took it.
+    /// It has ended; with the checksum of what was moved, if it was wanted and the mover took it.
     Done(Result<Option<Checksum>, Cause>),
     /// It was not started.
     Back(SingleRequest),

@@ -215,7 +215,7 @@ impl Carrier<'_> {
     pub(crate) fn write_all(
         &self,
         writes: &[(Capability, u64, &[u8])],
-    ) -> Vec<Result<(), NotMoved>> {
+    ) -> Vec<Result<Checksum, NotMoved>> {
         let mut outcomes = Vec::with_capacity(writes.len());
         let mut rest = writes;
         while !rest.is_empty() {
@@ -240,7 +240,7 @@ impl Carrier<'_> {
     fn write_group(
         &self,
         group: &[(Capability, u64, &[u8])],
-        outcomes: &mut Vec<Result<(), NotMoved>>,
+        outcomes: &mut Vec<Result<Checksum, NotMoved>>,
     ) {
         let (mut places, mut targeted) = (Vec::new(), Vec::new());
         for (capability, offset, from) in group {
@@ -286,23 +286,24 @@ impl Carrier<'_> {
         Ok(whole.unwrap_or_else(|| Checksum::of(&[])))
     }
 
-    /// Writes to `offset` of the region that a capability names.
+    /// Writes to `offset` of the region that a capability names; the checksum of what was written.
     pub(crate) fn write(
         &self,
         capability: Capability,
         offset: u64,
         from: &[u8],
-    ) -> Result<(), NotMoved> {
-        let mut at = 0;
+    ) -> Result<Checksum, NotMoved> {
+        let (mut at, mut whole) = (0, None::<Checksum>);
         for piece in from.chunks(PIECE_BYTES) {
             let target = self.target(capability, offset + at)?;
             let bytes = piece.len() as u64;
             at += bytes;
             let mut written = self.write_together(&[(target, piece)]);
             let written = written.pop().unwrap_or(Err(Cause::Dropped));
-            written.map_err(|cause| self.failed(&cause))?;
+            let next = written.map_err(|cause| self.failed(&cause))?;
+            whole = Some(whole.map_or(next, |whole| whole.followed_by(next, bytes)));
         }
-        Ok(())
+        Ok(whole.unwrap_or_else(|| Checksum::of(&[])))
     }
 
     /// Reads that a cancellation ends: a node that sends nothing may be waited for for long.
@@ -320,7 +321,7 @@ impl Carrier<'_> {
         read
     }
 
-    fn write_together(&self, writes: &[(Target, &[u8])]) -> Vec<Result<(), Cause>> {
+    fn write_together(&self, writes: &[(Target, &[u8])]) -> Vec<Result<Checksum, Cause>> {
         let left = now().until(self.until);
         let moves = writes.iter().map(|(target, from)| (target, from.len()));
         let span = self.span("slackwater.write", moves);

@@ -1,9 +1,12 @@
 use std::collections::{HashMap, VecDeque};
 use std::mem::take;
 use std::sync::Arc;
+use std::time::Duration;
 
 use slackwater_base::Instant;
-use slackwater_engine::{Cause, Deadline, FlowGuard, Job, Notice, Part, Submission, WhenFull};
+use slackwater_engine::{
+    Cause, Deadline, FlowGuard, Job, Notice, Part, SingleRequest, Submission, WhenFull,
+};
 use slackwater_wait::{Site, Waiting, now};
 use slackwater_wire::data::{Capability, Refusal};
 use slackwater_zmtp::PublicKey;
@@ -19,6 +22,9 @@ pub(super) enum ControlRequest {
     Notify(Notice, Part),
     Probe(Instant, Part),
 }
+
+/// How long a caller waits by itself for an owner, which answers within microseconds unless it is stopped or has much to do.
+const CALLERS_PATIENCE: Duration = Duration::from_millis(10);
 
 pub(crate) static CONTROL: Site = Site::new("host control");
 
@@ -43,7 +49,10 @@ impl Core {
                 // Its memory is released at once, not at the next request.
                 match link.farewell() {
                     Some(reason) => self.shut(reason.to_owned(), now() + self.limits.retry_after),
-                    None => self.lose(&link, "the process has closed the link".to_owned()),
+                    None => self.lose(
+                        link.has_ended(),
+                        "the process has closed the link".to_owned(),
+                    ),
                 }
                 continue;
             }
@@ -163,24 +172,61 @@ impl Core {
                     WindowError::Gone => link.farewell().is_none(),
                     _ => link.is_gone(),
                 };
+                let has_ended = over && link.has_ended();
                 if let Some(request) = request {
-                    request.fail(if over {
-                        Cause::Lost(reason.clone())
-                    } else {
-                        Cause::TimedOut(Deadline::Acknowledgement)
+                    request.fail(match over {
+                        true if has_ended => Cause::Lost(ENDED.to_owned()),
+                        true => Cause::Lost(reason.clone()),
+                        false => Cause::TimedOut(Deadline::Acknowledgement),
                     });
                 }
                 match over {
-                    true => self.lose(link, reason),
+                    true => self.lose(has_ended, reason),
                     false => self.shut(reason, now() + self.limits.retry_after),
                 }
             }
         }
     }
 
+    /// Opens the window of a request on the thread of its caller, who waits: the control thread would have to be woken for
+    /// it, and wake the caller. None where others wait for the owner already, or it does not answer at once; the control
+    /// thread goes by what else it says.
+    pub(super) fn ask_for_window(
+        self: &Arc<Self>,
+        single: &SingleRequest,
+    ) -> Option<Arc<OpenWindow>> {
+        let capability = single.remote.capability;
+        let link = {
+            let state = self.state();
+            let is_idle = state.waiting.is_empty() && state.requests.is_empty();
+            let is_elsewhere = state.elsewhere.contains_key(&capability.to_bytes());
+            match &state.link {
+                LinkState::Open(link) if single.may_wait && is_idle && !is_elsewhere => {
+                    Arc::clone(link)
+                }
+                _ => return None,
+            }
+        };
+        let deadline = single.deadline.min(now() + CALLERS_PATIENCE);
+        let window = link.try_ask(capability, deadline)?.ok()?;
+        let mut state = self.state();
+        let is_current =
+            matches!(&state.link, LinkState::Open(current) if Arc::ptr_eq(current, &link));
+        if state.closed || !is_current {
+            return None;
+        }
+        // Only now: the new window shares the mapping of these, as in `ask`.
+        let over = state.forget_over();
+        state.keep(&capability, window);
+        let opened = state.open_window(single.op, &single.remote);
+        drop(state);
+        drop(over);
+        opened
+    }
+
     /// A link is gone whose owner has not said why.
-    fn lose(self: &Arc<Self>, link: &Link, reason: String) {
-        match link.has_ended() {
+    fn lose(self: &Arc<Self>, has_ended: bool, reason: String) {
+        match has_ended {
             true => self.end_all(),
             false => self.shut(reason, Instant::NEVER),
         }

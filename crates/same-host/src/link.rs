@@ -1,7 +1,7 @@
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
 use rustix::fs::{OFlags, fcntl_getfl, fstat};
@@ -80,6 +80,8 @@ struct Exchange {
     unanswered: u32,
     /// With keys, what seals the packets.
     seal: Option<LinkSeal>,
+    /// Why the owner has ended the link: it says so once, and whoever asks next is told too.
+    turned_away: Option<&'static str>,
 }
 
 /// Shared memory of the peer that is mapped here as long as a window is on it.
@@ -150,6 +152,7 @@ impl Link {
                 memories: Vec::new(),
                 unanswered: 0,
                 seal,
+                turned_away: None,
             }),
             detached: Mutex::default(),
         }))
@@ -215,9 +218,50 @@ impl Link {
         notice: Option<&Notice>,
         deadline: Instant,
     ) -> Result<(Vec<Result<OpenWindow, WindowError>>, bool), WindowError> {
-        debug_assert!(capabilities.len() <= ATTACH_MAX);
         let mut exchange = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
-        let exchange = &mut *exchange;
+        self.exchange(&mut exchange, capabilities, notice, deadline)
+    }
+
+    /// [`Link::ask`] for one window, unless a question is under way.
+    pub(crate) fn try_ask(
+        self: &Arc<Self>,
+        capability: Capability,
+        deadline: Instant,
+    ) -> Option<Result<OpenWindow, WindowError>> {
+        let mut exchange = match self.exchange.try_lock() {
+            Ok(exchange) => exchange,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        let asked = self.exchange(&mut exchange, &[capability], None, deadline);
+        Some(asked.and_then(|(mut opened, _)| opened.pop().unwrap_or(Err(WindowError::Garbled))))
+    }
+
+    fn exchange(
+        self: &Arc<Self>,
+        exchange: &mut Exchange,
+        capabilities: &[Capability],
+        notice: Option<&Notice>,
+        deadline: Instant,
+    ) -> Result<(Vec<Result<OpenWindow, WindowError>>, bool), WindowError> {
+        if let Some(reason) = exchange.turned_away {
+            return Err(WindowError::TurnedAway(reason));
+        }
+        let asked = self.question(exchange, capabilities, notice, deadline);
+        if let Err(WindowError::TurnedAway(reason)) = &asked {
+            exchange.turned_away = Some(reason);
+        }
+        asked
+    }
+
+    fn question(
+        self: &Arc<Self>,
+        exchange: &mut Exchange,
+        capabilities: &[Capability],
+        notice: Option<&Notice>,
+        deadline: Instant,
+    ) -> Result<(Vec<Result<OpenWindow, WindowError>>, bool), WindowError> {
+        debug_assert!(capabilities.len() <= ATTACH_MAX);
         // Held until the answer has come: a memory that the owner assumes to be mapped here must not be unmapped
         // meanwhile. Taken before the detached windows: a window reports its end before it releases its memory.
         let held: Vec<HeldMemory> = exchange
@@ -346,6 +390,9 @@ impl Link {
     /// Why the owner has ended the link, if it has said so.
     pub(crate) fn farewell(&self) -> Option<&'static str> {
         let mut exchange = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
+        if exchange.turned_away.is_some() {
+            return exchange.turned_away;
+        }
         // Answers that nobody waits for any more may come before it.
         for _ in 0..=UNANSWERED_MAX {
             match self.receive(&mut exchange, Instant::ZERO) {

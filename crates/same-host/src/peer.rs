@@ -147,24 +147,29 @@ impl HostPeer {
         given_back
     }
 
-    /// Copies a request on the caller's thread, if its window is open; otherwise returns it.
+    /// Copies a request on the caller's thread, if its window is open or its owner opens it at once; otherwise returns it.
     pub(super) fn carry_now(&self, single: SingleRequest) -> Carried {
         let core = &self.core;
-        let window = {
+        let known = {
             let state = core.state();
-            let known = state.open_window(single.op, &single.remote);
-            known.filter(|_| single.buffers.are_host() && !state.closed)
-        };
-        let Some(window) = window else {
-            return Carried::Back(single);
+            if state.closed || !single.buffers.are_host() {
+                drop(state);
+                return Carried::Back(single);
+            }
+            state.open_window(single.op, &single.remote)
         };
         let ticket = core.flow.begin();
+        let Some(window) = known.or_else(|| core.ask_for_window(&single)) else {
+            drop(ticket);
+            return Carried::Back(single);
+        };
         let SingleRequest {
             op,
             ref buffers,
             ref remote,
             deadline,
             checksum,
+            may_wait: _,
         } = single;
         let bytes = buffers.bytes();
         let carried = carry(

@@ -63,6 +63,7 @@ impl Engine {
             remote: target.remote(),
             deadline: now() + AT_HAND_TIME,
             checksum: true,
+            may_wait: false,
         };
         match mover.carry_now(&segment, single) {
             Carried::Done(outcome) => outcome
@@ -82,6 +83,22 @@ impl Engine {
         let buffers = unsafe { Buffers::borrowed(from.as_ptr().cast_mut(), from.len()) };
         self.now(Op::Write, buffers, target, timeout, false)
             .map(drop)
+    }
+
+    /// [`Engine::write_now`], with the checksum of what was written: taken in passing, where this process copies the bytes.
+    ///
+    /// # Errors
+    /// As [`Engine::write_now`].
+    pub fn write_checked(
+        &self,
+        target: &Target,
+        from: &[u8],
+        timeout: Duration,
+    ) -> Result<Checksum, Cause> {
+        // SAFETY: as in `write_now`.
+        let buffers = unsafe { Buffers::borrowed(from.as_ptr().cast_mut(), from.len()) };
+        let taken = self.now(Op::Write, buffers, target, timeout, true)?;
+        Ok(taken.unwrap_or_else(|| slackwater_pool::copy::checksum(from)))
     }
 
     /// Carries one request on the calling thread; none when a batch is faster, or reports better what is invalid.
@@ -108,6 +125,7 @@ impl Engine {
             remote: request.target.remote(),
             deadline,
             checksum: false,
+            may_wait: true,
         };
         match mover.carry_now(&segment, single) {
             Carried::Done(outcome) => Some(outcome.map(drop)),
@@ -136,6 +154,7 @@ impl Engine {
                 remote: target.remote(),
                 deadline,
                 checksum,
+                may_wait: true,
             },
         ) {
             Carried::Done(outcome) => return outcome,

@@ -37,7 +37,7 @@ impl Engine {
             (*target, buffers, *timeout)
         });
         let outcomes = self.together(Op::Read, requests.collect(), None);
-        summed_of(outcomes, reads)
+        summed_of(outcomes, reads.iter().map(|(_, into, _)| &**into))
     }
 
     /// [`Engine::read_all`] that another thread may end: after [`Batch::cancel`] the wait is short, and what had not come
@@ -53,17 +53,18 @@ impl Engine {
             (*target, buffers, *timeout)
         });
         let outcomes = self.together(Op::Read, requests.collect(), Some(watch));
-        summed_of(outcomes, reads)
+        summed_of(outcomes, reads.iter().map(|(_, into, _)| &**into))
     }
 
-    /// Writes from memory that need not be registered, to several places at once, while the caller waits: an outcome each.
+    /// Writes from memory that need not be registered, to several places at once, while the caller waits: an outcome
+    /// each, with the checksum of what was written.
     pub fn write_all(
         &self,
         writes: &[(Target, &[u8])],
         timeout: Duration,
-    ) -> Vec<Result<(), Cause>> {
+    ) -> Vec<Result<Checksum, Cause>> {
         if let [(target, from)] = writes {
-            return vec![self.write_now(target, from, timeout)];
+            return vec![self.write_checked(target, from, timeout)];
         }
         let requests = writes.iter().map(|(target, from)| {
             // SAFETY: a write only reads from its buffers; the slices are borrowed until this returns, and `together`
@@ -72,10 +73,7 @@ impl Engine {
             (*target, buffers, timeout)
         });
         let outcomes = self.together(Op::Write, requests.collect(), None);
-        outcomes
-            .into_iter()
-            .map(|outcome| outcome.map(drop))
-            .collect()
+        summed_of(outcomes, writes.iter().map(|(_, from)| *from))
     }
 
     /// [`Engine::write_all`] that another thread may end, as [`Engine::read_all_watched`].
@@ -84,17 +82,14 @@ impl Engine {
         writes: &[(Target, &[u8])],
         timeout: Duration,
         watch: Watch<'_>,
-    ) -> Vec<Result<(), Cause>> {
+    ) -> Vec<Result<Checksum, Cause>> {
         let requests = writes.iter().map(|(target, from)| {
             // SAFETY: as in `write_all`.
             let buffers = unsafe { Buffers::borrowed(from.as_ptr().cast_mut(), from.len()) };
             (*target, buffers, timeout)
         });
         let outcomes = self.together(Op::Write, requests.collect(), Some(watch));
-        outcomes
-            .into_iter()
-            .map(|outcome| outcome.map(drop))
-            .collect()
+        summed_of(outcomes, writes.iter().map(|(_, from)| *from))
     }
 
     fn together(
@@ -125,7 +120,8 @@ impl Engine {
                 buffers,
                 remote: target.remote(),
                 deadline: begun + timeout,
-                checksum: op == Op::Read,
+                checksum: true,
+                may_wait: watch.is_none(),
             };
             // Where this thread copies by itself, the requests take their turns; over a wire they go together.
             let carried = match is_lone || mover.abilities().one_sided {
@@ -191,17 +187,14 @@ impl Drop for End<'_> {
     }
 }
 
-/// The checksums of what was read: of what a mover has not summed in passing, now.
-fn summed_of(
+/// The checksums of what was moved: of what a mover has not summed in passing, now.
+fn summed_of<'a>(
     outcomes: Vec<Result<Option<Checksum>, Cause>>,
-    reads: &mut [(Target, &mut [u8], Duration)],
+    moved: impl Iterator<Item = &'a [u8]>,
 ) -> Vec<Result<Checksum, Cause>> {
-    let summed = outcomes
-        .into_iter()
-        .zip(reads)
-        .map(|(outcome, (_, into, _))| {
-            let taken = outcome?;
-            Ok(taken.unwrap_or_else(|| slackwater_pool::copy::checksum(into)))
-        });
+    let summed = outcomes.into_iter().zip(moved).map(|(outcome, bytes)| {
+        let taken = outcome?;
+        Ok(taken.unwrap_or_else(|| slackwater_pool::copy::checksum(bytes)))
+    });
     summed.collect()
 }

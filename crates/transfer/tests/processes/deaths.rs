@@ -1,5 +1,6 @@
 //! A process ends, or is stopped, in the middle of a transfer.
 
+use std::thread;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
@@ -73,7 +74,8 @@ fn an_owner_killed_in_mid_batch_fails_what_is_left_and_leaves_nothing_behind() {
     }
 }
 
-/// The end of a process was known, and what was asked of it afterwards was tried over TCP until its deadline.
+/// The end of a process was known, and what was asked of it afterwards was tried over TCP until its deadline. What it was
+/// being asked in that moment failed for another reason than what was asked later.
 #[test]
 fn what_is_asked_of_a_process_that_was_killed_fails_at_once() {
     let _alone = alone();
@@ -85,11 +87,18 @@ fn what_is_asked_of_a_process_that_was_killed_fails_at_once() {
     let read = || request(Op::Read, vec![field.range(0, 8)], target);
     near.engine.transfer(vec![read()], &submit()).unwrap();
     assert_eq!(near.engine.mover(peer), Some("host"));
-    child.kill();
-    let begun = now();
     let lost = Err(BatchError::Failed(Cause::Lost(
         "the process has ended".to_owned(),
     )));
+    stop(&child);
+    thread::scope(|scope| {
+        let asked = scope.spawn(|| near.engine.probe(peer, PATIENCE));
+        // Most likely it is being asked by then; if not, it is asked later.
+        thread::sleep(Duration::from_millis(50));
+        child.kill();
+        assert_eq!(asked.join().unwrap(), lost);
+    });
+    let begun = now();
     let patient = slackwater_transfer::Submit {
         timeout: PATIENCE,
         ..submit()
@@ -187,19 +196,24 @@ fn an_initiator_killed_in_mid_write_frees_the_memory_at_once() {
     }
 }
 
-#[test]
-fn a_stopped_owner_delays_no_request_past_its_deadline() {
-    let _alone = alone();
-    let near = end("attached");
-    let field = near.field(4096);
-    let (stopped, other) = (Child::start("shared", 4096), Child::start("shared", 4096));
-    let pid = Pid::from_raw(stopped.id()).unwrap();
+fn stop(child: &Child) -> Pid {
+    let pid = Pid::from_raw(child.id()).unwrap();
     kill_process(pid, Signal::STOP).unwrap();
     // The signal takes effect after the call that sends it.
     eventually("it has stopped", || {
         let told = waitpid(Some(pid), WaitOptions::UNTRACED | WaitOptions::NOHANG);
         told.unwrap().is_some_and(|(_, status)| status.stopped())
     });
+    pid
+}
+
+#[test]
+fn a_stopped_owner_delays_no_request_past_its_deadline() {
+    let _alone = alone();
+    let near = end("attached");
+    let field = near.field(4096);
+    let (stopped, other) = (Child::start("shared", 4096), Child::start("shared", 4096));
+    let pid = stop(&stopped);
     let target = |child: &Child| {
         let peer = near.engine.open(child.segment.clone());
         child.target(peer)

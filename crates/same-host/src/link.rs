@@ -80,7 +80,7 @@ struct Exchange {
     unanswered: u32,
     /// With keys, what seals the packets.
     seal: Option<LinkSeal>,
-    /// Why the owner has ended the link: it says so once, and whoever asks next is told too.
+    /// Why the owner has ended the link: it says so once, and the thread that asks next is told too.
     turned_away: Option<&'static str>,
 }
 

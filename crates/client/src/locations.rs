@@ -2,7 +2,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use slackwater_base::{Instant, Map, hash64};
-use slackwater_wire::{Chain, Key, ReadCall, Reads, Tenant};
+use slackwater_wire::{Chain, Key, ReadCall, Reads, Tenant, Version};
 
 use crate::get::Known;
 
@@ -154,6 +154,19 @@ impl<R: Clone> Locations<R> {
     pub fn forget(&mut self, key: &Key) {
         self.forgotten[slot(key)] += 1;
         self.kept.remove(key);
+    }
+
+    /// The same, where it is not known to be a later version than this one, which is not there.
+    pub fn forget_version(&mut self, key: &Key, version: Version) {
+        let known = |kept: &Kept<R>| kept.located.known.object.version;
+        if self
+            .kept
+            .get(key)
+            .map(known)
+            .is_none_or(|known| known <= version)
+        {
+            self.forget(key);
+        }
     }
 
     /// Forgets where anything is: objects were removed that nobody has named.

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use slackwater_base::Checksum;
-use slackwater_wire::{ExtentRef, Incarnation, Object, ReplicaAt, SegmentId, Version};
+use slackwater_wire::{ExtentRef, Incarnation, Object, ReplicaAt, SegmentId};
 
 use super::*;
 
@@ -175,9 +175,14 @@ fn reads_are_told_of_the_versions_that_were_read() {
         told,
         [
             (vec![a, b.clone()], vec![Version(1), Version(2)]),
-            (vec![b], vec![Version(3)])
+            (vec![b.clone()], vec![Version(3)])
         ]
     );
+    // The answer to it: that version is not there any more, and a later one is.
+    locations.forget_version(&b, Version(2));
+    assert_eq!(find(&mut locations, now, &["b"]), Some(vec![3]));
+    locations.forget_version(&b, Version(3));
+    assert_eq!(find(&mut locations, now, &["b"]), None);
 }
 
 #[test]

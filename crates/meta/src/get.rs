@@ -124,7 +124,10 @@ impl Master {
                 get.hold,
                 &mut reading,
             );
-            self.count(&answer);
+            // What a report names was found when it was read.
+            if meant.is_none() || matches!(answer, Lookup::Found(_)) {
+                self.count(&answer);
+            }
             let stop = get.prefix_only && !matches!(answer, Lookup::Found(_));
             answers.push(answer);
             if stop {

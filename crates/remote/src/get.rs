@@ -467,8 +467,13 @@ impl Carry<GetFlow> for Reading<'_, '_> {
         if let (Request::Get(get), Reply::Get(lookups), Some(asked)) = (request, reply, &self.asked)
         {
             let (keys, stamps) = (get.keys.iter(), &asked.stamps);
-            self.locations
-                .keep(&self.tenant, keys, stamps, asked.at, (lookups, &extents));
+            self.locations.keep(
+                &self.tenant,
+                keys,
+                (stamps, &[]),
+                asked.at,
+                (lookups, &extents),
+            );
         }
         self.carrier.is_known = false;
         self.carrier.granted(extents);

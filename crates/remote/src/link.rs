@@ -12,8 +12,8 @@ use slackwater_transfer::{Engine, PeerId, PeerStats};
 use slackwater_wait::{Completion, Site, Stopped, Waiting, now};
 use slackwater_wire::body::{self, BodyError};
 use slackwater_wire::{
-    Answered, Asked, ClientId, Epoch, ErrorCode, Hello, Incarnation, OperationId, ReadRecord,
-    RecordStaged, Release, Reply, Request, StagedRecord, TraceContext, Welcome,
+    Answered, Asked, Class, ClientId, Epoch, ErrorCode, Hello, Incarnation, OperationId,
+    ReadRecord, RecordStaged, Release, Reply, Request, StagedRecord, TraceContext, Welcome,
 };
 
 use crate::Cancel;
@@ -261,8 +261,10 @@ impl Link {
     fn answered(&self, answer: &Answer) -> Result<Answered, Unanswered> {
         let answered: Answered = self.decode(answer)?;
         self.see(answered.epoch)?;
-        if let Reply::Failed(code) = answered.reply {
-            // It may be asked again until the call is over.
+        if let Reply::Failed(code) = answered.reply
+            && code.class() == Class::Retry
+        {
+            // It is asked again until the call is over.
             self.note(code.to_string());
         }
         Ok(answered)

@@ -6,7 +6,7 @@ use slackwater_base::Instant;
 use slackwater_client::{Known, Located, Locations, Stamp, usable};
 use slackwater_transfer::Capability;
 use slackwater_wait::now;
-use slackwater_wire::{Chain, ExtentRef, Key, Lookup, Object, Reads, ReplicaAt, Tenant};
+use slackwater_wire::{Chain, ExtentRef, Key, Lookup, Object, Reads, ReplicaAt, Tenant, Version};
 
 /// The rights to the extents of one object.
 pub(crate) type Rights = Vec<(ExtentRef, Capability)>;
@@ -70,21 +70,25 @@ impl LocationCache {
         keys.iter().map(|key| locations.stamp(key)).collect()
     }
 
-    /// Keeps what a look-up found that was first sent at `at`, with the rights that came with its answer.
+    /// Keeps what a look-up found that was first sent at `at`, with the rights that came with its answer; of a report of reads
+    /// with the versions that were read.
     pub(crate) fn keep<'a>(
         &self,
         tenant: &Tenant,
         keys: impl Iterator<Item = &'a Key>,
-        stamps: &[Stamp],
+        (stamps, read): (&[Stamp], &[Version]),
         at: Instant,
         (lookups, extents): (&[Lookup], &[(ExtentRef, Capability)]),
     ) {
         let now = now();
         let mut extents = extents.iter();
         let mut locations = self.lock();
-        for ((key, stamp), lookup) in keys.zip(stamps).zip(lookups) {
+        for (place, ((key, stamp), lookup)) in keys.zip(stamps).zip(lookups).enumerate() {
             let Lookup::Found(object) = lookup else {
-                locations.forget(key);
+                match read.get(place) {
+                    Some(version) => locations.forget_version(key, *version),
+                    None => locations.forget(key),
+                }
                 continue;
             };
             // The rights are in the order of the extents that the answer names.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use slackwater_base::{Backoff, Instant, Rng};
 use slackwater_client::{Locations, Operations, Stamp, Tells};
 use slackwater_wait::{Event, Park, Site, Waiting, now};
-use slackwater_wire::{Answered, ErrorCode, OperationId, Reads, Reply, Request};
+use slackwater_wire::{Answered, ErrorCode, OperationId, Reads, Reply, Request, Version};
 
 use crate::drive::rights;
 use crate::link::{Link, Unanswered};
@@ -128,6 +128,7 @@ impl Shared {
     fn renew(self: &Arc<Self>, (reads, stamps): (Reads, Vec<Stamp>)) {
         let (locations, at) = (Arc::clone(&self.locations), now());
         let request = Request::Reads(reads.clone());
+        let versions: Vec<Version> = reads.versions().collect();
         let heard = move |answer: Result<Answered, Unanswered>| {
             if let Ok(Answered {
                 reply: reply @ Reply::Get(_),
@@ -140,7 +141,7 @@ impl Shared {
                 locations.keep(
                     &reads.tenant,
                     reads.keys(),
-                    &stamps,
+                    (&stamps, &versions),
                     at,
                     (lookups, &extents),
                 );

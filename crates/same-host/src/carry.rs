@@ -35,7 +35,7 @@ pub(super) struct CopyRequest<'a> {
     pub(super) part: Option<&'a Part>,
     /// The bytes that were submitted with it, its own among them.
     pub(super) submitted_bytes: u64,
-    /// The checksum of what is read is wanted.
+    /// The checksum of what is moved is wanted.
     pub(super) checksum: bool,
 }
 
@@ -264,9 +264,9 @@ impl CopyPiece<'_> {
                 unsafe { attach(process, op, self.local, address, self.len) }?;
             }
         }
-        // SAFETY: the local range was written by the read just now, and nothing else touches it.
-        let read = || unsafe { std::slice::from_raw_parts(self.local, self.len) };
-        Ok(job.checksum.then(|| checksum(read())))
+        // SAFETY: the local range is valid for reads by now, and nothing else writes it.
+        let moved = || unsafe { std::slice::from_raw_parts(self.local, self.len) };
+        Ok(job.checksum.then(|| checksum(moved())))
     }
 }
 

@@ -207,7 +207,11 @@ impl Core {
                 _ => return None,
             }
         };
-        let deadline = single.deadline.min(now() + CALLERS_PATIENCE);
+        let at = now();
+        if single.deadline <= at {
+            return None;
+        }
+        let deadline = single.deadline.min(at + CALLERS_PATIENCE);
         let window = link.try_ask(capability, deadline)?.ok()?;
         let mut state = self.state();
         let is_current =

@@ -76,6 +76,8 @@ struct Exchange {
     question: u64,
     buffer: Vec<u8>,
     memories: Vec<MappedMemory>,
+    /// The memory of windows that came with late answers, until none is late.
+    late: Vec<Arc<Mapping>>,
     /// Questions that were not answered in time: their answers may still come, and no caller waits for them.
     unanswered: u32,
     /// With keys, what seals the packets.
@@ -150,6 +152,7 @@ impl Link {
                 question: 0,
                 buffer: vec![0; PACKET_BYTES],
                 memories: Vec::new(),
+                late: Vec::new(),
                 unanswered: 0,
                 seal,
                 turned_away: None,
@@ -320,12 +323,15 @@ impl Link {
             .iter()
             .map(|entry| self.open_window(entry, &mut descriptors, &held, memories))
             .collect();
+        if exchange.unanswered == 0 {
+            exchange.late.clear();
+        }
         Ok((opened, head.noticed.get() > 0))
     }
 
     /// Sends a question, once the socket has room for it.
     fn put(
-        &self,
+        self: &Arc<Self>,
         exchange: &mut Exchange,
         parts: &[&[u8]],
         deadline: Instant,
@@ -339,14 +345,14 @@ impl Link {
                 }
             }
             // The owner is slow, or stopped: each answer makes room for a question.
-            let (len, _) = self.receive(exchange, deadline)?;
-            self.forget_late(exchange, len)?;
+            let (len, descriptors) = self.receive(exchange, deadline)?;
+            self.forget_late(exchange, len, descriptors)?;
         }
     }
 
     /// The answer to the last question.
     fn answer(
-        &self,
+        self: &Arc<Self>,
         exchange: &mut Exchange,
         deadline: Instant,
     ) -> Result<(usize, Vec<OwnedFd>), WindowError> {
@@ -363,7 +369,7 @@ impl Link {
             if head.question.get() == exchange.question {
                 return Ok((len, descriptors));
             }
-            self.forget_late(exchange, len)?;
+            self.forget_late(exchange, len, descriptors)?;
         }
     }
 
@@ -410,21 +416,29 @@ impl Link {
     }
 
     /// Takes the late answer to an earlier question. The windows that it opens are unused: the owner is told to release
-    /// them.
-    fn forget_late(&self, exchange: &mut Exchange, len: usize) -> Result<(), WindowError> {
-        let answer = AttachAnswer::read(&exchange.buffer[..len]).ok_or(WindowError::Garbled)?;
-        exchange.unanswered = exchange
-            .unanswered
-            .checked_sub(1)
-            .ok_or(WindowError::Garbled)?;
-        let opened = answer
-            .entries
-            .iter()
-            .filter(|entry| entry.refused.get() == 0);
-        self.detached().extend(opened.map(|entry| Detach {
-            slot: entry.slot,
-            epoch: entry.epoch,
-        }));
+    /// them. Until it has heard that it counts their memory as mapped here, and does not pass it again.
+    fn forget_late(
+        self: &Arc<Self>,
+        exchange: &mut Exchange,
+        len: usize,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(), WindowError> {
+        let Exchange {
+            buffer,
+            memories,
+            late,
+            unanswered,
+            ..
+        } = exchange;
+        let answer = AttachAnswer::read(&buffer[..len]).ok_or(WindowError::Garbled)?;
+        *unanswered = unanswered.checked_sub(1).ok_or(WindowError::Garbled)?;
+        let mut descriptors = descriptors.into_iter();
+        for entry in answer.entries {
+            // One that cannot be opened is as unused.
+            if let Ok(window) = self.open_window(entry, &mut descriptors, &[], memories) {
+                late.extend(window.memory().map(Arc::clone));
+            }
+        }
         Ok(())
     }
 

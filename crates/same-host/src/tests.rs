@@ -499,6 +499,40 @@ fn false_answers_of_an_owner_open_no_window() {
     assert!(window.reach(u64::MAX, 2).is_none());
 }
 
+/// A question was given up, and its answer brought the memory: the answer to the next named that by its number, and opened no
+/// window.
+#[test]
+fn memory_that_comes_with_a_late_answer_is_known() {
+    let near = owner(ServiceLimits::default());
+    let region = near.region(Memory::anonymous(4096).unwrap());
+    let capability = near.grant(&region);
+    let mut liar = Liar::new();
+    let link = liar.link(&near, |_| {}).unwrap();
+    let memory = Mapping::shared(4096).unwrap();
+    let fd = memory.file().unwrap().as_fd();
+    for _ in 0..2 {
+        let asked = link.ask(&[capability], None, now());
+        assert!(matches!(asked, Err(WindowError::TimedOut)), "{asked:?}");
+    }
+    let known = |slot| Entry {
+        flags: U32::new(ENTRY_SHARED),
+        slot: U32::new(slot),
+        ..shared(0, 8, 4096)
+    };
+    let window = std::thread::scope(|threads| {
+        let asked = threads.spawn(|| ask(&link, capability));
+        let questions = [0; 3].map(|_| liar.question());
+        liar.say(questions[0], &[shared(0, 8, 4096)], &[fd]);
+        liar.say(questions[1], &[known(1)], &[]);
+        liar.say(questions[2], &[known(2)], &[]);
+        asked.join().unwrap().unwrap()
+    });
+    assert!(matches!(window.reach(0, 8), Some(Reach::Mapped(_))));
+    let kept = Arc::downgrade(window.memory().unwrap());
+    drop(window);
+    assert_eq!(kept.strong_count(), 0, "nothing else keeps it");
+}
+
 #[test]
 fn a_false_greeting_makes_no_link() {
     let near = owner(ServiceLimits::default());

@@ -115,6 +115,14 @@ impl OpenWindow {
         self.generations.as_ref().is_none_or(live)
     }
 
+    /// The memory that is mapped for it.
+    pub(crate) fn memory(&self) -> Option<&Arc<Mapping>> {
+        match &self.at {
+            WindowMemory::Shared { memory, .. } => Some(memory),
+            WindowMemory::Process { .. } => None,
+        }
+    }
+
     pub(crate) fn link(&self) -> &Arc<Link> {
         &self.slot.link
     }

@@ -232,6 +232,11 @@ impl Reads {
     pub fn keys(&self) -> impl Iterator<Item = &Key> {
         self.calls.iter().flat_map(|call| &call.keys)
     }
+
+    /// The versions that were read, in the order of the keys, where all calls tell them.
+    pub fn versions(&self) -> impl Iterator<Item = Version> {
+        self.calls.iter().flat_map(|call| &call.versions).copied()
+    }
 }
 
 /// See [`Request::GetEnd`].

@@ -121,7 +121,8 @@ impl Engine {
                 remote: target.remote(),
                 deadline: begun + timeout,
                 checksum: true,
-                may_wait: watch.is_none(),
+                // Several ask for all that they need at once.
+                may_wait: is_lone,
             };
             // Where this thread copies by itself, the requests take their turns; over a wire they go together.
             let carried = match is_lone || mover.abilities().one_sided {

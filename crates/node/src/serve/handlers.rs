@@ -168,8 +168,8 @@ impl Handlers {
         }
     }
 
-    /// What the client of a message may do, of which something came on the same link before. A worker asks this: the link
-    /// may be gone by then, and must not be entered again.
+    /// What the client of a message may do, of which something came on the same link before. A worker may ask this:
+    /// the link may be gone by then, and must not be entered again.
     fn recognise(
         &self,
         call: &Call<'_>,

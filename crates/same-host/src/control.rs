@@ -189,12 +189,12 @@ impl Core {
     }
 
     /// Opens the window of a request on the thread of its caller, who waits: the control thread would have to be woken for
-    /// it, and wake the caller. None where others wait for the owner already, or it does not answer at once; the control
-    /// thread goes by what else it says.
+    /// it, and wake the caller. A refusal of the owner is one. None where others wait for the owner already, or it does not
+    /// answer at once; the control thread goes by what else it says.
     pub(super) fn ask_for_window(
         self: &Arc<Self>,
         single: &SingleRequest,
-    ) -> Option<Arc<OpenWindow>> {
+    ) -> Option<Result<Arc<OpenWindow>, Refusal>> {
         let capability = single.remote.capability;
         let link = {
             let state = self.state();
@@ -212,7 +212,11 @@ impl Core {
             return None;
         }
         let deadline = single.deadline.min(at + CALLERS_PATIENCE);
-        let window = link.try_ask(capability, deadline)?.ok()?;
+        let window = match link.try_ask(capability, deadline)? {
+            Ok(window) => window,
+            Err(WindowError::Refused(refusal)) => return Some(Err(refusal)),
+            Err(_) => return None,
+        };
         let mut state = self.state();
         let is_current =
             matches!(&state.link, LinkState::Open(current) if Arc::ptr_eq(current, &link));
@@ -225,7 +229,7 @@ impl Core {
         let opened = state.open_window(single.op, &single.remote);
         drop(state);
         drop(over);
-        opened
+        opened.map(Ok)
     }
 
     /// A link is gone whose owner has not said why.

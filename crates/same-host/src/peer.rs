@@ -159,9 +159,17 @@ impl HostPeer {
             state.open_window(single.op, &single.remote)
         };
         let ticket = core.flow.begin();
-        let Some(window) = known.or_else(|| core.ask_for_window(&single)) else {
-            drop(ticket);
-            return Carried::Back(single);
+        let window = match known.map(Ok).or_else(|| core.ask_for_window(&single)) {
+            Some(Ok(window)) => window,
+            Some(Err(refusal)) => {
+                let refused = Err(Cause::Refused(refusal));
+                core.count(single.op, 0, &refused);
+                return Carried::Done(refused);
+            }
+            None => {
+                drop(ticket);
+                return Carried::Back(single);
+            }
         };
         let SingleRequest {
             op,

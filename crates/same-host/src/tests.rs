@@ -375,17 +375,26 @@ impl Liar {
 
     /// The number of the next question.
     fn question(&mut self) -> u64 {
+        self.asked().0
+    }
+
+    /// The same, if it comes in time.
+    fn question_by(&mut self, deadline: Instant) -> Option<u64> {
+        self.asked_by(deadline).map(|(question, _)| question)
+    }
+
+    /// The next question, and how many windows it asks for.
+    fn asked(&mut self) -> (u64, u32) {
+        self.asked_by(now() + PATIENCE).expect("a question comes")
+    }
+
+    fn asked_by(&mut self, deadline: Instant) -> Option<(u64, u32)> {
         let packets = self.packets.as_ref().unwrap();
-        let Ok(Received::Packet(len, _)) =
-            packets.receive_until(&mut self.buffer, now() + PATIENCE)
-        else {
-            panic!("a question comes")
+        let Ok(Received::Packet(len, _)) = packets.receive_until(&mut self.buffer, deadline) else {
+            return None;
         };
-        Attach::read_from_prefix(&self.buffer[..len])
-            .unwrap()
-            .0
-            .question
-            .get()
+        let (head, _) = Attach::read_from_prefix(&self.buffer[..len]).unwrap();
+        Some((head.question.get(), head.attach.get()))
     }
 
     fn say(&self, question: u64, entries: &[Entry], descriptors: &[BorrowedFd<'_>]) {

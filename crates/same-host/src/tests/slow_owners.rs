@@ -24,6 +24,13 @@ fn target(peer: PeerId) -> Target {
     }
 }
 
+fn refusal() -> Entry {
+    Entry {
+        refused: U32::new(Refusal::Region.number().into()),
+        ..shared(0, 0, 0)
+    }
+}
+
 /// A process that was stopped before it could greet held up requests to it past their deadlines, until the greeting
 /// was given up.
 #[test]
@@ -71,13 +78,54 @@ fn an_owner_that_does_not_greet_delays_no_request_past_its_deadline() {
         liar.packets()
             .send(&[welcome().as_bytes()], &[liar.page.as_fd()])
             .unwrap();
-        let question = liar.question();
-        let refused = Entry {
-            refused: U32::new(Refusal::Region.number().into()),
-            ..shared(0, 0, 0)
-        };
-        liar.say(question, &[refused], &[]);
+        // Its caller may ask, and the control thread once more if the answer to that takes long.
+        while !read.is_finished() {
+            if let Some(question) = liar.question_by(now() + Duration::from_millis(20)) {
+                liar.say(question, &[refusal()], &[]);
+            }
+        }
         assert_eq!(read.join().unwrap(), Err(Cause::Refused(Refusal::Region)));
+    });
+    drop(liar);
+    engine.close();
+}
+
+/// Each put of a lone caller woke the control thread to ask for its window. Now the caller asks, for a moment; but several
+/// requests would each wait for that moment, one after another, and what may not wait asks nobody.
+#[test]
+fn a_lone_caller_asks_by_itself_and_several_requests_ask_together() {
+    let mut liar = Liar::new();
+    let (engine, peer) = engine_to(&liar, HostLimits::default());
+    let targets = [(); 3].map(|()| target(peer));
+    let writes = targets.map(|target| (target, &[7; 8][..]));
+    let refused = || Err(Cause::Refused(Refusal::Region));
+    std::thread::scope(|threads| {
+        let lone = || engine.write_now(&targets[0], &[7; 8], PATIENCE);
+        let first = threads.spawn(lone);
+        liar.called();
+        liar.packets()
+            .send(&[welcome().as_bytes()], &[liar.page.as_fd()])
+            .unwrap();
+        let question = liar.question();
+        liar.say(question, &[refusal()], &[]);
+        assert_eq!(first.join().unwrap(), refused());
+
+        assert_eq!(engine.read_at_hand(&targets[0], &mut [0; 8]), None);
+        let waiting = threads.spawn(lone);
+        // Its caller's question, which is not answered in time, and that of the control thread.
+        let asked = [0; 2].map(|_| liar.asked());
+        assert_eq!(asked.map(|(_, windows)| windows), [1, 1]);
+        for (question, _) in asked {
+            liar.say(question, &[refusal()], &[]);
+        }
+        assert_eq!(waiting.join().unwrap(), refused());
+
+        let several = threads.spawn(|| engine.write_all(&writes, PATIENCE));
+        let (question, windows) = liar.asked();
+        assert_eq!(windows, 3);
+        liar.say(question, &[refusal(); 3], &[]);
+        let refused = Err(Cause::Refused(Refusal::Region));
+        assert_eq!(several.join().unwrap(), [(); 3].map(|()| refused.clone()));
     });
     drop(liar);
     engine.close();

@@ -159,6 +159,8 @@ fn a_report_of_reads_leases_only_the_versions_that_were_read() {
         panic!("a report is answered as a look-up is");
     };
     assert!(matches!(lookups[..], [Lookup::Missing, Lookup::Found(_)]));
+    let misses = world.master.metrics().get_misses;
+    assert_eq!(misses, 0, "it was there when it was read");
     assert_eq!(world.remove("a"), Ok(()));
     assert_eq!(world.remove("b"), Err(ErrorCode::ObjectHasLease));
     assert_eq!(

@@ -201,9 +201,7 @@ impl Core {
             let is_idle = state.waiting.is_empty() && state.requests.is_empty();
             let is_elsewhere = state.elsewhere.contains_key(&capability.to_bytes());
             match &state.link {
-                LinkState::Open(link) if single.may_wait && is_idle && !is_elsewhere => {
-                    Arc::clone(link)
-                }
+                LinkState::Open(link) if is_idle && !is_elsewhere => Arc::clone(link),
                 _ => return None,
             }
         };

@@ -123,6 +123,8 @@ impl PassedFile {
 /// The most questions without an answer: with more the socket would be full, and the owner expels a peer that leaves
 /// its answers unread.
 const UNANSWERED_MAX: u32 = 16;
+/// The most memories of late answers that are kept mapped.
+const LATE_MAX: usize = 16;
 /// By so much a process ends after the last of its sockets, and far more.
 const EXIT_TIME: Duration = Duration::from_millis(500);
 
@@ -247,24 +249,10 @@ impl Link {
         notice: Option<&Notice>,
         deadline: Instant,
     ) -> Result<(Vec<Result<OpenWindow, WindowError>>, bool), WindowError> {
+        debug_assert!(capabilities.len() <= ATTACH_MAX);
         if let Some(reason) = exchange.turned_away {
             return Err(WindowError::TurnedAway(reason));
         }
-        let asked = self.question(exchange, capabilities, notice, deadline);
-        if let Err(WindowError::TurnedAway(reason)) = &asked {
-            exchange.turned_away = Some(reason);
-        }
-        asked
-    }
-
-    fn question(
-        self: &Arc<Self>,
-        exchange: &mut Exchange,
-        capabilities: &[Capability],
-        notice: Option<&Notice>,
-        deadline: Instant,
-    ) -> Result<(Vec<Result<OpenWindow, WindowError>>, bool), WindowError> {
-        debug_assert!(capabilities.len() <= ATTACH_MAX);
         // Held until the answer has come: a memory that the owner assumes to be mapped here must not be unmapped
         // meanwhile. Taken before the detached windows: a window reports its end before it releases its memory.
         let held: Vec<HeldMemory> = exchange
@@ -383,7 +371,10 @@ impl Link {
                 let (seal, buffer) = (exchange.seal.as_mut(), &mut exchange.buffer);
                 let len = link_seal::open(seal, buffer, len).map_err(|_| WindowError::Garbled)?;
                 match Goodbye::reason_in(&buffer[..len]) {
-                    Some(reason) => Err(WindowError::TurnedAway(reason)),
+                    Some(reason) => {
+                        exchange.turned_away = Some(reason);
+                        Err(WindowError::TurnedAway(reason))
+                    }
                     None => Ok((len, descriptors)),
                 }
             }
@@ -435,10 +426,15 @@ impl Link {
         let mut descriptors = descriptors.into_iter();
         for entry in answer.entries {
             // One that cannot be opened is as unused.
-            if let Ok(window) = self.open_window(entry, &mut descriptors, &[], memories) {
-                late.extend(window.memory().map(Arc::clone));
+            let opened = self.open_window(entry, &mut descriptors, &[], memories);
+            let memory = opened.as_ref().ok().and_then(OpenWindow::memory);
+            let is_new = |memory: &&Arc<Mapping>| !late.iter().any(|it| Arc::ptr_eq(it, memory));
+            if let Some(memory) = memory.filter(is_new).map(Arc::clone) {
+                late.push(memory);
             }
         }
+        // A false owner may pass another one with each.
+        late.drain(..late.len().saturating_sub(LATE_MAX));
         Ok(())
     }
 

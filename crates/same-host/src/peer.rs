@@ -19,7 +19,7 @@ use super::message::NOTICE_MAX;
 use super::mover::HostLimits;
 use super::service::Service;
 
-/// One process of this host, as seen by an initiator. A control thread asks it for windows, so that a stopped process
+/// One process of this host, as seen by an initiator. A lone caller asks it for a window for a moment, and a control thread else, so that a stopped process
 /// delays no other; copies through open windows do not need that thread.
 pub(super) struct HostPeer {
     core: Arc<Core>,
@@ -152,11 +152,13 @@ impl HostPeer {
         let core = &self.core;
         let known = {
             let state = core.state();
-            if state.closed || !single.buffers.are_host() {
+            let known = state.open_window(single.op, &single.remote);
+            let needs_owner = known.is_none() && !single.may_wait;
+            if needs_owner || state.closed || !single.buffers.are_host() {
                 drop(state);
                 return Carried::Back(single);
             }
-            state.open_window(single.op, &single.remote)
+            known
         };
         let ticket = core.flow.begin();
         let window = match known.map(Ok).or_else(|| core.ask_for_window(&single)) {

@@ -542,6 +542,48 @@ fn memory_that_comes_with_a_late_answer_is_known() {
     assert_eq!(kept.strong_count(), 0, "nothing else keeps it");
 }
 
+/// Late answers of a false owner, each with other memory, would have filled the addresses of this process.
+#[test]
+fn late_answers_keep_few_memories_mapped() {
+    // No other memory of this process is as long.
+    const BYTES: usize = 41 * 4096;
+    let near = owner(ServiceLimits::default());
+    let region = near.region(Memory::anonymous(4096).unwrap());
+    let capability = near.grant(&region);
+    let mut liar = Liar::new();
+    let link = liar.link(&near, |_| {}).unwrap();
+    let memories: Vec<Mapping> = (0..40).map(|_| Mapping::shared(BYTES).unwrap()).collect();
+    let fds: Vec<BorrowedFd<'_>> = (memories.iter())
+        .map(|memory| memory.file().unwrap().as_fd())
+        .collect();
+    let entries: Vec<Entry> = (0..40)
+        .map(|number| Entry {
+            memory: U64::new(number),
+            ..shared(0, 8, BYTES as u64)
+        })
+        .collect();
+    let mapped = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let length = |line: &str| {
+            let (start, end) = line.split_once(' ')?.0.split_once('-')?;
+            let address = |hex| usize::from_str_radix(hex, 16).ok();
+            Some(address(end)? - address(start)?)
+        };
+        let long = maps.lines().filter(|line| length(line) == Some(BYTES));
+        long.count()
+    };
+    let before = mapped();
+    let ask = || link.ask(&[capability], None, now());
+    for _ in 0..2 {
+        assert!(matches!(ask(), Err(WindowError::TimedOut)));
+    }
+    let question = liar.question();
+    liar.say(question, &entries, &fds);
+    // It finds that answer, and none to itself.
+    assert!(matches!(ask(), Err(WindowError::TimedOut)));
+    assert_eq!(mapped() - before, 16);
+}
+
 #[test]
 fn a_false_greeting_makes_no_link() {
     let near = owner(ServiceLimits::default());

@@ -232,12 +232,12 @@ fn an_unanswered_put_is_revoked_when_its_caller_gives_up() {
 /// The reason of an earlier call was given for a later one.
 #[test]
 fn a_call_that_is_late_says_what_it_waited_for_itself() {
-    let (_server, address) = server(|call, asked, _| match asked.request {
+    let (unanswered, kept) = channel();
+    let (_server, address) = server(move |call, asked, _| match asked.request {
         Request::Exists(exists) if exists.keys[0].as_bytes() == b"busy" => {
             reply(call, 5, Reply::Failed(ErrorCode::ReplicaIsNotReady));
         }
-        // Answered long after the call is over.
-        _ => std::thread::sleep(Duration::from_millis(200)),
+        _ => unanswered.send(call.defer().unwrap()).unwrap(),
     });
     let client = connect(address).unwrap();
     let mut reasons = Vec::new();
@@ -253,6 +253,7 @@ fn a_call_that_is_late_says_what_it_waited_for_itself() {
     }
     let busy = ErrorCode::ReplicaIsNotReady.to_string();
     assert_eq!(reasons, ["no answer came", &busy, "no answer came"]);
+    drop(kept);
 }
 
 #[test]

@@ -2,9 +2,9 @@
 //!
 //! The owner of memory answers requests for windows on one thread ([`service`]): it checks a capability once, opens a
 //! window on what the capability grants, and passes the memory itself if it is shared. The initiator then copies by
-//! itself ([`carry`]), on the caller's thread or on the copy threads ([`copy_threads`]), and a lone caller
-//! asks for its window; others ask on one control thread per process ([`control`]). One word per window, in a page that both map ([`page`]), keeps late
-//! copies from reused memory. Who may connect is decided at the [`doorway`].
+//! itself ([`carry`]), on the caller's thread or on the copy threads ([`copy_threads`]). A lone caller asks for its window
+//! for a moment; other windows are asked for on one control thread per process ([`control`]). One word per window, in a page
+//! that both map ([`page`]), keeps late copies from reused memory. Who may connect is decided at the [`doorway`].
 
 mod attached_peer;
 mod cache_history;

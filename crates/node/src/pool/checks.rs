@@ -56,9 +56,10 @@ impl Checks {
     }
 }
 
-/// What a node's answer says.
+/// What a node's answer says. Without one the bytes do not count as moved: the node may be gone with them, or be asked
+/// again.
 pub(super) fn outcome(answer: Result<Answer, RequestError>) -> Result<(), ErrorCode> {
-    let answer = answer.map_err(|_| ErrorCode::UnavailableInCurrentStatus)?;
+    let answer = answer.map_err(|_| ErrorCode::TransferFail)?;
     let checked: WrittenChecked =
         body::decode(answer.part(0).unwrap_or_default()).map_err(|_| ErrorCode::DeserializeFail)?;
     checked.result
@@ -67,6 +68,19 @@ pub(super) fn outcome(answer: Result<Answer, RequestError>) -> Result<(), ErrorC
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A put whose segment was taken back while its end was checked failed with "not possible in the present status",
+    /// which says neither what happened nor what to do.
+    #[test]
+    fn a_node_that_cannot_be_asked_has_not_the_bytes_yet() {
+        for error in [
+            RequestError::Gone,
+            RequestError::Timeout,
+            RequestError::Full,
+        ] {
+            assert_eq!(outcome(Err(error)), Err(ErrorCode::TransferFail));
+        }
+    }
 
     /// The first refusal was forgotten when a later node could only be asked again: the put was asked about for ever.
     #[test]

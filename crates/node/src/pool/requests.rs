@@ -44,7 +44,7 @@ impl MasterShell {
         let mut questions = Vec::new();
         for (node, written) in &by_node {
             let link = self.members.link_of(*node);
-            let link = link.ok_or(ErrorCode::UnavailableInCurrentStatus)?;
+            let link = link.ok_or(ErrorCode::TransferFail)?;
             for part in written.chunks(BATCH_KEYS_MAX) {
                 let check = CheckWritten {
                     epoch: self.outgoing.epoch,
@@ -163,7 +163,7 @@ impl Backend for MasterShell {
             .into_iter()
             .find_map(|node| self.members.link_of(node))
         else {
-            return answer(Err(ErrorCode::UnavailableInCurrentStatus));
+            return answer(Err(ErrorCode::TransferFail));
         };
         // The node works for what this thread is within, which ends with the answer.
         let trace = slackwater_trace::current();
@@ -181,7 +181,7 @@ impl Backend for MasterShell {
             ..RequestOptions::default()
         };
         let heard = move |heard: Result<slackwater_mq::Answer, _>| {
-            let staged = heard.map_err(|_| ErrorCode::UnavailableInCurrentStatus);
+            let staged = heard.map_err(|_| ErrorCode::TransferFail);
             let staged = staged.and_then(|heard| {
                 let staged = body::decode::<RecordStaged>(heard.part(0).unwrap_or_default());
                 staged.map_err(|_| ErrorCode::DeserializeFail)

@@ -283,6 +283,7 @@ pub unsafe extern "C" fn sw_messages_listen(
             encrypted,
             plain_anywhere: false,
             access: Default::default(),
+            beside: false,
         };
         let endpoint = messages
             .0

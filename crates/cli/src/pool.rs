@@ -74,7 +74,7 @@ pub(crate) struct Node {
     )]
     name: Option<NodeName>,
 
-    /// Have processes of this machine reach the memory by TCP too, as if it were another machine's
+    /// Reach the master by TCP, and have processes of this machine reach the memory so, as if it were another machine's
     #[arg(long)]
     force_tcp: bool,
 

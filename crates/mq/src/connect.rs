@@ -19,6 +19,9 @@ pub struct ListenOptions {
     pub plain_anywhere: bool,
     /// The owner and mode of a Unix socket.
     pub access: UnixAccess,
+    /// Whether to listen beside a loopback address too, by [`Endpoint::beside`], with the same rights. Where that name is
+    /// taken it goes without.
+    pub beside: bool,
 }
 
 /// Why this side does not listen.
@@ -53,6 +56,8 @@ pub struct ConnectOptions {
     pub ephemeral_id: Option<bool>,
     /// Local address, for more links than one address has ports.
     pub from: Option<SocketAddr>,
+    /// Whether a loopback address is first tried by the Unix socket beside it ([`Endpoint::beside`]).
+    pub beside: bool,
 }
 
 impl Default for ConnectOptions {
@@ -64,6 +69,7 @@ impl Default for ConnectOptions {
             probe: true,
             ephemeral_id: None,
             from: None,
+            beside: false,
         }
     }
 }

@@ -6,11 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use slackwater_base::{Counted, Tally};
+use slackwater_net::Origin;
 use slackwater_wait::{Event, Seen, Site, Waiting as Wait, now};
 
 use crate::metrics::Metrics;
 use crate::resolve::LOOKUPS;
-pub(crate) use admissions::{AdmissionLimits, AdmissionSource};
+pub(crate) use admissions::AdmissionLimits;
 use admissions::{Admissions, Deciding};
 
 pub(crate) type Task = Box<dyn FnOnce() + Send>;
@@ -238,7 +239,7 @@ impl Jobs {
     }
 
     /// Runs a decision on a peer from `source`; each source has a bounded number of them.
-    pub(crate) fn admission(&self, source: AdmissionSource, task: Task) -> Result<(), Full> {
+    pub(crate) fn admission(&self, source: Origin, task: Task) -> Result<(), Full> {
         let mut state = self.shared.lock();
         if state.stopping {
             return Err(Full);

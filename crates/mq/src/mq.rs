@@ -65,7 +65,19 @@ impl Mq {
     ) -> Result<Endpoint, ListenError> {
         let purpose = Purpose::Commands(options.admission.clone());
         let loops = self.0.loops.load().len() as u16;
-        self.listen_on(endpoint, options, SocketType::Router, purpose, 0..loops)
+        let listen = |endpoint: &Endpoint| {
+            let purpose = purpose.clone();
+            self.listen_on(endpoint, options, SocketType::Router, purpose, 0..loops)
+        };
+        let bound = listen(endpoint)?;
+        if let Endpoint::Tcp(address) = bound
+            && options.beside
+            && let Some(beside) = Endpoint::beside(address)
+            && let Err(error) = listen(&beside)
+        {
+            tracing::info!(%beside, %error, "processes of this host connect by TCP");
+        }
+        Ok(bound)
     }
 
     /// Opens a link to `address` without waiting; messages queue up meanwhile. `outcome` is called exactly once, on a
@@ -513,6 +525,7 @@ impl Mq {
             id: self.0.new_link(shard),
             place: address.place.clone(),
             from: options.from,
+            beside: options.beside,
             config,
             remote: address.to_string(),
             node: None,

@@ -255,6 +255,7 @@ pub fn echo(options: &Echo, feed: &Feed, out: &mut dyn Write) -> Result<(), Tool
         encrypted,
         plain_anywhere: false,
         access: UnixAccess::default(),
+        beside: false,
     };
     let endpoint = running.listen(&options.endpoint, &listen)?;
     let key = encrypted.then(|| running.public_key());

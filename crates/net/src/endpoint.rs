@@ -10,8 +10,19 @@ use thiserror::Error;
 pub enum Endpoint {
     /// A TCP address.
     Tcp(SocketAddr),
-    /// A Unix stream socket.
+    /// A Unix stream socket. What begins with `@` is no file but an abstract name, as elsewhere in ZeroMQ: it belongs to the
+    /// network namespace, and ends with its listener.
     Unix(PathBuf),
+}
+
+impl Endpoint {
+    /// The Unix socket beside a TCP listener on a loopback address, through which a message within the host costs about half.
+    /// None for an address that other hosts reach: theirs may have a listener on the same port.
+    #[must_use]
+    pub fn beside(address: SocketAddr) -> Option<Self> {
+        let is_here = address.ip().to_canonical().is_loopback();
+        is_here.then(|| Self::Unix(format!("@slackwater-{address}").into()))
+    }
 }
 
 impl fmt::Display for Endpoint {
@@ -61,17 +72,26 @@ pub enum Source {
     },
 }
 
+/// Where a peer comes from, as far as limits tell sources apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Origin {
+    /// A host, or the network that it may pick its address from.
+    Host(IpAddr),
+    /// A user of this machine.
+    User(u32),
+}
+
 impl Source {
-    /// The address that limits count by. An IPv4 address mapped into IPv6 is the IPv4 one; an IPv6 address stands for its
-    /// network of 64 bits, within which every host may pick as many addresses as it likes (RFC 4862).
+    /// What limits count it by. An IPv4 address mapped into IPv6 is the IPv4 one; an IPv6 address stands for its network of
+    /// 64 bits, within which every host may pick as many addresses as it likes (RFC 4862).
     #[must_use]
-    pub fn ip(&self) -> Option<IpAddr> {
+    pub fn origin(&self) -> Origin {
         match self {
-            Source::Ip(address) => Some(match address.ip().to_canonical() {
+            Source::Ip(address) => Origin::Host(match address.ip().to_canonical() {
                 IpAddr::V6(host) => Ipv6Addr::from_bits(host.to_bits() >> 64 << 64).into(),
                 host => host,
             }),
-            Source::Process { .. } => None,
+            Source::Process { uid, .. } => Origin::User(*uid),
         }
     }
 }
@@ -112,11 +132,25 @@ mod tests {
         }
     }
 
+    /// A name made of a port alone would have led clients of another host's listener to that of their own.
+    #[test]
+    fn only_a_loopback_address_has_a_socket_beside_it() {
+        let check = |address: &str, beside: Option<&str>| {
+            let found = Endpoint::beside(address.parse().expect("an address"));
+            assert_eq!(found.map(|it| it.to_string()).as_deref(), beside);
+        };
+        check("127.0.0.1:7", Some("ipc://@slackwater-127.0.0.1:7"));
+        check("127.0.0.2:7", Some("ipc://@slackwater-127.0.0.2:7"));
+        check("[::1]:7", Some("ipc://@slackwater-[::1]:7"));
+        check("10.0.0.1:7", None);
+        check("0.0.0.0:7", None);
+    }
+
     /// A host with an IPv6 network of its own used a new address for every connection, and no limit applied.
     #[test]
     fn addresses_of_one_network_count_as_one_source() {
         let ip =
-            |text: &str| Source::Ip(SocketAddr::new(text.parse().expect("an address"), 1)).ip();
+            |text: &str| Source::Ip(SocketAddr::new(text.parse().expect("an address"), 1)).origin();
         assert_eq!(ip("2001:db8:1:2::7"), ip("2001:db8:1:2:ffff::9"));
         assert_ne!(ip("2001:db8:1:2::7"), ip("2001:db8:1:3::7"));
         assert_eq!(ip("::ffff:127.0.0.1"), ip("127.0.0.1"));

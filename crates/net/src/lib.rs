@@ -26,7 +26,7 @@ use slackwater_wait::Site;
 pub use bucket::TokenBucket;
 pub use counters::{Counter, Counters};
 pub use drive::{Loop, StartError, WeakLoop, is_inside_a_loop};
-pub use endpoint::{Endpoint, NoEndpoint, Source};
+pub use endpoint::{Endpoint, NoEndpoint, Origin, Source};
 pub use limiter::PreAuthLimits;
 pub use net::Net;
 pub use ports::{LocalPorts, NoPorts};

@@ -1,9 +1,7 @@
-use std::collections::BTreeMap;
-use std::net::IpAddr;
-
 use slackwater_base::{Counted, Instant, Tally};
+use std::collections::BTreeMap;
 
-use crate::TokenBucket;
+use crate::{Origin, TokenBucket};
 
 /// Bounds on connections of unauthenticated peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +31,7 @@ impl Default for PreAuthLimits {
 #[derive(Debug)]
 pub(crate) struct Unproven {
     of_all: Counted,
-    of_source: Option<(IpAddr, Counted)>,
+    of_source: (Origin, Counted),
 }
 
 /// The cause for which a new connection is closed.
@@ -52,7 +50,7 @@ pub(crate) struct Limiter {
     limits: PreAuthLimits,
     open: Tally,
     all: TokenBucket,
-    sources: BTreeMap<IpAddr, Account>,
+    sources: BTreeMap<Origin, Account>,
 }
 
 #[derive(Debug)]
@@ -82,41 +80,31 @@ impl Limiter {
         self.all.next_token(now)
     }
 
-    /// A connection of `source` (none for Unix sockets, which only count in all) has been taken.
-    pub(crate) fn enter(
-        &mut self,
-        source: Option<IpAddr>,
-        now: Instant,
-    ) -> Result<Unproven, Refused> {
+    /// A connection of `source` has been taken.
+    pub(crate) fn enter(&mut self, source: Origin, now: Instant) -> Result<Unproven, Refused> {
         self.all.take(now);
-        let mut of_source = None;
-        if let Some(source) = source {
-            self.forget_idle(now);
-            let rate = self.limits.rate_per_source;
-            let account = self.sources.entry(source).or_insert_with(|| Account {
-                open: Tally::default(),
-                bucket: TokenBucket::full(rate, now),
-            });
-            if account.open.count() >= self.limits.per_source {
-                return Err(Refused::SourceFull);
-            }
-            if !account.bucket.take(now) {
-                return Err(Refused::SourceTooFast);
-            }
-            of_source = Some((source, account.open.add()));
+        self.forget_idle(now);
+        let rate = self.limits.rate_per_source;
+        let account = self.sources.entry(source).or_insert_with(|| Account {
+            open: Tally::default(),
+            bucket: TokenBucket::full(rate, now),
+        });
+        if account.open.count() >= self.limits.per_source {
+            return Err(Refused::SourceFull);
+        }
+        if !account.bucket.take(now) {
+            return Err(Refused::SourceTooFast);
         }
         Ok(Unproven {
+            of_source: (source, account.open.add()),
             of_all: self.open.add(),
-            of_source,
         })
     }
 
     /// A connection that had entered is proven or gone.
     pub(crate) fn leave(&mut self, unproven: Unproven, now: Instant) {
         self.open.remove(unproven.of_all);
-        let Some((source, counted)) = unproven.of_source else {
-            return;
-        };
+        let (source, counted) = unproven.of_source;
         if let Some(account) = self.sources.get_mut(&source) {
             account.open.remove(counted);
             if account.open.count() == 0 && account.bucket.is_full(now) {
@@ -144,13 +132,15 @@ impl Limiter {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
     use std::time::Duration;
 
     use super::*;
 
-    const A: Option<IpAddr> = Some(IpAddr::V4(std::net::Ipv4Addr::new(127, 0, 0, 1)));
-    const B: Option<IpAddr> = Some(IpAddr::V4(std::net::Ipv4Addr::new(127, 0, 0, 2)));
+    const A: Origin = Origin::Host(IpAddr::V4(Ipv4Addr::LOCALHOST));
+    const B: Origin = Origin::User(1000);
 
+    /// Connections by Unix sockets counted in all alone, so one user could take every slot.
     #[test]
     fn one_source_cannot_take_the_slots_of_another() {
         let limits = PreAuthLimits {
@@ -159,16 +149,17 @@ mod tests {
             ..PreAuthLimits::default()
         };
         let now = Instant::ZERO;
-        let mut limiter = Limiter::new(limits, now);
-        let first = limiter.enter(A, now).unwrap();
-        assert!(limiter.enter(A, now).is_ok());
-        assert_eq!(limiter.enter(A, now).unwrap_err(), Refused::SourceFull);
-        assert!(limiter.enter(B, now).is_ok());
-        assert_eq!(limiter.next_slot(now), Instant::NEVER);
-        limiter.leave(first, now);
-        assert_eq!(limiter.next_slot(now), now);
-        assert!(limiter.enter(None, now).is_ok());
-        assert_eq!(limiter.open(), 3);
+        for (one, other) in [(A, B), (B, A)] {
+            let mut limiter = Limiter::new(limits, now);
+            let first = limiter.enter(one, now).unwrap();
+            assert!(limiter.enter(one, now).is_ok());
+            assert_eq!(limiter.enter(one, now).unwrap_err(), Refused::SourceFull);
+            assert!(limiter.enter(other, now).is_ok());
+            assert_eq!(limiter.next_slot(now), Instant::NEVER);
+            limiter.leave(first, now);
+            assert_eq!(limiter.next_slot(now), now);
+            assert_eq!(limiter.open(), 2);
+        }
     }
 
     #[test]

@@ -182,7 +182,11 @@ impl Net {
         let alarm = self
             .wheel
             .set(self.now + connect.timeout, Alarm::Connect(conn));
-        self.conns[conn.index()].alarm = Some(alarm);
+        let entry = &mut self.conns[conn.index()];
+        entry.alarm = Some(alarm);
+        if entry.stream.connects_at_once() {
+            self.make_ready(conn);
+        }
         Ok(conn)
     }
 
@@ -472,10 +476,7 @@ impl Net {
         };
         self.counters.socket_calls.add_alone(2);
         stream.stagger(generation.get(), &self.limits.liveness)?;
-        stream.register(
-            &self.registry,
-            Token((generation.get() as usize) << 32 | vacant.key()),
-        )?;
+        stream.register(&self.registry, conn.token())?;
         vacant.insert(Conn {
             stream,
             generation,
@@ -500,6 +501,19 @@ impl Net {
     /// The connection of an id, if it is still there.
     pub(crate) fn entry(&mut self, conn: ConnId) -> Option<&mut Conn> {
         entry(&mut self.conns, conn)
+    }
+
+    /// Has a connection be told when there is room to write, or not any more.
+    pub(crate) fn await_room(&mut self, conn: ConnId, awaits: bool) {
+        let awaited = match entry(&mut self.conns, conn) {
+            Some(entry) => entry
+                .stream
+                .await_room(&self.registry, conn.token(), awaits),
+            None => Ok(()),
+        };
+        if let Err(error) = awaited {
+            self.end(conn, End::Failed(error));
+        }
     }
 
     pub(crate) fn make_ready(&mut self, conn: ConnId) {

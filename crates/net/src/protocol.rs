@@ -3,6 +3,7 @@ use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use mio::Token;
 use thiserror::Error;
 
 use crate::{Endpoint, LocalPorts, Net, PreAuthLimits, Readiness, Source, TcpLiveness, UnixAccess};
@@ -122,6 +123,11 @@ impl ConnId {
     #[must_use]
     pub const fn index(self) -> usize {
         self.index as usize
+    }
+
+    /// By which the kernel's events name it.
+    pub(crate) fn token(self) -> Token {
+        Token((self.generation.get() as usize) << 32 | self.index())
     }
 }
 

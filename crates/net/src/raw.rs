@@ -31,6 +31,7 @@ impl Net {
                 writable: true,
             });
         }
+        self.await_room(conn, true);
         self.make_ready(conn);
     }
 

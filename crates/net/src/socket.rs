@@ -1,8 +1,10 @@
 //! The kernel's sockets: TCP and Unix streams behind one type, with the options that all of them get.
 
+use std::ffi::OsStr;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
 use std::time::Duration;
@@ -82,7 +84,8 @@ pub struct UnixAccess {
 #[derive(Debug)]
 pub(crate) enum Stream {
     Tcp(TcpStream),
-    Unix(UnixStream),
+    /// And whether the loop is told when it can be written.
+    Unix(UnixStream, bool),
 }
 
 #[derive(Debug)]
@@ -100,7 +103,7 @@ impl Stream {
             Stream::Tcp(stream) => {
                 rustix::net::sockopt::set_tcp_keepidle(stream, liveness.idle_of(number))?
             }
-            Stream::Unix(_) => {}
+            Stream::Unix(..) => {}
         }
         Ok(())
     }
@@ -108,7 +111,7 @@ impl Stream {
     /// Begins a connection.
     pub(crate) fn connect(connect: &Connect, liveness: &TcpLiveness) -> io::Result<Self> {
         let address = match &connect.endpoint {
-            Endpoint::Unix(path) => return Ok(Stream::Unix(UnixStream::connect(path)?)),
+            Endpoint::Unix(path) => return Ok(Stream::Unix(connect_unix(path)?, false)),
             Endpoint::Tcp(address) => *address,
         };
         let open = || {
@@ -145,17 +148,44 @@ impl Stream {
     }
 
     pub(crate) fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
-        let interest = Interest::READABLE | Interest::WRITABLE;
         match self {
-            Stream::Tcp(stream) => registry.register(stream, token, interest),
-            Stream::Unix(stream) => registry.register(stream, token, interest),
+            Stream::Tcp(stream) => {
+                registry.register(stream, token, Interest::READABLE | Interest::WRITABLE)
+            }
+            Stream::Unix(stream, _) => registry.register(stream, token, Interest::READABLE),
         }
+    }
+
+    /// Has the loop be told when there is room to write, or not any more. Of a TCP socket the kernel tells it only after one
+    /// was full, but of a Unix socket each time that the peer has read: every message would wake its sender once more.
+    pub(crate) fn await_room(
+        &mut self,
+        registry: &Registry,
+        token: Token,
+        awaits: bool,
+    ) -> io::Result<()> {
+        match self {
+            Stream::Unix(stream, is_told) if *is_told != awaits => {
+                *is_told = awaits;
+                let interest = match awaits {
+                    true => Interest::READABLE | Interest::WRITABLE,
+                    false => Interest::READABLE,
+                };
+                registry.reregister(stream, token, interest)
+            }
+            Stream::Tcp(_) | Stream::Unix(..) => Ok(()),
+        }
+    }
+
+    /// Whether it is connected from the beginning, and no event says so.
+    pub(crate) fn connects_at_once(&self) -> bool {
+        matches!(self, Stream::Unix(..))
     }
 
     pub(crate) fn deregister(&mut self, registry: &Registry) -> io::Result<()> {
         match self {
             Stream::Tcp(stream) => registry.deregister(stream),
-            Stream::Unix(stream) => registry.deregister(stream),
+            Stream::Unix(stream, _) => registry.deregister(stream),
         }
     }
 
@@ -163,7 +193,7 @@ impl Stream {
     pub(crate) fn into_tcp(self) -> Option<std::net::TcpStream> {
         match self {
             Stream::Tcp(stream) => Some(OwnedFd::from(stream).into()),
-            Stream::Unix(_) => None,
+            Stream::Unix(..) => None,
         }
     }
 
@@ -171,7 +201,7 @@ impl Stream {
     pub(crate) fn is_connected(&self) -> io::Result<bool> {
         let (error, peer) = match self {
             Stream::Tcp(stream) => (stream.take_error()?, stream.peer_addr().map(drop)),
-            Stream::Unix(stream) => (stream.take_error()?, stream.peer_addr().map(drop)),
+            Stream::Unix(stream, _) => (stream.take_error()?, stream.peer_addr().map(drop)),
         };
         match (error, peer) {
             (Some(error), _) => Err(error),
@@ -184,21 +214,21 @@ impl Stream {
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         match self {
             Stream::Tcp(stream) => stream.as_fd(),
-            Stream::Unix(stream) => stream.as_fd(),
+            Stream::Unix(stream, _) => stream.as_fd(),
         }
     }
 
     pub(crate) fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {
             Stream::Tcp(stream) => stream.read(buffer),
-            Stream::Unix(stream) => stream.read(buffer),
+            Stream::Unix(stream, _) => stream.read(buffer),
         }
     }
 
     pub(crate) fn write(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
         match self {
             Stream::Tcp(stream) => stream.write_vectored(pieces),
-            Stream::Unix(stream) => stream.write_vectored(pieces),
+            Stream::Unix(stream, _) => stream.write_vectored(pieces),
         }
     }
 }
@@ -245,7 +275,7 @@ impl Listener {
                     gid: peer.gid.as_raw(),
                     pid: peer.pid.as_raw_nonzero().get(),
                 };
-                Ok((Stream::Unix(stream), source))
+                Ok((Stream::Unix(stream, false), source))
             }
         }
     }
@@ -283,14 +313,52 @@ pub(crate) fn check_free(address: SocketAddr) -> io::Result<()> {
     socket.bind(&SockAddr::from(address))
 }
 
+/// Whether it is an abstract name and no file.
+fn is_abstract(path: &Path) -> bool {
+    path.as_os_str().as_bytes().starts_with(b"@")
+}
+
+fn unix_address(path: &Path) -> io::Result<SockAddr> {
+    if !is_abstract(path) {
+        return SockAddr::unix(path);
+    }
+    let mut name = path.as_os_str().as_bytes().to_vec();
+    name[0] = 0;
+    SockAddr::unix(OsStr::from_bytes(&name))
+}
+
+/// An abstract name is no file that has an owner: it belongs to the process that takes it first, which must be of this user
+/// or of root.
+fn connect_unix(path: &Path) -> io::Result<UnixStream> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?;
+    socket.connect(&unix_address(path)?)?;
+    if is_abstract(path) {
+        let owner = rustix::net::sockopt::socket_peercred(&socket)?.uid;
+        if !(owner.is_root() || owner == rustix::process::geteuid()) {
+            let why = format!("another user, {}, listens there", owner.as_raw());
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+        }
+    }
+    Ok(UnixStream::from_std(socket.into()))
+}
+
 /// Binds and sets owner and mode before listening, so that no process connects with wider permissions than wanted. A
 /// socket file without a listener is replaced.
 fn open_unix(path: &Path, access: &UnixAccess) -> io::Result<UnixListener> {
     let bind = || -> io::Result<Socket> {
         let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?;
-        socket.bind(&SockAddr::unix(path)?)?;
+        socket.bind(&unix_address(path)?)?;
         Ok(socket)
     };
+    if is_abstract(path) {
+        if *access != UnixAccess::default() {
+            let why = "an abstract name has no owner and no mode: name a file, or leave them out";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
+        let socket = bind()?;
+        socket.listen(BACKLOG)?;
+        return Ok(UnixListener::from_std(socket.into()));
+    }
     let socket = match bind() {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_stale(path) => {
             std::fs::remove_file(path)?;

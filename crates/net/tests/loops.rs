@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -166,14 +168,25 @@ impl World {
     }
 
     fn listen(&self, endpoint: Endpoint, shared: bool) -> Result<(ListenerId, Endpoint), String> {
+        let is_file = matches!(&endpoint, Endpoint::Unix(path) if path.is_absolute());
+        let access = UnixAccess {
+            mode: is_file.then_some(0o600),
+            ..UnixAccess::default()
+        };
+        self.listen_with(endpoint, shared, access)
+    }
+
+    fn listen_with(
+        &self,
+        endpoint: Endpoint,
+        shared: bool,
+        access: UnixAccess,
+    ) -> Result<(ListenerId, Endpoint), String> {
         let (answer, answered) = channel();
         let listen = Listen {
             endpoint,
             shared,
-            access: UnixAccess {
-                mode: Some(0o600),
-                ..UnixAccess::default()
-            },
+            access,
         };
         self.looping.command(Ask::Listen(listen, answer));
         answered.recv_timeout(LONG).expect("an answer")
@@ -224,6 +237,38 @@ impl Drop for World {
     }
 }
 
+#[expect(clippy::print_stdout, reason = "what is skipped is said")]
+fn skip(why: &str) {
+    println!("skipped: {why}");
+}
+
+/// A name that no other test process has.
+fn named(test: &str) -> Endpoint {
+    Endpoint::Unix(format!("@slackwater-test-{test}-{}", std::process::id()).into())
+}
+
+/// A connection of a loop, over TCP or by a Unix socket, and its other end.
+fn pairs(world: &World) -> Vec<(ConnId, Box<dyn Read>)> {
+    let folder = tempfile::tempdir().expect("a listener of this test");
+    let path = folder.path().join("socket");
+    let tcp = std::net::TcpListener::bind("127.0.0.1:0").expect("a listener of this test");
+    let unix = std::os::unix::net::UnixListener::bind(&path).expect("a listener of this test");
+    let over_tcp = world.connected(Endpoint::Tcp(
+        tcp.local_addr().expect("a listener of this test"),
+    ));
+    let over_unix = world.connected(Endpoint::Unix(path));
+    vec![
+        (
+            over_tcp,
+            Box::new(tcp.accept().expect("a listener of this test").0),
+        ),
+        (
+            over_unix,
+            Box::new(unix.accept().expect("a listener of this test").0),
+        ),
+    ]
+}
+
 fn round_trips(client: &Loop<Echo>, conn: ConnId, numbers: std::ops::Range<u64>) {
     for number in numbers {
         let (completer, mut completion) = Completion::new();
@@ -241,6 +286,7 @@ fn bytes_come_back_over_tcp_and_over_unix_sockets() {
         Endpoint::Tcp("127.0.0.1:0".parse().unwrap()),
         Endpoint::Tcp("[::1]:0".parse().unwrap()),
         Endpoint::Unix(path.clone()),
+        named("bytes"),
     ] {
         let (server, client) = (
             World::start(Limits::default(), 0),
@@ -259,6 +305,87 @@ fn bytes_come_back_over_tcp_and_over_unix_sockets() {
         client.expect("closed: closed by the peer");
     }
     assert!(!path.exists(), "the socket file goes with the listener");
+}
+
+/// Each message over a Unix socket woke its sender once more, when its peer had read it.
+#[test]
+fn a_message_wakes_its_reader_alone() {
+    for endpoint in [
+        Endpoint::Tcp("127.0.0.1:0".parse().unwrap()),
+        named("wakes"),
+    ] {
+        let (server, client) = (
+            World::start(Limits::default(), 0),
+            World::start(Limits::default(), 0),
+        );
+        let (_, bound) = server.listen(endpoint, false).expect("loopback");
+        let conn = client.connected(bound);
+        round_trips(&client.looping, conn, 0..10);
+        let events = || {
+            let of = |world: &World| world.looping.counters().events.get();
+            of(&server) + of(&client)
+        };
+        let before = events();
+        round_trips(&client.looping, conn, 10..210);
+        // One at each end for each, and a waker now and then.
+        let events = events() - before;
+        assert!(events <= 500, "{events} events for 200 round trips");
+    }
+}
+
+/// An abstract name is no file: it has no mode that would keep others away, and goes with its listener.
+#[test]
+fn an_abstract_name_has_no_owner_and_can_be_taken_again() {
+    let endpoint = named("owner");
+    let first = World::start(Limits::default(), 0);
+    let access = UnixAccess {
+        mode: Some(0o600),
+        ..UnixAccess::default()
+    };
+    let refused = first.listen_with(endpoint.clone(), false, access);
+    assert!(refused.unwrap_err().contains("no owner and no mode"));
+    first.listen(endpoint.clone(), false).expect("a free name");
+    let second = World::start(Limits::default(), 0);
+    let taken = second.listen(endpoint.clone(), false).unwrap_err();
+    assert!(taken.contains("in use"), "{taken}");
+    drop(first);
+    second.listen(endpoint, false).expect("it is free again");
+}
+
+/// A name belongs to the process that takes it first: one of another user could have answered in the place of a server.
+#[test]
+fn what_another_user_listens_on_is_not_connected_to() {
+    let endpoint = named("other");
+    let Endpoint::Unix(name) = &endpoint else {
+        unreachable!("made as one")
+    };
+    let name = name.to_str().unwrap().trim_start_matches('@');
+    let listens = format!(
+        "use Socket; socket(S, PF_UNIX, SOCK_STREAM, 0); bind(S, pack_sockaddr_un(\"\\0{name}\")) or die; \
+         listen(S, 1); $| = 1; print \"ready\\n\"; <STDIN>;"
+    );
+    let spawned = Command::new("perl")
+        .args(["-e", &listens])
+        .uid(65_534)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn();
+    let mut other = match spawned {
+        Ok(other) => other,
+        Err(why) => return skip(&format!("no process of another user: {why}")),
+    };
+    let mut said = [0; 6];
+    other
+        .stdout
+        .take()
+        .unwrap()
+        .read_exact(&mut said)
+        .expect("it listens");
+    let world = World::start(Limits::default(), 0);
+    let refused = world.connect(endpoint.clone()).unwrap_err();
+    assert!(refused.contains("another user, 65534"), "{refused}");
+    drop(other.stdin.take());
+    other.wait().unwrap();
 }
 
 #[test]
@@ -401,26 +528,28 @@ fn a_dead_socket_file_is_replaced_and_a_live_one_is_not() {
 #[test]
 fn what_is_queued_is_written_before_a_close() {
     let world = World::start(Limits::default(), 0);
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let conn = world.connected(Endpoint::Tcp(listener.local_addr().unwrap()));
-    let (mut stream, _) = listener.accept().unwrap();
-    world.looping.command(Ask::Close(conn, vec![9; 8 << 20]));
-    let mut got = Vec::new();
-    stream.read_to_end(&mut got).unwrap();
-    assert_eq!(got.len(), 8 << 20);
-    world.expect("closed: closed by this side");
+    for (conn, mut stream) in pairs(&world) {
+        world.looping.command(Ask::Close(conn, vec![9; 8 << 20]));
+        let mut got = Vec::new();
+        stream.read_to_end(&mut got).unwrap();
+        assert_eq!(got.len(), 8 << 20);
+        world.expect("closed: closed by this side");
+    }
 }
 
 #[test]
 fn a_full_outbox_says_when_it_has_drained() {
     let world = World::start(Limits::default(), 0);
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let conn = world.connected(Endpoint::Tcp(listener.local_addr().unwrap()));
-    let (mut stream, _) = listener.accept().unwrap();
-    world.looping.command(Ask::Flood(conn, 8 << 20));
-    let mut got = vec![0; 8 << 20];
-    stream.read_exact(&mut got).unwrap();
-    world.expect("drained");
+    let mut pairs = pairs(&world);
+    for (conn, stream) in &mut pairs {
+        // A second time, when the first has filled the socket and emptied it.
+        for _ in 0..2 {
+            world.looping.command(Ask::Flood(*conn, 8 << 20));
+            let mut got = vec![0; 8 << 20];
+            stream.read_exact(&mut got).unwrap();
+            world.expect("drained");
+        }
+    }
 }
 
 /// The time within which a peer must read was counted from the beginning of the turn that wrote. A turn that took longer

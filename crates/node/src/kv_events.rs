@@ -125,6 +125,7 @@ impl KvEvents {
                 None => Admission::Everybody(Level::None),
             },
             access: UnixAccess::default(),
+            beside: false,
         };
         let endpoint = Endpoint::Tcp(options.listen);
         let publisher = messages.publish(&endpoint, replay.as_ref(), &listening, &stream);

@@ -28,7 +28,7 @@ pub struct ConnectOptions {
     pub address: Address,
     /// The file of our secret key, for a server that proves one; refused with an address that names no key.
     pub key_file: Option<PathBuf>,
-    /// Nothing but TCP, not even memory that is shared with a server of this host.
+    /// Nothing but TCP, not even memory that is shared with a server of this host, or the Unix socket beside its address.
     pub force_tcp: bool,
     /// How long connecting may take: a server that is just being started is waited for.
     pub connect_timeout: Duration,
@@ -95,6 +95,7 @@ pub(crate) fn connect(options: &ConnectOptions) -> Result<Connected, ConnectErro
             address,
             &ToConnect {
                 timeout: Some(options.connect_timeout),
+                beside: !options.force_tcp,
                 ..ToConnect::default()
             },
         )

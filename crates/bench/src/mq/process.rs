@@ -37,6 +37,7 @@ pub(super) fn listen(mq: &Mq, mechanism: &str) -> Result<(), BenchError> {
         encrypted,
         plain_anywhere: false,
         access: UnixAccess::default(),
+        beside: false,
     };
     let any = Endpoint::Tcp(([127, 0, 0, 1], 0).into());
     let endpoint = mq.listen(&any, &listen).map_err(mq_error)?;

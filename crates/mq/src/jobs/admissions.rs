@@ -1,19 +1,9 @@
 use std::collections::{BTreeMap, VecDeque};
-use std::net::IpAddr;
 
 use slackwater_base::{Counted, Tally};
-use slackwater_net::Source;
+use slackwater_net::Origin;
 
 use super::{Full, Task};
-
-/// The source of peers that ask for admission, as far as limits tell sources apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum AdmissionSource {
-    /// A host, or the network that it may pick its address from.
-    Host(IpAddr),
-    /// A user of this machine.
-    User(u32),
-}
 
 /// How many decisions may be due.
 #[derive(Clone, Copy, Debug)]
@@ -30,9 +20,9 @@ pub(crate) struct AdmissionLimits {
 /// or whose decisions are slow, delays only itself.
 pub(super) struct Admissions {
     limits: AdmissionLimits,
-    sources: BTreeMap<AdmissionSource, Due>,
+    sources: BTreeMap<Origin, Due>,
     /// Sources that may have something begun, in the order of their turns; each once.
-    turns: VecDeque<AdmissionSource>,
+    turns: VecDeque<Origin>,
     /// Decisions due or under way.
     count: Tally,
     active: Tally,
@@ -40,7 +30,7 @@ pub(super) struct Admissions {
 
 /// A decision under way.
 pub(super) struct Deciding {
-    source: AdmissionSource,
+    source: Origin,
     of_all: Counted,
     of_active: Counted,
     of_source: Counted,
@@ -51,15 +41,6 @@ struct Due {
     tasks: VecDeque<(Counted, Task)>,
     active: Tally,
     has_turn: bool,
-}
-
-impl AdmissionSource {
-    pub(crate) fn of(source: &Source) -> Self {
-        match source {
-            Source::Ip(address) => AdmissionSource::Host(source.ip().unwrap_or(address.ip())),
-            Source::Process { uid, .. } => AdmissionSource::User(*uid),
-        }
-    }
 }
 
 impl Admissions {
@@ -73,7 +54,7 @@ impl Admissions {
         }
     }
 
-    pub(super) fn push(&mut self, source: AdmissionSource, task: Task) -> Result<(), Full> {
+    pub(super) fn push(&mut self, source: Origin, task: Task) -> Result<(), Full> {
         let known = self
             .sources
             .get(&source)
@@ -117,7 +98,7 @@ impl Admissions {
         self.give_turn(source);
     }
 
-    fn give_turn(&mut self, source: AdmissionSource) {
+    fn give_turn(&mut self, source: Origin) {
         if let Some(due) = self.sources.get_mut(&source)
             && !due.has_turn
             && !due.tasks.is_empty()
@@ -163,10 +144,12 @@ impl Admissions {
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use super::*;
 
-    fn host(last: u8) -> AdmissionSource {
-        AdmissionSource::Host(IpAddr::from([127, 0, 0, last]))
+    fn host(last: u8) -> Origin {
+        Origin::Host(IpAddr::from([127, 0, 0, last]))
     }
 
     #[test]

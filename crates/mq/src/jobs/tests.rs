@@ -184,7 +184,7 @@ fn commands_that_come_together_are_carried_out_together() {
 fn decisions_on_admission_take_no_worker_from_commands() {
     let jobs = jobs(1, &[Queueing::default()]);
     let (release, held) = channel::<()>();
-    let host = |last| AdmissionSource::Host(std::net::IpAddr::from([127, 0, 0, last]));
+    let host = |last| slackwater_net::Origin::Host(std::net::IpAddr::from([127, 0, 0, last]));
     jobs.admission(host(1), Box::new(move || assert!(held.recv().is_err())))
         .unwrap();
     for _ in 0..3 {

@@ -12,7 +12,6 @@ use super::peers::At;
 use super::{LoopCommand, Shard};
 use crate::context::{Opened, Origin};
 use crate::frames::PROPERTY;
-use crate::jobs::AdmissionSource;
 use crate::{Admission, Applicant, ConnectionId, Level};
 
 /// The status of libzmq's authenticators for "not now".
@@ -38,7 +37,7 @@ impl Shard {
         let origin = &peer.origin;
         let link = origin.link;
         let remote = origin.remote.clone();
-        let (admission, source) = (admission.clone(), AdmissionSource::of(source));
+        let (admission, source) = (admission.clone(), source.origin());
         let extensions = facts.property(PROPERTY).is_some();
         peer.origin = Arc::new(Origin {
             link,

@@ -19,6 +19,8 @@ use crate::{Attempt, ConnectFailure, Place};
 pub(super) struct Dialing {
     place: Place,
     from: Option<SocketAddr>,
+    /// Whether a loopback address is tried by the Unix socket beside it first.
+    beside: bool,
     /// Time of a round.
     timeout: Duration,
     /// When the present round is to be over.
@@ -44,10 +46,16 @@ pub(super) enum Next {
 }
 
 impl Dialing {
-    pub(super) fn new(place: Place, from: Option<SocketAddr>, timeout: Duration) -> Self {
+    pub(super) fn new(
+        place: Place,
+        from: Option<SocketAddr>,
+        beside: bool,
+        timeout: Duration,
+    ) -> Self {
         Self {
             place,
             from,
+            beside,
             timeout,
             until: Instant::ZERO,
             known: Vec::new(),
@@ -67,7 +75,7 @@ impl Dialing {
         match &self.place {
             Place::Ipc(path) => self.untried.push_back(Endpoint::Unix(path.clone())),
             Place::Tcp { host, port } => match host.parse::<IpAddr>() {
-                Ok(ip) => self.untried.push_back(Endpoint::Tcp((ip, *port).into())),
+                Ok(ip) => self.untried.extend(ways(self.beside, (ip, *port).into())),
                 Err(_) => {
                     self.is_resolving = true;
                     return Next::Resolve(host.clone(), *port);
@@ -93,7 +101,10 @@ impl Dialing {
             Ok(addresses) => self.known = addresses,
             Err(error) => self.unresolved = Some(error),
         }
-        self.untried = self.known.iter().copied().map(Endpoint::Tcp).collect();
+        let known = self.known.iter();
+        self.untried = known
+            .flat_map(|address| ways(self.beside, *address))
+            .collect();
         true
     }
 
@@ -104,6 +115,9 @@ impl Dialing {
             return Next::Exhausted;
         };
         let timeout = now.until(self.until) / shares;
+        // That a listener has no socket beside it is nothing to tell.
+        let is_beside = |attempt: &mut Attempt| matches!(attempt.endpoint, Endpoint::Unix(_));
+        self.attempts.pop_if(is_beside);
         self.attempts.push(Attempt {
             endpoint: endpoint.clone(),
             error: "no answer".into(),
@@ -148,6 +162,12 @@ impl Dialing {
             },
         }
     }
+}
+
+/// How an address is tried, in order.
+fn ways(beside: bool, address: SocketAddr) -> impl Iterator<Item = Endpoint> {
+    let beside = Endpoint::beside(address).filter(|_| beside);
+    beside.into_iter().chain([Endpoint::Tcp(address)])
 }
 
 impl Shard {
@@ -244,7 +264,7 @@ mod tests {
         let check = |begun, known, give_up, share| {
             let host = "somewhere.example".to_owned();
             let place = Place::Tcp { host, port: 7 };
-            let mut dialing = Dialing::new(place, None, Duration::from_secs(10));
+            let mut dialing = Dialing::new(place, None, false, Duration::from_secs(10));
             assert!(matches!(
                 dialing.begin(seconds(begun), give_up),
                 Next::Resolve(..)

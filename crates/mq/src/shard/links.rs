@@ -75,7 +75,12 @@ impl Shard {
             extensions: false,
         };
         let outgoing = Outgoing {
-            dialing: Box::new(Dialing::new(opening.place, opening.from, opening.timeout)),
+            dialing: Box::new(Dialing::new(
+                opening.place,
+                opening.from,
+                opening.beside,
+                opening.timeout,
+            )),
             config: opening.config,
             node: opening.node,
             keep_alive: opening.keep_alive,

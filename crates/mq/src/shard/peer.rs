@@ -21,6 +21,7 @@ pub(crate) struct Opening {
     pub(crate) id: LinkId,
     pub(crate) place: Place,
     pub(crate) from: Option<SocketAddr>,
+    pub(crate) beside: bool,
     pub(crate) config: Arc<LinkConfig>,
     pub(crate) remote: String,
     pub(crate) node: Option<PublicKey>,

@@ -48,6 +48,7 @@ pub(crate) fn listen_options(admission: Admission, encrypted: bool) -> ListenOpt
         encrypted,
         plain_anywhere: false,
         access: UnixAccess::default(),
+        beside: false,
     }
 }
 

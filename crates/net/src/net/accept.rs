@@ -133,8 +133,7 @@ impl Net {
             // The peer was gone before it was taken; the next one may be there.
             Err(_) => return true,
         };
-        let ip = source.ip();
-        let unproven = match self.limiter.enter(ip, self.now) {
+        let unproven = match self.limiter.enter(source.origin(), self.now) {
             Ok(unproven) => unproven,
             Err(Refused::SourceFull) => {
                 self.counters.refused_source_full.add_alone(1);

@@ -71,7 +71,11 @@ impl Net {
                 false => entry.outbox = Some(outbox),
             }
         }
-        let queued = entry.queued_bytes();
+        let (queued, blocked) = (entry.queued_bytes(), entry.blocked);
+        self.await_room(conn, blocked);
+        let Some(entry) = super::entry(&mut self.conns, conn) else {
+            return;
+        };
         if queued == 0 && entry.phase == Phase::Lingering {
             return self.end(conn, End::Local);
         }

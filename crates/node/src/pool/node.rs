@@ -437,6 +437,7 @@ impl Life {
             // The master orders.
             level: Level::Admin,
             timeout: Some(CONNECT_TIME),
+            beside: !shared.options.force_tcp,
             ..ConnectOptions::default()
         };
         let master = &shared.options.master;

@@ -251,6 +251,7 @@ impl Links {
             encrypted: self.keys.is_some(),
             plain_anywhere: false,
             access: UnixAccess::default(),
+            beside: true,
         };
         let refused = |why: ListenError| ServeError::Listen { address, why };
         let listens = messages.listen(&Endpoint::Tcp(address), &listening);

@@ -55,6 +55,7 @@ fn master(
         encrypted: false,
         plain_anywhere: false,
         access: UnixAccess::default(),
+        beside: false,
     };
     let loopback = Endpoint::Tcp((Ipv4Addr::LOCALHOST, 0).into());
     let listening = master.listen(&loopback, &anybody).unwrap();

@@ -73,6 +73,7 @@ fn listen(builder: Builder) -> (Running, Address) {
         encrypted: false,
         plain_anywhere: false,
         access: UnixAccess::default(),
+        beside: false,
     };
     let any = Endpoint::Tcp((Ipv4Addr::LOCALHOST, 0).into());
     let endpoint = running.listen(&any, &options).unwrap();

@@ -106,6 +106,7 @@ impl FarEnd {
             encrypted: seal.is_some(),
             plain_anywhere: false,
             access: UnixAccess::default(),
+            beside: false,
         };
         let keys = seal.as_ref().map(|seal| seal.keys.clone());
         let state = Arc::new(State {

@@ -153,6 +153,7 @@ fn other(command: &str, answer: &'static str) -> (Running, Address) {
         encrypted: false,
         plain_anywhere: false,
         access: UnixAccess::default(),
+        beside: false,
     };
     let any = Endpoint::Tcp(([127, 0, 0, 1], 0).into());
     let endpoint = running.listen(&any, &listen).unwrap();

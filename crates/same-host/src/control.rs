@@ -189,7 +189,7 @@ impl Core {
     }
 
     /// Opens the window of a request on the thread of its caller, who waits: the control thread would have to be woken for
-    /// it, and wake the caller. A refusal of the owner is one. None where others wait for the owner already, or it does not
+    /// it, and wake the caller. A refusal of the owner is one. None where requests wait for the control thread already, or the owner does not
     /// answer at once; the control thread goes by what else it says.
     pub(super) fn ask_for_window(
         self: &Arc<Self>,
@@ -210,7 +210,7 @@ impl Core {
             return None;
         }
         let deadline = single.deadline.min(at + CALLERS_PATIENCE);
-        let window = match link.try_ask(capability, deadline)? {
+        let window = match link.ask_by(capability, deadline)? {
             Ok(window) => window,
             Err(WindowError::Refused(refusal)) => return Some(Err(refusal)),
             Err(_) => return None,

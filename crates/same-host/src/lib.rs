@@ -48,10 +48,11 @@ pub use service::ServiceLimits;
 
 /// Where the threads of this mover and of its callers wait, with how: counted for the whole process.
 #[must_use]
-pub fn wait_sites() -> [&'static Site; 3] {
+pub fn wait_sites() -> [&'static Site; 4] {
     [
         &control::CONTROL,
         &service::DRAINING,
         &copy_threads::SETTLING,
+        &link::TURN,
     ]
 }

@@ -1,5 +1,6 @@
 use std::fmt;
 use std::io;
+use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::Duration;
@@ -8,6 +9,7 @@ use rustix::fs::{OFlags, fcntl_getfl, fstat};
 use slackwater_base::Instant;
 use slackwater_engine::Notice;
 use slackwater_memory::{Mapping, RefusedMemory};
+use slackwater_wait::{Event, Site, Waiting};
 use slackwater_wire::data::{Capability, Refusal};
 use thiserror::Error;
 use zerocopy::byteorder::little_endian::{U32, U64};
@@ -68,11 +70,41 @@ pub(crate) struct Link {
     service: Weak<Service>,
     token: u64,
     exchange: Mutex<Exchange>,
+    /// Notified when a question was answered, so that the next may be asked.
+    answered: Event,
     /// Windows that are no longer used; the next question tells the owner.
     detached: Mutex<Vec<Detach>>,
 }
 
-struct Exchange {
+/// The right to ask. When it is dropped the next caller that waits for it has it.
+pub(crate) struct Turn<'a> {
+    exchange: Option<MutexGuard<'a, Exchange>>,
+    answered: &'a Event,
+}
+
+impl Deref for Turn<'_> {
+    type Target = Exchange;
+
+    fn deref(&self) -> &Exchange {
+        self.exchange.as_ref().expect("held until the drop")
+    }
+}
+
+impl DerefMut for Turn<'_> {
+    fn deref_mut(&mut self) -> &mut Exchange {
+        self.exchange.as_mut().expect("held until the drop")
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        // First, or the one that is woken finds it held.
+        drop(self.exchange.take());
+        self.answered.notify(1);
+    }
+}
+
+pub(crate) struct Exchange {
     question: u64,
     buffer: Vec<u8>,
     memories: Vec<MappedMemory>,
@@ -128,6 +160,8 @@ const LATE_MAX: usize = 16;
 /// By so much a process ends after the last of its sockets, and far more.
 const EXIT_TIME: Duration = Duration::from_millis(500);
 
+pub(crate) static TURN: Site = Site::new("host question");
+
 impl Link {
     /// Opens a link to a process; `gone` is called once when that ends.
     pub(crate) fn open(
@@ -159,6 +193,7 @@ impl Link {
                 seal,
                 turned_away: None,
             }),
+            answered: Event::new(),
             detached: Mutex::default(),
         }))
     }
@@ -223,23 +258,54 @@ impl Link {
         notice: Option<&Notice>,
         deadline: Instant,
     ) -> Result<(Vec<Result<OpenWindow, WindowError>>, bool), WindowError> {
-        let mut exchange = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
-        self.exchange(&mut exchange, capabilities, notice, deadline)
+        self.exchange(&mut self.turn(), capabilities, notice, deadline)
     }
 
-    /// [`Link::ask`] for one window, unless a question is under way.
-    pub(crate) fn try_ask(
+    /// [`Link::ask`] for one window. None where the questions of others take until the deadline.
+    pub(crate) fn ask_by(
         self: &Arc<Self>,
         capability: Capability,
         deadline: Instant,
     ) -> Option<Result<OpenWindow, WindowError>> {
-        let mut exchange = match self.exchange.try_lock() {
-            Ok(exchange) => exchange,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
-        let asked = self.exchange(&mut exchange, &[capability], None, deadline);
+        let mut turn = self.turn_by(deadline)?;
+        let asked = self.exchange(&mut turn, &[capability], None, deadline);
         Some(asked.and_then(|(mut opened, _)| opened.pop().unwrap_or(Err(WindowError::Garbled))))
+    }
+
+    /// How many wait for their turn.
+    #[cfg(test)]
+    pub(crate) fn waiting(&self) -> u32 {
+        self.answered.sleepers()
+    }
+
+    pub(crate) fn turn(&self) -> Turn<'_> {
+        self.turn_with(self.exchange.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn turn_by(&self, deadline: Instant) -> Option<Turn<'_>> {
+        loop {
+            let seen = self.answered.seen();
+            match self.exchange.try_lock() {
+                Ok(exchange) => return Some(self.turn_with(exchange)),
+                Err(TryLockError::Poisoned(poisoned)) => {
+                    return Some(self.turn_with(poisoned.into_inner()));
+                }
+                Err(TryLockError::WouldBlock) => {}
+            }
+            let waiting = Waiting::at(&TURN).until(deadline);
+            if self.answered.wait(seen, &waiting).is_err() {
+                // It may have been this one that was told, at the same moment.
+                self.answered.notify(1);
+                return None;
+            }
+        }
+    }
+
+    fn turn_with<'a>(&'a self, exchange: MutexGuard<'a, Exchange>) -> Turn<'a> {
+        Turn {
+            exchange: Some(exchange),
+            answered: &self.answered,
+        }
     }
 
     fn exchange(
@@ -386,7 +452,7 @@ impl Link {
 
     /// Why the owner has ended the link, if it has said so.
     pub(crate) fn farewell(&self) -> Option<&'static str> {
-        let mut exchange = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut exchange = self.turn();
         if exchange.turned_away.is_some() {
             return exchange.turned_away;
         }

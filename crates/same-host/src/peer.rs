@@ -19,7 +19,7 @@ use super::message::NOTICE_MAX;
 use super::mover::HostLimits;
 use super::service::Service;
 
-/// One process of this host, as seen by an initiator. A lone caller asks it for a window for a moment, and a control thread else, so that a stopped process
+/// One process of this host, as seen by an initiator. A caller that waits asks it for a window for a moment, in its turn, and a control thread else, so that a stopped process
 /// delays no other; copies through open windows do not need that thread.
 pub(super) struct HostPeer {
     core: Arc<Core>,

@@ -31,12 +31,13 @@ pub use start::{EngineConfig, StartError};
 
 /// Where the threads of transfers and of their callers wait, with how: counted for the whole process.
 #[must_use]
-pub fn wait_sites() -> [&'static Site; 11] {
+pub fn wait_sites() -> [&'static Site; 12] {
     let [batches, room, notices, closing] = slackwater_engine::wait_sites();
-    let [control, draining, settling] = slackwater_same_host::wait_sites();
+    let [control, draining, settling, turn] = slackwater_same_host::wait_sites();
     let [full, payload] = slackwater_tcp::wait_sites();
     let [staging, files] = slackwater_stage::wait_sites();
     [
-        batches, full, payload, control, draining, settling, room, notices, closing, staging, files,
+        batches, full, payload, control, turn, draining, settling, room, notices, closing, staging,
+        files,
     ]
 }

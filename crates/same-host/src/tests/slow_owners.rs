@@ -2,6 +2,9 @@
 
 use super::*;
 
+/// Longer than it takes to begin to wait.
+const MOMENT: Duration = Duration::from_millis(20);
+
 /// An engine with the host mover alone, and the listener that it takes for an owner.
 fn engine_to(liar: &Liar, limits: HostLimits) -> (Engine, PeerId) {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
@@ -96,6 +99,35 @@ fn an_owner_that_does_not_greet_delays_no_request_past_its_deadline() {
     });
     drop(liar);
     engine.close();
+}
+
+/// Callers on several threads found the link taken and left their questions to the control thread, which was woken for them,
+/// asked, and woke others to copy. Now they take turns.
+#[test]
+fn callers_that_find_a_question_under_way_wait_for_their_turn() {
+    let (far, near) = (
+        owner(ServiceLimits::default()),
+        owner(ServiceLimits::default()),
+    );
+    let region = far.region(Memory::shared(4096).unwrap());
+    let link = far.link(&near);
+    let under_way = link.turn();
+    assert!(link.ask_by(far.grant(&region), Instant::ZERO).is_none());
+    std::thread::scope(|threads| {
+        let asks = [(); 4].map(|()| {
+            let asks = || link.ask_by(far.grant(&region), now() + PATIENCE);
+            threads.spawn(asks)
+        });
+        // One that gives up must not take the turn of another with it.
+        let gives_up = threads.spawn(|| link.ask_by(far.grant(&region), now() + MOMENT));
+        eventually("all wait", || link.waiting() == 4 && gives_up.is_finished());
+        drop(under_way);
+        for ask in asks {
+            let window = ask.join().unwrap().expect("its turn came").unwrap();
+            assert!(window.mark().is_ok());
+        }
+        assert!(gives_up.join().unwrap().is_none());
+    });
 }
 
 /// Each put of a lone caller woke the control thread to ask for its window. Now the caller asks, for a moment; but several

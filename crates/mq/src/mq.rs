@@ -75,7 +75,10 @@ impl Mq {
             && let Some(beside) = Endpoint::beside(address)
             && let Err(error) = listen(&beside)
         {
-            tracing::info!(%beside, %error, "processes of this host connect by TCP");
+            tracing::warn!(
+                %beside, %error,
+                "processes of this host connect by TCP, or to what listens there if it is of their user or root"
+            );
         }
         Ok(bound)
     }

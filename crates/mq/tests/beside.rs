@@ -2,9 +2,11 @@
 
 mod common;
 
-use std::net::SocketAddr;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
 
 use common::*;
 use slackwater_mq::*;
@@ -31,13 +33,6 @@ fn listening(encrypted: bool, beside: bool) -> (ListenOptions, Receiver<String>)
         ..listen_options(Admission::Ask(Arc::new(decide)), encrypted)
     };
     (options, told)
-}
-
-fn socket_of(address: &Address) -> SocketAddr {
-    match address.endpoint().expect("loopback") {
-        Endpoint::Tcp(address) => address,
-        Endpoint::Unix(_) => panic!("a TCP address"),
-    }
 }
 
 #[test]
@@ -93,7 +88,7 @@ fn a_failure_names_the_address_alone() {
     drop(closed);
     let client = client(2);
     let brief = ConnectOptions {
-        timeout: Some(std::time::Duration::from_millis(500)),
+        timeout: Some(Duration::from_millis(500)),
         ..tries(true)
     };
     let Err(ConnectError::Failed { failure, .. }) = client.connect_wait(&address, &brief) else {
@@ -103,26 +98,55 @@ fn a_failure_names_the_address_alone() {
         panic!("there is nothing to look up")
     };
     let tried: Vec<Endpoint> = attempts.into_iter().map(|it| it.endpoint).collect();
-    assert_eq!(tried, [Endpoint::Tcp(socket_of(&address))]);
+    assert_eq!(tried, [address.endpoint().unwrap()]);
+    // One for each round, the last of which may have been cut short.
+    let rounds = client.metrics().reconnects.get() + 1;
+    let failed = client.metrics().caused("link", "connect_failed");
+    assert!(failed <= rounds, "{failed} failures in {rounds} rounds");
 }
 
-/// Where the name is taken, processes of this host connect as those of others do.
-#[test]
-fn a_taken_name_leaves_the_listener_as_it_is() {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = port.local_addr().unwrap();
+/// A listener, and where; `taken` has the name beside it.
+fn behind(taken: impl FnOnce(&Endpoint)) -> (Running, Address, Receiver<String>) {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback");
+    let address = port.local_addr().expect("loopback");
     drop(port);
-    let squatter = server_builder(options(3)).start().unwrap();
-    let name = Endpoint::beside(address).unwrap();
-    squatter.listen(&name, &everybody(false)).unwrap();
-    let server = server_builder(options(1)).start().unwrap();
+    taken(&Endpoint::beside(address).expect("loopback"));
+    let server = server_builder(options(1)).start().expect("loopback");
     let (listening, from) = listening(false, true);
-    let bound = server.listen(&Endpoint::Tcp(address), &listening).unwrap();
-    let client = client(2);
-    let to = client
-        .connect_wait(&Address::of(&bound, None), &tries(false))
-        .unwrap();
-    let said = ask(&client, to, "test.echo", &[b"x"]);
-    assert_eq!(said, Ok(vec![b"x".to_vec()]));
-    assert_eq!(next(&from, "a peer"), "127.0.0.1");
+    let bound = server
+        .listen(&Endpoint::Tcp(address), &listening)
+        .expect("loopback");
+    (server, Address::of(&bound, None), from)
+}
+
+/// A process that has the name and refuses everybody, or says nothing, would have kept clients from the server.
+#[test]
+fn what_listens_beside_does_not_speak_for_what_listens_there() {
+    let refusing = server_builder(options(3)).start().unwrap();
+    let refuse = |name: &Endpoint| {
+        let nobody = listen_options(Admission::Ask(Arc::new(|_| None)), false);
+        refusing.listen(name, &nobody).unwrap();
+    };
+    let mut silent = None;
+    let say_nothing = |name: &Endpoint| {
+        let Endpoint::Unix(name) = name else {
+            unreachable!("made as one")
+        };
+        let name = name.to_str().unwrap().trim_start_matches('@');
+        let name = SocketAddr::from_abstract_name(name).unwrap();
+        silent = Some(UnixListener::bind_addr(&name).unwrap());
+    };
+    let brief = ConnectOptions {
+        timeout: Some(Duration::from_secs(4)),
+        ..tries(true)
+    };
+    let check = |(_server, address, from): (Running, Address, Receiver<String>)| {
+        let client = client(2);
+        let to = client.connect_wait(&address, &brief).unwrap();
+        let said = ask(&client, to, "test.echo", &[b"x"]);
+        assert_eq!(said, Ok(vec![b"x".to_vec()]));
+        assert_eq!(next(&from, "a peer"), "127.0.0.1");
+    };
+    check(behind(refuse));
+    check(behind(say_nothing));
 }

@@ -67,7 +67,7 @@ pub enum Source {
         uid: u32,
         /// Group id.
         gid: u32,
-        /// Process id.
+        /// Process id; 0 for a process in a namespace out of sight.
         pid: i32,
     },
 }

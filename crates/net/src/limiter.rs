@@ -8,11 +8,11 @@ use crate::{Origin, TokenBucket};
 pub struct PreAuthLimits {
     /// Unproven connections in all; more wait in the kernel's queue.
     pub total: usize,
-    /// Unproven connections of one source address; more are closed.
+    /// Unproven connections of one source, an address or a user of this machine; more are closed.
     pub per_source: usize,
     /// New connections per second in all; more wait.
     pub rate: u32,
-    /// New connections per second of one source address; more are closed.
+    /// New connections per second of one source; more are closed.
     pub rate_per_source: u32,
 }
 

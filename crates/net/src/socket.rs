@@ -1,8 +1,9 @@
 //! The kernel's sockets: TCP and Unix streams behind one type, with the options that all of them get.
 
 use std::ffi::OsStr;
-use std::io::{self, IoSlice, Read, Write};
+use std::io::{self, IoSlice, Read};
 use std::net::SocketAddr;
+use std::num::NonZeroI32;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -11,6 +12,8 @@ use std::time::Duration;
 
 use mio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use mio::{Interest, Registry, Token};
+use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
+use slackwater_wait::PeerCredentials;
 use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, TcpKeepalive, Type};
 
 use crate::{Connect, Endpoint, Source};
@@ -225,11 +228,15 @@ impl Stream {
         }
     }
 
+    /// A closed peer is an error, and no signal: a C program that has not thought of one would end.
     pub(crate) fn write(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
-        match self {
-            Stream::Tcp(stream) => stream.write_vectored(pieces),
-            Stream::Unix(stream, _) => stream.write_vectored(pieces),
-        }
+        let nothing = &mut SendAncillaryBuffer::default();
+        Ok(sendmsg(
+            self.descriptor(),
+            pieces,
+            nothing,
+            SendFlags::NOSIGNAL,
+        )?)
     }
 }
 
@@ -269,11 +276,11 @@ impl Listener {
                 .map(|(stream, from)| (Stream::Tcp(stream), Source::Ip(from))),
             Listener::Unix(listener) => {
                 let (stream, _) = listener.accept()?;
-                let peer = rustix::net::sockopt::socket_peercred(stream.as_fd())?;
+                let peer = PeerCredentials::of(&stream)?;
                 let source = Source::Process {
-                    uid: peer.uid.as_raw(),
-                    gid: peer.gid.as_raw(),
-                    pid: peer.pid.as_raw_nonzero().get(),
+                    uid: peer.uid,
+                    gid: peer.gid,
+                    pid: peer.pid.map_or(0, NonZeroI32::get),
                 };
                 Ok((Stream::Unix(stream, false), source))
             }
@@ -314,7 +321,7 @@ pub(crate) fn check_free(address: SocketAddr) -> io::Result<()> {
 }
 
 /// Whether it is an abstract name and no file.
-fn is_abstract(path: &Path) -> bool {
+pub(crate) fn is_abstract(path: &Path) -> bool {
     path.as_os_str().as_bytes().starts_with(b"@")
 }
 
@@ -333,9 +340,9 @@ fn connect_unix(path: &Path) -> io::Result<UnixStream> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?;
     socket.connect(&unix_address(path)?)?;
     if is_abstract(path) {
-        let owner = rustix::net::sockopt::socket_peercred(&socket)?.uid;
-        if !(owner.is_root() || owner == rustix::process::geteuid()) {
-            let why = format!("another user, {}, listens there", owner.as_raw());
+        let owner = PeerCredentials::of(&socket)?.uid;
+        if owner != 0 && owner != rustix::process::geteuid().as_raw() {
+            let why = format!("another user, {owner}, listens there");
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
         }
     }

@@ -2,7 +2,7 @@
 //! slow readers, unauthenticated peers over the limit.
 
 use std::collections::BTreeMap;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -238,8 +238,8 @@ impl Drop for World {
 }
 
 #[expect(clippy::print_stdout, reason = "what is skipped is said")]
-fn skip(why: &str) {
-    println!("skipped: {why}");
+fn say(words: &str) {
+    println!("{words}");
 }
 
 /// A name that no other test process has.
@@ -372,7 +372,7 @@ fn what_another_user_listens_on_is_not_connected_to() {
         .spawn();
     let mut other = match spawned {
         Ok(other) => other,
-        Err(why) => return skip(&format!("no process of another user: {why}")),
+        Err(why) => return say(&format!("skipped: no process of another user: {why}")),
     };
     let mut said = [0; 6];
     other
@@ -386,6 +386,45 @@ fn what_another_user_listens_on_is_not_connected_to() {
     assert!(refused.contains("another user, 65534"), "{refused}");
     drop(other.stdin.take());
     other.wait().unwrap();
+}
+
+/// The kernel has no number for a process that is in a namespace out of sight, and one was read from it all the same.
+#[test]
+fn a_peer_out_of_sight_is_served_without_a_number() {
+    const INSIDE: &str = "SLACKWATER_TEST_SOCKET_BESIDE";
+    if let Ok(name) = std::env::var(INSIDE) {
+        let world = World::start(Limits::default(), 0);
+        world.listen(Endpoint::Unix(name.into()), false).unwrap();
+        say("ready");
+        return world.expect("accepted uid 0 gid 0 pid 0");
+    }
+    let endpoint = named("sight");
+    let Endpoint::Unix(name) = &endpoint else {
+        unreachable!("made as one")
+    };
+    let spawned = Command::new("unshare")
+        .args(["--pid", "--fork", "--kill-child"])
+        .arg(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "a_peer_out_of_sight_is_served_without_a_number",
+            "--nocapture",
+        ])
+        .env(INSIDE, name)
+        .stdout(Stdio::piped())
+        .spawn();
+    let mut inside = match spawned {
+        Ok(inside) => inside,
+        Err(why) => return say(&format!("skipped: no namespace of processes: {why}")),
+    };
+    let mut lines = BufReader::new(inside.stdout.take().unwrap()).lines();
+    if !lines.any(|line| line.unwrap().contains("ready")) {
+        return say("skipped: no namespace of processes");
+    }
+    let world = World::start(Limits::default(), 0);
+    world.connected(endpoint);
+    let rest: Vec<String> = lines.map(|line| line.unwrap()).collect();
+    assert!(inside.wait().unwrap().success(), "{rest:?}");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use rustix::fs::{OFlags, fcntl_getfl, fstat};
 use slackwater_base::Instant;
 use slackwater_engine::Notice;
 use slackwater_memory::{Mapping, RefusedMemory};
-use slackwater_wait::{Event, Site, Waiting};
+use slackwater_wait::{Event, Park, Site, Waiting};
 use slackwater_wire::data::{Capability, Refusal};
 use thiserror::Error;
 use zerocopy::byteorder::little_endian::{U32, U64};
@@ -160,6 +160,9 @@ const LATE_MAX: usize = 16;
 /// By so much a process ends after the last of its sockets, and far more.
 const EXIT_TIME: Duration = Duration::from_millis(500);
 
+/// A question that is asked later than this before its deadline would only leave an answer that nobody takes.
+const ANSWER_TIME: Duration = Duration::from_millis(2);
+
 pub(crate) static TURN: Site = Site::new("host question");
 
 impl Link {
@@ -267,7 +270,7 @@ impl Link {
         capability: Capability,
         deadline: Instant,
     ) -> Option<Result<OpenWindow, WindowError>> {
-        let mut turn = self.turn_by(deadline)?;
+        let mut turn = self.turn_by(deadline - ANSWER_TIME)?;
         let asked = self.exchange(&mut turn, &[capability], None, deadline);
         Some(asked.and_then(|(mut opened, _)| opened.pop().unwrap_or(Err(WindowError::Garbled))))
     }
@@ -292,7 +295,7 @@ impl Link {
                 }
                 Err(TryLockError::WouldBlock) => {}
             }
-            let waiting = Waiting::at(&TURN).until(deadline);
+            let waiting = Waiting::at(&TURN).by(&Park).until(deadline);
             if self.answered.wait(seen, &waiting).is_err() {
                 // It may have been this one that was told, at the same moment.
                 self.answered.notify(1);

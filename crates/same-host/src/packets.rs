@@ -1,6 +1,6 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::cmsg_space;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -86,29 +86,10 @@ impl Packets {
 
     /// The process at the other end, as the kernel saw it when the connection was made.
     pub(crate) fn peer(&self) -> io::Result<PeerCredentials> {
-        // Not by rustix: its process number cannot be 0, which the kernel gives for a process of another namespace.
-        let mut found = libc::ucred {
-            pid: 0,
-            uid: libc::uid_t::MAX,
-            gid: libc::gid_t::MAX,
-        };
-        let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-        // SAFETY: the kernel writes at most `len` bytes, the size of `found`, which any bytes are a value of.
-        let got = unsafe {
-            libc::getsockopt(
-                self.0.as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_PEERCRED,
-                (&raw mut found).cast(),
-                &raw mut len,
-            )
-        };
-        if got != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        let peer = slackwater_wait::PeerCredentials::of(&self.0)?;
         Ok(PeerCredentials {
-            pid: Pid::from_raw(found.pid),
-            user: found.uid,
+            pid: peer.pid.and_then(|pid| Pid::from_raw(pid.get())),
+            user: peer.uid,
         })
     }
 

@@ -12,6 +12,7 @@ mod clock;
 mod completion;
 mod countdown;
 mod cpus;
+mod credentials;
 mod event;
 #[cfg(feature = "failpoints")]
 mod failpoint;
@@ -36,6 +37,7 @@ pub use clock::now;
 pub use completion::{Abandoned, Completer, Completion};
 pub use countdown::{AlreadyHooked, Countdown, Hook};
 pub use cpus::{Cpus, cpu_list, current_cpu};
+pub use credentials::PeerCredentials;
 pub use event::{Event, Seen};
 #[cfg(feature = "failpoints")]
 pub use failpoint::{FAILPOINT_ENV, failpoint};

@@ -29,6 +29,8 @@ pub(super) struct Dialing {
     known: Vec<SocketAddr>,
     is_resolving: bool,
     untried: VecDeque<Endpoint>,
+    /// When a try by the socket beside an address gives way to TCP: what listens there may say nothing.
+    gives_way: Instant,
     /// The outcomes of the addresses of this round so far.
     attempts: Vec<Attempt>,
     /// Why the name could not be looked up in this round.
@@ -61,15 +63,26 @@ impl Dialing {
             known: Vec::new(),
             is_resolving: false,
             untried: VecDeque::new(),
+            gives_way: Instant::NEVER,
             attempts: Vec::new(),
             unresolved: None,
         }
+    }
+
+    /// Whether what is tried now is the socket beside an address, which is tried by TCP after it.
+    pub(super) fn is_beside(&self) -> bool {
+        self.gives_way < Instant::NEVER
+    }
+
+    pub(super) fn gives_way(&self) -> Instant {
+        self.gives_way
     }
 
     /// Begins a round of a link that is given up at `give_up`.
     pub(super) fn begin(&mut self, now: Instant, give_up: Instant) -> Next {
         self.until = give_up.min(now + self.timeout);
         self.attempts.clear();
+        self.gives_way = Instant::NEVER;
         self.untried.clear();
         self.unresolved = None;
         match &self.place {
@@ -116,8 +129,13 @@ impl Dialing {
         };
         let timeout = now.until(self.until) / shares;
         // That a listener has no socket beside it is nothing to tell.
-        let is_beside = |attempt: &mut Attempt| matches!(attempt.endpoint, Endpoint::Unix(_));
-        self.attempts.pop_if(is_beside);
+        if self.is_beside() {
+            self.attempts.pop();
+        }
+        self.gives_way = match (&self.place, &endpoint) {
+            (Place::Tcp { .. }, Endpoint::Unix(_)) => now + timeout,
+            _ => Instant::NEVER,
+        };
         self.attempts.push(Attempt {
             endpoint: endpoint.clone(),
             error: "no answer".into(),
@@ -140,6 +158,7 @@ impl Dialing {
     /// The link is up: frees the state of the round, which thousands of idle links would otherwise keep.
     pub(super) fn succeeded(&mut self) {
         self.attempts = Vec::new();
+        self.gives_way = Instant::NEVER;
         self.untried = VecDeque::new();
     }
 

@@ -341,8 +341,15 @@ impl Shard {
         reason: &str,
         refused: bool,
     ) {
-        self.context.metrics.count("link", cause);
         let backoff = self.context.options.reconnect;
+        let peer = self.peers.get_mut(at);
+        let gives_way = |peer: &mut Peer| peer.outgoing().is_some_and(|it| it.dialing.is_beside());
+        // What listens beside an address does not speak for what listens at it.
+        let gives_way = peer.is_some_and(gives_way);
+        let refused = refused && !gives_way;
+        if !gives_way {
+            self.context.metrics.count("link", cause);
+        }
         let Some(peer) = self.peers.get_mut(at) else {
             return;
         };
@@ -510,7 +517,11 @@ impl Shard {
         peer.rest.timer = None;
         let is_expired = peer.up && now >= peer.expires();
         let (mut is_late, mut is_due) = (false, false);
+        let up = peer.up;
         if let Some(outgoing) = peer.outgoing() {
+            if !up && now >= outgoing.dialing.gives_way() {
+                return self.lost(net, at, "connect_timeout", "no answer", false);
+            }
             is_late = !outgoing.established && now >= outgoing.give_up;
             is_due = now >= outgoing.retry;
         }

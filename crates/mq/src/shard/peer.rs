@@ -201,6 +201,7 @@ impl Peer {
         };
         link.min(outgoing.gives_up())
             .min(outgoing.retry)
+            .min(outgoing.dialing.gives_way())
             .min(self.expires())
     }
 

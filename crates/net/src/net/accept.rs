@@ -8,7 +8,7 @@ use slackwater_base::Instant;
 
 use super::{Accepting, Alarm, LISTENER_BIT, Phase, is_out_of_descriptors, system_error};
 use crate::limiter::Refused;
-use crate::socket::{Listener, Stream, check_free};
+use crate::socket::{Listener, Stream, check_free, is_abstract};
 use crate::{ConnId, Endpoint, Event, Listen, ListenerId, Net, NetError, Protocol};
 
 const ACCEPTS_PER_TURN: usize = 64;
@@ -63,7 +63,9 @@ impl Net {
     pub fn stop_listening(&mut self, id: ListenerId) {
         if let Some(accepting) = self.listeners.try_remove(id.0 as usize) {
             self.counters.socket_calls.add_alone(1);
-            if let Endpoint::Unix(path) = &accepting.endpoint {
+            if let Endpoint::Unix(path) = &accepting.endpoint
+                && !is_abstract(path)
+            {
                 let _ = std::fs::remove_file(path);
             }
         }

@@ -71,7 +71,7 @@ impl Net {
                 false => entry.outbox = Some(outbox),
             }
         }
-        let (queued, blocked) = (entry.queued_bytes(), entry.blocked);
+        let (queued, blocked) = (entry.queued_bytes(), entry.blocked || entry.raw.is_some());
         self.await_room(conn, blocked);
         let Some(entry) = super::entry(&mut self.conns, conn) else {
             return;

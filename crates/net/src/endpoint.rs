@@ -148,12 +148,15 @@ mod tests {
 
     /// A host with an IPv6 network of its own used a new address for every connection, and no limit applied.
     #[test]
-    fn addresses_of_one_network_count_as_one_source() {
+    fn addresses_of_one_network_and_processes_of_one_user_count_as_one_source() {
         let ip =
             |text: &str| Source::Ip(SocketAddr::new(text.parse().expect("an address"), 1)).origin();
         assert_eq!(ip("2001:db8:1:2::7"), ip("2001:db8:1:2:ffff::9"));
         assert_ne!(ip("2001:db8:1:2::7"), ip("2001:db8:1:3::7"));
         assert_eq!(ip("::ffff:127.0.0.1"), ip("127.0.0.1"));
         assert_ne!(ip("127.0.0.1"), ip("127.0.0.2"));
+        let process = |uid, pid| Source::Process { uid, gid: 0, pid }.origin();
+        assert_eq!(process(7, 1), process(7, 2));
+        assert_ne!(process(7, 1), process(8, 1));
     }
 }

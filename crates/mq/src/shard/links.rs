@@ -342,17 +342,15 @@ impl Shard {
         refused: bool,
     ) {
         let backoff = self.context.options.reconnect;
-        let peer = self.peers.get_mut(at);
-        let gives_way = |peer: &mut Peer| peer.outgoing().is_some_and(|it| it.dialing.is_beside());
+        let Some(peer) = self.peers.get_mut(at) else {
+            return;
+        };
         // What listens beside an address does not speak for what listens at it.
-        let gives_way = peer.is_some_and(gives_way);
+        let gives_way = peer.outgoing().is_some_and(|it| it.dialing.is_beside());
         let refused = refused && !gives_way;
         if !gives_way {
             self.context.metrics.count("link", cause);
         }
-        let Some(peer) = self.peers.get_mut(at) else {
-            return;
-        };
         peer.link = None;
         let was_up = std::mem::take(&mut peer.up);
         if let Some(conn) = peer.conn.take() {

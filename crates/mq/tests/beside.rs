@@ -83,9 +83,8 @@ fn a_link_that_was_lost_finds_the_way_that_there_is_now() {
 /// A listener of an earlier release has no such socket, and that is nothing to tell.
 #[test]
 fn a_failure_names_the_address_alone() {
-    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = Address::tcp(closed.local_addr().unwrap());
-    drop(closed);
+    // The kernel gives no listener of another test this port.
+    let address = Address::tcp(([127, 0, 0, 1], 1).into());
     let client = client(2);
     let brief = ConnectOptions {
         timeout: Some(Duration::from_millis(500)),
@@ -107,7 +106,8 @@ fn a_failure_names_the_address_alone() {
 
 /// A listener, and where; `taken` has the name beside it.
 fn behind(taken: impl FnOnce(&Endpoint)) -> (Running, Address, Receiver<String>) {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback");
+    // No other test takes a port of this host before the server has it.
+    let port = std::net::TcpListener::bind("127.0.0.88:0").expect("loopback");
     let address = port.local_addr().expect("loopback");
     drop(port);
     taken(&Endpoint::beside(address).expect("loopback"));

@@ -3,7 +3,7 @@
 mod common;
 
 use std::io;
-use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -37,11 +37,12 @@ fn socket_of(address: &Address) -> SocketAddr {
     }
 }
 
-/// An address of this machine where nothing listens.
-fn closed() -> SocketAddr {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("loopback works");
-    listener.local_addr().expect("loopback works")
-}
+/// Addresses of this machine where nothing listens. That of a listener which was dropped was soon the address of a
+/// server of another test: the kernel gives no listener these ports unasked.
+const CLOSED: [SocketAddr; 2] = [
+    SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 1)),
+    SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 2)),
+];
 
 /// A listener whose queue is full, so that the kernel leaves further connections without an answer; and its address.
 fn silent() -> (Vec<socket2::Socket>, SocketAddr) {
@@ -75,7 +76,7 @@ fn silent() -> (Vec<socket2::Socket>, SocketAddr) {
 fn every_address_of_a_name_is_tried_in_order() {
     let server = server_builder(options(1)).start().unwrap();
     let listening = socket_of(&listen(&server, &everybody(false)));
-    let addresses = vec![closed(), closed(), listening];
+    let addresses = [CLOSED[0], CLOSED[1], listening].to_vec();
     let client = client_with(move || Ok(addresses.clone()));
     let to = connect(&client, &name());
     assert_eq!(
@@ -104,8 +105,7 @@ fn an_address_that_does_not_answer_leaves_time_for_the_next() {
 /// In a tenth of a second a busy machine tried the first address only.
 #[test]
 fn a_failure_tells_which_addresses_were_tried() {
-    let closed = [closed(), closed()];
-    let client = client_with(move || Ok(closed.to_vec()));
+    let client = client_with(|| Ok(CLOSED.to_vec()));
     let brief = ConnectOptions {
         timeout: Some(Duration::from_secs(2)),
         ..ConnectOptions::default()
@@ -120,7 +120,7 @@ fn a_failure_tells_which_addresses_were_tried() {
         .iter()
         .map(|attempt| attempt.endpoint.clone())
         .collect();
-    assert_eq!(tried, closed.map(Endpoint::Tcp));
+    assert_eq!(tried, CLOSED.map(Endpoint::Tcp));
     assert!(
         attempts
             .iter()

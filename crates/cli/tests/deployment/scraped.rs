@@ -48,8 +48,8 @@ impl Prometheus {
             folder.join("alerts.yaml"),
         )
         .unwrap();
-        // It takes no port that it chooses itself.
-        let free = TcpListener::bind("127.0.0.1:0").unwrap();
+        // It takes no port that it chooses itself, and no other test one of this host.
+        let free = TcpListener::bind("127.0.0.52:0").unwrap();
         let address = free.local_addr().unwrap().to_string();
         drop(free);
         let child = Command::new("prometheus")

@@ -68,7 +68,8 @@ fn a_process_manager_hears_whether_a_node_has_its_master() {
     let place = Place::new();
     let name = place.path("notify").to_str().unwrap().to_owned();
     let manager = manager(&name);
-    let listen = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    // No other test takes a port of this host before the master has it.
+    let listen = std::net::TcpListener::bind("127.0.0.71:0").unwrap();
     let address = listen.local_addr().unwrap().to_string();
     drop(listen);
     let master = format!("tcp://{address}");

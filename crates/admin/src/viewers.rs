@@ -176,7 +176,8 @@ impl Viewers {
         if self.is_fresh() {
             return;
         }
-        let begun = Instant::now();
+        // By the clock of `due`.
+        let begun = tokio::time::Instant::now();
         let mut sampler = std::mem::replace(&mut *kept, Sampler::new(self.begun));
         let taken = call(Arc::clone(&self.source), move |source| {
             let sample = sampler.take(source);
@@ -189,7 +190,7 @@ impl Viewers {
             }
             Err(failure) => Err(failure),
         };
-        self.tell(sample, INTERVAL.max(begun.elapsed() * SHARE));
+        self.tell(sample, pause_after(begun.elapsed()));
     }
 
     fn is_fresh(&self) -> bool {
@@ -233,6 +234,11 @@ impl Viewers {
         open.is_sampled = !over;
         over
     }
+}
+
+/// How long after a sample that took so long the next one may be taken.
+fn pause_after(took: Duration) -> Duration {
+    INTERVAL.max(took * SHARE)
 }
 
 /// One stream.

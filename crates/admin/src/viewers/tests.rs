@@ -143,6 +143,15 @@ fn asked(event: &Bytes) -> u64 {
     sample["stats"]["asked"].as_u64().unwrap()
 }
 
+/// Samples were timed by another clock than their pauses, so that a busy machine made the pauses of these tests longer.
+#[test]
+fn samples_take_a_small_share_of_the_time() {
+    let check = |took: Duration, pause: Duration| assert_eq!(pause_after(took), pause, "{took:?}");
+    check(Duration::ZERO, INTERVAL);
+    check(INTERVAL / SHARE, INTERVAL);
+    check(INTERVAL, INTERVAL * SHARE);
+}
+
 #[tokio::test(start_paused = true)]
 async fn one_sample_is_for_all_who_look() {
     let world = World::new();

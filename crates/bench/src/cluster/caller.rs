@@ -59,6 +59,8 @@ impl Caller {
             address,
             &ConnectOptions {
                 timeout,
+                // As clients on the master's host do.
+                beside: true,
                 ..ConnectOptions::default()
             },
         );

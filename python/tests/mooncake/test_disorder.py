@@ -14,6 +14,22 @@ from conftest import Starter
 
 SEED = int(os.environ.get("MOONCAKE_SEED", "14"))
 SCRIPT = Path(__file__).with_name("disorder.py")
+IMPORTS = """
+import sys
+import slackwater.compat
+slackwater.compat.install(over=True)
+from mooncake.engine import TransferEngine
+from mooncake.store import MooncakeDistributedStore
+before, master = set(sys.modules), sys.argv[1]
+store, engine = MooncakeDistributedStore(), TransferEngine()
+assert store.setup("localhost", "P2PHANDSHAKE", 1 << 20, 1 << 20, "tcp", "", master) == 0
+assert store.put("k", b"v") == 0 and store.get("k") == b"v" and store.remove("k", True) == 0
+assert store.setup_dummy(0, 0, "127.0.0.1:1") != 0
+assert engine.initialize("localhost", "P2PHANDSHAKE", "tcp", "") == 0
+engine.transfer_sync_write("127.0.0.1:1", 0, 0, 1)
+store.close()
+print(sorted(set(sys.modules) - before))
+"""
 
 
 @pytest.mark.parametrize("number", range(4))
@@ -29,6 +45,12 @@ def test_calls_in_any_order_leave_a_store_that_works(number: int, started: Start
         lender.close()
     assert ran.returncode == 0 and ran.stdout.startswith("alive after"), f"seed {seed}: {ran.returncode}\n{ran.stderr[-4000:]}"
     assert int(ran.stdout.split()[2]) > 0, "nothing was interrupted"
+
+
+def test_a_call_imports_nothing_where_ctrl_c_could_come(master: str) -> None:
+    """The first look-up of a name imported a codec. Ctrl-C there blocked every later import, or each look-up failed."""
+    ran = subprocess.run([sys.executable, "-c", IMPORTS, master], capture_output=True, text=True, timeout=60)
+    assert ran.stdout == "[]\n", ran.stdout + ran.stderr
 
 
 def test_an_interruption_of_what_is_logged_is_not_lost(master: str) -> None:

@@ -1,8 +1,9 @@
 """How fast calls of `mooncake.store` are: `python python/bench/mooncake_calls.py HOST:PORT`, of a `slackwater serve` with 1 GiB.
 
 Prints how long calls of one thread take, to be held against `slackwater bench store --served --paths same_host --blocks 4KiB
---concurrency 1` for the same from Rust; what 64 threads read by `get_into` to what one thread reads, in rounds that take turns;
-and how long `batch_is_exist` takes for 10,000 keys of which every second is there.
+--concurrency 1` for the same from Rust; what 64 threads read by `get_into` to what one thread reads, in rounds that take turns,
+beside what they copy without a store, which is as much as the interpreter's lock lets through; and how long `batch_is_exist`
+takes for 10,000 keys of which every second is there.
 """
 
 import ctypes
@@ -25,17 +26,15 @@ SIZES = (4096, 65536, 1 << 20)
 CALLS, PAGE, PAGES = 20_000, 4096, 128
 
 
-def read_for(store: MooncakeDistributedStore, threads: int, size: int, buffers: list[ctypes.Array[ctypes.c_char]]) -> float:
-    """Bytes a second that so many threads read together."""
+def moved_for(threads: int, size: int, move: Callable[[int], int]) -> float:
+    """Bytes a second that so many threads move together."""
     begin, counts = threading.Barrier(threads + 1), [0] * threads
-    key = f"value-{size}"
 
     def run(thread: int) -> None:
-        address = ctypes.addressof(buffers[thread])
         begin.wait()
         until = time.monotonic() + ROUND_SECONDS
         while time.monotonic() < until:
-            if store.get_into(key, address, size) != size:
+            if move(thread) != size:
                 raise SystemExit("a read failed")
             counts[thread] += 1
 
@@ -47,6 +46,35 @@ def read_for(store: MooncakeDistributedStore, threads: int, size: int, buffers: 
     for thread in running:
         thread.join()
     return sum(counts) * size / (time.monotonic() - began)
+
+
+def show_threads(store: MooncakeDistributedStore) -> None:
+    """Prints what many threads read to what one reads, and what they copy to what one copies."""
+    memory = [bytearray(max(SIZES)) for _ in range(THREADS)]
+    addresses = [ctypes.addressof((ctypes.c_char * len(one)).from_buffer(one)) for one in memory]
+    for size in SIZES:
+        key, value = f"value-{size}", bytes(size)
+        store.put(key, value)
+        views = [memoryview(one)[:size] for one in memory]
+
+        def read(thread: int, key: str = key, size: int = size) -> int:
+            return store.get_into(key, addresses[thread], size)
+
+        def copy(thread: int, views: list[memoryview] = views, value: bytes = value) -> int:
+            views[thread][:] = value
+            return len(value)
+
+        kept: dict[str, list[float]] = {"reads": [], "copies": []}
+        alone = []
+        for _ in range(ROUNDS):
+            for name, move in (("reads", read), ("copies", copy)):
+                one = moved_for(1, size, move)
+                kept[name].append(moved_for(THREADS, size, move) / one)
+                if move is read:
+                    alone.append(one)
+        one = statistics.median(alone)
+        told = ", ".join(f"{name} {statistics.median(of):.2f} ({min(of):.2f} - {max(of):.2f})" for name, of in kept.items())
+        print(f"{size} bytes, {THREADS} threads / 1 thread: {told}; get_into by 1 thread {one / 1e9:.2f} GB/s, {size / one * 1e6:.1f} us a call")
 
 
 def show_calls(store: MooncakeDistributedStore) -> None:
@@ -99,16 +127,7 @@ def main() -> None:
     if store.setup("localhost", "P2PHANDSHAKE", 0, 64 << 20, "tcp", "", sys.argv[1]) != 0:
         sys.exit("no store there")
     show_calls(store)
-    buffers = [ctypes.create_string_buffer(max(SIZES)) for _ in range(THREADS)]
-    for size in SIZES:
-        store.put(f"value-{size}", bytes(size))
-        rounds = [(read_for(store, 1, size, buffers), read_for(store, THREADS, size, buffers)) for _ in range(ROUNDS)]
-        ratios = sorted(many / one for one, many in rounds)
-        one = statistics.median(one for one, _ in rounds)
-        print(
-            f"get_into of {size} bytes: {THREADS} threads / 1 thread {statistics.median(ratios):.2f} "
-            f"({ratios[0]:.2f} - {ratios[-1]:.2f}), 1 thread {one / 1e9:.2f} GB/s, {size / one * 1e6:.1f} us a call"
-        )
+    show_threads(store)
     names = [f"key-{number}" for number in range(KEYS)]
     if store.put_batch(names[::2], [b"v"] * (KEYS // 2)) != 0:
         sys.exit("the keys are not stored")

@@ -2,7 +2,7 @@
 
 Prints how long calls of one thread take, to be held against `slackwater bench store --served --paths same_host --blocks 4KiB
 --concurrency 1` for the same from Rust; what 64 threads read by `get_into` to what one thread reads, in rounds that take turns,
-beside what they copy without a store, which is as much as the interpreter's lock lets through; and how long `batch_is_exist`
+beside what they copy without a store while they hold the interpreter's lock; and how long `batch_is_exist`
 takes for 10,000 keys of which every second is there.
 """
 

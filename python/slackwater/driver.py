@@ -1,11 +1,13 @@
 """Runs the calls of a client for coroutines, on a bounded number of threads."""
 
 import asyncio
-import concurrent.futures
 import contextlib
 import contextvars
 import os
 from collections.abc import Callable
+
+# From where it is: the package imports it at the first use.
+from concurrent.futures.thread import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from ._native import Cancelling
@@ -29,7 +31,7 @@ class Driver:
         self._begin()
 
     def _begin(self) -> None:
-        self._threads = concurrent.futures.ThreadPoolExecutor(self._count, thread_name_prefix="slackwater")
+        self._threads = ThreadPoolExecutor(self._count, thread_name_prefix="slackwater")
         self._process = os.getpid()
 
     async def call(self, function: Callable[..., T], *arguments: Any, **keywords: Any) -> T:

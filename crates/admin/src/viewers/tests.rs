@@ -18,6 +18,8 @@ use crate::guard::Token;
 struct Counted {
     asked: AtomicU64,
     broken: AtomicBool,
+    /// How long a sample takes, by the clock of the machine.
+    takes: Mutex<Duration>,
     quotas: Vec<QuotaState>,
 }
 
@@ -48,6 +50,7 @@ impl Source for Counted {
         KvEventCounts::default()
     }
     fn stats(&self) -> Result<Value, Failure> {
+        std::thread::sleep(*self.takes.lock().unwrap());
         let asked = self.asked.fetch_add(1, Ordering::Relaxed);
         if self.broken.load(Ordering::Relaxed) {
             return Err(Failure::new(
@@ -143,13 +146,24 @@ fn asked(event: &Bytes) -> u64 {
     sample["stats"]["asked"].as_u64().unwrap()
 }
 
-/// Samples were timed by another clock than their pauses, so that a busy machine made the pauses of these tests longer.
 #[test]
 fn samples_take_a_small_share_of_the_time() {
     let check = |took: Duration, pause: Duration| assert_eq!(pause_after(took), pause, "{took:?}");
     check(Duration::ZERO, INTERVAL);
     check(INTERVAL / SHARE, INTERVAL);
     check(INTERVAL, INTERVAL * SHARE);
+}
+
+/// Samples were timed by another clock than their pauses, so that a busy machine made the pauses of these tests longer.
+#[tokio::test(start_paused = true)]
+async fn samples_are_timed_by_the_clock_of_their_pauses() {
+    let world = World::new();
+    *world.source.takes.lock().unwrap() = 2 * INTERVAL / SHARE;
+    let mut viewer = world.join();
+    viewer.next().await.unwrap();
+    let begun = tokio::time::Instant::now();
+    viewer.next().await.unwrap();
+    assert_eq!(begun.elapsed(), INTERVAL);
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,7 +1,9 @@
-//! What requests cost without a master: bytes there and back over blocking sockets, a thread for each.
+//! What requests cost without a master: bytes there and back over blocking Unix sockets, as clients of a master's host have,
+//! a thread for each.
 
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 
 use super::{ClusterError, failed};
 use crate::process::tell;
@@ -12,11 +14,9 @@ const ANSWERED_BYTES: usize = 256;
 
 /// Answers until the process ends.
 pub(super) fn serve() -> Result<(), ClusterError> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed)?;
-    tell(&format!(
-        "listening {}",
-        listener.local_addr().map_err(failed)?
-    ))?;
+    let name = format!("slackwater-echo-{}", std::process::id());
+    let listener = UnixListener::bind_addr(&named(&name)?).map_err(failed)?;
+    tell(&format!("listening {name}"))?;
     // The process that measures ends this one.
     for stream in listener.incoming() {
         let stream = stream.map_err(failed)?;
@@ -25,9 +25,13 @@ pub(super) fn serve() -> Result<(), ClusterError> {
     Ok(())
 }
 
+/// An abstract name, which ends with its process.
+fn named(name: &str) -> Result<SocketAddr, ClusterError> {
+    SocketAddr::from_abstract_name(name).map_err(failed)
+}
+
 /// Ends with its peer.
-fn answer(mut stream: TcpStream) -> std::io::Result<()> {
-    stream.set_nodelay(true)?;
+fn answer(mut stream: UnixStream) -> std::io::Result<()> {
     let (mut asked, answered) = ([0; ASKED_BYTES], [1; ANSWERED_BYTES]);
     loop {
         stream.read_exact(&mut asked)?;
@@ -35,13 +39,12 @@ fn answer(mut stream: TcpStream) -> std::io::Result<()> {
     }
 }
 
-pub(super) struct Asker(TcpStream);
+pub(super) struct Asker(UnixStream);
 
 impl Asker {
-    pub(super) fn connect(address: &str) -> Result<Self, ClusterError> {
-        let stream = TcpStream::connect(address).map_err(failed)?;
-        stream.set_nodelay(true).map_err(failed)?;
-        Ok(Self(stream))
+    pub(super) fn connect(name: &str) -> Result<Self, ClusterError> {
+        let stream = UnixStream::connect_addr(&named(name)?);
+        stream.map(Self).map_err(failed)
     }
 
     pub(super) fn ask(&mut self) -> Result<(), ClusterError> {

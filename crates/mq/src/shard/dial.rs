@@ -128,10 +128,7 @@ impl Dialing {
             return Next::Exhausted;
         };
         let timeout = now.until(self.until) / shares;
-        // That a listener has no socket beside it is nothing to tell.
-        if self.is_beside() {
-            self.attempts.pop();
-        }
+        self.forget_beside();
         self.gives_way = match (&self.place, &endpoint) {
             (Place::Tcp { .. }, Endpoint::Unix(_)) => now + timeout,
             _ => Instant::NEVER,
@@ -166,8 +163,16 @@ impl Dialing {
         !self.untried.is_empty()
     }
 
+    /// That a listener has no socket beside it is nothing to tell.
+    fn forget_beside(&mut self) {
+        if self.is_beside() {
+            self.attempts.pop();
+        }
+    }
+
     /// Why there is no link, for its opener.
     pub(super) fn failure(&mut self, reason: &str) -> ConnectFailure {
+        self.forget_beside();
         match (&self.place, self.unresolved.take()) {
             (Place::Tcp { host, .. }, Some(error)) if self.attempts.is_empty() => {
                 ConnectFailure::Unresolved {

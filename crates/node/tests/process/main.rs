@@ -504,12 +504,17 @@ fn idle(directory: &Path) {
             .is_some_and(|found| found == large)
     );
     store.flush(Duration::from_secs(30)).unwrap();
-    let before = used();
-    // The one sleep: nothing is waited for, it is what is measured.
-    std::thread::sleep(IDLE);
-    let after = used();
+    let look = |_| {
+        let before = used();
+        // The one sleep: nothing is waited for, it is what is measured.
+        std::thread::sleep(IDLE);
+        let after = used();
+        (after.0 - before.0, after.1 - before.1)
+    };
+    // The first may see threads end what they did.
+    let (micros, switches) = (0..3).map(look).min().expect("there are some");
     let mut out = std::io::stdout();
-    writeln!(out, "{} {}", after.0 - before.0, after.1 - before.1).unwrap();
+    writeln!(out, "{micros} {switches}").unwrap();
     store.close().unwrap();
 }
 

@@ -23,7 +23,7 @@ struct Scene {
 
 /// How a peer is slow: a byte at a time.
 const DRIP: Duration = Duration::from_millis(50);
-const TIMEOUT: Duration = Duration::from_millis(300);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Scene {
     fn new(config: TcpConfig) -> Self {

@@ -75,7 +75,10 @@ impl Played {
             .wait_timeout_while(peer, 20 * SECOND, waits)
             .unwrap();
         let since = "the test has not gone on within 20 s";
-        assert!(!waited.timed_out(), "{since}: connection {number}, {peer:?}");
+        assert!(
+            !waited.timed_out(),
+            "{since}: connection {number}, {peer:?}"
+        );
         peer.closes && number <= ALONE + 1
     }
 

@@ -22,7 +22,7 @@ def bind_to_numa_node(node: int) -> None:
     if not isinstance(node, int):
         raise TypeError(f"node: expected a whole number, found {type(node).__name__}")
     try:
-        cpus = _numbers((NODES / f"node{node}" / "cpulist").read_text(encoding="ascii"))
+        cpus = _numbers((NODES / f"node{node}" / "cpulist").read_text(encoding="utf-8"))
         usable = cpus & os.sched_getaffinity(0)
         if not 0 <= node < _NODES_MAX or not usable:
             raise OSError(f"none of its CPUs may run this thread: {sorted(cpus)}")

@@ -28,14 +28,15 @@ CALLS, PAGE, PAGES = 20_000, 4096, 128
 
 def moved_for(threads: int, size: int, move: Callable[[int], int]) -> float:
     """Bytes a second that so many threads move together."""
-    begin, counts = threading.Barrier(threads + 1), [0] * threads
+    begin, counts, wrong = threading.Barrier(threads + 1), [0] * threads, []
 
     def run(thread: int) -> None:
         begin.wait()
         until = time.monotonic() + ROUND_SECONDS
         while time.monotonic() < until:
-            if move(thread) != size:
-                raise SystemExit("a read failed")
+            if (moved := move(thread)) != size:
+                wrong.append(moved)
+                return
             counts[thread] += 1
 
     running = [threading.Thread(target=run, args=(thread,)) for thread in range(threads)]
@@ -45,6 +46,8 @@ def moved_for(threads: int, size: int, move: Callable[[int], int]) -> float:
     began = time.monotonic()
     for thread in running:
         thread.join()
+    if wrong:
+        sys.exit(f"a thread moved {wrong[0]} bytes of {size}")
     return sum(counts) * size / (time.monotonic() - began)
 
 

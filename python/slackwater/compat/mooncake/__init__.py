@@ -1,8 +1,7 @@
 """The package `mooncake` on Slackwater: see `slackwater.compat`."""
 
 # `socket` imports this at its first look-up of a name. Ctrl-C in an import can leave CPython's lock of all imports taken,
-# or the codec unknown for good, so that calls import
-# nothing but what a caller's own values need (torch, numpy).
+# or the codec unknown for good, so that calls import nothing but what a caller's own values need (torch, numpy).
 import encodings.idna
 import pkgutil
 

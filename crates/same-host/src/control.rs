@@ -211,7 +211,9 @@ impl Core {
         }
         let deadline = single.deadline.min(at + CALLERS_PATIENCE);
         let window = match link.ask_by(capability, deadline)? {
-            Ok(window) => window,
+            Ok(window) => Some(window),
+            // It may be kept by now.
+            Err(WindowError::Before) => None,
             Err(WindowError::Refused(refusal)) => return Some(Err(refusal)),
             Err(_) => return None,
         };
@@ -223,7 +225,9 @@ impl Core {
         }
         // Only now: the new window shares the mapping of these, as in `ask`.
         let over = state.forget_over();
-        state.keep(&capability, window);
+        if let Some(window) = window {
+            state.keep(&capability, window);
+        }
         let opened = state.open_window(single.op, &single.remote);
         drop(state);
         drop(over);

@@ -6,6 +6,7 @@
 //! for a moment; other windows are asked for on one control thread per process ([`control`]). One word per window, in a page
 //! that both map ([`page`]), keeps late copies from reused memory. Who may connect is decided at the [`doorway`].
 
+mod askers;
 mod attached_peer;
 mod cache_history;
 mod carry;
@@ -53,6 +54,6 @@ pub fn wait_sites() -> [&'static Site; 4] {
         &control::CONTROL,
         &service::DRAINING,
         &copy_threads::SETTLING,
-        &link::TURN,
+        &askers::TURN,
     ]
 }

@@ -9,12 +9,13 @@ use rustix::fs::{OFlags, fcntl_getfl, fstat};
 use slackwater_base::Instant;
 use slackwater_engine::Notice;
 use slackwater_memory::{Mapping, RefusedMemory};
-use slackwater_wait::{Event, Park, Site, Waiting};
+use slackwater_wait::now;
 use slackwater_wire::data::{Capability, Refusal};
 use thiserror::Error;
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::askers::{Asker, Askers};
 use super::link_seal::{self, LinkSeal};
 use super::message::{
     ATTACH_MAX, Attach, AttachAnswer, Attached, BEFORE, DETACH_MAX, Detach, ENTRY_DESCRIPTOR,
@@ -70,16 +71,16 @@ pub(crate) struct Link {
     service: Weak<Service>,
     token: u64,
     exchange: Mutex<Exchange>,
-    /// Notified when a question was answered, so that the next may be asked.
-    answered: Event,
+    /// They find a question under way.
+    askers: Askers,
     /// Windows that are no longer used; the next question tells the owner.
     detached: Mutex<Vec<Detach>>,
 }
 
-/// The right to ask. When it is dropped the next caller that waits for it has it.
+/// The right to ask. When it is dropped the first that waits for it is told.
 pub(crate) struct Turn<'a> {
     exchange: Option<MutexGuard<'a, Exchange>>,
-    answered: &'a Event,
+    askers: &'a Askers,
 }
 
 impl Deref for Turn<'_> {
@@ -100,7 +101,7 @@ impl Drop for Turn<'_> {
     fn drop(&mut self) {
         // First, or the one that is woken finds it held.
         drop(self.exchange.take());
-        self.answered.notify(1);
+        self.askers.next();
     }
 }
 
@@ -163,8 +164,6 @@ const EXIT_TIME: Duration = Duration::from_millis(500);
 /// A question that is asked later than this before its deadline would only leave an answer that nobody takes.
 const ANSWER_TIME: Duration = Duration::from_millis(2);
 
-pub(crate) static TURN: Site = Site::new("host question");
-
 impl Link {
     /// Opens a link to a process; `gone` is called once when that ends.
     pub(crate) fn open(
@@ -196,7 +195,7 @@ impl Link {
                 seal,
                 turned_away: None,
             }),
-            answered: Event::new(),
+            askers: Askers::default(),
             detached: Mutex::default(),
         }))
     }
@@ -264,50 +263,106 @@ impl Link {
         self.exchange(&mut self.turn(), capabilities, notice, deadline)
     }
 
-    /// [`Link::ask`] for one window. None where the questions of others take until the deadline.
+    /// [`Link::ask`] for one window, and for those that wait meanwhile. None where the questions of others take until the
+    /// deadline.
     pub(crate) fn ask_by(
         self: &Arc<Self>,
         capability: Capability,
         deadline: Instant,
     ) -> Option<Result<OpenWindow, WindowError>> {
-        let mut turn = self.turn_by(deadline - ANSWER_TIME)?;
-        let asked = self.exchange(&mut turn, &[capability], None, deadline);
-        Some(asked.and_then(|(mut opened, _)| opened.pop().unwrap_or(Err(WindowError::Garbled))))
+        if deadline > now() + ANSWER_TIME
+            && let Some(mut turn) = self.free_turn()
+        {
+            return Some(self.ask_for_all(&mut turn, capability, deadline));
+        }
+        let asker = self.askers.join(capability);
+        let opened = self.wait_to_ask(&asker, deadline);
+        self.askers.leave(&asker);
+        opened.or_else(|| {
+            // It may have been this one that was told, at the same moment.
+            self.askers.next();
+            asker.take()
+        })
+    }
+
+    fn wait_to_ask(
+        self: &Arc<Self>,
+        asker: &Arc<Asker>,
+        deadline: Instant,
+    ) -> Option<Result<OpenWindow, WindowError>> {
+        let last_turn = deadline - ANSWER_TIME;
+        loop {
+            let seen = asker.seen();
+            if let Some(opened) = asker.take() {
+                return Some(opened);
+            }
+            let is_asked_for = self.askers.is_asked_for(asker);
+            if !is_asked_for
+                && now() < last_turn
+                && let Some(mut turn) = self.free_turn()
+            {
+                // Who had the turn may have asked for this one too.
+                self.askers.leave(asker);
+                let opened = asker.take();
+                return Some(
+                    opened
+                        .unwrap_or_else(|| self.ask_for_all(&mut turn, asker.capability, deadline)),
+                );
+            }
+            let until = if is_asked_for { deadline } else { last_turn };
+            if !asker.wait(seen, until) && (is_asked_for || !self.askers.is_asked_for(asker)) {
+                return None;
+            }
+        }
+    }
+
+    fn ask_for_all(
+        self: &Arc<Self>,
+        turn: &mut Turn<'_>,
+        capability: Capability,
+        deadline: Instant,
+    ) -> Result<OpenWindow, WindowError> {
+        let others = self.askers.take(ATTACH_MAX - 1);
+        let mut capabilities = vec![capability];
+        capabilities.extend(others.iter().map(|asker| asker.capability));
+        match self.exchange(turn, &capabilities, None, deadline) {
+            Ok((opened, _)) => {
+                let mut opened = opened.into_iter();
+                let own = opened.next();
+                let given = others.iter().zip(opened);
+                given.for_each(|(asker, opened)| asker.give(opened));
+                own.unwrap_or(Err(WindowError::Garbled))
+            }
+            Err(error) => {
+                self.askers.put_back(others);
+                Err(error)
+            }
+        }
     }
 
     /// How many wait for their turn.
     #[cfg(test)]
-    pub(crate) fn waiting(&self) -> u32 {
-        self.answered.sleepers()
+    pub(crate) fn waiting(&self) -> usize {
+        self.askers.asleep()
     }
 
     pub(crate) fn turn(&self) -> Turn<'_> {
         self.turn_with(self.exchange.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn turn_by(&self, deadline: Instant) -> Option<Turn<'_>> {
-        loop {
-            let seen = self.answered.seen();
-            match self.exchange.try_lock() {
-                Ok(exchange) => return Some(self.turn_with(exchange)),
-                Err(TryLockError::Poisoned(poisoned)) => {
-                    return Some(self.turn_with(poisoned.into_inner()));
-                }
-                Err(TryLockError::WouldBlock) => {}
-            }
-            let waiting = Waiting::at(&TURN).by(&Park).until(deadline);
-            if self.answered.wait(seen, &waiting).is_err() {
-                // It may have been this one that was told, at the same moment.
-                self.answered.notify(1);
-                return None;
-            }
+    /// The right to ask, if nobody has it.
+    fn free_turn(&self) -> Option<Turn<'_>> {
+        match self.exchange.try_lock() {
+            Ok(exchange) => Some(self.turn_with(exchange)),
+            Err(TryLockError::Poisoned(poisoned)) => Some(self.turn_with(poisoned.into_inner())),
+            Err(TryLockError::WouldBlock) => None,
         }
     }
 
     fn turn_with<'a>(&'a self, exchange: MutexGuard<'a, Exchange>) -> Turn<'a> {
         Turn {
             exchange: Some(exchange),
-            answered: &self.answered,
+            askers: &self.askers,
         }
     }
 
@@ -363,12 +418,12 @@ impl Link {
             name,
             bytes,
         ];
-        if let Err(error) = self.put(exchange, &parts, deadline) {
+        if let Err(error) = self.put(exchange, &parts, &held, deadline) {
             // They were not sent, so they stay to be sent.
             self.detached().extend(&detached);
             return Err(error);
         }
-        let (len, descriptors) = self.answer(exchange, deadline)?;
+        let (len, descriptors) = self.answer(exchange, &held, deadline)?;
         let answer = AttachAnswer::read(&exchange.buffer[..len]).ok_or(WindowError::Garbled)?;
         let AttachAnswer { head, entries } = answer;
         if entries.len() != capabilities.len() {
@@ -391,6 +446,7 @@ impl Link {
         self: &Arc<Self>,
         exchange: &mut Exchange,
         parts: &[&[u8]],
+        held: &[HeldMemory],
         deadline: Instant,
     ) -> Result<(), WindowError> {
         loop {
@@ -403,7 +459,7 @@ impl Link {
             }
             // The owner is slow, or stopped: each answer makes room for a question.
             let (len, descriptors) = self.receive(exchange, deadline)?;
-            self.forget_late(exchange, len, descriptors)?;
+            self.forget_late(exchange, len, descriptors, held)?;
         }
     }
 
@@ -411,6 +467,7 @@ impl Link {
     fn answer(
         self: &Arc<Self>,
         exchange: &mut Exchange,
+        held: &[HeldMemory],
         deadline: Instant,
     ) -> Result<(usize, Vec<OwnedFd>), WindowError> {
         loop {
@@ -426,7 +483,7 @@ impl Link {
             if head.question.get() == exchange.question {
                 return Ok((len, descriptors));
             }
-            self.forget_late(exchange, len, descriptors)?;
+            self.forget_late(exchange, len, descriptors, held)?;
         }
     }
 
@@ -482,6 +539,7 @@ impl Link {
         exchange: &mut Exchange,
         len: usize,
         descriptors: Vec<OwnedFd>,
+        held: &[HeldMemory],
     ) -> Result<(), WindowError> {
         let Exchange {
             buffer,
@@ -495,7 +553,7 @@ impl Link {
         let mut descriptors = descriptors.into_iter();
         for entry in answer.entries {
             // One that cannot be opened is as unused.
-            let opened = self.open_window(entry, &mut descriptors, &[], memories);
+            let opened = self.open_window(entry, &mut descriptors, held, memories);
             let memory = opened.as_ref().ok().and_then(OpenWindow::memory);
             let is_new = |memory: &&Arc<Mapping>| !late.iter().any(|it| Arc::ptr_eq(it, memory));
             if let Some(memory) = memory.filter(is_new).map(Arc::clone) {

@@ -542,6 +542,39 @@ fn memory_that_comes_with_a_late_answer_is_known() {
     assert_eq!(kept.strong_count(), 0, "nothing else keeps it");
 }
 
+/// An owner had released its last window on a memory, and passed the memory again with an answer that came late. All of it was
+/// mapped anew, and each page touched for the first time, though a window of before was still there.
+#[test]
+fn memory_that_comes_again_with_a_late_answer_is_not_mapped_anew() {
+    let near = owner(ServiceLimits::default());
+    let region = near.region(Memory::anonymous(4096).unwrap());
+    let capability = near.grant(&region);
+    let mut liar = Liar::new();
+    let link = liar.link(&near, |_| {}).unwrap();
+    let memory = Mapping::shared(4096).unwrap();
+    let fd = memory.file().unwrap().as_fd();
+    let passed = |slot| Entry {
+        slot: U32::new(slot),
+        ..shared(0, 8, 4096)
+    };
+    let before = liar.answered(&link, &[passed(0)], &[fd]).unwrap();
+    let asked = link.ask(&[capability], None, now());
+    assert!(matches!(asked, Err(WindowError::TimedOut)), "{asked:?}");
+    let after = std::thread::scope(|threads| {
+        let asked = threads.spawn(|| ask(&link, capability));
+        let questions = [0; 2].map(|_| liar.question());
+        liar.say(questions[0], &[passed(1)], &[fd]);
+        let known = Entry {
+            flags: U32::new(ENTRY_SHARED),
+            ..passed(2)
+        };
+        liar.say(questions[1], &[known], &[]);
+        asked.join().unwrap().unwrap()
+    });
+    let mapped = [&before, &after].map(|window| window.memory().unwrap());
+    assert!(Arc::ptr_eq(mapped[0], mapped[1]));
+}
+
 /// Late answers of a false owner, each with other memory, would have filled the addresses of this process.
 #[test]
 fn late_answers_keep_few_memories_mapped() {

@@ -130,6 +130,98 @@ fn callers_that_find_a_question_under_way_wait_for_their_turn() {
     });
 }
 
+/// A liar with a link to it, and the capability that callers show it.
+fn asked_liar() -> (Liar, Arc<Link>, Capability) {
+    let near = owner(ServiceLimits::default());
+    let region = near.region(Memory::anonymous(4096).unwrap());
+    let mut liar = Liar::new();
+    let link = liar.link(&near, |_| {}).unwrap();
+    (liar, link, near.grant(&region))
+}
+
+/// Callers who found a question under way asked one after another. Each answer had to wake the next, who woke the owner.
+#[test]
+fn one_question_asks_for_all_that_wait() {
+    let (mut liar, link, capability) = asked_liar();
+    let memory = Mapping::shared(4096).unwrap();
+    let fd = memory.file().unwrap().as_fd();
+    let slot = |number: u32| Entry {
+        flags: U32::new(if number == 0 {
+            ENTRY_SHARED | ENTRY_DESCRIPTOR
+        } else {
+            ENTRY_SHARED
+        }),
+        slot: U32::new(number),
+        ..shared(0, 8, 4096)
+    };
+    let under_way = link.turn();
+    let asked = std::thread::scope(|threads| {
+        let asks = [1, 2, 3].map(|waiting| {
+            let asks = threads.spawn(|| link.ask_by(capability, now() + PATIENCE));
+            eventually("all wait", || link.waiting() == waiting);
+            asks
+        });
+        // It may end before its window is asked for, and else gives it back.
+        let gives_up = threads.spawn(|| link.ask_by(capability, now() + 10 * MOMENT));
+        eventually("all wait", || link.waiting() == 4 || gives_up.is_finished());
+        drop(under_way);
+        let (question, asked) = liar.asked();
+        assert!(
+            asked == 4 || gives_up.is_finished() && asked == 3,
+            "{asked}"
+        );
+        assert!(gives_up.join().unwrap().is_none());
+        let entries: Vec<Entry> = (0..asked).map(slot).collect();
+        liar.say(question, &entries, &[fd]);
+        for ask in asks {
+            let window = ask.join().unwrap().expect("it is answered").unwrap();
+            assert!(window.mark().is_ok());
+        }
+        asked
+    });
+    assert_eq!(link.waiting(), 0);
+    assert!(link.ask(&[], None, now()).is_err());
+    liar.question();
+    let (told, _) = Attach::read_from_prefix(&liar.buffer).unwrap();
+    assert_eq!(told.detach.get(), asked, "each window is given back once");
+}
+
+/// The other half of the story: a caller with little time asked for all, was gone before the answer, and took it with it.
+#[test]
+fn those_whose_question_is_not_answered_ask_again() {
+    let (mut liar, link, capability) = asked_liar();
+    let under_way = link.turn();
+    std::thread::scope(|threads| {
+        let hasty = threads.spawn(|| link.ask_by(capability, now() + 10 * MOMENT));
+        eventually("it waits", || link.waiting() == 1 || hasty.is_finished());
+        let others = [(); 2].map(|()| threads.spawn(|| link.ask_by(capability, now() + PATIENCE)));
+        eventually("all wait", || link.waiting() == 3 || hasty.is_finished());
+        drop(under_way);
+        let (first, asked) = liar.asked();
+        if asked == 3 {
+            assert!(matches!(
+                hasty.join().unwrap(),
+                Some(Err(WindowError::TimedOut))
+            ));
+            let (again, asked) = liar.asked();
+            assert_eq!(asked, 2);
+            liar.say(first, &[refusal(); 3], &[]);
+            liar.say(again, &[refusal(); 2], &[]);
+        } else {
+            // It was too slow to ask.
+            liar.say(first, &[refusal(); 2], &[]);
+        }
+        for other in others {
+            let ended = other.join().unwrap();
+            assert!(
+                matches!(ended, Some(Err(WindowError::Refused(Refusal::Region)))),
+                "{ended:?}"
+            );
+        }
+    });
+    assert_eq!(link.waiting(), 0);
+}
+
 /// Each put of a lone caller woke the control thread to ask for its window. Now the caller asks, for a moment; but several
 /// requests would each wait for that moment, one after another, and what may not wait asks nobody.
 #[test]

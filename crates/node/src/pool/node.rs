@@ -18,7 +18,7 @@ use slackwater_zmtp::PublicKey;
 use thiserror::Error;
 
 use super::identity;
-use super::uplink::{Attempt, Happened, Uplink};
+use super::uplink::{Attempt, Happened, ON_WORKERS, Uplink};
 use crate::serve::handlers::{NODES, NODES_FROM, node_of};
 use crate::serve::memory::ServedMemory;
 use crate::serve::{
@@ -571,8 +571,9 @@ fn messages(
         run: Run::Inline,
         ..Category::default()
     };
-    builder.category("node", at_once)?;
-    builder.category("bytes", on_workers)?;
+    builder.category("node", at_once.clone())?;
+    builder.category("bytes", at_once)?;
+    builder.category(ON_WORKERS, on_workers)?;
     let with = |handle: fn(&Uplink, &ServedMemory, &Call<'_>)| {
         let (uplink, memory) = (Arc::clone(uplink), Arc::clone(memory));
         move |call: &Call<'_>| handle(&uplink, &memory, call)
@@ -582,9 +583,14 @@ fn messages(
         "node.release",
         with(|_, memory, call| Uplink::release(memory, call)),
     )?;
-    builder.request_command("bytes.check", with(Uplink::check))?;
-    builder.request_command("bytes.stage", with(Uplink::stage))?;
-    builder.request_command("bytes.copy", with(Uplink::copy))?;
+    let waits = |answer: fn(&Uplink, &ServedMemory, &[u8]) -> Vec<u8>| {
+        let (uplink, memory) = (Arc::clone(uplink), Arc::clone(memory));
+        move |call: &Call<'_>| uplink.on_worker(&memory, call, answer)
+    };
+    let (checks, checked) = (Arc::clone(uplink), Arc::clone(memory));
+    builder.request_command("bytes.check", move |call| checks.check(&checked, call))?;
+    builder.request_command("bytes.stage", waits(Uplink::stage))?;
+    builder.request_command("bytes.copy", waits(Uplink::copy))?;
     let linked = Arc::clone(uplink);
     builder.on_link(move |event| linked.link(&event));
     Ok(builder.start()?)

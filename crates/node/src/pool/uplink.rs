@@ -14,7 +14,7 @@ use slackwater_wait::{Event, Park, Site, Waiting, failpoint, now};
 use slackwater_wire::{
     Attached, BytesCopied, CheckWritten, CopyBytes, Epoch, ErrorCode, JobState, NodeHello,
     NodeLeave, NodeLeft, NodeLife, NodeName, NodeWelcome, NumberedReceiver, NumberedSender, Orders,
-    RecordStaged, Release, Report, Reports, StageRecord, WrittenChecked, body,
+    RecordStaged, Release, Report, Reports, StageRecord, Written, WrittenChecked, body,
 };
 use slackwater_zmtp::PublicKey;
 
@@ -77,6 +77,10 @@ struct News {
 }
 
 pub(crate) static HAPPENED: Site = Site::new("node, link");
+/// The category of what waits.
+pub(super) const ON_WORKERS: &str = "work";
+/// So much is read at once to check it: to wake a worker for less takes as long as the reading.
+const AT_ONCE_BYTES: u64 = 1 << 20;
 /// How long the answer to a hello may take.
 const HELLO_TIME: Duration = Duration::from_secs(5);
 
@@ -314,31 +318,84 @@ impl Uplink {
         self.send(owes);
     }
 
-    /// `bytes.check`: runs on a worker, as it reads the bytes.
-    pub(super) fn check(&self, memory: &ServedMemory, call: &Call<'_>) {
-        let result = body::decode::<CheckWritten>(call.part(0).unwrap_or_default())
-            .map_err(|_| ErrorCode::DeserializeFail)
-            .and_then(|check| {
-                self.hear(check.epoch)?;
-                memory.store.check_written(&check.written)
-            });
-        failpoint("node.checked");
-        let epoch = self.epoch();
-        let checked = WrittenChecked { epoch, result };
-        let _ = call.reply([body::encode(&checked).expect("an answer is short")]);
+    /// `bytes.check`: at once, unless it takes long or has to wait.
+    pub(super) fn check(self: &Arc<Self>, memory: &Arc<ServedMemory>, call: &Call<'_>) {
+        let body = call.part(0).unwrap_or_default();
+        let written = match self.written(body) {
+            Ok(written) => written,
+            Err(code) => {
+                let _ = call.reply([self.checked(Err(code))]);
+                return;
+            }
+        };
+        let bytes = written.iter().map(|written| written.bytes);
+        let is_short = bytes.fold(0, u64::saturating_add) <= AT_ONCE_BYTES;
+        match is_short.then(|| memory.store.check_now(&written)).flatten() {
+            Some(result) => _ = call.reply([self.checked(result)]),
+            None => self.on_worker(memory, call, |uplink, memory, body| {
+                let written = uplink.written(body);
+                let result = written.and_then(|written| memory.store.check_written(&written));
+                uplink.checked(result)
+            }),
+        }
     }
 
-    /// `bytes.copy`: runs on a worker, as it waits for the bytes.
-    pub(super) fn copy(&self, memory: &ServedMemory, call: &Call<'_>) {
-        let result = body::decode::<CopyBytes>(call.part(0).unwrap_or_default())
+    fn written(&self, body: &[u8]) -> Result<Vec<Written>, ErrorCode> {
+        let check = body::decode::<CheckWritten>(body).map_err(|_| ErrorCode::DeserializeFail)?;
+        self.hear(check.epoch)?;
+        Ok(check.written)
+    }
+
+    fn checked(&self, result: Result<(), ErrorCode>) -> Vec<u8> {
+        failpoint("node.checked");
+        let epoch = self.epoch();
+        body::encode(&WrittenChecked { epoch, result }).expect("an answer is short")
+    }
+
+    /// Has a request answered by a worker, which may wait.
+    pub(super) fn on_worker(
+        self: &Arc<Self>,
+        memory: &Arc<ServedMemory>,
+        call: &Call<'_>,
+        answer: impl FnOnce(&Self, &ServedMemory, &[u8]) -> Vec<u8> + Send + 'static,
+    ) {
+        let Ok(deferred) = call.defer() else {
+            return;
+        };
+        let body = call.part(0).unwrap_or_default().to_vec();
+        let (uplink, memory) = (Arc::clone(self), Arc::clone(memory));
+        let task = move || deferred.reply([answer(&uplink, &memory, &body)]);
+        if let Err(error) = call.mq().inject(ON_WORKERS, task) {
+            // The master hears that it failed, and may ask again.
+            tracing::warn!(%error, "too much is asked of this node");
+        }
+    }
+
+    /// `bytes.copy`: on a worker, as it waits for the bytes.
+    pub(super) fn copy(&self, memory: &ServedMemory, body: &[u8]) -> Vec<u8> {
+        let result = body::decode::<CopyBytes>(body)
             .map_err(|_| ErrorCode::DeserializeFail)
             .and_then(|copy| {
                 self.hear(copy.epoch)?;
                 self.sources.bring(memory, &copy)
             });
         let epoch = self.epoch();
-        let copied = BytesCopied { epoch, result };
-        let _ = call.reply([body::encode(&copied).expect("an answer is short")]);
+        body::encode(&BytesCopied { epoch, result }).expect("an answer is short")
+    }
+
+    /// `bytes.stage`: on a worker, as it waits for the SSD.
+    pub(super) fn stage(&self, memory: &ServedMemory, body: &[u8]) -> Vec<u8> {
+        let result = body::decode::<StageRecord>(body)
+            .map_err(|_| ErrorCode::DeserializeFail)
+            .and_then(|stage| {
+                let holder = stage.holder.map(PublicKey::from_bytes);
+                let trace = stage.record.trace;
+                let mut span = TraceSpan::of(trace, "slackwater.node.stage", SpanKind::Server);
+                let staged = span.during(|| memory.stage(holder, &stage.record, stage.lease));
+                staged.inspect_err(|code| span.fail(code))
+            });
+        let epoch = self.epoch();
+        body::encode(&RecordStaged { epoch, result }).expect("a place is short")
     }
 
     /// Tells the master that this node is about to end, and waits until what only its memory holds has gone, for `time` at
@@ -366,22 +423,6 @@ impl Uplink {
             Ok(state) => Ok(*state),
             Err(code) => Err(code.to_string()),
         }))
-    }
-
-    /// `bytes.stage`: runs on a worker, as it waits for the SSD.
-    pub(super) fn stage(&self, memory: &ServedMemory, call: &Call<'_>) {
-        let result = body::decode::<StageRecord>(call.part(0).unwrap_or_default())
-            .map_err(|_| ErrorCode::DeserializeFail)
-            .and_then(|stage| {
-                let holder = stage.holder.map(PublicKey::from_bytes);
-                let trace = stage.record.trace;
-                let mut span = TraceSpan::of(trace, "slackwater.node.stage", SpanKind::Server);
-                let staged = span.during(|| memory.stage(holder, &stage.record, stage.lease));
-                staged.inspect_err(|code| span.fail(code))
-            });
-        let epoch = self.epoch();
-        let staged = RecordStaged { epoch, result };
-        let _ = call.reply([body::encode(&staged).expect("a place is short")]);
     }
 
     /// `node.release`, which is not answered.

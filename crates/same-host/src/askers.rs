@@ -1,5 +1,6 @@
 //! Callers that want windows while another one's question is under way. The next caller to ask asks for all of them, so that
 //! one answer of the owner serves a crowd (flat combining: Hendler et al., SPAA 2010).
+
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

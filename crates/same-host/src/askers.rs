@@ -43,6 +43,13 @@ impl Askers {
         asker
     }
 
+    /// Waits no more, and does not ask. It may have been told that it is its turn, or been given a window, at the same moment.
+    pub(super) fn give_up(&self, asker: &Arc<Asker>) -> Option<Opened> {
+        self.leave(asker);
+        self.next();
+        asker.take()
+    }
+
     /// Waits no more. A window that comes all the same is given back. Says whether nobody was asking for this one.
     pub(super) fn leave(&self, asker: &Arc<Asker>) -> bool {
         let mut queue = self.queue();
@@ -127,6 +134,19 @@ mod tests {
     use zerocopy::FromZeros;
 
     use super::*;
+
+    #[test]
+    fn one_that_gives_up_takes_neither_the_turn_nor_a_window_with_it() {
+        let askers = Askers::default();
+        let [first, second] = [(); 2].map(|()| askers.join(Capability::new_zeroed()));
+        askers.next();
+        let seen = second.seen();
+        assert!(askers.give_up(&first).is_none());
+        assert_ne!(second.seen(), seen, "it is the next one's turn");
+        second.give(Err(WindowError::NoSlot));
+        let given = askers.give_up(&second);
+        assert!(matches!(given, Some(Err(WindowError::NoSlot))));
+    }
 
     /// One that had left while it was asked for came back into the queue: it was told that it was its turn, and nobody asked.
     #[test]

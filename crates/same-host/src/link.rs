@@ -277,12 +277,7 @@ impl Link {
         }
         let asker = self.askers.join(capability);
         let opened = self.wait_to_ask(&asker, deadline);
-        self.askers.leave(&asker);
-        opened.or_else(|| {
-            // It may have been this one that was told, at the same moment.
-            self.askers.next();
-            asker.take()
-        })
+        opened.or_else(|| self.askers.give_up(&asker))
     }
 
     fn wait_to_ask(

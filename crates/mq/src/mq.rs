@@ -307,13 +307,14 @@ impl Mq {
         on.run(&self.0, Box::new(job)).map_err(|_| BatchError::Full)
     }
 
-    /// Runs foreign work under the limits of a category.
+    /// Runs foreign work, which holds so many bytes, under the limits of a category.
     ///
     /// # Errors
     /// [`SendError::Gone`] for an unknown category, [`SendError::Full`] when its queue is full.
     pub fn inject(
         &self,
         category: &str,
+        bytes: usize,
         task: impl FnOnce() + Send + 'static,
     ) -> Result<(), SendError> {
         let index = self
@@ -323,7 +324,7 @@ impl Mq {
             .ok_or(SendError::Gone)?;
         self.0
             .jobs
-            .command(index, 0, Box::new(task))
+            .command(index, bytes, Box::new(task))
             .map_err(|_| SendError::Full)
     }
 

@@ -150,14 +150,14 @@ fn injected_work_obeys_its_category() {
     let mq = builder.start().unwrap();
     let (began, begun) = channel();
     let (release, held) = channel::<()>();
-    mq.inject("tight", move || {
+    mq.inject("tight", 0, move || {
         began.send(()).unwrap();
         let _ = held.recv();
     })
     .unwrap();
     next(&begun, "the work");
-    assert_eq!(mq.inject("tight", || {}), Err(SendError::Full));
-    assert_eq!(mq.inject("unknown", || {}), Err(SendError::Gone));
+    assert_eq!(mq.inject("tight", 0, || {}), Err(SendError::Full));
+    assert_eq!(mq.inject("unknown", 0, || {}), Err(SendError::Gone));
     drop(release);
     assert!(mq.drain(LONG));
 }

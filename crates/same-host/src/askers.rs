@@ -1,5 +1,10 @@
-//! Callers that want windows while another one's question is under way. The next caller to ask asks for all of them, so that
-//! one answer of the owner serves a crowd (flat combining: Hendler et al., SPAA 2010).
+//! Callers that want windows while another caller's question is under way. The next caller to ask asks for all of them, so
+//! that one answer of the owner serves a crowd (flat combining: Hendler et al., SPAA 2010).
+//!
+//! No caller sleeps while the link is free and nobody is told. A caller joins the queue before it tries for the turn, and the
+//! holder of the turn gives it up before it looks into the queue: so either the try succeeds, or that look finds the caller.
+//! What is put back is in the queue before the turn is given up. The first in the queue, once told, takes the turn, or finds
+//! another holder, which will tell in its place, or gives up its place and tells the next.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,31 +12,31 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use slackwater_base::Instant;
 use slackwater_wait::{Event, Park, Seen, Site, Waiting};
-use slackwater_wire::data::Capability;
+use slackwater_wire::data::{Capability, Rights};
 
 use super::link::WindowError;
 use super::window::OpenWindow;
 
+pub(crate) static TURN: Site = Site::new("host question");
+
 type Opened = Result<OpenWindow, WindowError>;
 
-/// Those that wait, the first to come first.
+/// The callers that wait, the first to come first.
 #[derive(Default)]
 pub(super) struct Askers(Mutex<VecDeque<Arc<Asker>>>);
 
-/// One of them.
+/// A caller that waits.
 pub(super) struct Asker {
     pub(super) capability: Capability,
     opened: Mutex<Option<Opened>>,
-    /// It has its window, or it is its turn to ask.
+    /// Notified when the caller was given a window, or has the turn to ask.
     told: Event,
-    /// It waits no more. Written under the lock of the queue.
+    /// Whether the caller has stopped waiting. Written under the lock of the queue.
     left: AtomicBool,
 }
 
-pub(crate) static TURN: Site = Site::new("host question");
-
 impl Askers {
-    /// Waits from now on for a window.
+    /// A caller begins to wait for a window.
     pub(super) fn join(&self, capability: Capability) -> Arc<Asker> {
         let asker = Arc::new(Asker {
             capability,
@@ -43,34 +48,42 @@ impl Askers {
         asker
     }
 
-    /// Waits no more, and does not ask. It may have been told that it is its turn, or been given a window, at the same moment.
+    /// A caller stops to wait, and does not ask. It may have been told to, or been given a window, at the same moment.
     pub(super) fn give_up(&self, asker: &Arc<Asker>) -> Option<Opened> {
         self.leave(asker);
         self.next();
         asker.take()
     }
 
-    /// Waits no more. A window that comes all the same is given back. Says whether nobody was asking for this one.
-    pub(super) fn leave(&self, asker: &Arc<Asker>) -> bool {
+    /// A caller stops to wait. A window that comes all the same is given back.
+    pub(super) fn leave(&self, asker: &Arc<Asker>) {
         let mut queue = self.queue();
-        let place = queue.iter().position(|it| Arc::ptr_eq(it, asker));
         asker.left.store(true, Ordering::Relaxed);
-        place.and_then(|at| queue.remove(at)).is_some()
+        queue.retain(|it| !Arc::ptr_eq(it, asker));
     }
 
-    /// Whether somebody is asking for this one.
+    /// Whether the holder of the turn is asking for this caller.
     pub(super) fn is_asked_for(&self, asker: &Arc<Asker>) -> bool {
         !self.queue().iter().any(|it| Arc::ptr_eq(it, asker))
     }
 
-    /// Takes the first `count`: their windows are about to be asked for.
-    pub(super) fn take(&self, count: usize) -> Vec<Arc<Asker>> {
+    /// Takes the first `count` that are to write: their windows are about to be asked for. A reader asks by itself: the window
+    /// that it opens is on all of the region, and those that wait beside it find it.
+    pub(super) fn take_writers(&self, count: usize) -> Vec<Arc<Asker>> {
         let mut queue = self.queue();
-        let count = count.min(queue.len());
-        queue.drain(..count).collect()
+        let (mut taken, mut left) = (Vec::new(), VecDeque::new());
+        for asker in queue.drain(..) {
+            let writes = asker.capability.claims().rights.allow(Rights::WRITE);
+            match writes && taken.len() < count {
+                true => taken.push(asker),
+                false => left.push_back(asker),
+            }
+        }
+        *queue = left;
+        taken
     }
 
-    /// They were not answered, and ask for themselves as their turns come.
+    /// Callers that were not answered: each asks as its turn comes.
     pub(super) fn put_back(&self, askers: Vec<Arc<Asker>>) {
         let mut queue = self.queue();
         for asker in askers.into_iter().rev() {
@@ -80,7 +93,7 @@ impl Askers {
         }
     }
 
-    /// Nobody asks now: the first may.
+    /// Tells the first that nobody has the turn.
     pub(super) fn next(&self) {
         let first = self.queue().front().map(Arc::clone);
         if let Some(first) = first {
@@ -101,13 +114,13 @@ impl Askers {
 }
 
 impl Asker {
-    /// Its window, or why it has none.
+    /// Hands over the window, or why there is none.
     pub(super) fn give(&self, opened: Opened) {
         *self.opened() = Some(opened);
         self.told.notify(1);
     }
 
-    /// What it was given.
+    /// What was handed over.
     pub(super) fn take(&self) -> Option<Opened> {
         self.opened().take()
     }
@@ -117,7 +130,7 @@ impl Asker {
         self.told.seen()
     }
 
-    /// Waits until it is given something, or it is its turn; whether that came in time.
+    /// Waits for a hand-over or the turn; whether that came in time.
     pub(super) fn wait(&self, seen: Seen, until: Instant) -> bool {
         let waiting = Waiting::at(&TURN).by(&Park).until(until);
         self.told.wait(seen, &waiting).is_ok()
@@ -130,15 +143,30 @@ impl Asker {
 
 #[cfg(test)]
 mod tests {
-    use slackwater_wire::data::Capability;
-    use zerocopy::FromZeros;
+    use slackwater_wire::Incarnation;
+    use slackwater_wire::data::{CapabilityKey, Grant};
 
     use super::*;
+
+    fn capability(rights: Rights) -> Capability {
+        CapabilityKey::new(&[0; 32]).mint(&Grant {
+            incarnation: Incarnation(1),
+            region: 0,
+            generation: 0,
+            offset: 0,
+            bytes: 8,
+            rights,
+            tenant: 0,
+            holder: Incarnation(0),
+            expires_nanos: u64::MAX,
+            nonce: 0,
+        })
+    }
 
     #[test]
     fn one_that_gives_up_takes_neither_the_turn_nor_a_window_with_it() {
         let askers = Askers::default();
-        let [first, second] = [(); 2].map(|()| askers.join(Capability::new_zeroed()));
+        let [first, second] = [(); 2].map(|()| askers.join(capability(Rights::BOTH)));
         askers.next();
         let seen = second.seen();
         assert!(askers.give_up(&first).is_none());
@@ -152,17 +180,31 @@ mod tests {
     #[test]
     fn one_that_has_left_is_not_put_back() {
         let askers = Askers::default();
-        let [first, second, third] = [(); 3].map(|()| askers.join(Capability::new_zeroed()));
-        let taken = askers.take(2);
+        let [first, second, third] = [(); 3].map(|()| askers.join(capability(Rights::BOTH)));
+        let taken = askers.take_writers(2);
         assert!(askers.is_asked_for(&first) && !askers.is_asked_for(&third));
-        assert!(!askers.leave(&first), "somebody asks for it");
+        askers.leave(&first);
         let seen = [&first, &second, &third].map(|asker| asker.seen());
         askers.put_back(taken);
         askers.next();
         let told = [&first, &second, &third].map(|asker| asker.told.seen());
         assert_eq!((told[0], told[2]), (seen[0], seen[2]));
         assert_ne!(told[1], seen[1], "it comes before those that came later");
-        assert!(askers.leave(&second) && askers.leave(&third));
-        assert!(askers.take(1).is_empty());
+        askers.leave(&second);
+        askers.leave(&third);
+        assert!(askers.take_writers(1).is_empty());
+    }
+
+    /// Readers of one region that were asked for together were told that the window before theirs is on all of it, before its
+    /// opener could find it; each had another thread ask again.
+    #[test]
+    fn readers_are_left_to_ask() {
+        let askers = Askers::default();
+        let rights = [Rights::READ, Rights::BOTH, Rights::READ, Rights::WRITE];
+        let joined = rights.map(|rights| askers.join(capability(rights)));
+        let taken = askers.take_writers(8);
+        let asked_for = joined.each_ref().map(|asker| askers.is_asked_for(asker));
+        assert_eq!((taken.len(), asked_for), (2, [false, true, false, true]));
+        assert!(Arc::ptr_eq(&taken[0], &joined[1]), "in their order");
     }
 }

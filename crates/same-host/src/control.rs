@@ -211,9 +211,7 @@ impl Core {
         }
         let deadline = single.deadline.min(at + CALLERS_PATIENCE);
         let window = match link.ask_by(capability, deadline)? {
-            Ok(window) => Some(window),
-            // It may be kept by now.
-            Err(WindowError::Before) => None,
+            Ok(window) => window,
             Err(WindowError::Refused(refusal)) => return Some(Err(refusal)),
             Err(_) => return None,
         };
@@ -225,9 +223,7 @@ impl Core {
         }
         // Only now: the new window shares the mapping of these, as in `ask`.
         let over = state.forget_over();
-        if let Some(window) = window {
-            state.keep(&capability, window);
-        }
+        state.keep(&capability, window);
         let opened = state.open_window(single.op, &single.remote);
         drop(state);
         drop(over);

@@ -9,7 +9,6 @@ use rustix::fs::{OFlags, fcntl_getfl, fstat};
 use slackwater_base::Instant;
 use slackwater_engine::Notice;
 use slackwater_memory::{Mapping, RefusedMemory};
-use slackwater_wait::now;
 use slackwater_wire::data::{Capability, Refusal};
 use thiserror::Error;
 use zerocopy::byteorder::little_endian::{U32, U64};
@@ -71,7 +70,7 @@ pub(crate) struct Link {
     service: Weak<Service>,
     token: u64,
     exchange: Mutex<Exchange>,
-    /// They find a question under way.
+    /// Callers that found a question under way.
     askers: Askers,
     /// Windows that are no longer used; the next question tells the owner.
     detached: Mutex<Vec<Detach>>,
@@ -270,9 +269,7 @@ impl Link {
         capability: Capability,
         deadline: Instant,
     ) -> Option<Result<OpenWindow, WindowError>> {
-        if deadline > now() + ANSWER_TIME
-            && let Some(mut turn) = self.free_turn()
-        {
+        if let Some(mut turn) = self.free_turn() {
             return Some(self.ask_for_all(&mut turn, capability, deadline));
         }
         let asker = self.askers.join(capability);
@@ -292,11 +289,8 @@ impl Link {
                 return Some(opened);
             }
             let is_asked_for = self.askers.is_asked_for(asker);
-            if !is_asked_for
-                && now() < last_turn
-                && let Some(mut turn) = self.free_turn()
-            {
-                // Who had the turn may have asked for this one too.
+            if !is_asked_for && let Some(mut turn) = self.free_turn() {
+                // The holder before may have asked for this caller too.
                 self.askers.leave(asker);
                 let opened = asker.take();
                 return Some(
@@ -317,7 +311,7 @@ impl Link {
         capability: Capability,
         deadline: Instant,
     ) -> Result<OpenWindow, WindowError> {
-        let others = self.askers.take(ATTACH_MAX - 1);
+        let others = self.askers.take_writers(ATTACH_MAX - 1);
         let mut capabilities = vec![capability];
         capabilities.extend(others.iter().map(|asker| asker.capability));
         match self.exchange(turn, &capabilities, None, deadline) {

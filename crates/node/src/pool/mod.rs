@@ -5,6 +5,7 @@
 //! link that breaks loses and repeats none of them. Clients have links to the master alone, and reach the memory of nodes
 //! by transfers, under capabilities that the master makes with the keys that nodes hand to it.
 
+mod at_once;
 mod bring;
 mod checks;
 mod copies;

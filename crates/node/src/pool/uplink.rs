@@ -18,6 +18,7 @@ use slackwater_wire::{
 };
 use slackwater_zmtp::PublicKey;
 
+use super::at_once::AtOnce;
 use super::bring::Sources;
 use crate::StoreError;
 use crate::serve::memory::{ServedMemory, Transfers};
@@ -35,6 +36,7 @@ pub(super) struct Uplink {
     orders: Mutex<NumberedReceiver>,
     /// The last order that was carried out.
     taken: AtomicU64,
+    at_once: Mutex<AtOnce>,
     reports: Mutex<UplinkReports>,
     news: Arc<News>,
 }
@@ -77,10 +79,8 @@ struct News {
 }
 
 pub(crate) static HAPPENED: Site = Site::new("node, link");
-/// The category of what waits.
+/// The category of requests that wait.
 pub(super) const ON_WORKERS: &str = "work";
-/// So much is read at once to check it: to wake a worker for less takes as long as the reading.
-const AT_ONCE_BYTES: u64 = 1 << 20;
 /// How long the answer to a hello may take.
 const HELLO_TIME: Duration = Duration::from_secs(5);
 
@@ -94,6 +94,7 @@ impl Uplink {
             epoch: AtomicU64::new(0),
             orders: Mutex::default(),
             taken: AtomicU64::new(0),
+            at_once: Mutex::default(),
             reports: Mutex::new(UplinkReports {
                 life,
                 room_wanted: false,
@@ -328,10 +329,13 @@ impl Uplink {
                 return;
             }
         };
-        let bytes = written.iter().map(|written| written.bytes);
-        let is_short = bytes.fold(0, u64::saturating_add) <= AT_ONCE_BYTES;
-        match is_short.then(|| memory.store.check_now(&written)).flatten() {
-            Some(result) => _ = call.reply([self.checked(result)]),
+        let begun = now();
+        let admitted = lock(&self.at_once).admits(begun, &written);
+        match admitted.then(|| memory.store.check_now(&written)).flatten() {
+            Some(result) => {
+                lock(&self.at_once).took(begun, now());
+                let _ = call.reply([self.checked(result)]);
+            }
             None => self.on_worker(memory, call, |uplink, memory, body| {
                 let written = uplink.written(body);
                 let result = written.and_then(|written| memory.store.check_written(&written));
@@ -352,7 +356,7 @@ impl Uplink {
         body::encode(&WrittenChecked { epoch, result }).expect("an answer is short")
     }
 
-    /// Has a request answered by a worker, which may wait.
+    /// Leaves a request to a worker, which may wait.
     pub(super) fn on_worker(
         self: &Arc<Self>,
         memory: &Arc<ServedMemory>,
@@ -364,11 +368,10 @@ impl Uplink {
         };
         let body = call.part(0).unwrap_or_default().to_vec();
         let (uplink, memory) = (Arc::clone(self), Arc::clone(memory));
+        let bytes = body.len();
         let task = move || deferred.reply([answer(&uplink, &memory, &body)]);
-        if let Err(error) = call.mq().inject(ON_WORKERS, task) {
-            // The master hears that it failed, and may ask again.
-            tracing::warn!(%error, "too much is asked of this node");
-        }
+        // Where too many wait, the drop of the answer tells the master, who may ask again.
+        let _ = call.mq().inject(ON_WORKERS, bytes, task);
     }
 
     /// `bytes.copy`: on a worker, as it waits for the bytes.

@@ -147,7 +147,7 @@ impl ExtentGate {
     }
 
     /// When the first of the sealed extents that are still written was sealed.
-    fn written_since(&self, extents: &[ExtentRef]) -> Option<Instant> {
+    pub(crate) fn written_since(&self, extents: &[ExtentRef]) -> Option<Instant> {
         let state = self.state();
         let users = extents
             .iter()

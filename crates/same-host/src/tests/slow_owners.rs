@@ -161,7 +161,7 @@ fn one_question_asks_for_all_that_wait() {
             eventually("all wait", || link.waiting() == waiting);
             asks
         });
-        // It may end before its window is asked for, and else gives it back.
+        // One that ends before its window is asked for, or gives the window back.
         let gives_up = threads.spawn(|| link.ask_by(capability, now() + 10 * MOMENT));
         eventually("all wait", || link.waiting() == 4 || gives_up.is_finished());
         drop(under_way);
@@ -195,9 +195,11 @@ fn those_whose_question_is_not_answered_ask_again() {
         let hasty = threads.spawn(|| link.ask_by(capability, now() + 10 * MOMENT));
         eventually("it waits", || link.waiting() == 1 || hasty.is_finished());
         let others = [(); 2].map(|()| threads.spawn(|| link.ask_by(capability, now() + PATIENCE)));
-        eventually("all wait", || link.waiting() == 3 || hasty.is_finished());
+        let all = || link.waiting() == 3 || hasty.is_finished() && link.waiting() == 2;
+        eventually("all wait", all);
         drop(under_way);
         let (first, asked) = liar.asked();
+        // On a busy machine the hasty one is too slow to ask.
         if asked == 3 {
             assert!(matches!(
                 hasty.join().unwrap(),
@@ -208,7 +210,6 @@ fn those_whose_question_is_not_answered_ask_again() {
             liar.say(first, &[refusal(); 3], &[]);
             liar.say(again, &[refusal(); 2], &[]);
         } else {
-            // It was too slow to ask.
             liar.say(first, &[refusal(); 2], &[]);
         }
         for other in others {

@@ -24,8 +24,8 @@ const LICENCES: &[&str] = &[
 
 /// Most crates, ours included, that a face may be built from: by default, and with every feature.
 const BUDGETS: &[(&str, [usize; 2])] = &[
-    ("slackwater-cli", [204, 224]),
-    ("slackwater-py", [133, 161]),
+    ("slackwater-cli", [207, 224]),
+    ("slackwater-py", [136, 163]),
     ("slackwater-c", [116, 116]),
 ];
 

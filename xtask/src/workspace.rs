@@ -124,15 +124,23 @@ impl Metadata {
 
     /// Everything that `root` is built from: normal and build dependencies, all the way down, itself included.
     pub(crate) fn closure(&self, root: &Package) -> Vec<&Package> {
-        self.reached(root, Edge::shipped)
+        self.reached(root, |_, edge| edge.shipped())
     }
 
-    /// The part of it that is in the program itself: what builds it is left out.
-    pub(crate) fn linked(&self, root: &Package) -> Vec<&Package> {
-        self.reached(root, Edge::linked)
+    /// The part of it that is in the program itself, without what these arrows from one crate to another lead to: what builds
+    /// it is left out.
+    pub(crate) fn linked(&self, root: &Package, without: &[(&str, &str)]) -> Vec<&Package> {
+        let packages = self.packages.iter();
+        let names: BTreeMap<&str, &str> = packages
+            .map(|package| (package.id.as_str(), package.name.as_str()))
+            .collect();
+        self.reached(root, |from, edge| {
+            let arrow = (names[from], names[edge.pkg.as_str()]);
+            edge.linked() && !without.contains(&arrow)
+        })
     }
 
-    fn reached(&self, root: &Package, along: impl Fn(&Edge) -> bool) -> Vec<&Package> {
+    fn reached(&self, root: &Package, along: impl Fn(&str, &Edge) -> bool) -> Vec<&Package> {
         let nodes: BTreeMap<&str, &Node> = self
             .resolve
             .iter()
@@ -142,7 +150,7 @@ impl Metadata {
         let (mut seen, mut open) = (BTreeSet::from([root.id.as_str()]), vec![root.id.as_str()]);
         while let Some(id) = open.pop() {
             for edge in nodes.get(id).iter().flat_map(|node| &node.deps) {
-                if along(edge) && seen.insert(&edge.pkg) {
+                if along(id, edge) && seen.insert(&edge.pkg) {
                     open.push(&edge.pkg);
                 }
             }

@@ -6,6 +6,7 @@
 //! have keys only if each has heard what the other has said. The initiator's proof that it is there now is its first
 //! record: what it has sent before may be somebody's repetition.
 
+mod aead;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
 mod noise;
@@ -21,10 +22,10 @@ use snow::HandshakeState;
 use thiserror::Error;
 use zeroize::Zeroizing;
 
+pub use aead::{AesLibrary, Cipher, UnknownAes};
 pub use question::{AnsweredQuestions, Asked, Question};
 pub use record::{
-    Cipher, Opener, PACKET_OVERHEAD, PacketOpener, PacketSealer, RECORD_BYTES_MAX, RecordKey,
-    Sealer,
+    Opener, PACKET_OVERHEAD, PacketOpener, PacketSealer, RECORD_BYTES_MAX, RecordKey, Sealer,
 };
 
 /// Why a connection is not sealed, or has lost its integrity.

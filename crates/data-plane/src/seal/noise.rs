@@ -1,6 +1,5 @@
 //! Noise IK of `snow`, with the keys of the message layer, the AES-GCM of the records, and randomness as an argument.
 
-use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use sha2::{Digest, Sha256};
 use slackwater_zmtp::{KeyPair, PublicKey, SecretKey};
 use snow::params::{CipherChoice, DHChoice, HashChoice, NoiseParams};
@@ -11,11 +10,10 @@ use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
 use super::Entropy;
+use super::aead::{AeadKey, KEY_BYTES, NONCE_BYTES, TAG_BYTES};
 
 /// What both ends name it: an end that implements another has other keys.
 const PROTOCOL: &str = "Noise_IK_25519_AESGCM_SHA256";
-const KEY_BYTES: usize = 32;
-const TAG_BYTES: usize = 16;
 
 /// An initiator with the key pair `own`, to the owner of `target`.
 pub(super) fn initiator(
@@ -179,19 +177,19 @@ impl Hash for Digested {
 }
 
 /// AES-256-GCM, with the nonces of Noise: 32 bits of zeros, and the number of the message, most significant byte first.
-struct Sealing(Option<LessSafeKey>);
+struct Sealing(Option<AeadKey>);
 
 impl Sealing {
-    fn key(&self) -> &LessSafeKey {
+    fn key(&self) -> &AeadKey {
         self.0
             .as_ref()
             .expect("a cipher has a key before it is used")
     }
 
-    fn nonce(number: u64) -> Nonce {
-        let mut nonce = [0; 12];
+    fn nonce(number: u64) -> [u8; NONCE_BYTES] {
+        let mut nonce = [0; NONCE_BYTES];
         nonce[4..].copy_from_slice(&number.to_be_bytes());
-        Nonce::assume_unique_for_key(nonce)
+        nonce
     }
 }
 
@@ -201,18 +199,14 @@ impl Cipher for Sealing {
     }
 
     fn set(&mut self, key: &[u8; KEY_BYTES]) {
-        let key = UnboundKey::new(&AES_256_GCM, key).expect("AES-256 has keys of 32 bytes");
-        self.0 = Some(LessSafeKey::new(key));
+        self.0 = Some(AeadKey::new(super::Cipher::Aes, key));
     }
 
     fn encrypt(&self, number: u64, authentic: &[u8], text: &[u8], out: &mut [u8]) -> usize {
         let (sealed, rest) = out.split_at_mut(text.len());
         sealed.copy_from_slice(text);
-        let tag = self
-            .key()
-            .seal_in_place_separate_tag(Self::nonce(number), Aad::from(authentic), sealed)
-            .expect("a message is far below the 64 GiB that GCM takes");
-        rest[..TAG_BYTES].copy_from_slice(tag.as_ref());
+        let tag = self.key().seal(Self::nonce(number), authentic, sealed);
+        rest[..TAG_BYTES].copy_from_slice(&tag);
         text.len() + TAG_BYTES
     }
 
@@ -223,18 +217,19 @@ impl Cipher for Sealing {
         sealed: &[u8],
         out: &mut [u8],
     ) -> Result<usize, Error> {
-        let length = sealed.len().checked_sub(TAG_BYTES).ok_or(Error::Decrypt)?;
-        let (text, tag) = sealed.split_at(length);
-        let out = out.get_mut(..length).ok_or(Error::Decrypt)?;
-        self.key()
-            .open_separate_gather(Self::nonce(number), Aad::from(authentic), text, tag, out)
-            .map_err(|_| Error::Decrypt)?;
-        Ok(length)
+        let (text, tag) = sealed.split_last_chunk().ok_or(Error::Decrypt)?;
+        let out = out.get_mut(..text.len()).ok_or(Error::Decrypt)?;
+        out.copy_from_slice(text);
+        match self.key().open(Self::nonce(number), authentic, out, tag) {
+            true => Ok(text.len()),
+            false => Err(Error::Decrypt),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::aead::AesLibrary;
     use super::*;
 
     fn bytes(hex: &str) -> Vec<u8> {
@@ -332,16 +327,16 @@ mod tests {
             ),
         ];
         for ((key, number), text, sealed) in transport {
-            let mut cipher = Sealing(None);
-            cipher.set(&key);
-            let (text, sealed, mut out) = (bytes(text), bytes(sealed), [0; 64]);
-            let length = cipher.encrypt(number, &[], &text, &mut out);
-            assert_eq!(out[..length], sealed);
-            assert_eq!(
-                cipher.decrypt(number, &[], &sealed, &mut out),
-                Ok(text.len())
-            );
-            assert_eq!(out[..text.len()], text);
+            let (text, sealed) = (bytes(text), bytes(sealed));
+            for library in AesLibrary::ALL {
+                let cipher = Sealing(Some(AeadKey::aes(*library, &key)));
+                let mut out = [0; 64];
+                let length = cipher.encrypt(number, &[], &text, &mut out);
+                assert_eq!(out[..length], sealed, "{library}");
+                let length = cipher.decrypt(number, &[], &sealed, &mut out);
+                assert_eq!(length, Ok(text.len()), "{library}");
+                assert_eq!(out[..text.len()], text, "{library}");
+            }
         }
     }
 

@@ -4,19 +4,10 @@
 use std::fmt;
 use std::ops::Range;
 
-use aws_lc_rs::aead::{AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, Tag, UnboundKey};
 use zeroize::Zeroizing;
 
+use super::aead::{AeadKey, Cipher, NONCE_BYTES, TAG_BYTES};
 use super::{SealError, expand};
-
-/// How records are sealed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cipher {
-    /// AES-256-GCM (NIST SP 800-38D).
-    Aes,
-    /// ChaCha20-Poly1305 (RFC 8439), where a processor has no instructions for the other.
-    ChaCha,
-}
 
 /// The key of one direction.
 pub struct RecordKey {
@@ -59,15 +50,14 @@ pub struct PacketOpener {
 /// One direction of a connection, and how far it is.
 struct Direction {
     key: RecordKey,
-    /// Less safe since it leaves the nonces to us: they are the numbers of the records under the key.
-    aead: LessSafeKey,
+    /// The nonces are the numbers of the records under it.
+    aead: AeadKey,
     count: u64,
 }
 
 /// Plain bytes of one record.
 pub const RECORD_BYTES_MAX: usize = 64 << 10;
 const LENGTH_BYTES: usize = 4;
-const TAG_BYTES: usize = 16;
 /// By so much a sealed packet is longer than its text.
 pub const PACKET_OVERHEAD: usize = LENGTH_BYTES + TAG_BYTES;
 /// Bytes of a connection whose peer has proven nothing.
@@ -77,17 +67,6 @@ const WIRE_BYTES_MAX: usize = LENGTH_BYTES + RECORD_BYTES_MAX + TAG_BYTES;
 const PENDING_BYTES: usize = 256 << 10;
 /// A key seals 16 GiB, well within what GCM may with one (RFC 8446, section 5.5); then the next follows from it.
 const RECORDS_PER_KEY: u64 = 1 << 18;
-
-impl Cipher {
-    /// Whether this processor has the instructions.
-    pub fn has_aes() -> bool {
-        #[cfg(target_arch = "x86_64")]
-        return std::arch::is_x86_feature_detected!("aes")
-            && std::arch::is_x86_feature_detected!("pclmulqdq");
-        #[cfg(not(target_arch = "x86_64"))]
-        false
-    }
-}
 
 impl Sealer {
     /// Sends `first` unsealed, and seals everything after it.
@@ -139,7 +118,7 @@ impl Sealer {
         let (head, text) = self.pending.split_at_mut(text_at);
         head[start..].copy_from_slice(&length);
         let tag = self.direction.seal(length, text);
-        self.pending.extend_from_slice(tag.as_ref());
+        self.pending.extend_from_slice(&tag);
         bytes
     }
 }
@@ -224,8 +203,8 @@ impl PacketSealer {
             .for_each(|part| self.packet.extend_from_slice(part));
         let nonce = self.direction.nonce();
         let text = &mut self.packet[LENGTH_BYTES..];
-        let tag = self.direction.seal_as(nonce, length, text);
-        self.packet.extend_from_slice(tag.as_ref());
+        let tag = self.direction.aead.seal(nonce, &length, text);
+        self.packet.extend_from_slice(&tag);
         &self.packet
     }
 
@@ -261,7 +240,7 @@ impl PacketOpener {
 
 impl Direction {
     fn new(key: RecordKey) -> Self {
-        let aead = key.cipher();
+        let aead = AeadKey::new(key.cipher, &key.secret);
         Self {
             key,
             aead,
@@ -269,53 +248,36 @@ impl Direction {
         }
     }
 
-    fn seal(&mut self, length: [u8; LENGTH_BYTES], text: &mut [u8]) -> Tag {
+    fn seal(&mut self, length: [u8; LENGTH_BYTES], text: &mut [u8]) -> [u8; TAG_BYTES] {
         let nonce = self.next_nonce();
-        self.seal_as(nonce, length, text)
-    }
-
-    fn seal_as(&self, nonce: Nonce, length: [u8; LENGTH_BYTES], text: &mut [u8]) -> Tag {
-        self.aead
-            .seal_in_place_separate_tag(nonce, Aad::from(length), text)
-            .expect("a record is far below the 64 GiB that GCM takes")
+        self.aead.seal(nonce, &length, text)
     }
 
     /// Opens a ciphertext with its tag, in place; on failure the bytes are undefined.
     fn open(&mut self, length: [u8; LENGTH_BYTES], record: &mut [u8]) -> bool {
         let nonce = self.next_nonce();
-        self.aead
-            .open_in_place(nonce, Aad::from(length), record)
-            .is_ok()
+        record
+            .split_last_chunk_mut()
+            .is_some_and(|(text, tag)| self.aead.open(nonce, &length, text, tag))
     }
 
     /// The number of the next record, which is then taken.
-    fn next_nonce(&mut self) -> Nonce {
+    fn next_nonce(&mut self) -> [u8; NONCE_BYTES] {
         let nonce = self.nonce();
         self.count += 1;
         nonce
     }
 
     /// The number of the next record under its key.
-    fn nonce(&mut self) -> Nonce {
+    fn nonce(&mut self) -> [u8; NONCE_BYTES] {
         if self.count == RECORDS_PER_KEY {
             self.key.secret = expand(&self.key.secret, b"next");
-            self.aead = self.key.cipher();
+            self.aead = AeadKey::new(self.key.cipher, &self.key.secret);
             self.count = 0;
         }
-        let mut nonce = [0; 12];
+        let mut nonce = [0; NONCE_BYTES];
         nonce[..8].copy_from_slice(&self.count.to_le_bytes());
-        Nonce::assume_unique_for_key(nonce)
-    }
-}
-
-impl RecordKey {
-    fn cipher(&self) -> LessSafeKey {
-        let algorithm = match self.cipher {
-            Cipher::Aes => &AES_256_GCM,
-            Cipher::ChaCha => &CHACHA20_POLY1305,
-        };
-        let key = UnboundKey::new(algorithm, self.secret.as_slice());
-        LessSafeKey::new(key.expect("both ciphers have keys of 32 bytes"))
+        nonce
     }
 }
 

@@ -117,8 +117,8 @@ const LAYERS: &[(&str, Kind, &[&str])] = &[
         "cli",
         Kind::Face,
         &[
-            "base", "wire", "meta", "wait", "trace", "otel", "pool", "net", "node", "remote", "mq",
-            "zmtp", "bench", "replay", "report", "admin",
+            "base", "wire", "meta", "wait", "trace", "otel", "pool", "net", "transfer", "node",
+            "remote", "mq", "zmtp", "bench", "replay", "report", "admin",
         ],
     ),
     (

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde::Serialize;
 use slackwater_pool::copy::Isa;
+use slackwater_transfer::AesLibrary;
 use slackwater_wait::Cpus;
 
 /// The machine of a report.
@@ -14,6 +15,8 @@ pub struct Machine {
     pub cpu: String,
     /// The instructions that copies and checksums of the run were made of.
     pub isa: &'static str,
+    /// Whose AES-256-GCM sealed the connections of the run that are sealed.
+    pub aes: &'static str,
     /// Threads that this process can run at a time.
     pub cores: u32,
     /// Hardware threads of a core.
@@ -45,6 +48,7 @@ impl Machine {
         Self {
             cpu: field(&cpuinfo, "model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
             isa: Isa::current().name(),
+            aes: AesLibrary::current().name(),
             cores: Cpus::current().usable,
             threads_per_core: siblings
                 .and_then(|text| slackwater_wait::cpu_list(&text))

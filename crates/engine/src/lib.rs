@@ -40,7 +40,9 @@ pub use region::{
 };
 pub use request::{LocalRange, PeerId, Request, Submit, Target};
 pub use sealing::{KeysOfPeers, SealConfig, entropy};
-pub use slackwater_data_plane::seal::{AnsweredQuestions, Question, SealError, holder_of};
+pub use slackwater_data_plane::seal::{
+    AesLibrary, AnsweredQuestions, Cipher, Question, SealError, UnknownAes, holder_of,
+};
 pub use slackwater_data_plane::{Cause, Deadline, Notice};
 pub use slackwater_keys::{AllowList, Level};
 pub use slackwater_wire::data::{

@@ -13,14 +13,15 @@ mod start;
 use slackwater_wait::Site;
 
 pub use slackwater_engine::{
-    Abilities, Access, AccessError, AllowList, AnsweredQuestions, Batch, BatchError, BatchId,
-    Buffers, Capability, CapabilityKey, Carried, Cause, Deadline, Engine, EngineError, Extent,
-    Gate, GateAccess, GenerationTable, Grant, GrantSpec, Home, HomeGuard, HostContact, Job,
-    KeysOfPeers, Level, Local, LocalRange, Location, Lookup, Memory, Mover, Notice, Op, Outcome,
-    Part, PeerId, PeerStats, Priority, Question, Refusal, Region, RegionId, RegionKey, RegionSpec,
-    Regions, RegisterError, Remote, ReopenError, Request, Revocation, Rights, SealConfig,
-    SealError, Segment, SharedFile, SingleRequest, Span, Stage, StageError, Staged, StagingTurn,
-    Status, StillBusy, Submission, Submit, Target, Watch, WhenFull, holder_of,
+    Abilities, Access, AccessError, AesLibrary, AllowList, AnsweredQuestions, Batch, BatchError,
+    BatchId, Buffers, Capability, CapabilityKey, Carried, Cause, Cipher, Deadline, Engine,
+    EngineError, Extent, Gate, GateAccess, GenerationTable, Grant, GrantSpec, Home, HomeGuard,
+    HostContact, Job, KeysOfPeers, Level, Local, LocalRange, Location, Lookup, Memory, Mover,
+    Notice, Op, Outcome, Part, PeerId, PeerStats, Priority, Question, Refusal, Region, RegionId,
+    RegionKey, RegionSpec, Regions, RegisterError, Remote, ReopenError, Request, Revocation,
+    Rights, SealConfig, SealError, Segment, SharedFile, SingleRequest, Span, Stage, StageError,
+    Staged, StagingTurn, Status, StillBusy, Submission, Submit, Target, UnknownAes, Watch,
+    WhenFull, holder_of,
 };
 pub use slackwater_same_host as host;
 pub use slackwater_stage as stage;

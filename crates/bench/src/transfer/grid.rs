@@ -2,6 +2,7 @@ use std::fmt;
 use std::path::Path;
 
 use slackwater_base::ByteSize;
+use slackwater_transfer::AesLibrary;
 
 use super::limits::{Bed, Rate};
 use super::raw::MESSAGE;
@@ -190,6 +191,7 @@ pub(super) fn start_initiator(
         &bytes,
         &loops,
         wait,
+        AesLibrary::current().name(),
     ];
     let environment = key_file.map(|key_file| ("SLACKWATER_TCP_SEAL_KEY", key_file.as_os_str()));
     let (program, patience) = (&options.child, options.patience());

@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use serde::{Serialize, Serializer};
-use slackwater_transfer::{EngineError, StartError};
+use slackwater_transfer::{AesLibrary, EngineError, StartError};
 use slackwater_wait::ChoiceError;
 use thiserror::Error;
 
@@ -284,7 +284,10 @@ pub fn child(arguments: &[String]) -> Result<(), BenchError> {
         ["target", carrier, place, bytes, loops] => {
             ends::serve(&ends::Words(carrier, place, bytes, loops))
         }
-        ["initiator", carrier, place, bytes, loops, wait] => {
+        ["initiator", carrier, place, bytes, loops, wait, aes] => {
+            let aes: Result<AesLibrary, _> = aes.parse();
+            aes.map_err(|_| BenchError::Arguments(arguments.to_vec()))?
+                .install();
             ends::initiate(&ends::Words(carrier, place, bytes, loops), wait)
         }
         ["crowd", count] => crowd::serve(count),

@@ -325,7 +325,8 @@ impl Report {
     }
 
     fn tables(&self) -> Vec<Table> {
-        let mut tables: Vec<Table> = self.across.iter().map(FarReport::table).collect();
+        let across = self.across.iter();
+        let mut tables: Vec<Table> = across.map(|far| far.table(self.machine.aes)).collect();
         if !self.bounds.is_empty() {
             tables.push(Bound::table(&self.bounds));
         }

@@ -7,6 +7,7 @@ use slackwater_base::{ByteSize, parse_duration};
 use slackwater_bench::{meta, mq, pool, promotion, store, tiers, transfer, wait};
 use slackwater_pool::copy::{IsaChoice, IsaError};
 use slackwater_replay::{TraceReader, Traffic};
+use slackwater_transfer::AesLibrary;
 
 use super::across::Machines;
 use super::all::All;
@@ -414,6 +415,10 @@ pub(crate) struct Transfer {
 
     #[command(flatten)]
     pub(super) instructions: Instructions,
+
+    /// Whose AES-256-GCM seals: aws-lc, ring; each end has its own [default: the fastest on the processor]
+    #[arg(long, requires = "key_file", value_name = "NAME")]
+    pub(super) aes: Option<AesLibrary>,
 
     #[command(flatten)]
     pub(super) output: Output,

@@ -110,6 +110,9 @@ pub(crate) fn run(scenario: &Bench) -> Result<u8> {
         }
         Bench::Transfer(arguments) => {
             arguments.instructions.install()?;
+            if let Some(library) = arguments.aes {
+                library.install();
+            }
             if let Some(code) = arguments.machines.run(arguments)? {
                 return Ok(code);
             }

@@ -54,6 +54,7 @@ pub(super) fn examine(facts: &Facts, config: &Config) -> Vec<Check> {
         nodes(facts),
         clock(facts),
         copies(facts),
+        sealing(facts),
         directory(facts),
         direct(facts),
         space(facts, config),
@@ -293,6 +294,14 @@ fn copies(facts: &Facts) -> Check {
     }
 }
 
+fn sealing(facts: &Facts) -> Check {
+    let found = match facts.aes {
+        Some(library) => format!("AES-256-GCM by {library}"),
+        None => "ChaCha20-Poly1305: no instructions for AES".to_owned(),
+    };
+    ok("sealing", found)
+}
+
 fn directory(facts: &Facts) -> Check {
     const NAME: &str = "directory";
     let disk = &facts.disk;
@@ -356,6 +365,8 @@ fn space(facts: &Facts, config: &Config) -> Check {
 
 #[cfg(test)]
 mod tests {
+    use slackwater_transfer::AesLibrary;
+
     use super::super::facts::Refusal;
     use super::*;
 
@@ -370,6 +381,7 @@ mod tests {
             isa: Some(Isa::Avx2),
             isa_widest: Some(Isa::Avx2),
             streaming_bytes_min: 16 << 20,
+            aes: Some(AesLibrary::AwsLc),
             ..Facts::default()
         };
         facts.disk.kind = "ext4".to_owned();
@@ -475,6 +487,16 @@ mod tests {
             "sse instructions, from 16MiB on past the cache: asked for, where the processor has avx2",
         );
         check("copies", &[], |_| (), Ok, "avx2 instructions");
+        check("sealing", &[], |_| (), Ok, "AES-256-GCM by aws-lc");
+        let ring = |facts: &mut Facts| facts.aes = Some(AesLibrary::Ring);
+        check("sealing", &[], ring, Ok, "AES-256-GCM by ring");
+        check(
+            "sealing",
+            &[],
+            |facts| facts.aes = None,
+            Ok,
+            "ChaCha20-Poly1305: no instructions for AES",
+        );
         check(
             "memory",
             &[("memory", "65GiB")],

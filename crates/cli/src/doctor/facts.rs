@@ -8,6 +8,7 @@ use rustix::process::{Resource, getrlimit};
 use slackwater_base::BLOCK_BYTES;
 use slackwater_node::Config;
 use slackwater_pool::copy::{Isa, IsaChoice, Tuning};
+use slackwater_transfer::{AesLibrary, Cipher};
 
 /// What the machine says about itself. Everything the checks judge is in here.
 #[derive(Clone, Debug, Default)]
@@ -38,6 +39,8 @@ pub(super) struct Facts {
     pub(super) isa_widest: Option<Isa>,
     /// Copies from this length on, in bytes, go past the cache.
     pub(super) streaming_bytes_min: u64,
+    /// Whose AES-256-GCM seals connections of transfers; none where the processor has no instructions for it.
+    pub(super) aes: Option<AesLibrary>,
     /// The kernel's clock.
     pub(super) clock: Option<String>,
     /// The directory of the SSD tier.
@@ -88,6 +91,7 @@ impl Facts {
             }),
             isa_widest: Some(Isa::widest()),
             streaming_bytes_min: Tuning::current().streaming_bytes_min as u64,
+            aes: Cipher::has_aes().then(AesLibrary::current),
             clock: text("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
             disk: Disk::gather(config.dir.as_deref().unwrap_or(Path::new("."))),
         }
@@ -230,6 +234,21 @@ mod tests {
             (kind(0xef53), kind(1)),
             ("ext4".to_owned(), "file system 0x1".to_owned())
         );
+    }
+
+    /// Instructions that are detected wrongly cost half the rate and fail no other test. The kernel lists a flag only where it
+    /// keeps the registers.
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn the_library_for_aes_is_that_of_the_flags_that_the_kernel_lists() {
+        let listed = text("/proc/cpuinfo").unwrap();
+        let flags = listed.lines().find(|line| line.starts_with("flags"));
+        let flags: Vec<&str> = flags.unwrap().split_whitespace().collect();
+        let has = |names: &[&str]| names.iter().all(|name| flags.contains(name));
+        let wide = has(&["avx512f", "avx512bw", "avx512dq", "avx512vl"]);
+        let ring = has(&["vaes", "vpclmulqdq", "avx2"]) && !wide;
+        assert_eq!(AesLibrary::fastest() == AesLibrary::Ring, ring, "{flags:?}");
+        assert_eq!(Cipher::has_aes(), has(&["aes", "pclmulqdq"]), "{flags:?}");
     }
 
     #[test]

@@ -24,13 +24,16 @@ pub struct FarReport {
 const MANY_BLOCKS: usize = 16;
 
 impl FarReport {
-    pub(in crate::transfer) fn table(&self) -> Table {
+    pub(in crate::transfer) fn table(&self, aes: &str) -> Table {
         let of = |name: &str| match &self.far_machine[name] {
             serde_json::Value::String(text) => text.clone(),
             other => other.to_string(),
         };
         let (cpu, cores, kernel) = (of("cpu"), of("cores"), of("kernel"));
-        let sealed = if self.sealed { "yes" } else { "no" };
+        let sealed = match self.sealed {
+            true => format!("yes; AES-256-GCM by {aes} here, by {} there", of("aes")),
+            false => "no".to_owned(),
+        };
         let rows = [
             ("far end", self.address.clone()),
             (
@@ -43,7 +46,7 @@ impl FarReport {
                     .clone()
                     .unwrap_or_else(|| "not told (--link)".to_owned()),
             ),
-            ("sealed, which the limits are not", sealed.to_owned()),
+            ("sealed, which the limits are not", sealed),
         ];
         let rows = rows.map(|(name, value)| vec![name.to_owned(), value]);
         Table::new("Between two machines", &["what", "which"], rows)

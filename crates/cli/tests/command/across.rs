@@ -6,6 +6,7 @@ use std::process::{Child, ChildStderr, Output, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use slackwater_transfer::AesLibrary;
 
 use crate::place::{Place, end, object, output, stderr};
 
@@ -178,7 +179,10 @@ fn a_keyed_far_end_serves_one_run_after_another_and_ends_when_told() {
             .status
             .success()
     );
-    let mut far = Far::start(&place, &["--key-file", "far", "--allow", "list"]);
+    // Each end has its own AES, and their bytes are the same.
+    let (first, last) = (AesLibrary::ALL[0], AesLibrary::ALL.last().unwrap());
+    let keyed = ["--key-file", "far", "--allow", "list"];
+    let mut far = Far::start(&place, &[&keyed[..], &["--aes", last.name()]].concat());
     assert!(
         far.address.starts_with("curve://127.0.0.1:"),
         "{}",
@@ -188,7 +192,11 @@ fn a_keyed_far_end_serves_one_run_after_another_and_ends_when_told() {
     let made = run(
         &place,
         &far,
-        &[&ours[..], &["--json", "--link", "a cable"]].concat(),
+        &[
+            &ours[..],
+            &["--json", "--link", "a cable", "--aes", first.name()],
+        ]
+        .concat(),
     );
     assert!(made.status.success(), "{}", stderr(&made));
     let report = object(&made);
@@ -197,6 +205,9 @@ fn a_keyed_far_end_serves_one_run_after_another_and_ends_when_told() {
         (&report["across"]["sealed"], &report["across"]["link"]),
         (&true.into(), &"a cable".into())
     );
+    let aes = |end: &str| report.pointer(end).and_then(Value::as_str);
+    assert_eq!(aes("/machine/aes"), Some(first.name()));
+    assert_eq!(aes("/across/far_machine/aes"), Some(last.name()));
     let key = far.address.rsplit('/').next().unwrap();
     assert!(
         !report.to_string().contains(key),
@@ -204,7 +215,10 @@ fn a_keyed_far_end_serves_one_run_after_another_and_ends_when_told() {
     );
     let again = run(&place, &far, &[&ours[..], &["--report", "page"]].concat());
     let text = String::from_utf8_lossy(&again.stdout).into_owned();
+    let (here, there) = (AesLibrary::fastest(), last);
+    let sealed = format!("yes; AES-256-GCM by {here} here, by {there} there");
     for word in [
+        &sealed,
         "Between two machines",
         "blocking socket to the far end",
         "over the limit",
@@ -213,6 +227,13 @@ fn a_keyed_far_end_serves_one_run_after_another_and_ends_when_told() {
     }
     let page = std::fs::read_to_string(place.path("page/transfer.html")).unwrap();
     assert!(page.contains("Transfers between two machines"));
+    let unknown = run(&place, &far, &[&ours[..], &["--aes", "openssl"]].concat());
+    assert_eq!(unknown.status.code(), Some(2));
+    let said = stderr(&unknown);
+    assert!(
+        said.contains("`openssl` is no AES of this build; it has aws-lc"),
+        "{said}"
+    );
     let unlisted = run(&place, &far, &["--key-file", "other"]);
     assert_eq!(unlisted.status.code(), Some(1));
     assert!(

@@ -216,3 +216,25 @@ fn both_ends_take_the_next_key_at_the_same_record() {
     assert_ne!(*sealer.direction.key.secret, [5; 32]);
     assert_eq!(sealer.direction.count, 2);
 }
+
+/// The key that followed could have been written down and never used: both ends would go on with the first one, open each other's
+/// records, and use its nonces a second time.
+#[test]
+fn the_first_record_of_the_next_key_is_sealed_with_that_key() {
+    for cipher in [Cipher::Aes, Cipher::ChaCha] {
+        let (mut sealer, _) = ends(cipher);
+        sealer.direction.count = RECORDS_PER_KEY;
+        let found = record(&mut sealer, b"first of the next");
+        let next = RecordKey {
+            secret: expand(&[5; 32], b"next"),
+            cipher,
+        };
+        let mut fresh = Sealer::after(next, Vec::new());
+        assert_eq!(
+            found,
+            record(&mut fresh, b"first of the next"),
+            "{cipher:?}"
+        );
+        assert_ne!(found, record(&mut ends(cipher).0, b"first of the next"));
+    }
+}

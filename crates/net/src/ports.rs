@@ -118,10 +118,15 @@ mod tests {
         Ok((socket, port))
     }
 
-    /// A port that no process listens on or is connected from.
+    /// A port that no process listens on or is connected from. The kernel gave those of other tests port by port, also one that
+    /// it had just given to this one: so it is of those that the kernel gives to nobody.
     fn free() -> LocalPorts {
-        let (_, address) = listener();
-        let port = address.port();
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let own = 22_000 + std::process::id() % 1_000 * 8;
+        let ports = std::iter::repeat_with(|| own + NEXT.fetch_add(1, Ordering::Relaxed));
+        let mut ports = ports.take(100).map(|port| port as u16);
+        let is_free = |port: &u16| TcpListener::bind(("0.0.0.0", *port)).is_ok();
+        let port = ports.find(is_free).expect("one of them is free");
         LocalPorts {
             first: port,
             last: port,

@@ -118,8 +118,8 @@ mod tests {
         Ok((socket, port))
     }
 
-    /// A port that no process listens on or is connected from. The kernel gave those of other tests port by port, also one that
-    /// it had just given to this one: so it is of those that the kernel gives to nobody.
+    /// A port that no process listens on or is connected from, below those that the kernel gives out: the port of a listener
+    /// that had been dropped was given to another test.
     fn free() -> LocalPorts {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let own = 22_000 + std::process::id() % 1_000 * 8;

@@ -336,6 +336,15 @@ impl Liar {
         }
     }
 
+    /// A liar with a link to it, and a capability to show.
+    fn linked() -> (Self, Arc<Link>, Capability) {
+        let near = owner(ServiceLimits::default());
+        let region = near.region(Memory::anonymous(4096).unwrap());
+        let mut liar = Self::new();
+        let link = liar.link(&near, |_| {}).unwrap();
+        (liar, link, near.grant(&region))
+    }
+
     /// A link to it: it greets as the protocol wants, after `change`.
     fn link(
         &mut self,
@@ -512,11 +521,7 @@ fn false_answers_of_an_owner_open_no_window() {
 /// window.
 #[test]
 fn memory_that_comes_with_a_late_answer_is_known() {
-    let near = owner(ServiceLimits::default());
-    let region = near.region(Memory::anonymous(4096).unwrap());
-    let capability = near.grant(&region);
-    let mut liar = Liar::new();
-    let link = liar.link(&near, |_| {}).unwrap();
+    let (mut liar, link, capability) = Liar::linked();
     let memory = Mapping::shared(4096).unwrap();
     let fd = memory.file().unwrap().as_fd();
     for _ in 0..2 {
@@ -546,11 +551,7 @@ fn memory_that_comes_with_a_late_answer_is_known() {
 /// mapped anew, and each page touched for the first time, though a window of before was still there.
 #[test]
 fn memory_that_comes_again_with_a_late_answer_is_not_mapped_anew() {
-    let near = owner(ServiceLimits::default());
-    let region = near.region(Memory::anonymous(4096).unwrap());
-    let capability = near.grant(&region);
-    let mut liar = Liar::new();
-    let link = liar.link(&near, |_| {}).unwrap();
+    let (mut liar, link, capability) = Liar::linked();
     let memory = Mapping::shared(4096).unwrap();
     let fd = memory.file().unwrap().as_fd();
     let passed = |slot| Entry {
@@ -580,11 +581,7 @@ fn memory_that_comes_again_with_a_late_answer_is_not_mapped_anew() {
 fn late_answers_keep_few_memories_mapped() {
     // No other memory of this process is as long.
     const BYTES: usize = 41 * 4096;
-    let near = owner(ServiceLimits::default());
-    let region = near.region(Memory::anonymous(4096).unwrap());
-    let capability = near.grant(&region);
-    let mut liar = Liar::new();
-    let link = liar.link(&near, |_| {}).unwrap();
+    let (mut liar, link, capability) = Liar::linked();
     let memories: Vec<Mapping> = (0..40).map(|_| Mapping::shared(BYTES).unwrap()).collect();
     let fds: Vec<BorrowedFd<'_>> = (memories.iter())
         .map(|memory| memory.file().unwrap().as_fd())

@@ -331,11 +331,14 @@ impl Uplink {
         };
         let begun = now();
         let admitted = lock(&self.at_once).admits(begun, &written);
-        match admitted.then(|| memory.store.check_now(&written)).flatten() {
-            Some(result) => {
-                lock(&self.at_once).took(begun, now());
-                let _ = call.reply([self.checked(result)]);
-            }
+        let check = || {
+            let checked = memory.store.check_now(&written);
+            // Also where writes are under way: clients decide how often that is.
+            lock(&self.at_once).took(begun, now());
+            checked
+        };
+        match admitted.then(check).flatten() {
+            Some(result) => _ = call.reply([self.checked(result)]),
             None => self.on_worker(memory, call, |uplink, memory, body| {
                 let written = uplink.written(body);
                 let result = written.and_then(|written| memory.store.check_written(&written));

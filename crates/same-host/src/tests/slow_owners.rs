@@ -130,19 +130,10 @@ fn callers_that_find_a_question_under_way_wait_for_their_turn() {
     });
 }
 
-/// A liar with a link to it, and the capability that callers show it.
-fn asked_liar() -> (Liar, Arc<Link>, Capability) {
-    let near = owner(ServiceLimits::default());
-    let region = near.region(Memory::anonymous(4096).unwrap());
-    let mut liar = Liar::new();
-    let link = liar.link(&near, |_| {}).unwrap();
-    (liar, link, near.grant(&region))
-}
-
 /// Callers who found a question under way asked one after another. Each answer had to wake the next, who woke the owner.
 #[test]
 fn one_question_asks_for_all_that_wait() {
-    let (mut liar, link, capability) = asked_liar();
+    let (mut liar, link, capability) = Liar::linked();
     let memory = Mapping::shared(4096).unwrap();
     let fd = memory.file().unwrap().as_fd();
     let slot = |number: u32| Entry {
@@ -189,7 +180,7 @@ fn one_question_asks_for_all_that_wait() {
 /// The other half of the story: a caller with little time asked for all, was gone before the answer, and took it with it.
 #[test]
 fn those_whose_question_is_not_answered_ask_again() {
-    let (mut liar, link, capability) = asked_liar();
+    let (mut liar, link, capability) = Liar::linked();
     let under_way = link.turn();
     std::thread::scope(|threads| {
         let hasty = threads.spawn(|| link.ask_by(capability, now() + 10 * MOMENT));

@@ -23,8 +23,8 @@ pub(super) struct Pace {
     usual: usize,
     /// How many times as long the last reads took, on a running average.
     slowdown: f64,
-    /// What the device writes in a second; zero until it has written something.
-    bytes_per_second: f64,
+    /// Bytes that the device wrote of late, and the seconds that it took for them: older ones count for less.
+    wrote: (f64, f64),
     under_way: usize,
     /// Bytes of the pieces under way.
     writing: u64,
@@ -75,7 +75,7 @@ impl Pace {
             alone: [0.0; CLASSES],
             usual: 0,
             slowdown: 1.0,
-            bytes_per_second: 0.0,
+            wrote: (0.0, 0.0),
             under_way: 0,
             writing: 0,
             begun: 0,
@@ -115,7 +115,8 @@ impl Pace {
     }
 
     /// Bytes of the next piece: what the device writes in the time that a piece may take. Beside readers this is no more
-    /// than a few of their reads.
+    /// than a few of their reads, and after them no more than a part of the time since: one that comes back finds the device
+    /// taken for less time than it was away.
     pub(super) fn piece_bytes(&self, now: Instant) -> u64 {
         let PaceConfig {
             piece_time,
@@ -125,10 +126,15 @@ impl Pace {
         } = self.config;
         let mut seconds = piece_time.as_secs_f64();
         let alone = self.alone[self.usual];
-        if self.is_read(now) && alone > 0.0 {
-            seconds = seconds.min(READS_A_PIECE * alone / 1e9);
+        if alone > 0.0 {
+            let reads = READS_A_PIECE * alone / 1e9;
+            let away = match self.is_read(now) {
+                true => 0.0,
+                false => self.read_at.until(now).as_secs_f64() / AWAY_A_PIECE,
+            };
+            seconds = seconds.min(reads.max(away));
         }
-        let bytes = (self.bytes_per_second * seconds) as u64;
+        let bytes = (self.rate() * seconds) as u64;
         let bytes = if bytes == 0 { UNKNOWN_BYTES } else { bytes };
         let bytes = bytes.clamp(piece_bytes_min, piece_bytes_max.max(piece_bytes_min));
         (bytes - bytes % BLOCK_BYTES).max(BLOCK_BYTES)
@@ -148,14 +154,11 @@ impl Pace {
         self.writing -= piece.bytes;
         let took = piece.at.max(self.ended_at).until(now).as_secs_f64();
         self.ended_at = now;
-        if took > 0.0 && piece.bytes >= self.config.piece_bytes_min {
-            let rate = piece.bytes as f64 / took;
-            let known = self.bytes_per_second;
-            self.bytes_per_second = if known == 0.0 {
-                rate
-            } else {
-                known + (rate - known) / 8.0
-            };
+        if piece.bytes >= self.config.piece_bytes_min {
+            // Bytes and times are summed, and not rates: pieces that end together seem to take no time but the first.
+            let (bytes, seconds) = &mut self.wrote;
+            *bytes += piece.bytes as f64 - *bytes / 8.0;
+            *seconds += took - *seconds / 8.0;
         }
         if self.window < 1.0 {
             let rest = took * (1.0 / self.window - 1.0);
@@ -227,7 +230,15 @@ impl Pace {
     }
 
     pub(super) fn bytes_per_second(&self) -> u64 {
-        self.bytes_per_second as u64
+        self.rate() as u64
+    }
+
+    /// Bytes that the device writes in a second; zero until it has written something.
+    fn rate(&self) -> f64 {
+        match self.wrote {
+            (bytes, seconds) if seconds > 0.0 => bytes / seconds,
+            _ => 0.0,
+        }
     }
 
     pub(super) fn delayed(&self) -> Duration {
@@ -265,6 +276,8 @@ const UNKNOWN_WINDOW: f64 = 0.5;
 const UNKNOWN_BYTES: u64 = 512 << 10;
 /// Times of a read that one piece may take while somebody reads.
 const READS_A_PIECE: f64 = 3.0;
+/// Part of the time since the last read that one piece may take: two under way take half of it.
+const AWAY_A_PIECE: f64 = 4.0;
 /// Times of a read after which a reader that comes back is no longer expected, and the bounds of that.
 const QUIET_READS: f64 = 2.0;
 const QUIET_MIN: Duration = Duration::from_micros(100);
@@ -395,6 +408,24 @@ mod tests {
         }
         assert!(pace.bytes_per_second().abs_diff(PIECE * 1000) < PIECE * 50);
     }
+
+    /// The second of two pieces that the log was told of together seemed to take a microsecond: the rate was several times the
+    /// device's, and a piece several times as long as it may be.
+    #[test]
+    fn the_rate_is_that_of_the_device_though_pieces_end_together() {
+        for apart in [0, 1, 20] {
+            let mut pace = pace();
+            for turn in 1..50 {
+                let pieces = [(); 2].map(|()| pace.piece_begun(at((turn - 1) * 2000), PIECE));
+                for (piece, late) in pieces.into_iter().zip([0, apart]) {
+                    pace.piece_ended(at(turn * 2000 + late), piece);
+                }
+            }
+            let rate = pace.bytes_per_second();
+            assert!(rate.abs_diff(PIECE * 1000) < PIECE * 100, "{apart}: {rate}");
+        }
+    }
+
     /// A log that wrote without a pause from the start never saw a read by itself, so it never learned that its writes made
     /// reads slow.
     #[test]
@@ -464,6 +495,32 @@ mod tests {
             assert!(!pace.is_read(quiet), "{bytes}");
         }
     }
+    /// A reader that had to wait for a processor was taken for gone, and came back to two pieces of a millisecond each: one read in
+    /// a hundred took eight times as long as on an idle device.
+    #[test]
+    fn pieces_grow_as_readers_stay_away() {
+        let mut pace = pace();
+        for turn in 0..50 {
+            let piece = pace.piece_begun(at(turn * 1000), PIECE);
+            pace.piece_ended(at((turn + 1) * 1000), piece);
+        }
+        let last = read(&mut pace, 60_000, 20, 100, false);
+        for (away, micros) in [
+            (0, 300),
+            (199, 300),
+            (200, 300),
+            (1_200, 300),
+            (1_600, 400),
+            (3_200, 800),
+            (4_000, 1_000),
+            (60_000, 1_000),
+        ] {
+            let (found, expected) = (pace.piece_bytes(at(last + away)), PIECE * micros / 1000);
+            let near = found.abs_diff(expected) <= expected / 20;
+            assert!(near, "{away} us: {found} and not {expected}");
+        }
+    }
+
     /// Eight readers kept the writes at the floor while all of memory waited to be written: nothing was left for what they read.
     #[test]
     fn what_presses_has_as_many_bytes_under_way_as_readers() {

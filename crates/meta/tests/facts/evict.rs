@@ -69,7 +69,8 @@ fn hinted(world: &World, number: u64) -> String {
     let class = explanation.expect("the default policy explains").class;
     class
         .split_once(", with a hint")
-        .map_or(String::new(), |(_, hint)| hint.to_owned())
+        .and_then(|(_, after)| after.split(',').next())
+        .map_or(String::new(), str::to_owned)
 }
 
 #[test]

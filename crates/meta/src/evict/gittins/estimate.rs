@@ -1,8 +1,10 @@
 //! The mathematics of the policy, without its state: from counts to hazards, and from hazards to the index.
 
+use std::ops::Range;
+
 use super::class::{
-    BINS, CLASSES, FIRST_FALLING_BIN, LEVELS, NEUTRAL_LEVEL, PLAIN_SHAPES, SHAPES, bin_seconds,
-    bin_start_seconds, plain_shape,
+    BINS, CLASSES, FIRST_FALLING_BIN, FIRST_REUSED_SHAPE, LEVELS, NEUTRAL_LEVEL, PLAIN_SHAPES,
+    SHAPES, bin_seconds, bin_start_seconds, plain_shape,
 };
 use super::hinted;
 
@@ -28,6 +30,12 @@ const POOLED_WEIGHT: f64 = 3.0;
 const LEVEL_WEIGHT: f64 = 32.0;
 const CELL_WEIGHT: f64 = 64.0;
 
+/// Plain shapes whose blocks return alike: those that were never reused, and those that were.
+const FAMILIES: [Range<usize>; 2] = [0..FIRST_REUSED_SHAPE, FIRST_REUSED_SHAPE..MOST_REUSED_SHAPE];
+/// The plain shape of blocks that were reused ten times and more. They open many chains or belong to long sessions, and
+/// return so much more often than others that they say nothing about these. There are events enough to go by their own.
+const MOST_REUSED_SHAPE: usize = PLAIN_SHAPES - 1;
+
 /// The hazard before anything is known: half a return within the age so far, as under LRU.
 fn prior(bin: usize) -> f64 {
     let middle = if bin + 1 < BINS {
@@ -38,24 +46,25 @@ fn prior(bin: usize) -> f64 {
     0.5 / (middle + 300.0)
 }
 
-/// The learned curves of all blocks together, of all shapes and of all classes.
+/// The learned curves of all blocks but the most reused ones together, of all shapes and of all classes.
 pub(super) struct Hazards {
     pub(super) pooled: Curve,
     pub(super) shapes: Box<[Curve; SHAPES]>,
     pub(super) classes: Vec<Curve>,
-    /// The first shape with the same curves as each: of several without data, the first, of hinted ones while there is no
-    /// hint, their plain shape, otherwise itself.
+    /// The first shape with the same curves as each: of several of a family without data, the first, of hinted ones while
+    /// there is no hint, their plain shape, otherwise itself.
     pub(super) same_as: [usize; SHAPES],
 }
 
-/// Estimates hazards of the `wanted` classes from `counts` (a cell each, or a plain cell each), where a typical event has `weight` blocks. Of the
-/// classes that are not wanted nothing was counted; they have no curve. Pooled over classes first, then by shape around the pooled curve, then by class around its shape, each weighted by its amount of data. Blocks with
-/// a hint count as those of their plain shape here, so that a hint takes no evidence from others; their own curves follow
-/// from these ([`hinted`]).
+/// Estimates hazards of the `wanted` classes from `counts` (a cell each, or a plain cell each), where a typical event has
+/// `weight` blocks. Of the classes that are not wanted nothing was counted; they have no curve.
+///
+/// Pooled over all shapes but the most reused one first, then by family around the pooled curve, by shape around its
+/// family, and by class around its shape, each weighted by its amount of data. Blocks with a hint count as those of their
+/// plain shape here, so that a hint takes no evidence from others; their own curves follow from these ([`hinted`]).
 pub(super) fn hazards(counts: &[Count], weight: f64, wanted: &[bool; CLASSES]) -> Hazards {
     let plain = &*hinted::plain_counts(counts);
     let mut by_shape = [[Count::default(); BINS]; PLAIN_SHAPES];
-    let mut pooled = [Count::default(); BINS];
     for (class, row) in plain.chunks_exact(BINS).enumerate() {
         if !wanted[class] {
             continue;
@@ -63,24 +72,28 @@ pub(super) fn hazards(counts: &[Count], weight: f64, wanted: &[bool; CLASSES]) -
         let shape = &mut by_shape[class / LEVELS];
         for (bin, count) in row.iter().enumerate() {
             shape[bin].add(*count);
-            pooled[bin].add(*count);
         }
     }
+    let pooled = summed(&by_shape[..MOST_REUSED_SHAPE]);
     let pooled_weight = POOLED_WEIGHT * weight;
-    let h0: Curve = std::array::from_fn(|bin| {
-        (pooled[bin].reused + pooled_weight) / (pooled[bin].exposed + pooled_weight / prior(bin))
+    let h0 = drawn(&pooled, &std::array::from_fn(prior), pooled_weight);
+    let families = FAMILIES.map(|family| {
+        let row = summed(&by_shape[family]);
+        let scale = ratio(&row, &h0, weight);
+        drawn(&row, &h0.map(|h| h * scale), weight)
     });
     let mut shapes = Box::new([[0.0; BINS]; SHAPES]);
-    for (curve, row) in shapes.iter_mut().zip(&by_shape) {
-        let scale = ratio(row, &h0, weight);
-        *curve = shrunk(row, &h0.map(|h| h * scale), weight);
-        *curve = smoothed(curve);
+    for (shape, row) in by_shape.iter().enumerate() {
+        let base = family_of(shape).map_or(&h0, |family| &families[family]);
+        let scale = ratio(row, base, weight);
+        shapes[shape] = smoothed(&shrunk(row, &base.map(|h| h * scale), weight));
     }
     let empty = |row: &[Count; BINS]| row.iter().all(|count| *count == Count::default());
-    let first_empty = by_shape.iter().position(empty);
     let plain_same_as = |shape: usize| {
-        let first = first_empty.filter(|_| empty(&by_shape[shape]));
-        first.unwrap_or(shape)
+        let of_its_family =
+            |at: &usize| family_of(*at) == family_of(shape) && empty(&by_shape[*at]);
+        let first = (0..shape).find(of_its_family);
+        first.filter(|_| empty(&by_shape[shape])).unwrap_or(shape)
     };
     let same_as = std::array::from_fn(|shape| plain_same_as(plain_shape(shape).0));
     let mut classes: Vec<Curve> = Vec::with_capacity(CLASSES);
@@ -115,6 +128,26 @@ pub(super) fn hazards(counts: &[Count], weight: f64, wanted: &[bool; CLASSES]) -
     };
     hinted::apply(&mut hazards, counts, weight);
     hazards
+}
+
+/// The family of a plain shape; `None` for that of the most reused blocks.
+fn family_of(shape: usize) -> Option<usize> {
+    FAMILIES.iter().position(|family| family.contains(&shape))
+}
+
+fn summed(rows: &[[Count; BINS]]) -> [Count; BINS] {
+    let mut sums = [Count::default(); BINS];
+    for row in rows {
+        for (sum, count) in sums.iter_mut().zip(row) {
+            sum.add(*count);
+        }
+    }
+    sums
+}
+
+/// The row's own hazards, each drawn towards `base` by `weight` events.
+fn drawn(row: &[Count; BINS], base: &Curve, weight: f64) -> Curve {
+    std::array::from_fn(|bin| (row[bin].reused + weight) / (row[bin].exposed + weight / base[bin]))
 }
 
 /// The curve of the classes of a level around that of their shape.
@@ -396,7 +429,9 @@ mod tests {
         let expected = std::array::from_fn(|shape| match plain_shape(shape).0 {
             0 => 0,
             3 => 3,
-            _ => 1,
+            ..FIRST_REUSED_SHAPE => 1,
+            MOST_REUSED_SHAPE => MOST_REUSED_SHAPE,
+            _ => FIRST_REUSED_SHAPE,
         });
         assert_eq!(hazards.same_as, expected);
         for (class, curve) in hazards.classes.iter().enumerate() {
@@ -404,6 +439,57 @@ mod tests {
             assert_eq!(*curve, hazards.classes[same], "class {class}");
         }
         assert_ne!(hazards.classes[0], hazards.classes[LEVELS]);
+    }
+
+    fn see(counts: &mut [Count], shape: usize, bins: Range<usize>, reused: f64) {
+        let first = (shape * LEVELS + NEUTRAL_LEVEL) * BINS;
+        for count in &mut counts[first..][bins] {
+            count.reused += reused;
+            count.exposed += 1e5;
+        }
+    }
+
+    /// The block that opened all chains returned every third of a second, and was in the curve that all others were drawn
+    /// to: new blocks were kept for their first seconds, in which they never return.
+    #[test]
+    fn the_most_reused_blocks_say_nothing_of_others() {
+        let curves = |of_most_reused: f64| {
+            let mut counts = vec![Count::default(); CELLS];
+            see(&mut counts, 1, 8..16, 500.0);
+            see(&mut counts, FIRST_REUSED_SHAPE, 4..16, 900.0);
+            see(&mut counts, MOST_REUSED_SHAPE, 0..2, of_most_reused);
+            hazards(&counts, 10.0, &[true; CLASSES])
+        };
+        let (rarely, often) = (curves(1e3), curves(1e6));
+        assert_eq!(rarely.pooled, often.pooled);
+        for shape in 0..SHAPES {
+            let same = rarely.shapes[shape] == often.shapes[shape];
+            assert_eq!(
+                same,
+                plain_shape(shape).0 != MOST_REUSED_SHAPE,
+                "shape {shape}"
+            );
+        }
+    }
+
+    #[test]
+    fn shapes_are_drawn_to_those_of_their_family() {
+        let mut counts = vec![Count::default(); CELLS];
+        see(&mut counts, 0, 8..16, 100.0);
+        see(&mut counts, FIRST_REUSED_SHAPE, 8..16, 2_000.0);
+        let shapes = hazards(&counts, 10.0, &[true; CLASSES]).shapes;
+        // How many times as often blocks of a shape return as those of the first shape that something was counted of.
+        let check = |shape: usize, times: Range<f64>| {
+            let found = shapes[shape][12] / shapes[0][12];
+            assert!(times.contains(&found), "shape {shape}: {found}");
+        };
+        check(1, 0.9..1.5);
+        check(FIRST_REUSED_SHAPE - 1, 0.9..1.5);
+        check(FIRST_REUSED_SHAPE, 15.0..21.0);
+        check(FIRST_REUSED_SHAPE + 1, 12.0..21.0);
+        check(MOST_REUSED_SHAPE - 1, 12.0..21.0);
+        // Nothing of it is known: as all others together.
+        check(MOST_REUSED_SHAPE, 5.0..12.0);
     }
 
     /// Data outweighs the prior: a class that returns at a known rate is given that rate.

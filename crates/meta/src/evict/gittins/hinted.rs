@@ -15,7 +15,7 @@ const ACCURACY: f64 = 0.8;
 /// The bin of age that the ten minutes end in, within which a continued chain is continued: it begins after 512 s.
 const HORIZON: usize = 19;
 /// Strength of that belief, in typical events: over all ages, and in each bin of age.
-const WEIGHT: f64 = 3.0;
+const WEIGHT: f64 = 10.0;
 /// Plain shapes whose hints are judged together: blocks that were never reused, reused once, and more often.
 const KINDS: [std::ops::Range<usize>; 3] = [
     0..FIRST_REUSED_SHAPE,

@@ -21,7 +21,7 @@ pub(super) struct Tables {
     weights: f64,
     squared_weights: f64,
     typical_event: f64,
-    /// The hazards of all blocks together, of each shape, and of each class.
+    /// The hazards of all blocks but the most reused ones together, of each shape, and of each class.
     pooled_hazards: Curve,
     shape_hazards: Box<[Curve; SHAPES]>,
     class_hazards: Vec<Curve>,
@@ -82,15 +82,19 @@ const FACTORS: usize = GROUPS * (NEW_BUCKETS + GAP_BUCKETS + HINT_BUCKETS);
 const FACTOR_RANGE: (f64, f64) = (0.05, 20.0);
 /// Correlated features count the same event: full steps of each would overshoot.
 const FACTOR_STEP: f64 = 0.25;
-/// Typical events by which a factor is drawn to one: fewer follow noise where features tell nothing.
+/// Typical events by which a factor is drawn to its first value: fewer follow noise where features tell nothing.
 const FACTOR_WEIGHT: f64 = 3.5;
 const LARGEST_STEP: f64 = 0.5;
+/// Logarithm of the first factor of requests of which hardly anything is new, and less that of those that are nearly all
+/// new: a short turn of a long conversation is likely to be followed by another one, a long document is mostly asked about
+/// once.
+const SHORT_TURN: f64 = 0.7;
 
 impl Tables {
     pub(super) fn new() -> Self {
         let mut tables = Self {
             cells: vec![Cell::default(); CELLS],
-            new_factors: [NO_FACTOR; GROUPS * NEW_BUCKETS],
+            new_factors: std::array::from_fn(first_new_factor),
             gap_factors: [NO_FACTOR; GROUPS * GAP_BUCKETS],
             hint_factors: [NO_FACTOR; GROUPS * HINT_BUCKETS],
             outlooks: Outlooks::new(),
@@ -541,6 +545,19 @@ impl Tables {
     }
 }
 
+/// The factor of a row of the table of new lengths before any event. Blocks that were reused more than once mostly return,
+/// whatever else was new.
+fn first_new_factor(row: usize) -> Factor {
+    let (group, bucket) = (row / NEW_BUCKETS, (row % NEW_BUCKETS) as f64);
+    let middle = (NEW_BUCKETS - 1) as f64 / 2.0;
+    let value = if group + 1 < GROUPS {
+        (SHORT_TURN * (middle - bucket) / middle).exp()
+    } else {
+        1.0
+    };
+    Factor { value, ..NO_FACTOR }
+}
+
 /// Whether the blocks of a cell were reused.
 const fn is_reused(cell: usize) -> bool {
     class::is_reused(cell / BINS / LEVELS)
@@ -615,6 +632,39 @@ mod tests {
         restored.set_numbers(&numbers);
         check(&restored);
         assert!(restored.numbers().eq(numbers), "nothing is left out");
+    }
+
+    #[test]
+    fn short_turns_are_kept_for_longer_until_events_speak_against_it() {
+        let of = |new: u8, bucket: u8| Features::new(new, NO_GAP, 0, None).with_count(bucket);
+        let check = |story: &str, tables: &Tables, bucket: u8, more: std::cmp::Ordering| {
+            let level = |new: u8| tables.class(bucket, of(new, bucket), Some(100)).level();
+            assert_eq!(level(0).cmp(&level(7)), more, "{story}, bucket {bucket}");
+        };
+        let mut tables = Tables::new();
+        use std::cmp::Ordering::{Equal, Greater, Less};
+        check("nothing seen", &tables, 0, Greater);
+        check("nothing seen", &tables, 1, Greater);
+        check("mostly return", &tables, 2, Equal);
+        check("mostly return", &tables, 5, Equal);
+        for _ in 0..20 {
+            for (new, reused) in [(0, 1), (7, 20)] {
+                let class = tables.class(0, of(new, 0), Some(100));
+                tables.cover(class);
+                tables.expose(Exposure {
+                    class,
+                    bin: 10,
+                    features: of(new, 0),
+                    blocks: 1_000,
+                    ticks: 2_000,
+                });
+                for _ in 0..reused {
+                    tables.reuse(class, 10, of(new, 0), 10);
+                }
+            }
+        }
+        check("the other way round", &tables, 0, Less);
+        check("not seen", &tables, 1, Greater);
     }
 
     #[test]
@@ -738,12 +788,14 @@ mod tests {
         }
     }
 
-    /// A factor follows noise when a single event moves it far: it is drawn to one by some.
+    /// A factor follows noise when a single event moves it far: it is drawn to its first value by some.
     #[test]
     fn one_event_moves_a_factor_by_little() {
         let mut tables = Tables::new();
+        let factor = |tables: &Tables| tables.new_factors[features(None).new_row()].value;
+        let first = factor(&tables);
         tables.reuse(Class(0), 10, features(None), FIRST_WEIGHT as u32);
-        let factor = tables.new_factors[features(None).new_row()].value;
-        assert!((1.05..1.10).contains(&factor), "{factor}");
+        let times = factor(&tables) / first;
+        assert!((1.05..1.10).contains(&times), "{times}");
     }
 }

@@ -340,6 +340,7 @@ impl Tables {
         let expected = block_seconds * base * (known * hinted);
         let change = |factor: &mut Factor| {
             factor.expected += expected;
+            // No more than `FACTOR_STEP`, since the divisor holds what it divides.
             factor.shift(-FACTOR_STEP * expected / (weight + factor.expected));
         };
         change(&mut self.new_factors[new]);
@@ -359,7 +360,8 @@ impl Tables {
         self.typical_event = self.squared_weights / self.weights;
         let weight = FACTOR_WEIGHT * self.typical_event;
         self.for_factors(features, |factor| {
-            factor.shift(FACTOR_STEP * blocks / (weight + factor.expected))
+            let step = FACTOR_STEP * blocks / (weight + factor.expected);
+            factor.shift(step.min(LARGEST_STEP))
         });
     }
 
@@ -564,9 +566,8 @@ const fn is_reused(cell: usize) -> bool {
 }
 
 impl Factor {
-    /// Multiplies by e to the power of `step`.
-    fn shift(&mut self, step: f64) {
-        let x = step.clamp(-LARGEST_STEP, LARGEST_STEP);
+    /// Multiplies by e to the power of `x`, which is no further from zero than [`LARGEST_STEP`].
+    fn shift(&mut self, x: f64) {
         // The series to the fourth power is exact to a thousandth for the largest step, and takes a quarter of the time
         // of `exp`.
         let power = 1.0 + x * (1.0 + x * (0.5 + x * (1.0 / 6.0 + x / 24.0)));

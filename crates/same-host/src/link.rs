@@ -9,6 +9,7 @@ use rustix::fs::{OFlags, fcntl_getfl, fstat};
 use slackwater_base::Instant;
 use slackwater_engine::Notice;
 use slackwater_memory::{Mapping, RefusedMemory};
+use slackwater_wait::now;
 use slackwater_wire::data::{Capability, Refusal};
 use thiserror::Error;
 use zerocopy::byteorder::little_endian::{U32, U64};
@@ -311,7 +312,12 @@ impl Link {
         capability: Capability,
         deadline: Instant,
     ) -> Result<OpenWindow, WindowError> {
-        let others = self.askers.take_writers(ATTACH_MAX - 1);
+        // Who has no time for an answer would open windows for the others that nobody takes.
+        let has_time = now() + ANSWER_TIME <= deadline;
+        let others = match has_time {
+            true => self.askers.take_writers(ATTACH_MAX - 1),
+            false => Vec::new(),
+        };
         let mut capabilities = vec![capability];
         capabilities.extend(others.iter().map(|asker| asker.capability));
         match self.exchange(turn, &capabilities, None, deadline) {
@@ -327,6 +333,12 @@ impl Link {
                 Err(error)
             }
         }
+    }
+
+    /// One that waits until another asks for it, and never asks.
+    #[cfg(test)]
+    pub(crate) fn join(&self, capability: Capability) -> impl Sized {
+        self.askers.join(capability)
     }
 
     /// How many wait for their turn.

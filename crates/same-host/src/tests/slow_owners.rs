@@ -214,6 +214,25 @@ fn those_whose_question_is_not_answered_ask_again() {
     assert_eq!(link.waiting(), 0);
 }
 
+/// A caller with microseconds left found the turn free and asked for all that waited, could not wait for the answer, and put
+/// them back to ask again. The owner opened their windows for nobody: a few such callers took all its slots.
+#[test]
+fn a_caller_without_time_for_an_answer_asks_for_itself_alone() {
+    let (mut liar, link, capability) = Liar::linked();
+    let _others = [(); 2].map(|()| link.join(capability));
+    let hasty = link.ask_by(capability, now() + Duration::from_micros(50));
+    assert!(matches!(hasty, Some(Err(WindowError::TimedOut))));
+    assert_eq!(liar.asked().1, 1);
+    std::thread::scope(|threads| {
+        let patient = threads.spawn(|| link.ask_by(capability, now() + PATIENCE));
+        let (question, asked) = liar.asked();
+        assert_eq!(asked, 3, "the others were left where they were");
+        liar.say(question - 1, &[refusal()], &[]);
+        liar.say(question, &[refusal(); 3], &[]);
+        patient.join().unwrap().unwrap().unwrap_err();
+    });
+}
+
 /// Each put of a lone caller woke the control thread to ask for its window. Now the caller asks, for a moment; but several
 /// requests would each wait for that moment, one after another, and what may not wait asks nobody.
 #[test]

@@ -157,11 +157,9 @@ fn one_question_asks_for_all_that_wait() {
         eventually("all wait", || link.waiting() == 4 || gives_up.is_finished());
         drop(under_way);
         let (question, asked) = liar.asked();
-        assert!(
-            asked == 4 || gives_up.is_finished() && asked == 3,
-            "{asked}"
-        );
+        // It has left the queue before its thread ends.
         assert!(gives_up.join().unwrap().is_none());
+        assert!([3, 4].contains(&asked), "{asked}");
         let entries: Vec<Entry> = (0..asked).map(slot).collect();
         liar.say(question, &entries, &[fd]);
         for ask in asks {

@@ -56,7 +56,8 @@ pub(crate) enum WindowError {
     /// The shared memory was refused.
     #[error("shared memory: {0}")]
     Memory(#[from] RefusedMemory),
-    /// The answer is not one of this protocol; the link cannot be used any more.
+    /// The answer is not one of this protocol, and the link cannot be used any more; or one entry of it is none, and the
+    /// others are.
     #[error("no answer of this protocol")]
     Garbled,
 }
@@ -117,6 +118,9 @@ pub(crate) struct Exchange {
     seal: Option<LinkSeal>,
     /// Why the owner has ended the link: it says so once, and the thread that asks next is told too.
     turned_away: Option<&'static str>,
+    /// An answer was none of the protocol. Nobody knows which windows it opened, and later answers may belong to other
+    /// questions.
+    garbled: bool,
 }
 
 /// Shared memory of the peer that is mapped here as long as a window is on it.
@@ -194,6 +198,7 @@ impl Link {
                 unanswered: 0,
                 seal,
                 turned_away: None,
+                garbled: false,
             }),
             askers: Askers::default(),
             detached: Mutex::default(),
@@ -374,10 +379,25 @@ impl Link {
         notice: Option<&Notice>,
         deadline: Instant,
     ) -> Result<(Vec<Result<OpenWindow, WindowError>>, bool), WindowError> {
-        debug_assert!(capabilities.len() <= ATTACH_MAX);
         if let Some(reason) = exchange.turned_away {
             return Err(WindowError::TurnedAway(reason));
         }
+        if exchange.garbled {
+            return Err(WindowError::Garbled);
+        }
+        let ended = self.question(exchange, capabilities, notice, deadline);
+        exchange.garbled = matches!(ended, Err(WindowError::Garbled));
+        ended
+    }
+
+    fn question(
+        self: &Arc<Self>,
+        exchange: &mut Exchange,
+        capabilities: &[Capability],
+        notice: Option<&Notice>,
+        deadline: Instant,
+    ) -> Result<(Vec<Result<OpenWindow, WindowError>>, bool), WindowError> {
+        debug_assert!(capabilities.len() <= ATTACH_MAX);
         // Held until the answer has come: a memory that the owner assumes to be mapped here must not be unmapped
         // meanwhile. Taken before the detached windows: a window reports its end before it releases its memory.
         let held: Vec<HeldMemory> = exchange

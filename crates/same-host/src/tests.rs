@@ -27,8 +27,8 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use super::carry::{NotCopied, under_mark};
 use super::link::{Link, WindowError};
 use super::message::{
-    Attach, Attached, ENTRY_DESCRIPTOR, ENTRY_SHARED, Entry, Hello, MAGIC, NO_SLOT, PACKET_MAX,
-    VERSION, Welcome,
+    Attach, Attached, ENTRY_DESCRIPTOR, ENTRY_SHARED, Entry, Hello, MAGIC, NO_SLOT, PACKET_BYTES,
+    PACKET_MAX, VERSION, Welcome,
 };
 use super::mover::{HostLimits, HostMover};
 use super::opening::{LinkError, LinkTarget};
@@ -407,11 +407,7 @@ impl Liar {
     }
 
     fn say(&self, question: u64, entries: &[Entry], descriptors: &[BorrowedFd<'_>]) {
-        let head = Attached {
-            question: U64::new(question),
-            attached: U32::new(entries.len() as u32),
-            noticed: U32::ZERO,
-        };
+        let head = head(question, entries.len());
         self.packets()
             .send(&[head.as_bytes(), entries.as_bytes()], descriptors)
             .unwrap();
@@ -433,6 +429,21 @@ impl Liar {
             self.say(question, entries, descriptors);
             asked.join().unwrap()
         })
+    }
+}
+
+fn head(question: u64, attached: usize) -> Attached {
+    Attached {
+        question: U64::new(question),
+        attached: U32::new(attached as u32),
+        noticed: U32::ZERO,
+    }
+}
+
+fn refusal() -> Entry {
+    Entry {
+        refused: U32::new(Refusal::Region.number().into()),
+        ..shared(0, 0, 0)
     }
 }
 
@@ -500,12 +511,6 @@ fn false_answers_of_an_owner_open_no_window() {
             }],
             none,
         ),
-        (
-            "more windows than were asked for",
-            vec![shared(0, 1, 4096), shared(0, 1, 4096)],
-            honest,
-        ),
-        ("fewer windows than were asked for", vec![], none),
     ] {
         let opened = liar.answered(&link, &entries, descriptors);
         assert!(opened.is_err(), "{name}: {opened:?}");
@@ -515,6 +520,48 @@ fn false_answers_of_an_owner_open_no_window() {
         .unwrap();
     assert!(matches!(window.reach(0, 96), Some(Reach::Mapped(_))) && window.reach(1, 96).is_none());
     assert!(window.reach(u64::MAX, 2).is_none());
+}
+
+/// A process had no descriptor left for the memory that came with an answer. The answer was lost, its windows stayed open at
+/// the owner, and each caller that waited asked for as many again.
+#[test]
+fn after_what_is_no_answer_nothing_is_asked_any_more() {
+    let entry = |bytes: &[u8]| [head(1, 1).as_bytes(), bytes].concat();
+    for (name, packet) in [
+        (
+            "a packet that cannot be received",
+            vec![0; PACKET_BYTES + 1],
+        ),
+        ("no packet of the protocol", b"none".to_vec()),
+        ("half an entry", entry(&refusal().as_bytes()[1..])),
+        ("fewer windows than were asked for", entry(&[])),
+        (
+            "more windows",
+            [entry(refusal().as_bytes()), refusal().as_bytes().to_vec()].concat(),
+        ),
+        (
+            "the answer to a question that nobody asked",
+            [head(7, 1).as_bytes(), refusal().as_bytes()].concat(),
+        ),
+    ] {
+        let (mut liar, link, capability) = Liar::linked();
+        std::thread::scope(|threads| {
+            let asked = threads.spawn(|| ask(&link, capability));
+            liar.question();
+            liar.packets().send(&[&packet], &[]).unwrap();
+            let ended = asked.join().unwrap();
+            assert!(
+                matches!(ended, Err(WindowError::Garbled)),
+                "{name}: {ended:?}"
+            );
+        });
+        let again = ask(&link, capability);
+        assert!(
+            matches!(again, Err(WindowError::Garbled)),
+            "{name}: {again:?}"
+        );
+        assert_eq!(liar.question_by(now()), None, "{name}");
+    }
 }
 
 /// A question was given up, and its answer brought the memory: the answer to the next named that by its number, and opened no

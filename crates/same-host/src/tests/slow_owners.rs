@@ -27,13 +27,6 @@ fn target(peer: PeerId) -> Target {
     }
 }
 
-fn refusal() -> Entry {
-    Entry {
-        refused: U32::new(Refusal::Region.number().into()),
-        ..shared(0, 0, 0)
-    }
-}
-
 /// Refuses what it is asked for one window until `over` says so; how many questions there were.
 fn refuse_until(liar: &mut Liar, over: impl Fn() -> bool) -> usize {
     let mut questions = 0;

@@ -110,7 +110,8 @@ pub(crate) struct Exchange {
     question: u64,
     buffer: Vec<u8>,
     memories: Vec<MappedMemory>,
-    /// The memory of windows that came with late answers, until none is late.
+    /// Memory that the owner may count as mapped here, until no answer is late: that of windows that came with late
+    /// answers, and what was mapped when a question was given up.
     late: Vec<Arc<Mapping>>,
     /// Questions that were not answered in time: their answers may still come, and no caller waits for them.
     unanswered: u32,
@@ -160,7 +161,7 @@ impl PassedFile {
 /// The most questions without an answer: with more the socket would be full, and the owner expels a peer that leaves
 /// its answers unread.
 const UNANSWERED_MAX: u32 = 16;
-/// The most memories of late answers that are kept mapped.
+/// The most memories that are kept mapped for late answers.
 const LATE_MAX: usize = 16;
 /// By so much a process ends after the last of its sockets, and far more.
 const EXIT_TIME: Duration = Duration::from_millis(500);
@@ -398,7 +399,7 @@ impl Link {
         deadline: Instant,
     ) -> Result<(Vec<Result<OpenWindow, WindowError>>, bool), WindowError> {
         debug_assert!(capabilities.len() <= ATTACH_MAX);
-        // Held until the answer has come: a memory that the owner assumes to be mapped here must not be unmapped
+        // Held until the answer has come, a late one too: a memory that the owner assumes to be mapped here must not be unmapped
         // meanwhile. Taken before the detached windows: a window reports its end before it releases its memory.
         let held: Vec<HeldMemory> = exchange
             .memories
@@ -495,6 +496,8 @@ impl Link {
             let (len, descriptors) = match self.receive(exchange, deadline) {
                 Err(WindowError::TimedOut) => {
                     exchange.unanswered += 1;
+                    let mapped = held.iter().map(|held| &held.mapping);
+                    mapped.for_each(|mapping| keep(&mut exchange.late, mapping));
                     return Err(WindowError::TimedOut);
                 }
                 received => received?,
@@ -575,14 +578,10 @@ impl Link {
         for entry in answer.entries {
             // One that cannot be opened is as unused.
             let opened = self.open_window(entry, &mut descriptors, held, memories);
-            let memory = opened.as_ref().ok().and_then(OpenWindow::memory);
-            let is_new = |memory: &&Arc<Mapping>| !late.iter().any(|it| Arc::ptr_eq(it, memory));
-            if let Some(memory) = memory.filter(is_new).map(Arc::clone) {
-                late.push(memory);
+            if let Some(memory) = opened.as_ref().ok().and_then(OpenWindow::memory) {
+                keep(late, memory);
             }
         }
-        // A false owner may pass another one with each.
-        late.drain(..late.len().saturating_sub(LATE_MAX));
         Ok(())
     }
 
@@ -650,6 +649,15 @@ impl Link {
             false => Err(WindowError::Garbled),
         }
     }
+}
+
+/// Keeps a memory mapped for late answers.
+fn keep(late: &mut Vec<Arc<Mapping>>, memory: &Arc<Mapping>) {
+    if !late.iter().any(|it| Arc::ptr_eq(it, memory)) {
+        late.push(Arc::clone(memory));
+    }
+    // A false owner may pass another one with each window.
+    late.drain(..late.len().saturating_sub(LATE_MAX));
 }
 
 fn known(id: u64, held: &[HeldMemory], memories: &[MappedMemory]) -> Option<Arc<Mapping>> {

@@ -594,6 +594,34 @@ fn memory_that_comes_with_a_late_answer_is_known() {
     assert_eq!(kept.strong_count(), 0, "nothing else keeps it");
 }
 
+/// A question was given up, and answered while a window kept its memory mapped: without a descriptor. That window was revoked
+/// and forgotten, which unmapped the memory, and neither the late answer nor the next one could be used.
+#[test]
+fn memory_of_the_time_of_a_question_stays_mapped_until_its_answer_has_come() {
+    let (mut liar, link, capability) = Liar::linked();
+    let memory = Mapping::shared(4096).unwrap();
+    let fd = memory.file().unwrap().as_fd();
+    let before = liar.answered(&link, &[shared(0, 8, 4096)], &[fd]).unwrap();
+    let kept = Arc::downgrade(before.memory().unwrap());
+    let asked = link.ask(&[capability], None, now());
+    assert!(matches!(asked, Err(WindowError::TimedOut)), "{asked:?}");
+    drop(before);
+    let known = |slot| Entry {
+        flags: U32::new(ENTRY_SHARED),
+        slot: U32::new(slot),
+        ..shared(0, 8, 4096)
+    };
+    let window = std::thread::scope(|threads| {
+        let asked = threads.spawn(|| ask(&link, capability));
+        let questions = [0; 2].map(|_| liar.question());
+        liar.say(questions[0], &[known(1)], &[]);
+        liar.say(questions[1], &[known(2)], &[]);
+        asked.join().unwrap().unwrap()
+    });
+    assert!(matches!(window.reach(0, 8), Some(Reach::Mapped(_))));
+    assert_eq!(kept.strong_count(), 1, "no answer is late any more");
+}
+
 /// An owner had released its last window on a memory, and passed the memory again with an answer that came late. All of it was
 /// mapped anew, and each page touched for the first time, though a window of before was still there.
 #[test]

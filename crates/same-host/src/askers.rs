@@ -68,7 +68,7 @@ impl Askers {
     }
 
     /// Takes the first `count` that are to write: their windows are about to be asked for. A reader asks by itself: the window
-    /// that it opens is on all of the region, and those that wait beside it find it.
+    /// that it opens is on all of the region, and those that wait beside it look for that one when it is their turn.
     pub(super) fn take_writers(&self, count: usize) -> Vec<Arc<Asker>> {
         let mut queue = self.queue();
         let (mut taken, mut left) = (Vec::new(), VecDeque::new());

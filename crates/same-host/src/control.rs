@@ -12,7 +12,7 @@ use slackwater_wire::data::{Capability, Refusal};
 use slackwater_zmtp::PublicKey;
 
 use super::core::{Core, ENDED, LinkState};
-use super::link::{Link, WindowError};
+use super::link::{Asked, Link, WindowError};
 use super::message::ATTACH_MAX;
 use super::opening::LinkTarget;
 use super::window::OpenWindow;
@@ -210,10 +210,16 @@ impl Core {
             return None;
         }
         let deadline = single.deadline.min(at + CALLERS_PATIENCE);
-        let window = match link.ask_by(capability, deadline)? {
-            Ok(window) => window,
-            Err(WindowError::Refused(refusal)) => return Some(Err(refusal)),
-            Err(_) => return None,
+        let known = || {
+            let window = self.state().open_window(single.op, &single.remote);
+            // One that is over stays until there is another on its memory.
+            window.filter(|window| !window.is_over())
+        };
+        let (window, turn) = match link.ask_by(capability, deadline, known)? {
+            Asked::Known(window) => return Some(Ok(window)),
+            Asked::Answered(Ok(window), turn) => (window, turn),
+            Asked::Answered(Err(WindowError::Refused(refusal)), _) => return Some(Err(refusal)),
+            Asked::Answered(Err(_), _) => return None,
         };
         let mut state = self.state();
         let is_current =
@@ -226,6 +232,7 @@ impl Core {
         state.keep(&capability, window);
         let opened = state.open_window(single.op, &single.remote);
         drop(state);
+        drop(turn);
         drop(over);
         opened.map(Ok)
     }

@@ -1,15 +1,18 @@
 //! Windows on extents that are fenced one by one.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use slackwater_base::Checksum;
-use slackwater_engine::{Buffers, Cause, Home, Memory, Mover, Region, Remote, Revocation, Target};
-use slackwater_wait::now;
-use slackwater_wire::data::{Capability, Op, Refusal, Rights};
+use slackwater_engine::{
+    Buffers, Cause, Home, Memory, Mover, Region, Remote, Revocation, SingleRequest, Target,
+};
+use slackwater_wait::{Event, now};
+use slackwater_wire::data::{Capability, Op, Refusal, Rights, Segment};
 
 use super::carry::{CopyRequest, NotCopied, carry};
 use super::copy_threads::CopyThreads;
+use super::core::{Core, CoreState, LinkState};
 use super::link::WindowError;
 use super::mover::{HostLimits, HostMover};
 use super::service::ServiceLimits;
@@ -180,6 +183,81 @@ fn one_window_is_for_all_reads_of_a_region_whose_generations_are_seen() {
         matches!(ask(&link, again), Err(WindowError::NoAttach(_))),
         "it is of the old key"
     );
+}
+
+/// Callers that read a region for the first time found a question under way. Each asked when it was its turn, though the
+/// window of the first is on all of the region: as many slots at the owner as callers, and again after each new key.
+#[test]
+fn callers_that_wait_to_read_find_the_window_of_the_first() {
+    let table = Lender::with_table(4 * EXTENT, EXTENT);
+    let (far, lender, region) = lending_by(table, Rights::BOTH);
+    let near = owner(ServiceLimits::default());
+    let local = near.region(Memory::anonymous(8).unwrap());
+    let (link, extent) = (far.link(&near), lender.lend(0, EXTENT));
+    let segment = Segment {
+        name: "test".to_owned(),
+        incarnation: far.life.incarnation(),
+        addresses: Vec::new(),
+        public_key: None,
+        host: None,
+    };
+    let state = CoreState {
+        link: LinkState::Open(Arc::clone(&link)),
+        ..CoreState::default()
+    };
+    let core = Arc::new(Core {
+        segment: Arc::new(segment),
+        service: Arc::clone(&near.service),
+        copy_threads: CopyThreads::start(1).unwrap(),
+        fallback: None,
+        limits: HostLimits::default(),
+        state: Mutex::new(state),
+        wanted: Event::new(),
+        flow: Arc::default(),
+    });
+    let mut rounds = 0;
+    // A busy machine may take from a caller the moment for which it waits by itself.
+    for _ in 0..1000 {
+        far.life.rotate(PATIENCE).unwrap();
+        let capability = mint(&far.life, &region, extent, Rights::READ);
+        let read = || SingleRequest {
+            op: Op::Read,
+            buffers: Buffers::held(vec![local.access(0, 8).unwrap()]),
+            remote: Remote {
+                offset: 0,
+                capability,
+                key: None,
+                trace: None,
+            },
+            deadline: now() + PATIENCE,
+            checksum: false,
+            may_wait: true,
+        };
+        let under_way = link.turn();
+        let (waited, windows) = std::thread::scope(|threads| {
+            let asks = [(); 4].map(|()| threads.spawn(|| core.ask_for_window(&read())));
+            let is_over = || asks.iter().any(|ask| ask.is_finished());
+            eventually("all wait", || link.waiting() == 4 || is_over());
+            let waited = !is_over();
+            drop(under_way);
+            (waited, asks.map(|ask| ask.join().unwrap()))
+        });
+        let windows: Vec<_> = windows.into_iter().flatten().collect();
+        if waited && windows.len() == 4 {
+            let [first, others @ ..] = &windows[..] else {
+                unreachable!()
+            };
+            let first = first.as_ref().unwrap();
+            let is_first = |other: &Result<_, _>| Arc::ptr_eq(first, other.as_ref().unwrap());
+            assert!(others.iter().all(is_first));
+            assert!(first.mark().is_ok() && far.service.counts().1 == 1);
+            rounds += 1;
+        }
+        if rounds == 2 {
+            return;
+        }
+    }
+    panic!("no caller waited long enough");
 }
 
 /// Bytes that were read while the extent got another use do not count.

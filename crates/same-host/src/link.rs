@@ -84,6 +84,15 @@ pub(crate) struct Turn<'a> {
     askers: &'a Askers,
 }
 
+/// How a caller gets a window.
+pub(crate) enum Asked<'a, W> {
+    /// There was one when it was the caller's turn.
+    Known(W),
+    /// The owner has answered, and the turn is the caller's if it asked by itself: who has the next one looks for the window
+    /// first, so this is to be kept before the turn ends.
+    Answered(Result<OpenWindow, WindowError>, Option<Turn<'a>>),
+}
+
 impl Deref for Turn<'_> {
     type Target = Exchange;
 
@@ -269,41 +278,45 @@ impl Link {
         self.exchange(&mut self.turn(), capabilities, notice, deadline)
     }
 
-    /// [`Link::ask`] for one window, and for those that wait meanwhile. None where the questions of others take until the
-    /// deadline.
-    pub(crate) fn ask_by(
+    /// [`Link::ask`] for one window, and for those that wait meanwhile, unless `known` finds a window when it is this caller's
+    /// turn. None where the questions of others take until the deadline.
+    pub(crate) fn ask_by<W>(
         self: &Arc<Self>,
         capability: Capability,
         deadline: Instant,
-    ) -> Option<Result<OpenWindow, WindowError>> {
-        if let Some(mut turn) = self.free_turn() {
-            return Some(self.ask_for_all(&mut turn, capability, deadline));
+        known: impl Fn() -> Option<W>,
+    ) -> Option<Asked<'_, W>> {
+        if let Some(turn) = self.free_turn() {
+            return Some(self.ask_for_all(turn, capability, deadline, known));
         }
         let asker = self.askers.join(capability);
-        let opened = self.wait_to_ask(&asker, deadline);
-        opened.or_else(|| self.askers.give_up(&asker))
+        let asked = self.wait_to_ask(&asker, deadline, known);
+        asked.or_else(|| {
+            let opened = self.askers.give_up(&asker)?;
+            Some(Asked::Answered(opened, None))
+        })
     }
 
-    fn wait_to_ask(
+    fn wait_to_ask<W>(
         self: &Arc<Self>,
         asker: &Arc<Asker>,
         deadline: Instant,
-    ) -> Option<Result<OpenWindow, WindowError>> {
+        known: impl Fn() -> Option<W>,
+    ) -> Option<Asked<'_, W>> {
         let last_turn = deadline - ANSWER_TIME;
         loop {
             let seen = asker.seen();
             if let Some(opened) = asker.take() {
-                return Some(opened);
+                return Some(Asked::Answered(opened, None));
             }
             let is_asked_for = self.askers.is_asked_for(asker);
-            if !is_asked_for && let Some(mut turn) = self.free_turn() {
+            if !is_asked_for && let Some(turn) = self.free_turn() {
                 // The holder before may have asked for this caller too.
                 self.askers.leave(asker);
-                let opened = asker.take();
-                return Some(
-                    opened
-                        .unwrap_or_else(|| self.ask_for_all(&mut turn, asker.capability, deadline)),
-                );
+                return Some(match asker.take() {
+                    Some(opened) => Asked::Answered(opened, None),
+                    None => self.ask_for_all(turn, asker.capability, deadline, known),
+                });
             }
             let until = if is_asked_for { deadline } else { last_turn };
             if !asker.wait(seen, until) && (is_asked_for || !self.askers.is_asked_for(asker)) {
@@ -312,12 +325,16 @@ impl Link {
         }
     }
 
-    fn ask_for_all(
-        self: &Arc<Self>,
-        turn: &mut Turn<'_>,
+    fn ask_for_all<'a, W>(
+        self: &'a Arc<Self>,
+        mut turn: Turn<'a>,
         capability: Capability,
         deadline: Instant,
-    ) -> Result<OpenWindow, WindowError> {
+        known: impl Fn() -> Option<W>,
+    ) -> Asked<'a, W> {
+        if let Some(window) = known() {
+            return Asked::Known(window);
+        }
         // Who has no time for an answer would open windows for the others that nobody takes.
         let has_time = now() + ANSWER_TIME <= deadline;
         let others = match has_time {
@@ -326,7 +343,7 @@ impl Link {
         };
         let mut capabilities = vec![capability];
         capabilities.extend(others.iter().map(|asker| asker.capability));
-        match self.exchange(turn, &capabilities, None, deadline) {
+        let own = match self.exchange(&mut turn, &capabilities, None, deadline) {
             Ok((opened, _)) => {
                 let mut opened = opened.into_iter();
                 let own = opened.next();
@@ -338,7 +355,8 @@ impl Link {
                 self.askers.put_back(others);
                 Err(error)
             }
-        }
+        };
+        Asked::Answered(own, Some(turn))
     }
 
     /// One that waits until another asks for it, and never asks.

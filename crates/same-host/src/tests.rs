@@ -25,7 +25,7 @@ use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::carry::{NotCopied, under_mark};
-use super::link::{Link, WindowError};
+use super::link::{Asked, Link, WindowError};
 use super::message::{
     Attach, Attached, ENTRY_DESCRIPTOR, ENTRY_SHARED, Entry, Hello, MAGIC, NO_SLOT, PACKET_BYTES,
     PACKET_MAX, VERSION, Welcome,
@@ -53,7 +53,7 @@ pub(super) fn owner(limits: ServiceLimits) -> Owner {
 }
 
 impl Owner {
-    fn region(&self, memory: Memory) -> Arc<Region> {
+    pub(super) fn region(&self, memory: Memory) -> Arc<Region> {
         self.life
             .regions()
             .register(RegionSpec {
@@ -118,6 +118,18 @@ fn open_to(
 pub(super) fn ask(link: &Arc<Link>, capability: Capability) -> Result<OpenWindow, WindowError> {
     let (mut opened, _) = link.ask(&[capability], None, now() + PATIENCE)?;
     opened.remove(0)
+}
+
+/// Asks by itself for a window that nobody else opens; none where its turn does not come in time.
+fn ask_by(
+    link: &Arc<Link>,
+    capability: Capability,
+    deadline: Instant,
+) -> Option<Result<OpenWindow, WindowError>> {
+    match link.ask_by(capability, deadline, || None::<()>)? {
+        Asked::Answered(opened, _) => Some(opened),
+        Asked::Known(()) => unreachable!(),
+    }
 }
 
 /// Waits for a state that comes by itself; the deadline is that of a failed test.

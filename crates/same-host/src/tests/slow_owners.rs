@@ -105,14 +105,14 @@ fn callers_that_find_a_question_under_way_wait_for_their_turn() {
     let region = far.region(Memory::shared(4096).unwrap());
     let link = far.link(&near);
     let under_way = link.turn();
-    assert!(link.ask_by(far.grant(&region), Instant::ZERO).is_none());
+    assert!(ask_by(&link, far.grant(&region), Instant::ZERO).is_none());
     std::thread::scope(|threads| {
         let asks = [(); 4].map(|()| {
-            let asks = || link.ask_by(far.grant(&region), now() + PATIENCE);
+            let asks = || ask_by(&link, far.grant(&region), now() + PATIENCE);
             threads.spawn(asks)
         });
         // One that gives up must not take the turn of another with it.
-        let gives_up = threads.spawn(|| link.ask_by(far.grant(&region), now() + MOMENT));
+        let gives_up = threads.spawn(|| ask_by(&link, far.grant(&region), now() + MOMENT));
         eventually("all wait", || link.waiting() == 4 && gives_up.is_finished());
         drop(under_way);
         for ask in asks {
@@ -141,12 +141,12 @@ fn one_question_asks_for_all_that_wait() {
     let under_way = link.turn();
     let asked = std::thread::scope(|threads| {
         let asks = [1, 2, 3].map(|waiting| {
-            let asks = threads.spawn(|| link.ask_by(capability, now() + PATIENCE));
+            let asks = threads.spawn(|| ask_by(&link, capability, now() + PATIENCE));
             eventually("all wait", || link.waiting() == waiting);
             asks
         });
         // One that ends before its window is asked for, or gives the window back.
-        let gives_up = threads.spawn(|| link.ask_by(capability, now() + 10 * MOMENT));
+        let gives_up = threads.spawn(|| ask_by(&link, capability, now() + 10 * MOMENT));
         eventually("all wait", || link.waiting() == 4 || gives_up.is_finished());
         drop(under_way);
         let (question, asked) = liar.asked();
@@ -174,9 +174,10 @@ fn those_whose_question_is_not_answered_ask_again() {
     let (mut liar, link, capability) = Liar::linked();
     let under_way = link.turn();
     std::thread::scope(|threads| {
-        let hasty = threads.spawn(|| link.ask_by(capability, now() + 10 * MOMENT));
+        let hasty = threads.spawn(|| ask_by(&link, capability, now() + 10 * MOMENT));
         eventually("it waits", || link.waiting() == 1 || hasty.is_finished());
-        let others = [(); 2].map(|()| threads.spawn(|| link.ask_by(capability, now() + PATIENCE)));
+        let others =
+            [(); 2].map(|()| threads.spawn(|| ask_by(&link, capability, now() + PATIENCE)));
         let all = || link.waiting() == 3 || hasty.is_finished() && link.waiting() == 2;
         eventually("all wait", all);
         drop(under_way);
@@ -211,11 +212,11 @@ fn those_whose_question_is_not_answered_ask_again() {
 fn a_caller_without_time_for_an_answer_asks_for_itself_alone() {
     let (mut liar, link, capability) = Liar::linked();
     let _others = [(); 2].map(|()| link.join(capability));
-    let hasty = link.ask_by(capability, now() + Duration::from_micros(50));
+    let hasty = ask_by(&link, capability, now() + Duration::from_micros(50));
     assert!(matches!(hasty, Some(Err(WindowError::TimedOut))));
     assert_eq!(liar.asked().1, 1);
     std::thread::scope(|threads| {
-        let patient = threads.spawn(|| link.ask_by(capability, now() + PATIENCE));
+        let patient = threads.spawn(|| ask_by(&link, capability, now() + PATIENCE));
         let (question, asked) = liar.asked();
         assert_eq!(asked, 3, "the others were left where they were");
         liar.say(question - 1, &[refusal()], &[]);

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde::Serialize;
 use slackwater_pool::copy::Isa;
-use slackwater_transfer::AesLibrary;
+use slackwater_transfer::{AesLibrary, Cipher};
 use slackwater_wait::Cpus;
 
 /// The machine of a report.
@@ -15,8 +15,9 @@ pub struct Machine {
     pub cpu: String,
     /// The instructions that copies and checksums of the run were made of.
     pub isa: &'static str,
-    /// Whose AES-256-GCM sealed the connections of the run that are sealed.
-    pub aes: &'static str,
+    /// Whose AES-256-GCM sealed the connections of the run that are sealed, to a machine with its instructions too; none
+    /// without them, where ChaCha20-Poly1305 did.
+    pub aes: Option<&'static str>,
     /// Threads that this process can run at a time.
     pub cores: u32,
     /// Hardware threads of a core.
@@ -48,7 +49,7 @@ impl Machine {
         Self {
             cpu: field(&cpuinfo, "model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
             isa: Isa::current().name(),
-            aes: AesLibrary::current().name(),
+            aes: Cipher::has_aes().then(|| AesLibrary::current().name()),
             cores: Cpus::current().usable,
             threads_per_core: siblings
                 .and_then(|text| slackwater_wait::cpu_list(&text))
@@ -101,6 +102,7 @@ mod tests {
             "{machine:?}"
         );
         assert!(machine.memory_bytes > 0, "{machine:?}");
+        assert_eq!(machine.aes.is_some(), Cipher::has_aes(), "{machine:?}");
     }
 
     #[test]

@@ -297,7 +297,7 @@ fn copies(facts: &Facts) -> Check {
 fn sealing(facts: &Facts) -> Check {
     let found = match facts.aes {
         Some(library) => format!("AES-256-GCM by {library}"),
-        None => "ChaCha20-Poly1305: no instructions for AES".to_owned(),
+        None => "ChaCha20-Poly1305: AES has no instructions here, or none that are used".to_owned(),
     };
     ok("sealing", found)
 }
@@ -495,7 +495,7 @@ mod tests {
             &[],
             |facts| facts.aes = None,
             Ok,
-            "ChaCha20-Poly1305: no instructions for AES",
+            "ChaCha20-Poly1305: AES has no instructions here, or none that are used",
         );
         check(
             "memory",

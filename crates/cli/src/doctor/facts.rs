@@ -251,6 +251,23 @@ mod tests {
         assert_eq!(Cipher::has_aes(), has(&["aes", "pclmulqdq"]), "{flags:?}");
     }
 
+    /// An aarch64 processor with instructions for AES agreed on ChaCha20-Poly1305 with every peer.
+    #[cfg(target_arch = "aarch64")]
+    #[test]
+    fn aes_is_agreed_on_where_the_kernel_tells_of_its_instructions() {
+        // The bits of `AT_HWCAP` (asm/hwcap.h) in the auxiliary vector.
+        const AT_HWCAP: u64 = 16;
+        const AES_AND_PMULL: u64 = 1 << 3 | 1 << 4;
+        let vector = fs::read("/proc/self/auxv").unwrap();
+        let words = vector
+            .chunks_exact(8)
+            .map(|word| u64::from_le_bytes(word.try_into().unwrap()));
+        let words: Vec<u64> = words.collect();
+        let found = words.chunks_exact(2).find(|entry| entry[0] == AT_HWCAP);
+        let told = found.unwrap()[1] & AES_AND_PMULL == AES_AND_PMULL;
+        assert_eq!(Cipher::has_aes(), told, "{words:x?}");
+    }
+
     #[test]
     fn a_directory_that_is_not_there_yet_is_judged_by_the_one_above_it() {
         let directory = tempfile::tempdir().unwrap();

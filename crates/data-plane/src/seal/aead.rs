@@ -15,7 +15,7 @@ use thiserror::Error;
 pub enum Cipher {
     /// AES-256-GCM (NIST SP 800-38D).
     Aes,
-    /// ChaCha20-Poly1305 (RFC 8439), where a processor has no instructions for the other.
+    /// ChaCha20-Poly1305 (RFC 8439), where the processor of one end has no instructions for the other.
     ChaCha,
 }
 
@@ -63,12 +63,16 @@ pub(super) const TAG_BYTES: usize = 16;
 static INSTALLED: AtomicU8 = AtomicU8::new(0);
 
 impl Cipher {
-    /// Whether this processor has the instructions.
+    /// Whether this processor has the instructions that the libraries make AES-256-GCM of: for AES, and for products without
+    /// carries.
     pub fn has_aes() -> bool {
         #[cfg(target_arch = "x86_64")]
         return std::arch::is_x86_feature_detected!("aes")
             && std::arch::is_x86_feature_detected!("pclmulqdq");
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(target_arch = "aarch64")]
+        return std::arch::is_aarch64_feature_detected!("aes")
+            && std::arch::is_aarch64_feature_detected!("pmull");
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         false
     }
 }

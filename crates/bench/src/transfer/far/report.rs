@@ -24,15 +24,19 @@ pub struct FarReport {
 const MANY_BLOCKS: usize = 16;
 
 impl FarReport {
-    pub(in crate::transfer) fn table(&self, aes: &str) -> Table {
+    /// `aes` is that of this machine: AES seals where both have its instructions.
+    pub(in crate::transfer) fn table(&self, aes: Option<&str>) -> Table {
         let of = |name: &str| match &self.far_machine[name] {
             serde_json::Value::String(text) => text.clone(),
             other => other.to_string(),
         };
         let (cpu, cores, kernel) = (of("cpu"), of("cores"), of("kernel"));
-        let sealed = match self.sealed {
-            true => format!("yes; AES-256-GCM by {aes} here, by {} there", of("aes")),
-            false => "no".to_owned(),
+        let sealed = match (self.sealed, aes, self.far_machine["aes"].as_str()) {
+            (true, Some(here), Some(there)) => {
+                format!("yes; AES-256-GCM by {here} here, by {there} there")
+            }
+            (true, ..) => "yes; ChaCha20-Poly1305".to_owned(),
+            (false, ..) => "no".to_owned(),
         };
         let rows = [
             ("far end", self.address.clone()),

@@ -52,6 +52,30 @@ fn what_both_ends_say_first_never_changes() {
     assert_eq!(text, r#"{"OtherVersion":{"version":"1.2.3","protocol":7}}"#);
 }
 
+/// A report named the library of AES at each end where a processor without its instructions had the two agree on ChaCha20.
+#[test]
+fn a_report_names_the_cipher_that_both_ends_agree_on() {
+    let check = |sealed: bool, here: Option<&str>, there: Option<&str>, expected: &str| {
+        let report = FarReport {
+            address: "far".to_owned(),
+            link: None,
+            sealed,
+            far_machine: serde_json::json!({ "aes": there }),
+        };
+        let text = report.table(here).text();
+        let line = text.lines().find(|line| line.contains("sealed"));
+        let found = line.and_then(|line| Some(line.split_once("are not")?.1.trim()));
+        assert_eq!(found, Some(expected), "{here:?} {there:?}: {text}");
+    };
+    let (ring, aws) = (Some("ring"), Some("aws-lc"));
+    let both = "yes; AES-256-GCM by ring here, by aws-lc there";
+    check(true, ring, aws, both);
+    check(true, ring, None, "yes; ChaCha20-Poly1305");
+    check(true, None, aws, "yes; ChaCha20-Poly1305");
+    check(true, None, None, "yes; ChaCha20-Poly1305");
+    check(false, ring, aws, "no");
+}
+
 #[test]
 fn one_run_is_served_after_the_other() {
     let (far, heard) = far();

@@ -5,7 +5,7 @@ use thiserror::Error;
 
 use crate::context::{Context, Origin};
 use crate::frames::{self, REPLY};
-use crate::{Answer, ConnectionId, Level, Mq, Refusal, RequestError, RequestOptions};
+use crate::{Answer, ConnectionId, Level, Mq, Refusal, RequestError, RequestOptions, SendError};
 
 /// A reply to a command that is not a request.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
@@ -112,6 +112,38 @@ impl Call<'_> {
             origin: Arc::clone(self.origin),
             tag: Some(tag),
         })
+    }
+
+    /// Leaves the answer to a worker, under the limits of a category, while it holds so many bytes. Where the queue is full the
+    /// peer is told that this one is busy, as of a command of the category; a category that there is not answers nothing but that
+    /// the request failed.
+    ///
+    /// # Errors
+    /// [`NotARequest`] for a plain command.
+    pub fn defer_to(
+        &self,
+        category: &str,
+        bytes: usize,
+        answer: impl FnOnce(Deferred) + Send + 'static,
+    ) -> Result<(), NotARequest> {
+        let tag = self.tag().ok_or(NotARequest)?.to_vec();
+        let (context, origin) = (Arc::clone(self.context), Arc::clone(self.origin));
+        // Made by the worker: the drop of one tells the peer that the request failed.
+        let task = move || {
+            answer(Deferred {
+                context,
+                origin,
+                tag: Some(tag),
+            });
+        };
+        match self.mq().inject(category, bytes, task) {
+            Ok(()) => Ok(()),
+            Err(SendError::Full) => {
+                self.context.metrics.rare(&self.context.metrics.busy);
+                self.refuse(Refusal::Busy)
+            }
+            Err(SendError::Gone) => self.refuse(Refusal::Failed),
+        }
     }
 
     /// Sends a command on the link that this one came on.

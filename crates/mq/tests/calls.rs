@@ -131,7 +131,7 @@ fn a_full_queue_answers_busy() {
     next(&begun, "the first is at work");
     request();
     until(&server, "the second waits", |server| {
-        server.waiting_commands() == [1]
+        server.waiting_commands() == [1, 0]
     });
     request();
     assert_eq!(
@@ -141,6 +141,37 @@ fn a_full_queue_answers_busy() {
     drop(release);
     assert_eq!(next(&outcomes, "the first"), Ok(Some(b"done".to_vec())));
     assert_eq!(next(&outcomes, "the second"), Ok(Some(b"done".to_vec())));
+}
+
+/// A handler on a loop left its answer to the workers of a category whose queue was full. The caller was told that the request
+/// had failed, and nothing counted that the server was busy.
+#[test]
+fn an_answer_that_is_left_to_a_full_queue_is_refused_as_busy() {
+    let (server, begun, release) = slow_server();
+    let client = client(2);
+    let to = connect(&client, &listen(&server, &everybody(false)));
+    let work = || client.request(to, "slow.work", [""; 0], &RequestOptions::default(), |_| ());
+    work();
+    next(&begun, "the first is at work");
+    work();
+    until(&server, "the second waits", |server| {
+        server.waiting_commands() == [1, 0]
+    });
+    let refused = |refusal| Err(RequestError::Refused(refusal));
+    assert_eq!(ask(&client, to, "inline.left", &[]), refused(Refusal::Busy));
+    let told = |refusal: Refusal| server.metrics().caused("refusal", refusal.text());
+    let counted = (told(Refusal::Busy), told(Refusal::Failed));
+    assert_eq!((server.metrics().busy.get(), counted), (1, (1, 0)));
+    drop(release);
+    next(&begun, "the second is at work");
+    let later = || Ok(vec![b"later".to_vec()]);
+    let answered = std::iter::repeat_with(|| ask(&client, to, "inline.left", &[]));
+    let mut answered = answered.skip_while(|answer| *answer == refused(Refusal::Busy));
+    assert_eq!(answered.next(), Some(later()));
+    assert_eq!(
+        ask(&client, to, "inline.lost", &[]),
+        refused(Refusal::Failed)
+    );
 }
 
 /// A caller in a burst of requests runs the loop itself. It slept in the kernel until the next event or timer while a worker of its

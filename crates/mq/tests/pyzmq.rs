@@ -108,7 +108,7 @@ for _ in range(4): say(s.recv_multipart())
     next(&begun, "the first is at work");
     python.go_on();
     until(&server, "the second waits", |server| {
-        server.waiting_commands() == [1]
+        server.waiting_commands() == [1, 0]
     });
     python.go_on();
     python.go_on();

@@ -86,7 +86,8 @@ pub(crate) fn server_builder(options: Options) -> Builder {
     builder
 }
 
-/// A server with one worker and a queue of one command: `slow.work` reports its begin and holds the worker until it is released.
+/// A server with one worker and a queue of one command: `slow.work` reports its begin and holds the worker until it is released;
+/// `inline.left` leaves its answer to the same queue.
 pub(crate) fn slow_server() -> (Running, Receiver<()>, Sender<()>) {
     let mut builder = Builder::new(Options {
         workers: Workers {
@@ -104,6 +105,19 @@ pub(crate) fn slow_server() -> (Running, Receiver<()>, Sender<()>) {
         ..Category::default()
     };
     builder.category("slow", slow).expect("a name");
+    let inline = Category {
+        run: Run::Inline,
+        ..Category::default()
+    };
+    builder.category("inline", inline).expect("a name");
+    for (command, category) in [("inline.left", "slow"), ("inline.lost", "none")] {
+        builder
+            .request_command(command, move |call| {
+                let answer = |deferred: Deferred| deferred.reply(["later"]);
+                call.defer_to(category, 0, answer).expect("a request");
+            })
+            .expect("a name");
+    }
     let ((began, begun), (release, held)) = (channel(), channel());
     let held = Mutex::new(held);
     builder

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use slackwater_base::Instant;
 use slackwater_mq::{
-    Answer, Call, ConnectionId, LinkEvent, Mq, Refusal, RequestError, RequestOptions, SendOptions,
+    Answer, Call, ConnectionId, Deferred, LinkEvent, Mq, Refusal, RequestError, RequestOptions,
+    SendOptions,
 };
 use slackwater_trace::{SpanKind, TraceSpan};
 use slackwater_wait::{Event, Park, Site, Waiting, failpoint, now};
@@ -366,15 +367,12 @@ impl Uplink {
         call: &Call<'_>,
         answer: impl FnOnce(&Self, &ServedMemory, &[u8]) -> Vec<u8> + Send + 'static,
     ) {
-        let Ok(deferred) = call.defer() else {
-            return;
-        };
         let body = call.part(0).unwrap_or_default().to_vec();
         let (uplink, memory) = (Arc::clone(self), Arc::clone(memory));
         let bytes = body.len();
-        let task = move || deferred.reply([answer(&uplink, &memory, &body)]);
-        // Where too many wait, the drop of the answer tells the master, who may ask again.
-        let _ = call.mq().inject(ON_WORKERS, bytes, task);
+        let task = move |deferred: Deferred| deferred.reply([answer(&uplink, &memory, &body)]);
+        // Where too many wait the master is told, and may ask again; what is no request is not answered.
+        let _ = call.defer_to(ON_WORKERS, bytes, task);
     }
 
     /// `bytes.copy`: on a worker, as it waits for the bytes.

@@ -158,42 +158,11 @@ impl NodeServer {
     /// # Errors
     /// When the memory, the directory, a key or an address cannot be used.
     pub fn start(
-        mut config: Config,
+        config: Config,
         options: NodeOptions,
         told: impl Fn(NodeId, Result<(), ErrorCode>) + Send + Sync + 'static,
     ) -> Result<Self, NodeError> {
-        let links = Links::read(options.keys.as_ref())?;
-        let staging = options
-            .file
-            .as_ref()
-            .map_or(options.staging, |_| STAGING_OF_FILES);
-        let beside = check_data(&links, options.data, staging)?;
-        let piece = match &options.file {
-            Some(_) if config.ssd.0 > 0 => return Err(NodeError::FileWithSsd),
-            Some(file) => Some(FilePiece::open(&file.path, file.offset, config.memory.0)?),
-            None => None,
-        };
-        if let Some(piece) = &piece {
-            config.memory = ByteSize((piece.bytes() as u64).saturating_sub(beside.0));
-        }
-        if options.master.key.is_some() && links.keys.is_none() {
-            let master = options.master;
-            return Err(NodeError::NeedsKeys { master });
-        }
-        let node = match links.public_key() {
-            Some(key) => node_of(&key),
-            None => number(config.dir.as_deref().filter(|_| config.ssd.0 > 0))?,
-        };
-        let shared = Arc::new(Supervised {
-            config,
-            options,
-            links,
-            node,
-            beside,
-            piece,
-            told: Box::new(told),
-            current: Mutex::default(),
-        });
+        let shared = Arc::new(Supervised::new(config, options, told)?);
         let life = Life::begin(&shared)?;
         let other = Arc::clone(&shared);
         let supervisor = std::thread::Builder::new()
@@ -280,6 +249,45 @@ impl Drop for NodeServer {
 }
 
 impl Supervised {
+    fn new(
+        mut config: Config,
+        options: NodeOptions,
+        told: impl Fn(NodeId, Result<(), ErrorCode>) + Send + Sync + 'static,
+    ) -> Result<Self, NodeError> {
+        let links = Links::read(options.keys.as_ref())?;
+        let staging = options
+            .file
+            .as_ref()
+            .map_or(options.staging, |_| STAGING_OF_FILES);
+        let beside = check_data(&links, options.data, staging)?;
+        let piece = match &options.file {
+            Some(_) if config.ssd.0 > 0 => return Err(NodeError::FileWithSsd),
+            Some(file) => Some(FilePiece::open(&file.path, file.offset, config.memory.0)?),
+            None => None,
+        };
+        if let Some(piece) = &piece {
+            config.memory = ByteSize((piece.bytes() as u64).saturating_sub(beside.0));
+        }
+        if options.master.key.is_some() && links.keys.is_none() {
+            let master = options.master;
+            return Err(NodeError::NeedsKeys { master });
+        }
+        let node = match links.public_key() {
+            Some(key) => node_of(&key),
+            None => number(config.dir.as_deref().filter(|_| config.ssd.0 > 0))?,
+        };
+        Ok(Self {
+            config,
+            options,
+            links,
+            node,
+            beside,
+            piece,
+            told: Box::new(told),
+            current: Mutex::default(),
+        })
+    }
+
     /// Has its values go to other nodes, for at most `time`.
     fn leave(&self, time: Duration) {
         let uplink = self.current().uplink.clone();
@@ -631,6 +639,8 @@ fn keep(directory: &Path, path: &Path, number: NodeId) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    mod checks;
+
     use super::*;
 
     #[test]

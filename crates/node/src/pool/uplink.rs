@@ -37,7 +37,7 @@ pub(super) struct Uplink {
     orders: Mutex<NumberedReceiver>,
     /// The last order that was carried out.
     taken: AtomicU64,
-    at_once: Mutex<AtOnce>,
+    pub(super) at_once: Mutex<AtOnce>,
     reports: Mutex<UplinkReports>,
     news: Arc<News>,
 }

@@ -1,0 +1,234 @@
+//! Where a node checks what was put: on the loop that hears its master, or on its workers.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use slackwater_mq::{Admission, ListenOptions, RequestOptions, Workers};
+use slackwater_net::{Endpoint, UnixAccess};
+use slackwater_transfer::{Extent, Gate, Rights};
+use slackwater_wait::{Event, Site, Waiting};
+use slackwater_wire::{
+    CheckWritten, Epoch, ExtentRef, NodeHello, NodeWelcome, Written, WrittenChecked, body,
+};
+
+use super::*;
+use crate::region::{Access as Use, Grant};
+
+const BYTES: u64 = 1 << 16;
+const FLOOR: u64 = 1000;
+const EPOCH: Epoch = Epoch(1);
+const LONG: Duration = Duration::from_secs(60);
+
+/// A node, and its master, which the test plays.
+struct Pool {
+    master: Running,
+    link: ConnectionId,
+    hello: NodeHello,
+    shared: Arc<Supervised>,
+    uplink: Arc<Uplink>,
+    memory: Arc<ServedMemory>,
+    messages: slackwater_mq::Mq,
+    life: Option<JoinHandle<()>>,
+}
+
+impl Pool {
+    fn start() -> Self {
+        let (greeted, greetings) = channel();
+        let mut builder = Builder::new(Options::default());
+        let inline = Category {
+            run: Run::Inline,
+            ..Category::default()
+        };
+        builder.category("nodes", inline).unwrap();
+        builder.command("nodes.reports", |_: &Call<'_>| {}).unwrap();
+        let hello = move |call: &Call<'_>| {
+            let welcome = NodeWelcome {
+                epoch: EPOCH,
+                attached: Attached::New { floor: FLOOR },
+            };
+            call.reply([body::encode(&welcome).unwrap()]).unwrap();
+            let hello: NodeHello = body::decode(call.part(0).unwrap()).unwrap();
+            greeted.send((call.from(), hello)).unwrap();
+        };
+        builder.request_command("nodes.hello", hello).unwrap();
+        let master = builder.start().unwrap();
+        let anybody = ListenOptions {
+            admission: Admission::Everybody(Level::Admin),
+            encrypted: false,
+            plain_anywhere: false,
+            access: UnixAccess::default(),
+            beside: false,
+        };
+        let loopback = Endpoint::Tcp((Ipv4Addr::LOCALHOST, 0).into());
+        let listening = master.listen(&loopback, &anybody).unwrap();
+        let config = Config {
+            memory: ByteSize::mib(16),
+            ssd: ByteSize(0),
+            ..Config::default()
+        };
+        let options = NodeOptions {
+            master: Address::of(&listening, None),
+            ..NodeOptions::default()
+        };
+        let (told, welcomed) = channel();
+        let told = move |_, attached| told.send(attached).unwrap();
+        let shared = Arc::new(Supervised::new(config, options, told).unwrap());
+        let life = Life::begin(&shared).unwrap();
+        let (uplink, memory) = (Arc::clone(&life.uplink), Arc::clone(&life.memory));
+        let (messages, other) = (life.messages.handle(), Arc::clone(&shared));
+        let run = move || {
+            assert_eq!(life.run(&other), Ended::Stopping);
+            life.end().unwrap();
+        };
+        let life = Some(std::thread::spawn(run));
+        let (link, hello) = greetings.recv_timeout(LONG).unwrap();
+        assert_eq!(welcomed.recv_timeout(LONG), Ok(Ok(())));
+        Self {
+            master,
+            link,
+            hello,
+            shared,
+            uplink,
+            memory,
+            messages,
+            life,
+        }
+    }
+
+    /// The extent that a put was granted.
+    fn granted(&self, number: u64) -> Extent {
+        Extent {
+            offset: number * BYTES,
+            bytes: BYTES,
+            generation: FLOOR + number,
+        }
+    }
+
+    /// Does what the writer of that put does.
+    fn write(&self, number: u64) {
+        let region = &self.memory.store.segment().region;
+        // SAFETY: nobody else touches the extent: the test's put is the only one.
+        let grant = unsafe { Grant::new(region, number * BYTES, BYTES, Use::Write) };
+        let _ = grant.unwrap().copy_in(&[7; BYTES as usize]);
+    }
+
+    /// Asks the node about that put, as its master does when the put ends.
+    fn check(&self, number: u64) -> Receiver<Result<(), ErrorCode>> {
+        let Extent {
+            offset,
+            bytes,
+            generation,
+        } = self.granted(number);
+        let mount = &self.hello.segments[0];
+        let written = Written {
+            extent: ExtentRef {
+                segment: mount.segment,
+                incarnation: mount.incarnation,
+                offset,
+                bytes,
+                generation,
+            },
+            bytes,
+            checksum: slackwater_pool::copy::checksum(&[7; BYTES as usize]),
+        };
+        let check = CheckWritten {
+            epoch: EPOCH,
+            written: vec![written],
+        };
+        let (heard, answer) = channel();
+        let hear = move |answer: Result<slackwater_mq::Answer, _>| {
+            let answer = answer.unwrap();
+            let checked: WrittenChecked = body::decode(answer.part(0).unwrap()).unwrap();
+            let _ = heard.send(checked.result);
+        };
+        let options = RequestOptions {
+            timeout: Some(LONG),
+            ..RequestOptions::default()
+        };
+        let body = body::encode(&check).unwrap();
+        let master = self.master.handle();
+        master.request(self.link, "bytes.check", [body], &options, hear);
+        answer
+    }
+
+    /// Keeps all workers of the node busy until what it returns is dropped.
+    fn keep_workers(&self) -> Vec<Sender<()>> {
+        let workers = 0..Workers::default().general;
+        let kept = workers.map(|_| {
+            let ((began, begun), (release, released)) = (channel(), channel());
+            let work = move || {
+                began.send(()).unwrap();
+                let _ = released.recv();
+            };
+            self.messages.inject(ON_WORKERS, 0, work).unwrap();
+            begun.recv_timeout(LONG).unwrap();
+            release
+        });
+        kept.collect()
+    }
+
+    /// Waits until a request waits for a worker.
+    fn until_one_waits(&self) {
+        static SITE: Site = Site::new("test, fact");
+        let waiting = Waiting::at(&SITE).until(now() + LONG);
+        let changed: &Event = self.messages.metrics().changed();
+        loop {
+            let seen = changed.seen();
+            if self.messages.waiting_commands().iter().sum::<usize>() == 1 {
+                return;
+            }
+            changed.wait(seen, &waiting).unwrap();
+        }
+    }
+
+    fn admits_at(&self, at: slackwater_base::Instant) -> bool {
+        self.uplink.at_once.lock().unwrap().admits(at, &[])
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.end();
+        let life = self.life.take().unwrap();
+        // It has said why.
+        let _ = life.join();
+    }
+}
+
+/// Nothing would have told if the loop had checked no put, or all of them without a rest: the tests asked about no values.
+#[test]
+fn a_put_is_checked_on_the_loop_that_then_rests() {
+    let pool = Pool::start();
+    pool.write(0);
+    let begun = now();
+    assert!(pool.admits_at(begun));
+    let kept = pool.keep_workers();
+    let answer = pool.check(0).recv_timeout(LONG);
+    assert_eq!(answer, Ok(Ok(())), "no worker was free");
+    assert!(!pool.admits_at(begun));
+
+    let hour = Duration::from_secs(3600);
+    let mut at_once = pool.uplink.at_once.lock().unwrap();
+    at_once.took(now(), now() + hour);
+    drop(at_once);
+    let answer = pool.check(0);
+    pool.until_one_waits();
+    drop(kept);
+    assert_eq!(answer.recv_timeout(LONG), Ok(Ok(())));
+}
+
+/// The other half of the story: a check that has to wait for a write is a worker's, and has taken time of the loop.
+#[test]
+fn a_put_that_is_still_written_is_checked_by_a_worker() {
+    let pool = Pool::start();
+    pool.write(0);
+    let gate = &pool.memory.store.served().unwrap().gate;
+    let write = gate.begin(pool.granted(0), Rights::WRITE).unwrap();
+    let kept = pool.keep_workers();
+    let begun = now();
+    let answer = pool.check(0);
+    pool.until_one_waits();
+    assert!(!pool.admits_at(begun));
+    gate.end(write);
+    drop(kept);
+    assert_eq!(answer.recv_timeout(LONG), Ok(Ok(())));
+}

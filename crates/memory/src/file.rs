@@ -27,6 +27,7 @@ pub struct FilePiece {
     offset: u64,
     bytes: usize,
     page: usize,
+    in_memory: bool,
 }
 
 /// The type of a file system in memory (linux/magic.h).
@@ -147,12 +148,13 @@ impl FilePiece {
         let free = system
             .f_bavail
             .saturating_mul(system.f_bsize.unsigned_abs());
-        let is_bounded = system.f_blocks > 0 && system.f_type != HUGETLBFS_MAGIC;
-        let in_memory = system.f_type == TMPFS_MAGIC;
+        let has_huge_pages = system.f_type == HUGETLBFS_MAGIC;
+        let is_bounded = system.f_blocks > 0 && !has_huge_pages;
+        let is_tmpfs = system.f_type == TMPFS_MAGIC;
         if is_bounded && missing > free {
             return Err(refused(io::ErrorKind::StorageFull.into()));
         }
-        if in_memory && crate::available_bytes().is_some_and(|available| missing > available) {
+        if is_tmpfs && crate::available_bytes().is_some_and(|available| missing > available) {
             return Err(refused(io::ErrorKind::OutOfMemory.into()));
         }
         let keep = || fallocate(&file, FallocateFlags::KEEP_SIZE, offset, whole as u64);
@@ -167,6 +169,7 @@ impl FilePiece {
             offset,
             bytes: whole,
             page,
+            in_memory: is_tmpfs || has_huge_pages,
         })
     }
 
@@ -180,6 +183,13 @@ impl FilePiece {
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Whether its file system is one in memory. Pages of another may be taken from memory at any time, so that who touches
+    /// them waits for its device.
+    #[must_use]
+    pub fn is_in_memory(&self) -> bool {
+        self.in_memory
     }
 
     /// Whether the file still has all of it.
@@ -345,6 +355,20 @@ mod tests {
         check(&path, 0, 0, "no whole pages");
         check(&path, 0, 4095, "no whole pages");
         assert_eq!(FilePiece::open(&path, 4096, 8191).unwrap().bytes(), 4096);
+    }
+
+    #[test]
+    fn a_piece_knows_whether_its_pages_are_memory_alone() {
+        for folder in [std::env::temp_dir(), "/dev/shm".into()] {
+            let folder = tempfile::tempdir_in(folder).unwrap();
+            let path = file_of(folder.path(), PIECE);
+            let mut told = Command::new("stat");
+            let told = told.args(["-f", "-c", "%T"]).arg(&path).output().unwrap();
+            let told = String::from_utf8(told.stdout).unwrap();
+            let in_memory = ["tmpfs", "hugetlbfs"].contains(&told.trim());
+            let piece = FilePiece::open(&path, 0, PIECE).unwrap();
+            assert_eq!(piece.is_in_memory(), in_memory, "{told}");
+        }
     }
 
     /// A file that is lent can be made shorter by all who may write it. Accesses behind its end ended the process.

@@ -1,6 +1,7 @@
 //! Which puts a node checks where it hears the question, on the loop that its master's orders come on.
 
 use slackwater_base::Instant;
+use slackwater_memory::FilePiece;
 use slackwater_wire::Written;
 
 /// A worker's wake takes as long as the reading of a small put, where processors sleep while they wait. But the loop must stay
@@ -17,6 +18,17 @@ const BYTES_MAX: u64 = 1 << 20;
 const VALUES_MAX: usize = 8;
 
 impl AtOnce {
+    /// For the memory of a node, which may be a piece of a file. Where that may have to be read from a device first, the loop
+    /// checks nothing.
+    pub(super) fn of(piece: Option<&FilePiece>) -> Self {
+        let may_block = piece.is_some_and(|piece| !piece.is_in_memory());
+        let rests_until = match may_block {
+            true => Instant::NEVER,
+            false => Instant::ZERO,
+        };
+        Self { rests_until }
+    }
+
     /// Whether the loop checks these itself.
     pub(super) fn admits(&self, now: Instant, written: &[Written]) -> bool {
         let bytes = written.iter().map(|written| written.bytes);

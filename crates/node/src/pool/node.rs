@@ -17,6 +17,7 @@ use slackwater_wire::{Attached, ErrorCode, NodeId, NodeLife, NodeName};
 use slackwater_zmtp::PublicKey;
 use thiserror::Error;
 
+use super::at_once::AtOnce;
 use super::identity;
 use super::uplink::{Attempt, Happened, ON_WORKERS, Uplink};
 use crate::serve::handlers::{NODES, NODES_FROM, node_of};
@@ -384,7 +385,9 @@ impl Life {
         let memory = Arc::new(memory);
         let name = shared.options.name.clone();
         let life = NodeLife(random()?);
-        let uplink = Arc::new(Uplink::new(memory.transfers.clone(), life, name));
+        let at_once = AtOnce::of(shared.piece.as_ref());
+        let uplink = Uplink::new(memory.transfers.clone(), life, name, at_once);
+        let uplink = Arc::new(uplink);
         store.deliver_to(Arc::clone(&uplink) as _);
         let messages = messages(&memory, &uplink, links)?;
         uplink.send_by(messages.handle());

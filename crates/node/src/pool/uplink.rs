@@ -86,7 +86,12 @@ pub(super) const ON_WORKERS: &str = "work";
 const HELLO_TIME: Duration = Duration::from_secs(5);
 
 impl Uplink {
-    pub(super) fn new(transfers: Transfers, life: NodeLife, name: Option<NodeName>) -> Self {
+    pub(super) fn new(
+        transfers: Transfers,
+        life: NodeLife,
+        name: Option<NodeName>,
+        at_once: AtOnce,
+    ) -> Self {
         Self {
             name,
             transfers,
@@ -95,7 +100,7 @@ impl Uplink {
             epoch: AtomicU64::new(0),
             orders: Mutex::default(),
             taken: AtomicU64::new(0),
-            at_once: Mutex::default(),
+            at_once: Mutex::new(at_once),
             reports: Mutex::new(UplinkReports {
                 life,
                 room_wanted: false,

@@ -31,7 +31,7 @@ struct Pool {
 }
 
 impl Pool {
-    fn start() -> Self {
+    fn start(file: Option<FileMemory>) -> Self {
         let (greeted, greetings) = channel();
         let mut builder = Builder::new(Options::default());
         let inline = Category {
@@ -67,6 +67,7 @@ impl Pool {
         };
         let options = NodeOptions {
             master: Address::of(&listening, None),
+            file,
             ..NodeOptions::default()
         };
         let (told, welcomed) = channel();
@@ -197,7 +198,7 @@ impl Drop for Pool {
 /// Nothing would have told if the loop had checked no put, or all of them without a rest: the tests asked about no values.
 #[test]
 fn a_put_is_checked_on_the_loop_that_then_rests() {
-    let pool = Pool::start();
+    let pool = Pool::start(None);
     pool.write(0);
     let begun = now();
     assert!(pool.admits_at(begun));
@@ -219,7 +220,7 @@ fn a_put_is_checked_on_the_loop_that_then_rests() {
 /// The other half of the story: a check that has to wait for a write is a worker's, and has taken time of the loop.
 #[test]
 fn a_put_that_is_still_written_is_checked_by_a_worker() {
-    let pool = Pool::start();
+    let pool = Pool::start(None);
     pool.write(0);
     let gate = &pool.memory.store.served().unwrap().gate;
     let write = gate.begin(pool.granted(0), Rights::WRITE).unwrap();
@@ -231,4 +232,26 @@ fn a_put_that_is_still_written_is_checked_by_a_worker() {
     gate.end(write);
     drop(kept);
     assert_eq!(answer.recv_timeout(LONG), Ok(Ok(())));
+}
+
+/// A node that lends a piece of a file on a disk checked puts there on its loop, which waited for the disk where the kernel
+/// had taken the pages from memory: its master's orders waited too.
+#[test]
+fn a_put_in_a_file_on_a_disk_is_checked_by_a_worker() {
+    for folder in [std::env::temp_dir(), "/dev/shm".into()] {
+        let folder = tempfile::tempdir_in(folder).unwrap();
+        let path = folder.path().join("file");
+        let file = std::fs::File::create(&path).unwrap();
+        file.set_len(ByteSize::mib(16).0).unwrap();
+        let pool = Pool::start(Some(FileMemory { path, offset: 0 }));
+        pool.write(0);
+        let kept = pool.keep_workers();
+        let answer = pool.check(0);
+        // Where temporary files are, is memory on some machines.
+        if !pool.shared.piece.as_ref().unwrap().is_in_memory() {
+            pool.until_one_waits();
+            drop(kept);
+        }
+        assert_eq!(answer.recv_timeout(LONG), Ok(Ok(())));
+    }
 }

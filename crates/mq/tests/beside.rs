@@ -57,18 +57,15 @@ fn a_link_goes_by_the_socket_beside_where_both_ends_may() {
 /// one after that has.
 #[test]
 fn a_link_that_was_lost_finds_the_way_that_there_is_now() {
-    let mut address = Address::of(&any_port(), None);
+    // Of each server, the port of one that had stopped was given to another test.
+    let endpoint = lasting_port();
+    let address = Address::of(&endpoint, None);
     let client = client(2);
     let mut to = None;
     for (up, beside) in [true, false, true].into_iter().enumerate() {
         let server = server_builder(options(1)).start().unwrap();
         let (listening, from) = listening(false, beside);
-        if up == 0 {
-            address = listen(&server, &listening);
-        } else {
-            let endpoint = address.endpoint().unwrap();
-            server.listen(&endpoint, &listening).unwrap();
-        }
+        server.listen(&endpoint, &listening).unwrap();
         let to = *to.get_or_insert_with(|| client.connect_wait(&address, &tries(true)).unwrap());
         until(&client, "the link is up", |client| {
             client.metrics().links_up.get() == up as u64 + 1

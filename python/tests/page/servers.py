@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import socket
 import subprocess
 import threading
 import urllib.request
@@ -25,10 +27,20 @@ class Server:
             return json.load(answer)
 
 
+def lasting_address() -> str:
+    """An address for a server that comes back there: the kernel gives its port, which is below those that it gives out, to nobody else."""
+    first = 31_000 + os.getpid() % 100 * 10
+    for port in range(first, first + 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return f"127.0.0.1:{port}"
+    raise OSError("no port is free")
+
+
 @contextlib.contextmanager
-def started(command: Path, *arguments: str) -> Iterator[Server]:
+def started(command: Path, *arguments: str, admin: str = "127.0.0.1:0") -> Iterator[Server]:
     """A server at free ports."""
-    free = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--log", "warn"]
+    free = ["--listen", "127.0.0.1:0", "--admin", admin, "--log", "warn"]
     with subprocess.Popen([command, *arguments, *free], stdout=subprocess.PIPE, text=True) as process:
         try:
             yield Server(process)

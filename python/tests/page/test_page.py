@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import slackwater
 from browser import Browser, Page
-from servers import Server, lent, started, traffic
+from servers import Server, lasting_address, lent, started, traffic
 
 WIDTHS = (1280, 390)
 LAYOUT = (Path(__file__).parent / "layout.js").read_text().split("\n", 1)[1]
@@ -511,16 +511,16 @@ def test_a_pool_of_ten_nodes_and_one_that_dies(command: Path, browser: Browser, 
 
 
 def test_a_server_that_goes_is_waited_for(command: Path, browser: Browser) -> None:
-    with started(command, "serve", "--memory", "16MiB") as server:
+    admin = lasting_address()
+    with started(command, "serve", "--memory", "16MiB", admin=admin) as server:
         stack = contextlib.ExitStack()
         page = stack.enter_context(browser.page(server.page, 390))
         page.until("document.querySelectorAll('#nodes > li').length", lambda count: count == 1)
     with stack:
         page.until("!document.querySelector('#trouble').hidden")
         assert shown(page, "#status") == "no link"
-        port = server.page.rsplit(":", 1)[1]
         with subprocess.Popen(
-            [command, "serve", "--memory", "16MiB", "--listen", "127.0.0.1:0", "--admin", f"127.0.0.1:{port}", "--log", "off"],
+            [command, "serve", "--memory", "16MiB", "--listen", "127.0.0.1:0", "--admin", admin, "--log", "off"],
             stdout=subprocess.PIPE,
         ) as again:
             page.until("document.querySelector('#trouble').hidden")

@@ -1,8 +1,10 @@
 //! A place of its own for each test.
 
 use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
@@ -11,6 +13,19 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::thread::Timespec;
 use serde_json::Value;
 use tempfile::TempDir;
+
+/// An address of this machine for a server that comes back there. The kernel gives its port to nobody else meanwhile: it is
+/// below those that it gives out.
+pub(crate) fn lasting_address() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let own = 10_000 + std::process::id() % 200 * 20;
+    let addresses = std::iter::repeat_with(|| {
+        let port = own + NEXT.fetch_add(1, Ordering::Relaxed);
+        format!("127.0.0.1:{port}")
+    });
+    let is_free = |address: &String| TcpListener::bind(address).is_ok();
+    addresses.take(100).find(is_free).expect("one is free")
+}
 
 /// A directory of its own for one test: the store, reports and temporary files all go below it.
 pub(crate) struct Place {

@@ -1,8 +1,9 @@
 //! A message layer as server, and one as client.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, TcpListener};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
@@ -36,6 +37,18 @@ pub(crate) fn options(seed: u8) -> Options {
 
 pub(crate) fn any_port() -> Endpoint {
     Endpoint::Tcp((Ipv4Addr::LOCALHOST, 0).into())
+}
+
+/// One at which nothing listens, with a port below those that the kernel gives out: no other test is given it while a listener
+/// of this one is away.
+pub(crate) fn lasting_port() -> Endpoint {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let own = 14_000 + std::process::id() % 1_000 * 8;
+    let ports = std::iter::repeat_with(|| own + NEXT.fetch_add(1, Ordering::Relaxed));
+    let mut ports = ports.take(100).map(|port| port as u16);
+    let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
+    let port = ports.find(is_free).expect("one of them is free");
+    Endpoint::Tcp((Ipv4Addr::LOCALHOST, port).into())
 }
 
 pub(crate) fn everybody(encrypted: bool) -> ListenOptions {

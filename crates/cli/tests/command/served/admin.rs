@@ -26,7 +26,10 @@ impl Administered {
 
     /// Starts a process that serves, at free ports where nothing else is said.
     pub(crate) fn spawn(place: &Place, arguments: &[&str]) -> Self {
-        let mut free = vec!["--admin", "127.0.0.1:0", "--log", "warn"];
+        let mut free = vec!["--log", "warn"];
+        if !arguments.contains(&"--admin") {
+            free.extend(["--admin", "127.0.0.1:0"]);
+        }
         if !arguments.contains(&"--listen") {
             free.extend(["--listen", "127.0.0.1:0"]);
         }

@@ -10,7 +10,7 @@ use slackwater_remote::{CallOptions, PutOptions, Stored};
 
 use super::pool::{Node, get, put};
 use super::{Served, until};
-use crate::place::{Place, end};
+use crate::place::{Place, end, lasting_address};
 
 const HOUR: &str = "-1h";
 
@@ -83,8 +83,8 @@ fn a_pool_goes_on_when_its_clocks_jump() {
         return;
     };
     let keep = ["--directory", "master"];
-    let mut served = clock.master(&place, "127.0.0.1:0", &keep);
-    let listen = served.address.strip_prefix("tcp://").unwrap().to_owned();
+    let listen = lasting_address();
+    let mut served = clock.master(&place, &listen, &keep);
     let lends = ["node", "--master", &served.address, "--memory", "32MiB"];
     let more = ["--ssd", "128MiB", "--dir", "kv", "--log", "error"];
     let mut node = Node::launch(clock.give(place.command(&[&lends[..], &more].concat())));
@@ -128,8 +128,8 @@ fn a_master_without_a_directory_whose_clock_went_back_is_told_of() {
     let Some(clock) = Clock::new(&place) else {
         return;
     };
-    let mut served = clock.master(&place, "127.0.0.1:0", &[]);
-    let listen = served.address.strip_prefix("tcp://").unwrap().to_owned();
+    let listen = lasting_address();
+    let mut served = clock.master(&place, &listen, &[]);
     let lends = ["node", "--master", &served.address, "--memory", "8MiB"];
     let mut command = place.command(&[&lends[..], &["--log", "error"]].concat());
     command.stderr(Stdio::from(fs::File::create(place.path("said")).unwrap()));

@@ -11,7 +11,7 @@ use slackwater_remote::{
 use slackwater_wire::{Durability, ErrorCode, PutMode};
 
 use super::{Served, stopped, until, value};
-use crate::place::{Place, end};
+use crate::place::{Place, end, lasting_address};
 
 const MEMORY: [&str; 4] = ["--memory", "32MiB", "--lease-ttl", "500ms"];
 /// More than half of the memory: two of them do not fit.
@@ -147,7 +147,7 @@ fn a_writer_that_was_stopped_changes_no_other_object() {
 }
 
 fn restarted(place: &Place, address: &str) -> Served {
-    let listen = address.strip_prefix("tcp://").unwrap();
+    let listen = address.trim_start_matches("tcp://");
     let sizes = [
         "--memory",
         "32MiB",
@@ -167,7 +167,7 @@ fn restarted(place: &Place, address: &str) -> Served {
 fn parts_of_a_value_are_read_alone_from_memory_and_from_ssd() {
     const BYTES: usize = 3_000_001;
     let place = Place::new();
-    let mut served = restarted(&place, "tcp://127.0.0.1:0");
+    let mut served = restarted(&place, &lasting_address());
     let bytes = value(5, BYTES);
     let read_bytes = |client: &Client| -> u64 {
         let moved = client.moved().into_iter();
@@ -221,7 +221,7 @@ fn parts_of_a_value_are_read_alone_from_memory_and_from_ssd() {
 #[test]
 fn clients_go_on_when_the_server_comes_back() {
     let place = Place::new();
-    let mut served = restarted(&place, "tcp://127.0.0.1:0");
+    let mut served = restarted(&place, &lasting_address());
     let client = served.connect();
     let durable = PutOptions {
         durability: Durability::Disk,

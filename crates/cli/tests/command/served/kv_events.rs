@@ -13,6 +13,7 @@ use slackwater_wire::{ReplicaAt, SegmentId};
 use super::admin::Administered;
 use super::pool::Node;
 use super::*;
+use crate::place::lasting_address;
 use python::Python;
 
 /// What a router does: it hears events, follows what is held in which medium, and asks for what it has missed.
@@ -235,7 +236,8 @@ again = Router(sys.argv[1], sys.argv[2])
 say(short(again.catch_up(last + 1)))
 "#;
     let place = Place::new();
-    let server = Telling::start(&place, &["--memory", "16MiB"]);
+    let [events, replays] = [(); 2].map(|()| lasting_address());
+    let server = Telling::at(&events, &replays, &place, &["--memory", "16MiB"]);
     let client = server.administered.served.connect();
     for key in ["1", "0x10", "3"] {
         server.put(&client, key, 100);
@@ -254,8 +256,6 @@ say(short(again.catch_up(last + 1)))
     assert_eq!(router.line(), "gaps 0");
     assert_eq!(router.line(), "+5", "only what was missed");
     assert_eq!(router.line(), "gaps 0");
-    let place_of = |told: &str| told.strip_prefix("tcp://").unwrap().to_owned();
-    let (events, replays) = (place_of(&server.events), place_of(&server.replays));
     drop(client);
     drop(server);
     let server = Telling::at(&events, &replays, &place, &["--memory", "16MiB"]);
@@ -680,8 +680,9 @@ compare(hear)
     make_key(&place, "one", "node");
     make_key(&place, "two", "node");
     let files = [&KEYED, &["--directory", "master"][..]].concat();
-    let free = ["127.0.0.1:0"; 2];
-    let master = Telling::of("master", free, &place, &files);
+    let [listen, events, replays] = [(); 3].map(|()| lasting_address());
+    let files = [&files[..], &["--listen", &listen]].concat();
+    let master = Telling::of("master", [&events, &replays], &place, &files);
     let arguments = [
         &*master.events,
         &master.replays,
@@ -740,15 +741,7 @@ compare(hear)
     assert!(!of_one.is_empty() && of_one.len() < places.len());
     compare(&mut router, of_one.iter().copied());
     // The master is killed, and another begins at its addresses.
-    let place_of = |told: &str| told.strip_prefix("tcp://").unwrap().to_owned();
-    let (events, replays) = (place_of(&master.events), place_of(&master.replays));
-    let (listen, _) = address
-        .strip_prefix("curve://")
-        .unwrap()
-        .split_once('/')
-        .unwrap();
     drop(master);
-    let files = [&files[..], &["--listen", listen]].concat();
     let master = Telling::of("master", [&events, &replays], &place, &files);
     let known = of_one.first().unwrap().to_string();
     until("the node has said what it holds", || {

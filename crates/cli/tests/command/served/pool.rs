@@ -16,7 +16,7 @@ use slackwater_wire::{Durability, ReplicaAt, Tenant};
 
 use super::admin::Administered;
 use super::{KEYED, Served, connect_with_key, make_key, until, value};
-use crate::place::{PATIENCE, Place, end, stderr};
+use crate::place::{PATIENCE, Place, end, lasting_address, stderr};
 
 const BYTES: usize = 256 << 10;
 
@@ -497,8 +497,8 @@ fn a_link_that_breaks_loses_nothing() {
 fn memory_outlives_a_master_that_is_killed_under_load() {
     let place = Place::new();
     let keep = ["--directory", "master"];
-    let mut served = master(&place, "127.0.0.1:0", &keep);
-    let listen = served.address.strip_prefix("tcp://").unwrap().to_owned();
+    let listen = lasting_address();
+    let mut served = master(&place, &listen, &keep);
     let sizes = [
         &["--memory", "48MiB"][..],
         &["--memory", "48MiB", "--ssd", "64MiB", "--dir", "kv"][..],
@@ -580,8 +580,8 @@ fn a_removal_outlives_the_master_and_the_absence_of_the_node_that_has_the_record
     let place = Place::new();
     let keep = ["--directory", "master"];
     let sizes = ["--memory", "16MiB", "--ssd", "64MiB", "--dir", "kv"];
-    let mut served = master(&place, "127.0.0.1:0", &keep);
-    let listen = served.address.strip_prefix("tcp://").unwrap().to_owned();
+    let listen = lasting_address();
+    let mut served = master(&place, &listen, &keep);
     let again = |served: &mut Served| {
         served.child.kill().unwrap();
         end(&mut served.child);
@@ -614,8 +614,8 @@ fn a_removal_outlives_the_master_and_the_absence_of_the_node_that_has_the_record
 fn nodes_and_clients_find_a_master_that_comes_back() {
     let place = Place::new();
     let keep = ["--directory", "master"];
-    let mut served = master(&place, "127.0.0.1:0", &keep);
-    let listen = served.address.strip_prefix("tcp://").unwrap().to_owned();
+    let listen = lasting_address();
+    let mut served = master(&place, &listen, &keep);
     let mut nodes: Vec<Node> = (0..2)
         .map(|number| {
             let directory = format!("kv{number}");

@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::admin::Administered;
 use super::pool::{Node, put};
 use super::*;
-use crate::place::{end, ready, stderr};
+use crate::place::{end, lasting_address, ready, stderr};
 
 #[test]
 fn snapshots_tell_what_happened_in_between() {
@@ -407,8 +407,8 @@ fn a_terminal_that_is_gone_ends_it() {
 #[test]
 fn a_master_that_comes_back_is_shown_again() {
     let place = Place::new();
-    let master = Administered::spawn(&place, &["master"]);
-    let admin = master.admin.clone();
+    let admin = lasting_address();
+    let master = Administered::spawn(&place, &["master", "--admin", &admin]);
     let mut shown = Shown::start(&place, &admin, "--interval 200ms");
     shown.until("a page", |screen| screen.text().starts_with("not serving"));
     drop(master);

@@ -4,7 +4,7 @@ use slackwater_wait::{Choice, Cpus, NumaId};
 use thiserror::Error;
 
 use crate::claim::SEATS_MAX;
-use crate::topology::{Node, Topology, TopologyError};
+use crate::topology::{CpuTopology, CpuTopologyError, Node};
 
 /// How many threads, and where.
 #[derive(Clone, Debug)]
@@ -94,7 +94,7 @@ pub enum PoolError {
     },
     /// The topology could not be read.
     #[error(transparent)]
-    Topology(#[from] TopologyError),
+    Topology(#[from] CpuTopologyError),
     /// A thread could not be started or placed.
     #[error("pool thread {thread}: {cause}")]
     Thread {
@@ -156,7 +156,7 @@ impl Config {
                 max: SEATS_MAX,
             });
         }
-        let nodes = self.chosen(Topology::read(sysfs, allowed)?)?;
+        let nodes = self.chosen(CpuTopology::read(sysfs, allowed)?)?;
         let cores: usize = nodes.iter().map(|node| node.cores.len()).sum();
         let mut crews = Vec::new();
         let (mut threads_left, mut cores_left) = (threads, cores);
@@ -182,7 +182,7 @@ impl Config {
     }
 
     /// The nodes asked for, in the order asked for.
-    fn chosen(&self, topology: Topology) -> Result<Vec<Node>, PoolError> {
+    fn chosen(&self, topology: CpuTopology) -> Result<Vec<Node>, PoolError> {
         let wanted = if self.nodes.is_empty() {
             topology.nodes.iter().map(|node| node.id).collect()
         } else {

@@ -37,7 +37,7 @@ pub use record::{PoolCounts, ThreadCounts};
 pub use scope::Scope;
 pub use slackwater_wait::NumaId;
 pub use task::{Handle, SubmitError};
-pub use topology::{Node, Topology, TopologyError};
+pub use topology::{CpuTopology, CpuTopologyError, Node};
 
 /// The examples of the README, compiled and run.
 #[cfg(doctest)]

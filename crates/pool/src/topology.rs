@@ -14,14 +14,14 @@ pub struct Node {
 
 /// Nodes, cores and hardware threads, as sysfs tells them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Topology {
+pub struct CpuTopology {
     /// The nodes with at least one usable CPU, by id.
     pub nodes: Vec<Node>,
 }
 
 /// Why the topology could not be read.
 #[derive(Debug, Error)]
-pub enum TopologyError {
+pub enum CpuTopologyError {
     /// A file that cannot be used.
     #[error(transparent)]
     Sysfs(#[from] SysfsError),
@@ -33,14 +33,14 @@ pub enum TopologyError {
     },
 }
 
-impl Topology {
+impl CpuTopology {
     /// Reads sysfs under `root` (`/sys` in production) and keeps the CPUs in `allowed`.
     ///
     /// A system without node directories is one node 0; a CPU without topology files is a core of its own.
     ///
     /// # Errors
     /// Names the file that cannot be read or understood, or says that no allowed CPU was found.
-    pub fn read(root: &Path, allowed: &[usize]) -> Result<Self, TopologyError> {
+    pub fn read(root: &Path, allowed: &[usize]) -> Result<Self, CpuTopologyError> {
         let mut nodes = Vec::new();
         for (id, cpus) in node_cpus(root, allowed)? {
             let mut cores: Vec<Vec<usize>> = Vec::new();
@@ -57,7 +57,7 @@ impl Topology {
             }
         }
         if nodes.is_empty() {
-            return Err(TopologyError::NoCpus {
+            return Err(CpuTopologyError::NoCpus {
                 allowed: allowed.to_vec(),
             });
         }
@@ -145,7 +145,7 @@ mod tests {
                 ("node/node3/cpulist", "0-1\n"),
             ],
         );
-        let topology = Topology::read(sysfs.root(), &[0, 1, 4, 5]).unwrap();
+        let topology = CpuTopology::read(sysfs.root(), &[0, 1, 4, 5]).unwrap();
         assert_eq!(
             topology.nodes,
             [node(1, &[&[4], &[5]]), node(3, &[&[0], &[1]])]
@@ -163,9 +163,9 @@ mod tests {
                 ("cpu/cpu1/topology/thread_siblings_list", "1,3\n"),
             ],
         );
-        let topology = Topology::read(sysfs.root(), &[0, 1, 2, 3]).unwrap();
+        let topology = CpuTopology::read(sysfs.root(), &[0, 1, 2, 3]).unwrap();
         assert_eq!(topology.nodes, [node(0, &[&[0, 2], &[1, 3]])]);
-        let masked = Topology::read(sysfs.root(), &[0, 2, 3]).unwrap();
+        let masked = CpuTopology::read(sysfs.root(), &[0, 2, 3]).unwrap();
         assert_eq!(masked.nodes, [node(0, &[&[0, 2], &[3]])]);
     }
 
@@ -173,7 +173,7 @@ mod tests {
     fn without_node_directories_there_is_one_node() {
         let sysfs = Sysfs::new("flat", &[("cpu/online", "0-1\n")]);
         assert_eq!(
-            Topology::read(sysfs.root(), &[0, 1]).unwrap().nodes,
+            CpuTopology::read(sysfs.root(), &[0, 1]).unwrap().nodes,
             [node(0, &[&[0], &[1]])]
         );
     }
@@ -181,7 +181,9 @@ mod tests {
     #[test]
     fn wrong_files_are_named() {
         let sysfs = Sysfs::new("wrong", &[("node/online", "zero\n")]);
-        let error = Topology::read(sysfs.root(), &[0]).unwrap_err().to_string();
+        let error = CpuTopology::read(sysfs.root(), &[0])
+            .unwrap_err()
+            .to_string();
         assert!(
             error.contains("node/online") && error.contains("zero"),
             "{error}"
@@ -190,14 +192,16 @@ mod tests {
             "elsewhere",
             &[("node/online", "0\n"), ("node/node0/cpulist", "0\n")],
         );
-        let error = Topology::read(sysfs.root(), &[7]).unwrap_err().to_string();
+        let error = CpuTopology::read(sysfs.root(), &[7])
+            .unwrap_err()
+            .to_string();
         assert_eq!(error, "none of the CPUs [7] is in the topology");
     }
 
     #[test]
     fn this_machine_has_a_topology() {
         let allowed = &slackwater_wait::Cpus::current().mask;
-        let topology = Topology::read(Path::new("/sys"), allowed).unwrap();
+        let topology = CpuTopology::read(Path::new("/sys"), allowed).unwrap();
         let mut cpus: Vec<_> = topology.nodes.iter().flat_map(Node::cpus).collect();
         cpus.sort_unstable();
         assert_eq!(&cpus, allowed);

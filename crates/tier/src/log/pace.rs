@@ -30,7 +30,7 @@ pub(super) struct Pace {
     writing: u64,
     /// Pieces begun so far: a read during which none was begun, and none was under way, was alone.
     begun: u64,
-    /// When the last piece ended: the device took up the next one then.
+    /// When the last piece of which the rate follows ended: the device took up the next one then.
     ended_at: Instant,
     /// When the next piece may go, with a window below one.
     rests_until: Instant,
@@ -153,8 +153,9 @@ impl Pace {
         self.under_way -= 1;
         self.writing -= piece.bytes;
         let took = piece.at.max(self.ended_at).until(now).as_secs_f64();
-        self.ended_at = now;
-        if piece.bytes >= self.config.piece_bytes_min {
+        // Of two neighbours in a batch one is so long: a rate that is too low does not stay.
+        if piece.bytes >= self.config.piece_bytes_min / 2 {
+            self.ended_at = now;
             // Bytes and times are summed, and not rates: pieces that end together seem to take no time but the first.
             let (bytes, seconds) = &mut self.wrote;
             *bytes += piece.bytes as f64 - *bytes / 8.0;
@@ -424,6 +425,53 @@ mod tests {
             let rate = pace.bytes_per_second();
             assert!(rate.abs_diff(PIECE * 1000) < PIECE * 100, "{apart}: {rate}");
         }
+    }
+
+    /// The short end of a batch that the log was told of together with the next piece took all of that one's time.
+    #[test]
+    fn a_piece_too_short_to_count_takes_no_time_from_the_next() {
+        let mut pace = pace();
+        for turn in 1..50 {
+            let begun = at((turn - 1) * 1000);
+            let (short, long) = (
+                pace.piece_begun(begun, 8 << 10),
+                pace.piece_begun(begun, PIECE),
+            );
+            pace.piece_ended(at(turn * 1000), short);
+            pace.piece_ended(at(turn * 1000), long);
+        }
+        let rate = pace.bytes_per_second();
+        assert!(rate.abs_diff(PIECE * 1000) < PIECE * 50, "{rate}");
+    }
+
+    /// After one stall of the device pieces were as short as they may be, and, of records that do not fill one, shorter: none
+    /// counted any more, and they stayed short.
+    #[test]
+    fn pieces_of_any_length_recover_from_a_stall() {
+        let shortest = PaceConfig::default().piece_bytes_min;
+        let check = |lengths: [u64; 2]| {
+            let mut pace = pace();
+            let mut now = 0;
+            let mut write = |pace: &mut Pace, bytes: u64, micros: u64| {
+                let piece = pace.piece_begun(at(now), bytes);
+                now += micros;
+                pace.piece_ended(at(now), piece);
+            };
+            for _ in 0..50 {
+                write(&mut pace, PIECE, 1000);
+            }
+            write(&mut pace, PIECE, 150_000);
+            assert_eq!(pace.piece_bytes(at(1 << 40)), shortest);
+            for length in lengths.into_iter().cycle().take(200) {
+                write(&mut pace, length, length * 1000 / PIECE);
+            }
+            let found = pace.piece_bytes(at(1 << 40));
+            assert!(found > PIECE / 2, "{lengths:?}: {found}");
+        };
+        check([shortest, shortest]);
+        check([52 << 10, 48 << 10]);
+        check([36 << 10, 36 << 10]);
+        check([12 << 10, 56 << 10]);
     }
 
     /// A log that wrote without a pause from the start never saw a read by itself, so it never learned that its writes made

@@ -459,6 +459,15 @@ fn refusal() -> Entry {
     }
 }
 
+/// A window in a slot on the memory of `shared(0, 8, 4096)`, which the owner counts as mapped already.
+fn known(slot: u32) -> Entry {
+    Entry {
+        flags: U32::new(ENTRY_SHARED),
+        slot: U32::new(slot),
+        ..shared(0, 8, 4096)
+    }
+}
+
 fn shared(start: u64, len: u64, memory_len: u64) -> Entry {
     let mut entry = Entry::new_zeroed();
     entry.flags = U32::new(ENTRY_SHARED | ENTRY_DESCRIPTOR);
@@ -587,11 +596,6 @@ fn memory_that_comes_with_a_late_answer_is_known() {
         let asked = link.ask(&[capability], None, now());
         assert!(matches!(asked, Err(WindowError::TimedOut)), "{asked:?}");
     }
-    let known = |slot| Entry {
-        flags: U32::new(ENTRY_SHARED),
-        slot: U32::new(slot),
-        ..shared(0, 8, 4096)
-    };
     let window = std::thread::scope(|threads| {
         let asked = threads.spawn(|| ask(&link, capability));
         let questions = [0; 3].map(|_| liar.question());
@@ -618,11 +622,6 @@ fn memory_of_the_time_of_a_question_stays_mapped_until_its_answer_has_come() {
     let asked = link.ask(&[capability], None, now());
     assert!(matches!(asked, Err(WindowError::TimedOut)), "{asked:?}");
     drop(before);
-    let known = |slot| Entry {
-        flags: U32::new(ENTRY_SHARED),
-        slot: U32::new(slot),
-        ..shared(0, 8, 4096)
-    };
     let window = std::thread::scope(|threads| {
         let asked = threads.spawn(|| ask(&link, capability));
         let questions = [0; 2].map(|_| liar.question());

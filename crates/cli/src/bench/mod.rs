@@ -20,7 +20,8 @@ use slackwater_bench::{meta, mq, pool, promotion, store, tiers, transfer, wait};
 use tempfile::TempDir;
 
 use crate::answer;
-use crate::{DONE, WRONG};
+use crate::interrupt::Interrupt;
+use crate::{DONE, INTERRUPTED, WRONG};
 pub(crate) use args::Bench;
 use args::Output;
 
@@ -180,12 +181,28 @@ fn this_program() -> Result<OsString> {
     Ok(program.into_os_string())
 }
 
-/// A directory on the device to be measured that goes with the run.
+/// A directory on the device to be measured that goes with the run, or with the interrupt that ends it.
 fn passing(parent: &Path) -> Result<TempDir> {
     let made = tempfile::Builder::new()
         .prefix("slackwater-bench-")
-        .tempdir_in(parent);
-    made.with_context(|| format!("cannot make a directory in {}", parent.display()))
+        .tempdir_in(parent)
+        .with_context(|| format!("cannot make a directory in {}", parent.display()))?;
+    let (interrupt, path) = (Interrupt::install()?, made.path().to_owned());
+    let remove = move || {
+        interrupt.wait();
+        // What is measured goes on meanwhile, and finds no place for new files.
+        let left = path.with_extension("ended");
+        let moved = std::fs::rename(&path, &left).map_or(&path, |()| &left);
+        if let Err(why) = std::fs::remove_dir_all(moved) {
+            eprintln!("slackwater: cannot remove {}: {why}", moved.display());
+        }
+        std::process::exit(i32::from(INTERRUPTED));
+    };
+    std::thread::Builder::new()
+        .name("interrupted".to_owned())
+        .spawn(remove)
+        .context("cannot start a thread")?;
+    Ok(made)
 }
 
 /// A report with the machine that its figures belong to.

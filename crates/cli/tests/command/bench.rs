@@ -1,6 +1,11 @@
 //! `slackwater bench`: the keys that scripts read, and nothing left behind.
 
-use crate::place::{Place, object, stderr};
+use std::process::Stdio;
+
+use rustix::process::{Signal, kill_process};
+
+use crate::place::{Place, object, output, stderr};
+use crate::served::until;
 
 #[test]
 fn benchmarks_print_the_keys_of_their_contract_and_leave_nothing_behind() {
@@ -376,4 +381,29 @@ fn a_path_is_forced_by_flag_or_variable_and_refused_where_the_processor_lacks_it
     let doctor = forced(&["doctor"], "portable");
     let said = String::from_utf8(doctor.stdout).unwrap();
     assert!(said.contains("portable instructions"), "{said}");
+}
+
+/// An interrupt ended a benchmark with all that it had written left behind: a gigabyte and more.
+#[test]
+fn an_interrupted_benchmark_leaves_nothing_behind() {
+    let sizes = ["--memory", "16MiB", "--ssd", "256MiB", "--dir", "tmp"];
+    let long = ["--requests", "1000000", "--no-contention"];
+    for signal in [Signal::INT, Signal::TERM] {
+        let place = Place::new();
+        let mut command = place.command(&[&["bench", "tiers"], &sizes[..], &long].concat());
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let there = || std::fs::read_dir(place.temporary()).unwrap();
+        until("it writes", || {
+            there().any(|entry| std::fs::read_dir(entry.unwrap().path()).unwrap().count() > 0)
+        });
+        kill_process(rustix::process::Pid::from_child(&child), signal).unwrap();
+        let ended = output(child);
+        assert_eq!(ended.status.code(), Some(130), "{}", stderr(&ended));
+        assert_eq!((there().count(), stderr(&ended)), (0, String::new()));
+    }
 }

@@ -30,7 +30,7 @@ pub(super) struct Pace {
     writing: u64,
     /// Pieces begun so far: a read during which none was begun, and none was under way, was alone.
     begun: u64,
-    /// When the last piece of which the rate follows ended: the device took up the next one then.
+    /// When the last piece ended of those that count for the rate: the device took up what came behind it then.
     ended_at: Instant,
     /// When the next piece may go, with a window below one.
     rests_until: Instant,
@@ -153,7 +153,8 @@ impl Pace {
         self.under_way -= 1;
         self.writing -= piece.bytes;
         let took = piece.at.max(self.ended_at).until(now).as_secs_f64();
-        // Of two neighbours in a batch one is so long: a rate that is too low does not stay.
+        // Of shorter ones most of the time is not the writing. Of two neighbours in a long batch one counts, so that a rate that is
+        // too low does not stay.
         if piece.bytes >= self.config.piece_bytes_min / 2 {
             self.ended_at = now;
             // Bytes and times are summed, and not rates: pieces that end together seem to take no time but the first.
@@ -163,7 +164,8 @@ impl Pace {
         }
         if self.window < 1.0 {
             let rest = took * (1.0 / self.window - 1.0);
-            self.rests_until = now + Duration::from_secs_f64(rest.min(REST_MAX.as_secs_f64()));
+            let until = now + Duration::from_secs_f64(rest.min(REST_MAX.as_secs_f64()));
+            self.rests_until = self.rests_until.max(until);
         }
     }
 
@@ -442,6 +444,29 @@ mod tests {
         }
         let rate = pace.bytes_per_second();
         assert!(rate.abs_diff(PIECE * 1000) < PIECE * 50, "{rate}");
+        for turn in 50..200 {
+            let short = pace.piece_begun(at((turn - 1) * 1000), 8 << 10);
+            pace.piece_ended(at(turn * 1000), short);
+        }
+        assert_eq!(pace.bytes_per_second(), rate, "nor counts");
+    }
+
+    /// Of two pieces that the log was told of together the second one, which seemed to take no time, ended the pause after the first.
+    #[test]
+    fn pieces_that_end_together_are_followed_by_one_rest() {
+        let mut pace = pace();
+        let now = read(&mut pace, 1, 20, 100, false);
+        let now = read(&mut pace, now, 100, 1000, true);
+        pace.read_begun(BLOCK);
+        let begun = pace.next_chance(at(now)).unwrap();
+        let pieces = [(); 2].map(|()| pace.piece_begun(begun, PIECE));
+        let ended = begun + Duration::from_micros(200);
+        for piece in pieces {
+            pace.piece_ended(ended, piece);
+        }
+        let rested = ended + Duration::from_micros(1_800);
+        let next = pace.next_chance(ended).unwrap();
+        assert!(next.until(rested).max(rested.until(next)) < Duration::from_micros(10));
     }
 
     /// After one stall of the device pieces were as short as they may be, and, of records that do not fill one, shorter: none

@@ -73,6 +73,12 @@ pub(crate) enum Bench {
         /// The part.
         arguments: Vec<String>,
     },
+    /// Removes the directory of a benchmark when its standard input ends
+    #[command(hide = true)]
+    RemoveChild {
+        /// The directory.
+        directory: PathBuf,
+    },
 }
 
 /// Where a report goes.

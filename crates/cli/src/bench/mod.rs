@@ -5,6 +5,7 @@ mod all;
 mod args;
 mod cluster;
 mod copy;
+mod passing;
 mod served;
 
 use std::ffi::OsString;
@@ -17,20 +18,19 @@ use serde_json::{Map, Value};
 use slackwater_bench::cluster::Programs;
 use slackwater_bench::machine::Machine;
 use slackwater_bench::{meta, mq, pool, promotion, store, tiers, transfer, wait};
-use tempfile::TempDir;
 
 use crate::answer;
-use crate::interrupt::Interrupt;
-use crate::{DONE, INTERRUPTED, WRONG};
+use crate::{DONE, WRONG};
 pub(crate) use args::Bench;
 use args::Output;
+use passing::Passing;
 
 pub(crate) fn run(scenario: &Bench) -> Result<u8> {
     match scenario {
         Bench::All(arguments) => all::run(arguments, this_program()?),
         Bench::Store(arguments) => {
             arguments.instructions.install()?;
-            let directory = passing(&arguments.dir)?;
+            let directory = Passing::new(&arguments.dir)?;
             if arguments.served {
                 let report = slackwater_bench::served::run(&slackwater_bench::served::Options {
                     child: ourselves("served-child")?,
@@ -45,7 +45,7 @@ pub(crate) fn run(scenario: &Bench) -> Result<u8> {
         }
         Bench::Promotion(arguments) => {
             arguments.instructions.install()?;
-            let directory = passing(&arguments.dir)?;
+            let directory = Passing::new(&arguments.dir)?;
             let mut options = arguments.options(directory.path());
             let name = match arguments.served {
                 true => "promotion-served",
@@ -57,7 +57,7 @@ pub(crate) fn run(scenario: &Bench) -> Result<u8> {
             Shown::plain(name, &promotion::run(&options)?)?.show(&arguments.output)
         }
         Bench::Tiers(arguments) => {
-            let directory = passing(&arguments.dir)?;
+            let directory = Passing::new(&arguments.dir)?;
             let report = on_this_machine(tiers::run(&arguments.options(directory.path())?)?);
             Shown::plain("tiers", &report)?.show(&arguments.output)
         }
@@ -121,25 +121,25 @@ pub(crate) fn run(scenario: &Bench) -> Result<u8> {
             across::show(&report, &arguments.output)
         }
         Bench::Master(arguments) => {
-            let directory = passing(&arguments.dir)?;
+            let directory = Passing::new(&arguments.dir)?;
             let options = arguments.options(directory.path(), programs()?);
             let report = slackwater_bench::cluster::master::run(&options)?;
             Shown::plain("master", &on_this_machine(report))?.show(&arguments.output)
         }
         Bench::Idle(arguments) => {
-            let directory = passing(&arguments.dir)?;
+            let directory = Passing::new(&arguments.dir)?;
             let options = arguments.options(directory.path(), programs()?);
             let report = slackwater_bench::cluster::idle::run(&options)?;
             Shown::plain("idle", &on_this_machine(report))?.show(&arguments.output)
         }
         Bench::Page(arguments) => {
-            let directory = passing(&arguments.dir)?;
+            let directory = Passing::new(&arguments.dir)?;
             let options = arguments.options(directory.path(), programs()?);
             let report = slackwater_bench::cluster::page::run(&options)?;
             Shown::plain("page", &on_this_machine(report))?.show(&arguments.output)
         }
         Bench::Restart(arguments) => {
-            let directory = passing(&arguments.dir)?;
+            let directory = Passing::new(&arguments.dir)?;
             let options = arguments.options(directory.path(), programs()?);
             let report = slackwater_bench::cluster::restart::run(&options)?;
             Shown::plain("restart", &on_this_machine(report))?.show(&arguments.output)
@@ -158,6 +158,10 @@ pub(crate) fn run(scenario: &Bench) -> Result<u8> {
         }
         Bench::MqChild { arguments } => {
             mq::child(arguments)?;
+            Ok(DONE)
+        }
+        Bench::RemoveChild { directory } => {
+            passing::remove(directory)?;
             Ok(DONE)
         }
     }
@@ -179,30 +183,6 @@ fn programs() -> Result<Programs> {
 fn this_program() -> Result<OsString> {
     let program = std::env::current_exe().context("cannot find this program to start it again")?;
     Ok(program.into_os_string())
-}
-
-/// A directory on the device to be measured that goes with the run, or with the interrupt that ends it.
-fn passing(parent: &Path) -> Result<TempDir> {
-    let made = tempfile::Builder::new()
-        .prefix("slackwater-bench-")
-        .tempdir_in(parent)
-        .with_context(|| format!("cannot make a directory in {}", parent.display()))?;
-    let (interrupt, path) = (Interrupt::install()?, made.path().to_owned());
-    let remove = move || {
-        interrupt.wait();
-        // What is measured goes on meanwhile, and finds no place for new files.
-        let left = path.with_extension("ended");
-        let moved = std::fs::rename(&path, &left).map_or(&path, |()| &left);
-        if let Err(why) = std::fs::remove_dir_all(moved) {
-            eprintln!("slackwater: cannot remove {}: {why}", moved.display());
-        }
-        std::process::exit(i32::from(INTERRUPTED));
-    };
-    std::thread::Builder::new()
-        .name("interrupted".to_owned())
-        .spawn(remove)
-        .context("cannot start a thread")?;
-    Ok(made)
 }
 
 /// A report with the machine that its figures belong to.

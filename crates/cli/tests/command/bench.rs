@@ -1,8 +1,9 @@
 //! `slackwater bench`: the keys that scripts read, and nothing left behind.
 
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::Stdio;
 
-use rustix::process::{Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::place::{Place, object, output, stderr};
 use crate::served::until;
@@ -388,10 +389,11 @@ fn a_path_is_forced_by_flag_or_variable_and_refused_where_the_processor_lacks_it
 fn an_interrupted_benchmark_leaves_nothing_behind() {
     let sizes = ["--memory", "16MiB", "--ssd", "256MiB", "--dir", "tmp"];
     let long = ["--requests", "1000000", "--no-contention"];
-    for signal in [Signal::INT, Signal::TERM] {
+    for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
         let place = Place::new();
         let mut command = place.command(&[&["bench", "tiers"], &sizes[..], &long].concat());
         let child = command
+            .process_group(0)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -401,9 +403,11 @@ fn an_interrupted_benchmark_leaves_nothing_behind() {
         until("it writes", || {
             there().any(|entry| std::fs::read_dir(entry.unwrap().path()).unwrap().count() > 0)
         });
-        kill_process(rustix::process::Pid::from_child(&child), signal).unwrap();
+        // As a terminal does at Ctrl-C.
+        kill_process_group(Pid::from_child(&child), signal).unwrap();
+        // Its output ends with that of the process that removes what is left.
         let ended = output(child);
-        assert_eq!(ended.status.code(), Some(130), "{}", stderr(&ended));
+        assert_eq!(ended.status.signal(), Some(signal.as_raw()));
         assert_eq!((there().count(), stderr(&ended)), (0, String::new()));
     }
 }

@@ -5,10 +5,9 @@ import random
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -81,14 +80,6 @@ def heard(process: "subprocess.Popen[str]") -> str:
     """The next line that a process says."""
     assert process.stdout is not None
     return process.stdout.readline().strip()
-
-
-def comes_true(fact: Callable[[], bool], seconds: float = 10) -> bool:
-    """Whether a fact of another process holds before so many seconds are over."""
-    until = time.monotonic() + seconds
-    while not (held := fact()) and time.monotonic() < until:
-        time.sleep(0.01)
-    return held
 
 
 def free_tcp_port() -> int:

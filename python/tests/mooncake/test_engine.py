@@ -16,11 +16,11 @@ from contextlib import contextmanager
 
 import mooncake.store
 import pytest
+from facts import comes_true, counted, leaves_nothing
 from mooncake.engine import Read, TransferEngine, TransferNotify, TransferOpcode, Write
 from slackwater.compat.mooncake import descriptions, http_service
 from slackwater.compat.mooncake import engine as compat_engine
 from slackwater.compat.mooncake.engine import InnerTransferEngine
-from standalones import comes_true
 
 from conftest import in_child
 from processes import stop
@@ -457,14 +457,14 @@ def test_engines_are_started_in_a_fork_but_not_those_of_the_parent(here: Side, t
 
 
 def test_an_engine_ends_with_its_object() -> None:
-    before = len(os.listdir("/proc/self/task"))
+    before = counted()
     for _ in range(5):
         side = Side(1)
         port = side.engine.get_rpc_port()
         del side
     until_gone = TransferEngine()
     assert until_gone.send_probe(f"127.0.0.1:{port}") < 0
-    assert len(os.listdir("/proc/self/task")) <= before
+    assert leaves_nothing(before), (before, counted())
 
 
 def is_mapped(address: int) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 import calls
 import mooncake.store
 import pytest
+from facts import counted, leaves_nothing
 from mooncake.store import MooncakeDistributedStore
 from test_calls import TABLE
 
@@ -288,13 +289,13 @@ def test_an_ssd_is_not_taken_back_alone(started: Starter, tmp_path: Path, monkey
 
 
 def test_the_end_of_an_object_is_the_end_of_its_client(master: str) -> None:
-    before = len(os.listdir("/proc/self/task"))
+    before = counted()
     for _ in range(20):
         store = MooncakeDistributedStore()
         assert setup(store, master) == 0
         del store
     gc.collect()
-    assert len(os.listdir("/proc/self/task")) <= before
+    assert leaves_nothing(before), (before, counted())
 
 
 def test_a_fork_gets_a_code_and_the_parent_goes_on(master: str) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from facts import comes_true, counted
 from mooncake.async_store import MooncakeDistributedStoreAsync
 from mooncake.store import MooncakeDistributedStore
-from standalones import comes_true
 from test_life import setup
 
 from conftest import Starter
@@ -131,11 +131,6 @@ def test_a_call_that_was_interrupted_touches_nothing_later(
             store.close()
     finally:
         signal.signal(signal.SIGALRM, before)
-
-
-def counted() -> tuple[int, int]:
-    """Descriptors and threads of this process."""
-    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
 
 def resident() -> int:

@@ -7,8 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import lendings
 import mooncake.store
 import pytest
+from facts import comes_true
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 from slackwater.compat.mooncake import node_keys
 from test_differential import mooncake_master
@@ -58,17 +58,9 @@ def client(address: str, **named: Any) -> Iterator[MooncakeDistributedStore]:
         store.close()
 
 
-def until(holds: Callable[[], bool], seconds: float = 30) -> bool:
-    """Whether something holds within a time."""
-    end = time.monotonic() + seconds
-    while not (held := holds()) and time.monotonic() < end:
-        time.sleep(0.01)
-    return held
-
-
 def put(store: MooncakeDistributedStore, key: str, value: bytes) -> bool:
     """Puts, when the memory that was lent has told what it holds, which is nothing."""
-    return until(lambda: store.put(key, value) == 0)
+    return comes_true(lambda: store.put(key, value) == 0)
 
 
 def test_mooncake_does_the_same(started: Starter, shared: Path) -> None:
@@ -107,7 +99,7 @@ def test_values_lie_in_the_file_that_is_lent(pool: str, shared: Path) -> None:
         assert shared.stat().st_blocks * 512 >= 32 * MIB
         assert store.unmount_segment([identity]) == 0
         # The master hears of it by the end of a link.
-        assert until(lambda: other.is_exist("k") == 0) and other.get("k") == b"" and store.put("k", b"v") == -200
+        assert comes_true(lambda: other.is_exist("k") == 0) and other.get("k") == b"" and store.put("k", b"v") == -200
         assert shared.stat().st_size == 64 * MIB
         # A descriptor that is passed on names a file too.
         with open(shared, "r+b") as file:
@@ -217,7 +209,7 @@ def test_a_segment_that_is_taken_back_is_read_until_its_time_and_neither_lent_no
         taking = threading.Thread(target=lambda: codes.append(store.unmount_segment([identity], 3)))
         taking.start()
         # While the master is asked, which does not answer yet.
-        assert until(lambda: store._mounted[identity].leaves) and store.unmount_segment([identity]) == -600
+        assert comes_true(lambda: store._mounted[identity].leaves) and store.unmount_segment([identity]) == -600
         os.kill(master.pid, signal.SIGCONT)
         taking.join()
         assert codes == [0] and store.unmount_segment([identity]) == -1
@@ -247,7 +239,7 @@ def test_reads_and_writes_under_way_end_with_the_value_or_a_miss(pool: str, shar
             thread.start()
         for place in range(6):
             (identity,) = store.mount_segment(str(shared), 16 * MIB, place % 4 * 16 * MIB)["segment_ids"]
-            assert until(lambda: store.is_exist("k7") == 1)
+            assert comes_true(lambda: store.is_exist("k7") == 1)
             assert store.unmount_segment([identity], place % 2) == 0
         stop.set()
         for thread in threads:
@@ -266,7 +258,7 @@ def test_a_file_that_becomes_shorter_leaves_the_pool(pool: str, shared: Path) ->
         for key, value in values.items():
             assert reader.get(key) in (b"", value) and store.get(key) in (b"", value)
         # The segment is gone by itself, and other memory takes its place.
-        assert until(lambda: not any(reader.batch_is_exist(list(values))) and reader.put("new", b"v") == -200)
+        assert comes_true(lambda: not any(reader.batch_is_exist(list(values))) and reader.put("new", b"v") == -200)
         assert store.allocate_and_mount_segment(1)["ret"] == 0 and put(reader, "new", b"v")
         assert reader.get("new") == b"v" and store.unmount_segment([identity]) == 0
 
@@ -278,7 +270,7 @@ def test_bytes_that_others_write_into_the_file_are_a_miss(pool: str, shared: Pat
         with open(shared, "r+b") as file:
             file.write(b"\x55" * (16 * MIB))
         assert reader.get("k") == b"" and store.get("k") == b""
-        assert until(lambda: store.upsert("k", b"\xbb" * MIB) == 0) and reader.get("k") == b"\xbb" * MIB
+        assert comes_true(lambda: store.upsert("k", b"\xbb" * MIB) == 0) and reader.get("k") == b"\xbb" * MIB
 
 
 LENDER = """
@@ -305,11 +297,11 @@ def test_the_file_of_a_client_that_is_killed_can_be_lent_again(pool: str, shared
         lender.kill()
         lender.wait()
         # The kernel ends a process before it hangs up its links: until that is told, what is mapped here is read.
-        assert until(lambda: store.get("there") == b"") and store.get_size("there") in (*GONE, 10)
+        assert comes_true(lambda: store.get("there") == b"") and store.get_size("there") in (*GONE, 10)
         assert store.mount_segment(str(shared), 16 * MIB)["ret"] == 0
         assert put(store, "here", b"v") and store.get("here") == b"v"
         # What the dead one held misses once its time is over.
-        assert until(lambda: store.is_exist("there") == 0)
+        assert comes_true(lambda: store.is_exist("there") == 0)
 
 
 def test_calls_before_setup_after_close_and_in_a_fork(master: str, shared: Path) -> None:
@@ -434,4 +426,4 @@ def test_values_prefer_the_segment_of_a_file_by_the_name_of_its_client(pool: str
             assert other.upsert("k", b"v", config) == 0
             return other.get_replica_desc("k")[0].get_memory_descriptor().buffer_descriptor.transport_endpoint
 
-        assert put(other, "any", b"v") and until(lambda: place() == store.get_hostname())
+        assert put(other, "any", b"v") and comes_true(lambda: place() == store.get_hostname())

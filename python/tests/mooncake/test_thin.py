@@ -17,10 +17,11 @@ from typing import Any
 import calls
 import mooncake.store
 import pytest
+from facts import comes_true, counted, leaves_nothing
 from mooncake.store import MooncakeDistributedStore
 from slackwater.compat.mooncake.standalone import ThinClients
 from slackwater.compat.mooncake.thin import MESSAGE_BYTES_MAX, PoolAccess, attach, socket_name
-from standalones import comes_true, fetched, free_port, free_tcp_port, heard, standalone, thin_process
+from standalones import fetched, free_port, free_tcp_port, heard, standalone, thin_process
 from test_calls import TABLE
 from test_life import setup
 from test_tensors import matrix, torch
@@ -132,21 +133,19 @@ def test_memory_is_given_back_when_no_call_uses_it(pool: tuple[str, str]) -> Non
 
 
 def test_openings_leave_nothing_behind(pool: tuple[str, str]) -> None:
-    def counted() -> tuple[int, int, int]:
-        maps = Path("/proc/self/maps").read_text().count("\n")
-        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), maps
-
     store = MooncakeDistributedStore()
-    counts = []
-    for _ in range(30):
+    before, maps = counted(), []
+    for opening in range(30):
         assert store.setup_dummy(1 << 20, 1 << 20, pool[1]) == 0
         assert store.upsert("k", b"v") == 0 and store.get("k") == b"v"
         store.close()
         assert MooncakeDistributedStore().setup_dummy(1 << 20, 1 << 20, pool[1]) == 0
-        counts.append(counted())
+        if opening == 5:
+            before = counted()
+        maps.append(Path("/proc/self/maps").read_text().count("\n"))
+    assert leaves_nothing(before), (before, counted())
     # Allocators keep some mappings, in number independent of the openings.
-    assert all(later[:2] <= first[:2] for first, later in zip(counts[5:], counts[6:], strict=False)), counts
-    assert counts[-1][2] - counts[9][2] < 10, counts
+    assert maps[-1] - maps[9] < 10, maps
 
 
 ARGUMENTS: list[tuple[tuple[Any, ...], int, str]] = [

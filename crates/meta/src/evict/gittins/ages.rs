@@ -4,15 +4,14 @@ use slackwater_base::Instant;
 
 use super::Gittins;
 use super::class::{BINS, Tick};
-use super::exposure;
 use super::segments::{By, List, NONE, Place};
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Ages {
     lists: [List; BINS],
-    /// No segment is too old for its bin before this tick: a call that comes earlier looks at none.
-    due: Tick,
+    /// For each list, the tick from which its oldest segment is too old for its bin: before that nobody looks at it.
+    dues: [Tick; BINS],
     /// Whether there are segments too old for their bin of age.
     pub(super) behind: bool,
 }
@@ -33,7 +32,7 @@ impl Ages {
     pub(super) const fn new() -> Self {
         Self {
             lists: [List::EMPTY; BINS],
-            due: Tick(0),
+            dues: [Tick(0); BINS],
             behind: false,
         }
     }
@@ -57,50 +56,56 @@ impl Gittins {
     }
 
     fn advance_to(&mut self, tick: Tick) {
-        self.now = tick;
-        if self.ages.due.since(tick) > 0 && !self.ages.behind {
-            return;
-        }
-        (self.ages.behind, self.ages.due) = (false, tick.after(FAR));
+        (self.now, self.ages.behind) = (tick, false);
         let mut left = AGED_A_CALL;
         for bin in 0..BINS - 1 {
-            while let Some(oldest) = self.ages.oldest(bin) {
-                if self.ticks_left(oldest) > 0 {
-                    self.note_age(oldest);
-                    break;
-                }
-                if left == 0 {
-                    self.ages.behind = true;
-                    return;
-                }
-                left -= 1;
-                self.age(oldest);
+            if self.ages.dues[bin].since(tick) == 0 {
+                left = self.age(bin, left);
+            }
+            if self.ages.behind {
+                return;
             }
         }
     }
 
-    /// Moves the oldest segment of its bin of age to the next one.
-    fn age(&mut self, number: u32) {
-        let segment = self.segments[number];
-        let bin = usize::from(segment.bin);
-        let (from, to) = (
-            self.tables.bin_start(segment.bin),
-            self.tables.bin_start(segment.bin + 1),
-        );
-        self.tables
-            .expose(exposure(&segment, segment.blocks, to - from));
-        self.tables.pass_on(
-            segment.class.cell(segment.bin),
-            segment.blocks.into(),
-            segment.last_use,
-        );
-        self.ages.lists[bin].remove(&mut self.segments, By::Age, number);
-        self.ages.lists[bin + 1].push_newest(&mut self.segments, By::Age, number);
-        if segment.place == Place::Shelved {
-            self.shelves
-                .pass_on(&mut self.segments, &self.tables, number);
+    /// Moves the segments that are too old for a bin to the next one, oldest first, and no more than `left`. Returns how many
+    /// more may be moved.
+    fn age(&mut self, bin: usize, mut left: usize) -> usize {
+        let end = self.tables.bin_start(bin as u8 + 1);
+        let mut next = self.ages.lists[bin].oldest;
+        let mut last = None;
+        while next != NONE {
+            let segment = &mut self.segments[next];
+            if self.now.since(segment.last_use) < end {
+                break;
+            }
+            if left == 0 {
+                self.ages.behind = true;
+                break;
+            }
+            left -= 1;
+            last = Some(next);
+            segment.bin += 1;
+            self.tables.outlive(bin, segment);
+            let (number, place) = (next, segment.place);
+            next = segment.newer(By::Age);
+            if place == Place::Shelved {
+                let (segments, tables) = (&mut self.segments, &self.tables);
+                self.shelves.pass_on(segments, tables, number);
+            }
         }
-        self.segments[number].bin += 1;
+        let [from, to, ..] = &mut self.ages.lists[bin..] else {
+            return left;
+        };
+        let was_empty = to.is_empty();
+        if let Some(last) = last {
+            from.pass_on(to, &mut self.segments, By::Age, last);
+        }
+        if was_empty {
+            self.note_oldest(bin + 1);
+        }
+        self.note_oldest(bin);
+        left
     }
 
     /// Adds a segment to the list of its bin.
@@ -110,27 +115,28 @@ impl Gittins {
             End::Newest => list.push_newest(&mut self.segments, By::Age, number),
             End::Oldest => list.push_oldest(&mut self.segments, By::Age, number),
         }
-        self.note_age(number);
+        if list.oldest == number {
+            self.note_oldest(self.segments[number].bin.into());
+        }
     }
 
     /// Removes a segment from the list of its bin.
     pub(super) fn end_age(&mut self, number: u32) {
         let bin = usize::from(self.segments[number].bin);
+        let was_oldest = self.ages.lists[bin].oldest == number;
         self.ages.lists[bin].remove(&mut self.segments, By::Age, number);
-        // A list is only nearly in the order of last uses: the next one may be due before the one that was in front of it.
-        if let Some(oldest) = self.ages.oldest(bin) {
-            self.note_age(oldest);
+        if was_oldest {
+            self.note_oldest(bin);
         }
     }
 
-    /// Has the next call at which this segment is too old for its bin look.
-    fn note_age(&mut self, number: u32) {
-        if usize::from(self.segments[number].bin) == BINS - 1 {
-            return;
-        }
-        let due = self.now.after(self.ticks_left(number));
-        if self.ages.due.since(due) > 0 {
-            self.ages.due = due;
+    /// Another segment is the oldest of its list, or there is none any more. A list is only nearly in the order of last uses:
+    /// this one may be due before the one that was in front of it.
+    fn note_oldest(&mut self, bin: usize) {
+        if bin + 1 < BINS {
+            let oldest = self.ages.oldest(bin);
+            let left = oldest.map_or(FAR, |oldest| self.ticks_left(oldest));
+            self.ages.dues[bin] = self.now.after(left);
         }
     }
 
@@ -190,7 +196,7 @@ mod tests {
         policy.remove(Slot(1));
         policy.advance(at(270));
         assert_eq!(bin(&policy, 2), 2);
-        let left = policy.ages.due.since(policy.now);
+        let left = policy.ages.dues[2].since(policy.now);
         assert!(left > 10, "nobody looks before the next is due: {left}");
     }
 }

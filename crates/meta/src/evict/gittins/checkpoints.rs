@@ -100,7 +100,10 @@ impl Checkpoints {
         let Some(bucket) = shard.get_mut(bucket) else {
             return;
         };
-        let at = bucket.iter().position(|old| old.bearer == 0);
+        // Without a branch for each, which no processor could predict.
+        let empty = |(at, old): (usize, &Entry)| u32::from(old.bearer == 0) << at;
+        let empty = bucket.iter().enumerate().map(empty).sum::<u32>();
+        let at = (empty != 0).then(|| empty.trailing_zeros() as usize);
         let at = at.or_else(|| bucket.iter().position(|&old| !living(old)));
         // When all eight are valid, any may be overwritten; the tag's low bits choose.
         bucket[at.unwrap_or(entry.tag as usize % WAYS)] = entry;

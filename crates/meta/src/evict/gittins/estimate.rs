@@ -305,13 +305,17 @@ pub(super) struct Ranked {
     pub(super) cell: u16,
 }
 
+/// Bits of a key that [`ranking`] rounds off.
+const LEFT_OUT: u32 = 9;
+
 /// The cells of some classes, each with its keys by bin of age, from the lowest key to the highest; of equal ones the older
 /// age first, so that without data the order is that of LRU.
 ///
 /// By digits from the last to the first, which takes a quarter of the time of comparisons. No key may be negative.
+/// Keys are rounded down to thirteen bits, one part in eight thousand, which spares a third of the work.
 pub(super) fn ranking(keys: &[(usize, [f32; BINS])]) -> Vec<Ranked> {
     const DIGIT_BITS: u32 = 11;
-    const DIGITS: usize = 3;
+    const DIGITS: usize = 2;
     const CELL_BITS: u32 = u16::BITS;
     let digit = |entry: u64, at: usize| {
         (entry >> (CELL_BITS + DIGIT_BITS * at as u32)) as usize & ((1 << DIGIT_BITS) - 1)
@@ -321,7 +325,7 @@ pub(super) fn ranking(keys: &[(usize, [f32; BINS])]) -> Vec<Ranked> {
     let mut entries = Vec::with_capacity(count);
     for bin in (0..BINS).rev() {
         entries.extend(keys.iter().map(|(class, keys)| {
-            u64::from(keys[bin].to_bits()) << CELL_BITS | (class * BINS + bin) as u64
+            u64::from(keys[bin].to_bits() >> LEFT_OUT) << CELL_BITS | (class * BINS + bin) as u64
         }));
     }
     let mut ends = [[0u16; 1 << DIGIT_BITS]; DIGITS];
@@ -346,7 +350,7 @@ pub(super) fn ranking(keys: &[(usize, [f32; BINS])]) -> Vec<Ranked> {
         std::mem::swap(&mut entries, &mut sorted);
     }
     let ranked = entries.iter().map(|&entry| Ranked {
-        key: f32::from_bits((entry >> CELL_BITS) as u32),
+        key: f32::from_bits(((entry >> CELL_BITS) as u32) << LEFT_OUT),
         cell: entry as u16,
     });
     ranked.collect()
@@ -519,7 +523,11 @@ mod tests {
             .map(|_| (rng.below(250) as f32 - 125.0).exp2() * (1.0 + rng.below(3) as f32 / 3.0))
             .collect();
         let cells = keys.iter().zip(0..);
-        let mut expected: Vec<Ranked> = cells.map(|(&key, cell)| Ranked { key, cell }).collect();
+        let ranked = |(&key, cell): (&f32, u16)| {
+            let key = f32::from_bits(key.to_bits() >> LEFT_OUT << LEFT_OUT);
+            Ranked { key, cell }
+        };
+        let mut expected: Vec<Ranked> = cells.map(ranked).collect();
         expected.sort_by(|a, b| {
             let bin = |ranked: &Ranked| usize::from(ranked.cell) % BINS;
             a.key.total_cmp(&b.key).then(bin(b).cmp(&bin(a)))

@@ -245,7 +245,6 @@ impl Gittins {
     fn evict_tail(&mut self, number: u32, slot: u32) {
         let node = std::mem::replace(&mut self.nodes[slot as usize], NO_NODE);
         let segment = &mut self.segments[number];
-        let before = segment.checkpoints();
         segment.cached -= 1;
         segment.tail = node.up;
         if segment.cached > 0 {
@@ -254,8 +253,8 @@ impl Gittins {
             segment.tail = self.marks[slot as usize].count().into();
         }
         let segment = &self.segments[number];
-        self.ghost_entries += segment.checkpoints() - before;
         if segment.is_checkpoint(segment.ghost_start()) {
+            self.ghost_entries += 1;
             let (generation, segments) = (segment.generation, &self.segments);
             self.checkpoints.size_for(node.tag, self.ghost_entries);
             self.checkpoints.add(node.tag, number, generation, |entry| {

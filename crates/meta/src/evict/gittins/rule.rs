@@ -32,13 +32,19 @@ impl Rule {
     /// What a block of an age in ticks is worth by age alone; of no meaning outside comparisons. `None` where the rule
     /// values by what was learned.
     pub(super) fn by_age(self, reused: bool, age: u32) -> Option<f64> {
-        let younger = match self {
-            Self::Index => return None,
-            Self::Recency => 1.0,
-            Self::Reused if reused => YOUNGER,
-            Self::Reused => 1.0,
-        };
-        Some(1.0 / (1.0 + f64::from(age) / younger))
+        let age = self.age_counted(reused, age);
+        age.map(|age| 1.0 / (1.0 + age))
+    }
+
+    /// The age that a block counts as: of two blocks the one with the higher is worth less. `None` where the rule values by
+    /// what was learned.
+    pub(super) fn age_counted(self, reused: bool, age: u32) -> Option<f64> {
+        let age = f64::from(age);
+        match self {
+            Self::Index => None,
+            Self::Reused if reused => Some(age / YOUNGER),
+            Self::Recency | Self::Reused => Some(age),
+        }
     }
 }
 

@@ -102,6 +102,29 @@ impl List {
         }
     }
 
+    /// Moves the oldest ones, up to `last`, to the new end of another list.
+    pub(super) fn pass_on(
+        &mut self,
+        to: &mut Self,
+        segments: &mut ChainSegments,
+        by: By,
+        last: u32,
+    ) {
+        let links = &mut segments.records[last as usize].links[by as usize];
+        let rest = std::mem::replace(&mut links.newer, NONE);
+        let first = std::mem::replace(&mut self.oldest, rest);
+        match rest {
+            NONE => self.newest = NONE,
+            _ => segments.records[rest as usize].links[by as usize].older = NONE,
+        }
+        let newest = std::mem::replace(&mut to.newest, last);
+        segments.records[first as usize].links[by as usize].older = newest;
+        match newest {
+            NONE => to.oldest = first,
+            _ => segments.records[newest as usize].links[by as usize].newer = first,
+        }
+    }
+
     pub(super) fn remove(&mut self, segments: &mut ChainSegments, by: By, number: u32) {
         let Links { older, newer } = segments.records[number as usize].links[by as usize];
         match older {
@@ -247,6 +270,11 @@ impl ChainSegment {
             octave: 0,
             generation: 0,
         }
+    }
+
+    /// The next newer one of a list.
+    pub(super) const fn newer(&self, by: By) -> u32 {
+        self.links[by as usize].newer
     }
 
     /// Position of the first block that is gone.

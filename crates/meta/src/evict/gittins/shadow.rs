@@ -2,7 +2,7 @@
 
 use slackwater_base::Map;
 
-use super::class::{Class, Tick};
+use super::class::{Class, Tick, is_reused};
 use super::rule::{RULES, Rule};
 use super::segments::NONE;
 use super::tables::Tables;
@@ -190,8 +190,11 @@ impl Shadows {
     fn worth(&mut self, number: u32, rule: Rule, tables: &Tables, now: Tick) -> f64 {
         let entry = &mut self.entries[number as usize];
         let age = now.since(entry.last_use);
+        if let Some(counted) = rule.age_counted(is_reused(entry.class.shape()), age) {
+            return -counted;
+        }
         entry.bin = tables.bin_from(entry.bin, age);
-        tables.worth(rule, entry.class.cell(entry.bin), age)
+        tables.learned(entry.class.cell(entry.bin), age)
     }
 
     fn add(&mut self, tag: u32) -> u32 {

@@ -50,7 +50,11 @@ impl Shelves {
         let shelf = self.shelf(octave(bytes));
         shelf.blocks += 1;
         shelf.blocks_seen = (shelf.blocks_seen + 1).min(MEAN_BLOCKS);
-        shelf.block_bytes += (bytes as f64 - shelf.block_bytes) / f64::from(shelf.blocks_seen);
+        let difference = bytes as f64 - shelf.block_bytes;
+        // Blocks mostly are of one length, and a division takes as long as the rest.
+        if difference != 0.0 {
+            shelf.block_bytes += difference / f64::from(shelf.blocks_seen);
+        }
     }
 
     /// Counts off a block of this octave.
@@ -115,20 +119,23 @@ impl Shelves {
         }
     }
 
-    /// Moves a segment to the list of its next bin of age. The caller changes the bin.
+    /// Moves a segment from the list of the bin of age before its own to that of its own.
     pub(super) fn pass_on(&mut self, segments: &mut ChainSegments, tables: &Tables, number: u32) {
         self.lowest = None;
         let segment = &segments[number];
         let cell = segment.kept_as.cell(segment.bin);
         let shelf = self.shelf(segment.octave);
-        shelf.lists[cell].remove(segments, By::Place, number);
-        if shelf.lists[cell].is_empty() {
-            shelf.ranks.clear(tables.rank(cell));
+        let [from, to, ..] = &mut shelf.lists[cell - 1..] else {
+            return;
+        };
+        from.remove(segments, By::Place, number);
+        if from.is_empty() {
+            shelf.ranks.clear(tables.rank(cell - 1));
         }
-        if shelf.lists[cell + 1].is_empty() {
-            shelf.ranks.set(tables.rank(cell + 1));
+        if to.is_empty() {
+            shelf.ranks.set(tables.rank(cell));
         }
-        shelf.lists[cell + 1].push_newest(segments, By::Place, number);
+        to.push_newest(segments, By::Place, number);
     }
 
     /// The lowest value a byte of the lists' oldest segments, and that segment.

@@ -8,6 +8,7 @@ use super::class::{
 use super::estimate::{Count, Curve, Ranked, class_curve, gittins_index, hazards, ranking};
 use super::outlook::{HintCount, Outlooks};
 use super::rule::Rule;
+use super::segments::ChainSegment;
 
 /// The learned state of one policy.
 #[derive(Debug)]
@@ -37,6 +38,8 @@ pub(super) struct Tables {
     ranks: Vec<u16>,
     ranked: Vec<Ranked>,
     bin_starts: [u32; BINS],
+    /// One over the ticks that each bin lasts; zero for the last one, which has no end.
+    bin_rates: [f64; BINS],
 }
 
 /// One class and bin of age: what was counted, and the blocks that are in it.
@@ -111,6 +114,7 @@ impl Tables {
             ranks: vec![0; CELLS],
             ranked: Vec::new(),
             bin_starts: bin_starts(),
+            bin_rates: bin_rates(),
         };
         tables.estimate(Tick(0));
         tables
@@ -160,11 +164,11 @@ impl Tables {
     /// that of cells with like indices the older block has the lower one.
     pub(super) fn learned(&self, cell: usize, age: u32) -> f64 {
         let (bin, begin) = (cell % BINS, f64::from(self.index[cell]));
-        let Some(&to) = self.bin_starts.get(bin + 1) else {
+        if bin + 1 == BINS {
             return begin;
-        };
-        let from = self.bin_starts[bin];
-        let part = f64::from(age.clamp(from, to) - from) / f64::from(to - from);
+        }
+        let ticks = age.saturating_sub(self.bin_starts[bin]);
+        let part = (f64::from(ticks) * self.bin_rates[bin]).min(1.0);
         begin + (f64::from(self.index[cell + 1]) - begin) * part
     }
 
@@ -303,15 +307,21 @@ impl Tables {
         cell.block_ticks -= u64::from(blocks) * u64::from(last_use.0);
     }
 
-    /// The blocks of a cell are in that of the next bin of age from now on.
-    pub(super) fn pass_on(&mut self, cell: usize, blocks: u32, last_use: Tick) {
-        let (blocks, ticks) = (u64::from(blocks), u64::from(blocks) * u64::from(last_use.0));
-        if let [from, to, ..] = &mut self.cells[cell..] {
+    /// The blocks of a segment were at risk for all of a bin and are in the cell of the next one from now on.
+    #[inline]
+    pub(super) fn outlive(&mut self, bin: usize, segment: &ChainSegment) {
+        let blocks = u64::from(segment.blocks);
+        let last_uses = blocks * u64::from(segment.last_use.0);
+        let ticks = self.bin_starts[bin + 1] - self.bin_starts[bin];
+        let block_ticks = blocks as f64 * f64::from(ticks);
+        if let [from, to, ..] = &mut self.cells[segment.class.cell(bin as u8)..] {
+            from.exposed += block_ticks;
             from.blocks -= blocks;
-            from.block_ticks -= ticks;
+            from.block_ticks -= last_uses;
             to.blocks += blocks;
-            to.block_ticks += ticks;
+            to.block_ticks += last_uses;
         }
+        self.expect(segment.class, bin, segment.features, block_ticks);
     }
 
     /// Blocks were at risk and did not return.
@@ -328,7 +338,13 @@ impl Tables {
         }
         let block_ticks = f64::from(blocks) * f64::from(ticks);
         self.cells[class.cell(bin)].exposed += block_ticks;
-        let (block_seconds, bin) = (block_ticks * TICK_SECONDS, usize::from(bin));
+        self.expect(class, bin.into(), features, block_ticks);
+    }
+
+    /// Blocks of a class with these features did not return for so many block-ticks in a bin.
+    #[inline]
+    fn expect(&mut self, class: Class, bin: usize, features: Features, block_ticks: f64) {
+        let block_seconds = block_ticks * TICK_SECONDS;
         let pooled = block_seconds * self.pooled_hazards[bin];
         self.outlooks.expect(features, pooled);
         let base = self.shape_hazards[class.shape()][bin];
@@ -338,15 +354,10 @@ impl Tables {
         let known = self.new_factors[new].value * self.gap_factors[gap].value;
         let hinted = hint.map_or(1.0, |row| self.hint_factors[row].value);
         let expected = block_seconds * base * (known * hinted);
-        let change = |factor: &mut Factor| {
-            factor.expected += expected;
-            // No more than `FACTOR_STEP`, since the divisor holds what it divides.
-            factor.shift(-FACTOR_STEP * expected / (weight + factor.expected));
-        };
-        change(&mut self.new_factors[new]);
-        change(&mut self.gap_factors[gap]);
+        self.new_factors[new].expect(expected, weight);
+        self.gap_factors[gap].expect(expected, weight);
         if let Some(row) = hint {
-            change(&mut self.hint_factors[row]);
+            self.hint_factors[row].expect(expected, weight);
         }
     }
 
@@ -560,12 +571,27 @@ fn first_new_factor(row: usize) -> Factor {
     Factor { value, ..NO_FACTOR }
 }
 
+fn bin_rates() -> [f64; BINS] {
+    let starts = bin_starts();
+    std::array::from_fn(|bin| {
+        let end = starts.get(bin + 1);
+        end.map_or(0.0, |end| 1.0 / f64::from(end - starts[bin]))
+    })
+}
+
 /// Whether the blocks of a cell were reused.
 const fn is_reused(cell: usize) -> bool {
     class::is_reused(cell / BINS / LEVELS)
 }
 
 impl Factor {
+    /// So many events were expected of blocks with this feature, and did not come.
+    fn expect(&mut self, events: f64, weight: f64) {
+        self.expected += events;
+        // No more than `FACTOR_STEP`, since the divisor holds what it divides.
+        self.shift(-FACTOR_STEP * events / (weight + self.expected));
+    }
+
     /// Multiplies by e to the power of `x`, which is no further from zero than [`LARGEST_STEP`].
     fn shift(&mut self, x: f64) {
         // The series to the fourth power is exact to a thousandth for the largest step, and takes a quarter of the time
@@ -679,17 +705,14 @@ mod tests {
                     .enumerate()
                     .all(|(at, cell)| tables.rank(cell) == at)
             );
-            let floors: Vec<f64> = cells().map(|cell| tables.floor(cell)).collect();
-            assert!(floors.windows(2).all(|pair| pair[0] <= pair[1]));
+            assert!(ranked.windows(2).all(|pair| pair[0].key <= pair[1].key));
             // The key is what a search stops at: it is no higher than the floor, and hardly lower.
             let keys = ranked.iter().map(|ranked| f64::from(ranked.key));
-            for (key, floor) in keys.zip(&floors) {
-                assert!(
-                    (floor * (1.0 - 1e-6)..=*floor).contains(&key),
-                    "{key} {floor}"
-                );
+            for (key, floor) in keys.zip(cells().map(|cell| tables.floor(cell))) {
+                let rounded_down = floor * (1.0 - 1.0 / 4096.0)..=floor;
+                assert!(rounded_down.contains(&key), "{key} {floor}");
             }
-            floors.len() / BINS
+            ranked.len() / BINS
         };
         let expecting = |expect| Features::new(3, NO_GAP, hint_bucket(None), expect);
         let plain = tables.class(0, expecting(None), None);

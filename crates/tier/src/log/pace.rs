@@ -32,6 +32,8 @@ pub(super) struct Pace {
     begun: u64,
     /// When the last piece ended of those that count for the rate: the device took up what came behind it then.
     ended_at: Instant,
+    /// When the last piece of any length ended: the time before has had its rest.
+    rested_at: Instant,
     /// When the next piece may go, with a window below one.
     rests_until: Instant,
     readers: usize,
@@ -80,6 +82,7 @@ impl Pace {
             writing: 0,
             begun: 0,
             ended_at: Instant::ZERO,
+            rested_at: Instant::ZERO,
             rests_until: Instant::ZERO,
             readers: 0,
             reading: 0,
@@ -152,10 +155,10 @@ impl Pace {
     pub(super) fn piece_ended(&mut self, now: Instant, piece: PieceMark) {
         self.under_way -= 1;
         self.writing -= piece.bytes;
-        let took = piece.at.max(self.ended_at).until(now).as_secs_f64();
         // Of shorter ones most of the time is not the writing. Of two neighbours in a long batch one counts, so that a rate that is
         // too low does not stay.
         if piece.bytes >= self.config.piece_bytes_min / 2 {
+            let took = piece.at.max(self.ended_at).until(now).as_secs_f64();
             self.ended_at = now;
             // Bytes and times are summed, and not rates: pieces that end together seem to take no time but the first.
             let (bytes, seconds) = &mut self.wrote;
@@ -163,10 +166,12 @@ impl Pace {
             *seconds += took - *seconds / 8.0;
         }
         if self.window < 1.0 {
-            let rest = took * (1.0 / self.window - 1.0);
-            let until = now + Duration::from_secs_f64(rest.min(REST_MAX.as_secs_f64()));
-            self.rests_until = self.rests_until.max(until);
+            let took = piece.at.max(self.rested_at).until(now).as_secs_f64();
+            let rest = Duration::from_secs_f64(took * (1.0 / self.window - 1.0));
+            // Pieces that overlap have the rests of all their time.
+            self.rests_until = (self.rests_until.max(now) + rest).min(now + REST_MAX);
         }
+        self.rested_at = now;
     }
 
     /// A reader waits for `bytes` bytes of the device.
@@ -451,22 +456,33 @@ mod tests {
         assert_eq!(pace.bytes_per_second(), rate, "nor counts");
     }
 
-    /// Of two pieces that the log was told of together the second one, which seemed to take no time, ended the pause after the first.
+    /// Of two pieces that the log was told of together the second one, which seemed to take no time, ended the pause after the first;
+    /// and one that ended during the pause of another had none of its own.
     #[test]
-    fn pieces_that_end_together_are_followed_by_one_rest() {
-        let mut pace = pace();
-        let now = read(&mut pace, 1, 20, 100, false);
-        let now = read(&mut pace, now, 100, 1000, true);
-        pace.read_begun(BLOCK);
-        let begun = pace.next_chance(at(now)).unwrap();
-        let pieces = [(); 2].map(|()| pace.piece_begun(begun, PIECE));
-        let ended = begun + Duration::from_micros(200);
-        for piece in pieces {
-            pace.piece_ended(ended, piece);
-        }
-        let rested = ended + Duration::from_micros(1_800);
-        let next = pace.next_chance(ended).unwrap();
-        assert!(next.until(rested).max(rested.until(next)) < Duration::from_micros(10));
+    fn pieces_are_followed_by_the_rests_of_all_their_time() {
+        let short = 8 << 10;
+        let check = |pieces: &[(u64, u64)], rests: u64| {
+            let mut pace = pace();
+            let now = read(&mut pace, 1, 20, 100, false);
+            let now = read(&mut pace, now, 100, 1000, true);
+            pace.read_begun(BLOCK);
+            let begun = pace.next_chance(at(now)).unwrap();
+            let marks: Vec<PieceMark> = pieces
+                .iter()
+                .map(|(bytes, _)| pace.piece_begun(begun, *bytes))
+                .collect();
+            for (mark, (_, took)) in marks.into_iter().zip(pieces) {
+                pace.piece_ended(begun + Duration::from_micros(*took), mark);
+            }
+            let next = pace.next_chance(begun).unwrap();
+            let found = begun.until(next).as_micros() as u64;
+            assert!(found.abs_diff(rests) < 10, "{pieces:?}: {found}");
+        };
+        check(&[(PIECE, 200)], 200 + 1_800);
+        check(&[(PIECE, 200), (PIECE, 200)], 200 + 1_800);
+        check(&[(short, 200), (PIECE, 200)], 200 + 1_800);
+        check(&[(PIECE, 200), (PIECE, 300)], 200 + 2_700);
+        check(&[(PIECE, 10_000), (PIECE, 20_000)], 20_000 + 100_000);
     }
 
     /// After one stall of the device pieces were as short as they may be, and, of records that do not fill one, shorter: none

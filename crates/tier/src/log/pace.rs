@@ -34,6 +34,9 @@ pub(super) struct Pace {
     ended_at: Instant,
     /// When the last piece of any length ended: the time before has had its rest.
     rested_at: Instant,
+    /// Bytes of the pieces that ended and were too short to count by themselves, and what those were when `ended_at` was set.
+    short: u64,
+    short_counted: u64,
     /// When the next piece may go, with a window below one.
     rests_until: Instant,
     readers: usize,
@@ -68,6 +71,8 @@ pub(super) struct ReadMark {
 pub(super) struct PieceMark {
     at: Instant,
     bytes: u64,
+    /// Bytes of short pieces that had ended before.
+    short: u64,
 }
 
 impl Pace {
@@ -83,6 +88,8 @@ impl Pace {
             begun: 0,
             ended_at: Instant::ZERO,
             rested_at: Instant::ZERO,
+            short: 0,
+            short_counted: 0,
             rests_until: Instant::ZERO,
             readers: 0,
             reading: 0,
@@ -148,7 +155,11 @@ impl Pace {
         self.under_way += 1;
         self.writing += bytes;
         self.begun += 1;
-        PieceMark { at: now, bytes }
+        PieceMark {
+            at: now,
+            bytes,
+            short: self.short,
+        }
     }
 
     /// A piece came back, written or not.
@@ -159,11 +170,15 @@ impl Pace {
         // too low does not stay.
         if piece.bytes >= self.config.piece_bytes_min / 2 {
             let took = piece.at.max(self.ended_at).until(now).as_secs_f64();
-            self.ended_at = now;
+            // The device wrote those that ended meanwhile in the same time.
+            let beside = self.short - piece.short.max(self.short_counted);
+            (self.ended_at, self.short_counted) = (now, self.short);
             // Bytes and times are summed, and not rates: pieces that end together seem to take no time but the first.
             let (bytes, seconds) = &mut self.wrote;
-            *bytes += piece.bytes as f64 - *bytes / 8.0;
+            *bytes += (piece.bytes + beside) as f64 - *bytes / 8.0;
             *seconds += took - *seconds / 8.0;
+        } else {
+            self.short += piece.bytes;
         }
         if self.window < 1.0 {
             let took = piece.at.max(self.rested_at).until(now).as_secs_f64();
@@ -454,6 +469,45 @@ mod tests {
             pace.piece_ended(at(turn * 1000), short);
         }
         assert_eq!(pace.bytes_per_second(), rate, "nor counts");
+    }
+
+    /// The bytes of short pieces were left out, and the time that the device took for them was not: beside pieces that barely
+    /// count it seemed to write half as fast as it did.
+    #[test]
+    fn short_pieces_count_with_the_one_in_whose_time_they_ended() {
+        let least = PaceConfig::default().piece_bytes_min / 2;
+        let short = least - BLOCK_BYTES;
+        // Each piece with its bytes, and with the tenths of a millisecond when it begins and ends, by their ends.
+        let check = |pieces: &[(u64, u64, u64)], counted: u64| {
+            let mut pace = pace();
+            for turn in 0..50 {
+                let mut under_way: Vec<Option<PieceMark>> = vec![None; pieces.len()];
+                for tenth in 0..=10 {
+                    let now = at(turn * 1000 + tenth * 100);
+                    for (mark, (bytes, begins, ends)) in under_way.iter_mut().zip(pieces) {
+                        if *ends == tenth {
+                            pace.piece_ended(now, mark.take().unwrap());
+                        }
+                        if *begins == tenth {
+                            *mark = Some(pace.piece_begun(now, *bytes));
+                        }
+                    }
+                }
+            }
+            let (rate, expected) = (pace.bytes_per_second(), counted * 1000);
+            let near = rate.abs_diff(expected) < expected / 50;
+            assert!(near, "{pieces:?}: {rate} and not {expected}");
+        };
+        check(
+            &[(short, 0, 5), (short, 0, 5), (least, 0, 10)],
+            least + 2 * short,
+        );
+        check(
+            &[(short, 0, 3), (least, 0, 6), (least, 0, 10)],
+            2 * least + short,
+        );
+        // What was over when it began has no part of its half millisecond.
+        check(&[(short, 0, 5), (least, 5, 10)], 2 * least);
     }
 
     /// Of two pieces that the log was told of together the second one, which seemed to take no time, ended the pause after the first;

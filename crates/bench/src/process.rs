@@ -2,13 +2,17 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::process::{Pid, Resource, Rlimit, getrlimit, setrlimit};
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::process::{
+    Pid, Resource, Rlimit, Signal, getpid, getppid, getrlimit, set_parent_process_death_signal,
+    setrlimit,
+};
+use rustix::thread::{CpuSet, gettid, sched_getaffinity, sched_setaffinity};
 use slackwater_pool::copy::{Isa, IsaChoice};
 use thiserror::Error;
 
@@ -49,7 +53,7 @@ pub enum ProcessError {
     NoChild,
 }
 
-/// A measured process; killed when dropped.
+/// A measured process; killed when dropped, and with this process if its first thread started it.
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,
@@ -92,6 +96,7 @@ impl Process {
         patience: Duration,
     ) -> Result<Self, ProcessError> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        end_with_us(&mut command);
         let mut child = command.spawn().map_err(|error| ProcessError::Io {
             what: "start a process",
             error,
@@ -217,6 +222,25 @@ impl Drop for Process {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Has the kernel kill what the command starts when this process is ended in a way that drops nothing: a server would serve for
+/// ever. The kernel goes by the thread that starts it, so others than the first, which may end sooner, do without.
+fn end_with_us(command: &mut Command) {
+    let us = getpid();
+    if gettid() != us {
+        return;
+    }
+    let arm = move || {
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+        // It would not be told of an end before this.
+        match getppid() == Some(us) {
+            true => Ok(()),
+            false => Err(Errno::SRCH.into()),
+        }
+    };
+    // SAFETY: between fork and exec it only makes system calls, without memory to allocate or locks to take.
+    unsafe { command.pre_exec(arm) };
 }
 
 /// Ends with the process, whose pipe it reads.

@@ -1,11 +1,13 @@
 //! `slackwater bench`: the keys that scripts read, and nothing left behind.
 
+use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Stdio};
+use std::sync::mpsc::channel;
 
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use crate::place::{Place, object, output, stderr};
+use crate::place::{PATIENCE, Place, object, output, stderr};
 use crate::served::until;
 
 #[test]
@@ -409,6 +411,38 @@ fn an_interrupted_benchmark_leaves_nothing_behind() {
         assert_eq!(ended.status.signal(), Some(signal.as_raw()));
         assert_eq!((there().count(), stderr(&ended)), (0, String::new()));
     }
+}
+
+/// Of a benchmark that was killed by itself the master and the nodes served on, for ever.
+#[test]
+fn the_servers_of_a_killed_benchmark_end_with_it() {
+    let place = Place::new();
+    let few = ["--nodes", "1", "--clients", "1", "--links", "1"];
+    let long = ["--settle", "1h", "--dir", "tmp"];
+    let mut child = begun(&place, &[&["bench", "idle"], &few[..], &long].concat());
+    let there = || std::fs::read_dir(place.temporary()).unwrap();
+    until("a node has its files", || {
+        there().any(|entry| {
+            let kept = std::fs::read_dir(entry.unwrap().path().join("node-0"));
+            kept.is_ok_and(|kept| kept.count() > 0)
+        })
+    });
+    child.kill().unwrap();
+    // All that it has started has the same pipe for its errors.
+    let mut errors = child.stderr.take().unwrap();
+    let (ended, heard) = channel();
+    std::thread::spawn(move || {
+        let mut said = String::new();
+        let read = errors.read_to_string(&mut said);
+        ended.send(read.map(|_| said))
+    });
+    let said = heard.recv_timeout(PATIENCE);
+    if said.is_err() {
+        let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
+    }
+    assert_eq!(said.expect("they serve on").unwrap(), "");
+    assert_eq!(there().count(), 0);
+    child.wait().unwrap();
 }
 
 /// Starts one that ends with a signal, in a group of its own.

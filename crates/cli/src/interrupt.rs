@@ -109,7 +109,9 @@ impl Interrupt {
 }
 
 /// Blocks signals in this thread and returns their set.
-fn block_signals(numbers: impl Iterator<Item = libc::c_int>) -> std::io::Result<libc::sigset_t> {
+pub(crate) fn block_signals(
+    numbers: impl Iterator<Item = libc::c_int>,
+) -> std::io::Result<libc::sigset_t> {
     let mut set = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: sigemptyset initialises the set it is given; the set is valid for writes.
     let mut set = unsafe {

@@ -1,12 +1,15 @@
 //! The directory of a benchmark, which goes with the run however that ends.
 
-use std::io::{self, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
+
+use crate::answer;
+use crate::interrupt::block_signals;
 
 /// A directory on the device to be measured. Where this process is ended before it is dropped, by Ctrl-C or by a kill, another one
 /// removes it: it hears of the end by its input.
@@ -25,15 +28,21 @@ impl Passing {
             .args(["bench", "remove-child"])
             .arg(directory.path())
             .stdin(Stdio::piped())
-            .stdout(Stdio::null())
+            .stdout(Stdio::piped())
             // Ctrl-C is for the group of the terminal.
             .process_group(0)
             .spawn()
             .context("cannot start a process")?;
-        Ok(Self {
+        let mut passing = Self {
             directory: Some(directory),
             remover,
-        })
+        };
+        let mut said = String::new();
+        if let Some(output) = passing.remover.stdout.take() {
+            BufReader::new(output).read_line(&mut said)?;
+        }
+        ensure!(said.trim() == READY, "nothing would remove the directory");
+        Ok(passing)
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -52,6 +61,11 @@ impl Drop for Passing {
 
 /// Removes a directory as soon as the process that made it is no more.
 pub(super) fn remove(path: &Path) -> Result<()> {
+    // What ends all processes of a name or of a service is no reason to leave something behind: it ends with its input.
+    block_signals([libc::SIGTERM, libc::SIGINT, libc::SIGHUP].into_iter())
+        .context("cannot hold signals back")?;
+    // Where nobody hears it the process has ended already.
+    let _ = answer::say(READY);
     io::stdin().read_to_end(&mut Vec::new())?;
     if !path.exists() {
         return Ok(());
@@ -62,3 +76,6 @@ pub(super) fn remove(path: &Path) -> Result<()> {
     let removed = std::fs::remove_dir_all(moved);
     removed.with_context(|| format!("cannot remove {}", moved.display()))
 }
+
+/// What the process that removes says when no signal ends it any more.
+const READY: &str = "ready";

@@ -1,13 +1,13 @@
 //! `slackwater bench`: the keys that scripts read, and nothing left behind.
 
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Stdio};
 use std::sync::mpsc::channel;
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
-use crate::place::{PATIENCE, Place, object, output, stderr};
+use crate::place::{PATIENCE, Place, end, object, output, stderr};
 use crate::served::until;
 
 #[test]
@@ -443,6 +443,38 @@ fn the_servers_of_a_killed_benchmark_end_with_it() {
     assert_eq!(said.expect("they serve on").unwrap(), "");
     assert_eq!(there().count(), 0);
     child.wait().unwrap();
+}
+
+/// `pkill slackwater`, and the end of a service, ended what removes together with the benchmark, and nothing was removed.
+#[test]
+fn what_removes_is_not_ended_with_the_benchmark() {
+    let place = Place::new();
+    let directory = place.temporary().join("slackwater-bench-1");
+    let remover = |output: Stdio| {
+        std::fs::create_dir_all(directory.join("node-0")).unwrap();
+        let mut command = place.command(&["bench", "remove-child"]);
+        command.arg(&directory).stdin(Stdio::piped()).stdout(output);
+        command.spawn().unwrap()
+    };
+    let mut child = remover(Stdio::piped());
+    let mut said = String::new();
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    output.read_line(&mut said).unwrap();
+    assert_eq!(said, "ready\n");
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        kill_process(Pid::from_child(&child), signal).unwrap();
+    }
+    assert!(directory.exists());
+    drop(child.stdin.take());
+    assert!(end(&mut child).success());
+    assert!(!directory.exists());
+
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut child = remover(writer.into());
+    drop(child.stdin.take());
+    assert!(end(&mut child).success(), "nobody heard that it is ready");
+    assert!(!directory.exists());
 }
 
 /// Starts one that ends with a signal, in a group of its own.

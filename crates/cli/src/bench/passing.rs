@@ -5,7 +5,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use tempfile::TempDir;
 
 use crate::answer;
@@ -21,7 +21,7 @@ pub(super) struct Passing {
 impl Passing {
     pub(super) fn new(parent: &Path) -> Result<Self> {
         let directory = tempfile::Builder::new()
-            .prefix("slackwater-bench-")
+            .prefix(PREFIX)
             .tempdir_in(parent)
             .with_context(|| format!("cannot make a directory in {}", parent.display()))?;
         let remover = Command::new(super::this_program()?)
@@ -64,6 +64,10 @@ pub(super) fn remove(path: &Path) -> Result<()> {
     // What ends all processes of a name or of a service is no reason to leave something behind: it ends with its input.
     block_signals([libc::SIGTERM, libc::SIGINT, libc::SIGHUP].into_iter())
         .context("cannot hold signals back")?;
+    let name = path.file_name().unwrap_or_default();
+    if !name.as_encoded_bytes().starts_with(PREFIX.as_bytes()) {
+        bail!("{} is not the directory of a benchmark", path.display());
+    }
     // Where nobody hears it the process has ended already.
     let _ = answer::say(READY);
     io::stdin().read_to_end(&mut Vec::new())?;
@@ -77,5 +81,7 @@ pub(super) fn remove(path: &Path) -> Result<()> {
     removed.with_context(|| format!("cannot remove {}", moved.display()))
 }
 
+/// What the names of these directories begin with.
+const PREFIX: &str = "slackwater-bench-";
 /// What the process that removes says when no signal ends it any more.
 const READY: &str = "ready";

@@ -477,6 +477,21 @@ fn what_removes_is_not_ended_with_the_benchmark() {
     assert!(!directory.exists());
 }
 
+/// It removed whatever it was given.
+#[test]
+fn only_the_directory_of_a_benchmark_is_removed() {
+    let place = Place::new();
+    for path in ["tmp", "tmp/slackwater-bench-1/..", "tmp/slackwater-bench"] {
+        std::fs::create_dir_all(place.path("tmp/slackwater-bench")).unwrap();
+        std::fs::create_dir_all(place.path("tmp/slackwater-bench-1")).unwrap();
+        let output = place.run(&["bench", "remove-child", path]);
+        assert_eq!(output.status.code(), Some(1), "{path}");
+        let expected = format!("slackwater: {path} is not the directory of a benchmark\n");
+        assert_eq!(stderr(&output), expected);
+        assert!(place.path("tmp/slackwater-bench").exists(), "{path}");
+    }
+}
+
 /// Starts one that ends with a signal, in a group of its own.
 fn begun(place: &Place, arguments: &[&str]) -> Child {
     let mut command = place.command(arguments);

@@ -53,6 +53,9 @@ pub(crate) struct Call<'a> {
 
 /// Most attempts of a call: its deadline ends it first.
 const ATTEMPTS: u32 = 10_000;
+/// Keys of one question of those that ask whether many objects are there: enough that the messages cost little, and few enough
+/// that client and master work at the same time.
+const EXISTS_PIECE: usize = 2048;
 /// How long an answer may take before the request is sent again.
 const ANSWER_TIME: std::time::Duration = std::time::Duration::from_secs(2);
 
@@ -428,26 +431,45 @@ impl Call<'_> {
         let mut begun = Vec::new();
         let mut flow = CallFlow::start(self.begun, request, self.flow_options(), &mut begun);
         self.drive().run(&mut flow, begun, &mut Nothing);
-        match flow.into_answer() {
+        self.reply(what, flow.into_answer())
+    }
+
+    fn reply(&self, what: &'static str, answer: Option<Answer>) -> Result<Reply, ClientError> {
+        match answer {
             Some(Answer::Reply(reply)) => Ok(reply),
             Some(Answer::Unknown) | None => Err(self.unknown(what)),
         }
     }
 
     fn exists(&self, keys: &[&[u8]]) -> Result<Vec<bool>, ClientError> {
-        let mut truths = Vec::with_capacity(keys.len());
-        for piece in keys.chunks(BATCH_KEYS_MAX) {
-            let named: Result<Vec<Key>, _> = piece.iter().map(|key| Key::new(key)).collect();
-            let request = Request::Exists(Exists {
-                tenant: self.options.tenant.clone(),
-                keys: named?,
-            });
-            match self.ask("exists", request)? {
-                Reply::Exists(found) => truths.extend(found),
-                reply => return Err(refusal(&reply)),
-            }
+        const WHAT: &str = "exists";
+        let asked = |keys: &[&[u8]]| {
+            let keys: Result<Vec<Key>, _> = keys.iter().map(|key| Key::new(key)).collect();
+            let tenant = self.options.tenant.clone();
+            Ok::<_, ClientError>(Request::Exists(Exists {
+                tenant,
+                keys: keys?,
+            }))
+        };
+        if keys.len() <= EXISTS_PIECE {
+            return truths(self.ask(WHAT, asked(keys)?)?);
         }
-        Ok(truths)
+        self.check_room()?;
+        let send = |piece| {
+            let mut begun = Vec::new();
+            let options = self.flow_options();
+            let flow = CallFlow::start(self.begun, asked(piece)?, options, &mut begun);
+            Ok::<_, ClientError>(self.drive().send(flow, begun))
+        };
+        let mut found = Vec::with_capacity(keys.len());
+        let mut pieces = keys.chunks(EXISTS_PIECE);
+        // While the master looks at one piece, the next is written down and sent.
+        let mut sent = pieces.next().map(send).transpose()?;
+        while let Some(first) = sent {
+            sent = pieces.next().map(send).transpose()?;
+            found.extend(truths(self.reply(WHAT, self.drive().hear(first))?)?);
+        }
+        Ok(found)
     }
 
     fn count(&self, request: Request) -> Result<u64, ClientError> {
@@ -519,6 +541,14 @@ impl std::fmt::Debug for Client {
 
 fn only<T>(mut outcomes: Vec<Result<T, ClientError>>) -> Result<T, ClientError> {
     outcomes.pop().expect("one outcome for one key")
+}
+
+/// What a master says of keys whose being there was asked for.
+fn truths(reply: Reply) -> Result<Vec<bool>, ClientError> {
+    match reply {
+        Reply::Exists(found) => Ok(found),
+        reply => Err(refusal(&reply)),
+    }
 }
 
 /// What a reply of another kind than the request's means.

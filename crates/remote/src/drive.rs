@@ -3,13 +3,13 @@
 use std::collections::VecDeque;
 
 use slackwater_base::Instant;
-use slackwater_client::{Action, CallFlow, GetFlow, PutFlow};
+use slackwater_client::{Action, Answer, CallFlow, GetFlow, PutFlow};
 use slackwater_transfer::Capability;
 use slackwater_wait::{Event, Park, Site, Waiting, now};
 use slackwater_wire::{Answered, ExtentRef, OperationId, Reply, Request};
 
 use crate::Cancel;
-use crate::link::{Link, Unanswered};
+use crate::link::{Link, Unanswered, UnderWay};
 use crate::tells::Telling;
 
 /// What all flows have in common.
@@ -89,34 +89,46 @@ impl Drive<'_> {
                     return;
                 };
                 carry.asks(operation, &request);
-                match self.link.ask(operation, &request, until, self.cancel) {
-                    Ok(answered) => {
-                        let Answered {
-                            reply,
-                            capabilities,
-                            ..
-                        } = answered;
-                        carry.granted(&request, &reply, rights(&reply, capabilities));
-                        flow.on_reply(now(), operation, reply, out);
-                    }
-                    Err(Unanswered::Refused(code)) => {
-                        flow.on_reply(now(), operation, Reply::Failed(code), out);
-                    }
-                    Err(Unanswered::Foreign(what)) => {
-                        tracing::warn!(what, "an answer that this release does not understand");
-                        let failed = Reply::Failed(slackwater_wire::ErrorCode::DeserializeFail);
-                        flow.on_reply(now(), operation, failed, out);
-                    }
-                    Err(Unanswered::Lost) => flow.on_link_lost(now(), out),
-                    // The flow's deadline, or the cancellation, is what comes next.
-                    Err(Unanswered::Late | Unanswered::Cancelled) => {}
-                }
+                let answer = self.link.ask(operation, &request, until, self.cancel);
+                heard(flow, operation, &request, answer, carry, out);
             }
             Action::Tell { operation, request } => self.telling.tell(operation, request),
             Action::Read { .. } | Action::Write { .. } | Action::Cancel { .. } => {
                 unreachable!("movements are made together, and a cancellation is not queued")
             }
         }
+    }
+
+    /// Sends the request that a call begins with.
+    pub(crate) fn send(&self, flow: CallFlow, begun: Vec<Action>) -> Sent {
+        let until = flow.next_deadline();
+        let asked = begun.into_iter().find_map(|action| match action {
+            Action::Ask { operation, request } => {
+                let under_way = self.link.send(operation, &request, until?);
+                Some((operation, request, under_way))
+            }
+            _ => None,
+        });
+        Sent { flow, asked }
+    }
+
+    /// Waits for the answer to a call that was sent, and goes on with the call where that is not its end.
+    pub(crate) fn hear(&self, sent: Sent) -> Option<Answer> {
+        let Sent { mut flow, asked } = sent;
+        let mut out = Vec::new();
+        if let Some((operation, request, under_way)) = asked {
+            let answer = under_way.and_then(|sent| self.link.hear(sent, self.cancel));
+            heard(
+                &mut flow,
+                operation,
+                &request,
+                answer,
+                &mut Nothing,
+                &mut out,
+            );
+        }
+        self.run(&mut flow, out, &mut Nothing);
+        flow.into_answer()
     }
 
     fn is_cancelled(&self) -> bool {
@@ -133,6 +145,45 @@ impl Drive<'_> {
                 let _ = event.wait(event.seen(), &waiting);
             }
         }
+    }
+}
+
+/// A call whose first request was sent.
+pub(crate) struct Sent {
+    flow: CallFlow,
+    asked: Option<(OperationId, Request, Result<UnderWay, Unanswered>)>,
+}
+
+/// Tells a flow what came of a request.
+fn heard<F: Flow>(
+    flow: &mut F,
+    operation: OperationId,
+    request: &Request,
+    answer: Result<Answered, Unanswered>,
+    carry: &mut impl Carry<F>,
+    out: &mut Vec<Action>,
+) {
+    match answer {
+        Ok(answered) => {
+            let Answered {
+                reply,
+                capabilities,
+                ..
+            } = answered;
+            carry.granted(request, &reply, rights(&reply, capabilities));
+            flow.on_reply(now(), operation, reply, out);
+        }
+        Err(Unanswered::Refused(code)) => {
+            flow.on_reply(now(), operation, Reply::Failed(code), out);
+        }
+        Err(Unanswered::Foreign(what)) => {
+            tracing::warn!(what, "an answer that this release does not understand");
+            let failed = Reply::Failed(slackwater_wire::ErrorCode::DeserializeFail);
+            flow.on_reply(now(), operation, failed, out);
+        }
+        Err(Unanswered::Lost) => flow.on_link_lost(now(), out),
+        // The flow's deadline, or the cancellation, is what comes next.
+        Err(Unanswered::Late | Unanswered::Cancelled) => {}
     }
 }
 

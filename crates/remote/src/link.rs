@@ -64,6 +64,16 @@ impl Unanswered {
     }
 }
 
+/// What comes of a request.
+type Heard = Result<Answer, RequestError>;
+
+/// A request of the master that was sent.
+pub(crate) struct UnderWay {
+    completion: Completion<Heard>,
+    until: Instant,
+    span: TraceSpan,
+}
+
 static ANSWER: Site = Site::new("client, answer");
 
 impl Link {
@@ -189,6 +199,38 @@ impl Link {
         self.answered(&answer)
     }
 
+    /// Makes a request of the master whose answer [`Link::hear`] waits for, so that more can be done meanwhile.
+    pub(crate) fn send(
+        &self,
+        operation: OperationId,
+        request: &Request,
+        until: Instant,
+    ) -> Result<UnderWay, Unanswered> {
+        let span = TraceSpan::here(span_name(request), SpanKind::Client);
+        let body = self.asked(operation, request, span.context())?;
+        Ok(UnderWay {
+            completion: self.begin(command(request), &body, until),
+            until,
+            span,
+        })
+    }
+
+    /// The answer to a request that was sent.
+    pub(crate) fn hear(
+        &self,
+        under_way: UnderWay,
+        cancel: Option<&Cancel>,
+    ) -> Result<Answered, Unanswered> {
+        let UnderWay {
+            completion,
+            until,
+            mut span,
+        } = under_way;
+        let answer = self.finish(completion, until, cancel);
+        let answer = answer.inspect_err(|unanswered| span.fail(unanswered.words()))?;
+        self.answered(&answer)
+    }
+
     /// Makes a request of the master whose answer `heard` gets, on any thread. `heard` must not block.
     pub(crate) fn ask_later(
         self: &Arc<Self>,
@@ -277,27 +319,43 @@ impl Link {
         until: Instant,
         cancel: Option<&Cancel>,
     ) -> Result<Answer, Unanswered> {
-        let options = RequestOptions {
-            timeout: Some(now().until(until)),
-            inline: true,
-            ..RequestOptions::default()
-        };
-        let Some(cancel) = cancel else {
-            let answer = self.mq.request_wait(self.to, command, [body], &options);
-            return answer.map_err(|error| self.failed(&error));
-        };
-        let (completer, mut completion) = Completion::new();
+        if cancel.is_some() {
+            return self.finish(self.begin(command, body, until), until, cancel);
+        }
+        let options = answered_by(until);
+        let answer = self.mq.request_wait(self.to, command, [body], &options);
+        answer.map_err(|error| self.failed(&error))
+    }
+
+    fn begin(&self, command: &str, body: &[u8], until: Instant) -> Completion<Heard> {
+        let (completer, completion) = Completion::new();
         let told = |answer| completer.complete(answer);
-        self.mq.request(self.to, command, [body], &options, told);
+        self.mq
+            .request(self.to, command, [body], &answered_by(until), told);
+        completion
+    }
+
+    fn finish(
+        &self,
+        mut completion: Completion<Heard>,
+        until: Instant,
+        cancel: Option<&Cancel>,
+    ) -> Result<Answer, Unanswered> {
         let end = completion.canceller();
-        let wait = || completion.wait(&Waiting::at(&ANSWER).until(until));
-        match cancel.during(move || _ = end(), wait) {
+        let mut wait = || completion.wait(&Waiting::at(&ANSWER).until(until));
+        let heard = match cancel {
+            Some(cancel) => cancel.during(move || _ = end(), wait),
+            None => wait(),
+        };
+        match heard {
             Ok(answer) => answer.map_err(|error| self.failed(&error)),
             Err(Stopped::Failed(_)) => {
                 self.note(Unanswered::Lost.words());
                 Err(Unanswered::Lost)
             }
-            Err(Stopped::Ended(_)) if cancel.is_cancelled() => Err(Unanswered::Cancelled),
+            Err(Stopped::Ended(_)) if cancel.is_some_and(Cancel::is_cancelled) => {
+                Err(Unanswered::Cancelled)
+            }
             Err(Stopped::Ended(_)) => Err(self.failed(&RequestError::Timeout)),
         }
     }
@@ -350,6 +408,14 @@ impl Link {
 
     fn nodes(&self) -> MutexGuard<'_, BTreeMap<Incarnation, PeerId>> {
         lock(&self.nodes)
+    }
+}
+
+fn answered_by(until: Instant) -> RequestOptions {
+    RequestOptions {
+        timeout: Some(now().until(until)),
+        inline: true,
+        ..RequestOptions::default()
     }
 }
 

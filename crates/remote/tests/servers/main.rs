@@ -12,8 +12,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use slackwater_mq::{
-    Access, Address, Admission, Builder, Call, Category, Level, ListenOptions, Options, Refusal,
-    Running,
+    Access, Address, Admission, Builder, Call, Category, Deferred, Level, ListenOptions, Options,
+    Refusal, Running,
 };
 use slackwater_net::{Endpoint, UnixAccess};
 use slackwater_remote::{
@@ -23,7 +23,7 @@ use slackwater_transfer::{Capability, Segment};
 use slackwater_wire::body;
 use slackwater_wire::{
     Answered, Asked, Epoch, ErrorCode, ExtentRef, Incarnation, Key, OperationId, PutStarted, Reply,
-    Request, SegmentId, Version, Welcome,
+    Request, SegmentId, Tenant, Version, Welcome,
 };
 
 const LONG: Duration = Duration::from_secs(20);
@@ -151,6 +151,141 @@ fn an_operation_that_was_not_answered_is_repeated_under_its_number() {
     assert!(asked.iter().all(|one| *one == asked[0]), "{asked:?}");
     assert_eq!(client.exists(&[b"k"], &within(LONG)), Ok(vec![true]));
     assert_ne!(heard.recv().unwrap(), asked[0], "another operation");
+}
+
+fn is_even(key: &Key) -> bool {
+    key.as_bytes().last().is_some_and(|byte| byte % 2 == 0)
+}
+
+/// Ten thousand keys took as long as the client needs for all questions and the master for all answers, one after the other.
+#[test]
+fn a_piece_of_many_keys_is_asked_while_the_one_before_is_looked_at() {
+    let (told, heard) = channel();
+    let (_server, address) = server(move |call, asked, _| {
+        let Request::Exists(exists) = asked.request else {
+            panic!("another request");
+        };
+        told.send((call.defer().unwrap(), exists.keys)).unwrap();
+    });
+    let client = connect(address).unwrap();
+    let keys: Vec<String> = (0..5_000).map(|number| format!("k{number}")).collect();
+    let keys: Vec<&[u8]> = keys.iter().map(String::as_bytes).collect();
+    let answering = std::thread::spawn(move || {
+        let (mut before, mut seen) = (None, 0);
+        while seen < 5_000 {
+            // The one before waits for its answer until this one is here.
+            let (call, keys): (Deferred, Vec<Key>) = heard.recv_timeout(LONG).unwrap();
+            seen += keys.len();
+            if let Some((call, keys)) = before.replace((call, keys)) {
+                answer_later(call, &keys);
+            }
+        }
+        let (last, keys) = before.unwrap();
+        answer_later(last, &keys);
+    });
+    let found = client.exists(&keys, &within(LONG));
+    let expected = (0..5_000).map(|number| number % 2 == 0).collect();
+    assert_eq!(found, Ok(expected));
+    answering.join().unwrap();
+}
+
+fn answer_later(call: Deferred, keys: &[Key]) {
+    let answered = Answered {
+        epoch: Epoch(5),
+        reply: Reply::Exists(keys.iter().map(is_even).collect()),
+        capabilities: Vec::new(),
+    };
+    call.reply([body::encode(&answered).unwrap()]);
+}
+
+/// Each piece is a call of its own, which is repeated, refused, late or cancelled by itself.
+#[test]
+fn a_piece_of_many_keys_that_is_not_answered_is_asked_again() {
+    let keys: Vec<String> = (0..9_000).map(|number| format!("k{number}")).collect();
+    let keys: Vec<&[u8]> = keys.iter().map(String::as_bytes).collect();
+    let (told, heard) = channel();
+    let (_server, address) = server(move |call, asked, before| {
+        let Request::Exists(exists) = asked.request else {
+            panic!("another request");
+        };
+        told.send((asked.operation, exists.keys[0].clone()))
+            .unwrap();
+        match before {
+            1 => call.refuse(Refusal::Busy).unwrap(),
+            2 => reply(call, 5, Reply::Failed(ErrorCode::ReplicaIsNotReady)),
+            _ => reply(
+                call,
+                5,
+                Reply::Exists(exists.keys.iter().map(is_even).collect()),
+            ),
+        }
+    });
+    let client = connect(address).unwrap();
+    let expected = (0..9_000).map(|number| number % 2 == 0).collect();
+    assert_eq!(client.exists(&keys, &within(LONG)), Ok(expected));
+    let mut asked: Vec<_> = heard.try_iter().collect();
+    let pieces = 9_000usize.div_ceil(2_048);
+    assert_eq!(asked.len(), pieces + 2);
+    asked.sort_by(|one, other| one.1.cmp(&other.1));
+    let numbers = |piece: usize| {
+        let first = Key::new(keys[piece * 2_048]).unwrap();
+        let of_piece = asked.iter().filter(|(_, key)| *key == first);
+        of_piece.map(|(number, _)| *number).collect::<Vec<_>>()
+    };
+    let [first, busy, refused] = [0, 1, 2].map(numbers);
+    assert_eq!(first.len(), 1);
+    assert!(
+        busy.len() == 2 && busy[0] == busy[1],
+        "repeated under its number: {busy:?}"
+    );
+    assert!(
+        refused.len() == 2 && refused[0] != refused[1],
+        "another operation: {refused:?}"
+    );
+    let wrong = [&keys[..3_000], &[b""]].concat();
+    assert!(matches!(
+        client.exists(&wrong, &within(LONG)),
+        Err(ClientError::Key(_))
+    ));
+}
+
+#[test]
+fn many_keys_end_with_their_deadline_a_refusal_and_a_cancellation() {
+    let (told, heard) = channel();
+    let (_server, address) = server(move |call, asked, _| {
+        let Request::Exists(exists) = asked.request else {
+            panic!("another request");
+        };
+        match exists.tenant.name() {
+            "refused" => reply(call, 5, Reply::Failed(ErrorCode::TenantNotPermitted)),
+            _ => told.send(call.defer().unwrap()).unwrap(),
+        }
+    });
+    let client = connect(address).unwrap();
+    let keys = vec![b"k".as_slice(); 5_000];
+    let late = client
+        .exists(&keys, &within(Duration::from_millis(60)))
+        .unwrap_err();
+    assert!(matches!(late, ClientError::Deadline { .. }), "{late}");
+    let options = CallOptions {
+        tenant: Tenant::new("refused").unwrap(),
+        ..within(LONG)
+    };
+    let refused = client.exists(&keys, &options).unwrap_err();
+    assert_eq!(refused.code(), ErrorCode::TenantNotPermitted);
+    let kept: Vec<Deferred> = heard.try_iter().collect();
+    assert!(!kept.is_empty());
+    let cancel = Cancel::new();
+    let options = CallOptions {
+        cancel: Some(cancel.clone()),
+        ..within(LONG)
+    };
+    let asking = std::thread::spawn(move || client.exists(&keys, &options));
+    let waiting = heard.recv_timeout(LONG).unwrap();
+    cancel.cancel();
+    let what = "exists";
+    assert_eq!(asking.join().unwrap(), Err(ClientError::Cancelled { what }));
+    drop((kept, waiting));
 }
 
 fn granted() -> Reply {

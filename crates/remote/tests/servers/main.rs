@@ -9,7 +9,7 @@ mod nodes;
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use slackwater_mq::{
     Access, Address, Admission, Builder, Call, Category, Deferred, Level, ListenOptions, Options,
@@ -282,9 +282,15 @@ fn many_keys_end_with_their_deadline_a_refusal_and_a_cancellation() {
     };
     let asking = std::thread::spawn(move || client.exists(&keys, &options));
     let waiting = heard.recv_timeout(LONG).unwrap();
+    let cancelled = Instant::now();
     cancel.cancel();
     let what = "exists";
     assert_eq!(asking.join().unwrap(), Err(ClientError::Cancelled { what }));
+    let took = cancelled.elapsed();
+    assert!(
+        took < Duration::from_millis(1_500),
+        "after {took:?}, as without an answer"
+    );
     drop((kept, waiting));
 }
 

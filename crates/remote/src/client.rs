@@ -443,6 +443,9 @@ impl Call<'_> {
 
     fn exists(&self, keys: &[&[u8]]) -> Result<Vec<bool>, ClientError> {
         const WHAT: &str = "exists";
+        if keys.is_empty() {
+            return Ok(Vec::new());
+        }
         let asked = |keys: &[&[u8]]| {
             let keys: Result<Vec<Key>, _> = keys.iter().map(|key| Key::new(key)).collect();
             let tenant = self.options.tenant.clone();
@@ -452,22 +455,24 @@ impl Call<'_> {
             }))
         };
         if keys.len() <= EXISTS_PIECE {
-            return truths(self.ask(WHAT, asked(keys)?)?);
+            return truths(self.ask(WHAT, asked(keys)?)?, keys.len());
         }
         self.check_room()?;
-        let send = |piece| {
+        let send = |piece: &[&[u8]]| {
             let mut begun = Vec::new();
             let options = self.flow_options();
-            let flow = CallFlow::start(self.begun, asked(piece)?, options, &mut begun);
-            Ok::<_, ClientError>(self.drive().send(flow, begun))
+            // Not since the call began: a piece that is sent late has as much time for its answer.
+            let flow = CallFlow::start(now(), asked(piece)?, options, &mut begun);
+            Ok::<_, ClientError>((self.drive().send(flow, begun), piece.len()))
         };
         let mut found = Vec::with_capacity(keys.len());
         let mut pieces = keys.chunks(EXISTS_PIECE);
         // While the master looks at one piece, the next is written down and sent.
         let mut sent = pieces.next().map(send).transpose()?;
-        while let Some(first) = sent {
+        while let Some((first, count)) = sent {
             sent = pieces.next().map(send).transpose()?;
-            found.extend(truths(self.reply(WHAT, self.drive().hear(first))?)?);
+            let reply = self.reply(WHAT, self.drive().hear(first))?;
+            found.extend(truths(reply, count)?);
         }
         Ok(found)
     }
@@ -543,10 +548,10 @@ fn only<T>(mut outcomes: Vec<Result<T, ClientError>>) -> Result<T, ClientError> 
     outcomes.pop().expect("one outcome for one key")
 }
 
-/// What a master says of keys whose being there was asked for.
-fn truths(reply: Reply) -> Result<Vec<bool>, ClientError> {
+/// What a master says of so many keys whose being there was asked for.
+fn truths(reply: Reply, count: usize) -> Result<Vec<bool>, ClientError> {
     match reply {
-        Reply::Exists(found) => Ok(found),
+        Reply::Exists(found) if found.len() == count => Ok(found),
         reply => Err(refusal(&reply)),
     }
 }

@@ -99,11 +99,12 @@ impl Drive<'_> {
         }
     }
 
-    /// Sends the request that a call begins with.
+    /// Sends the request that a call begins with, unless the call is cancelled.
     pub(crate) fn send(&self, flow: CallFlow, begun: Vec<Action>) -> Sent {
         let until = flow.next_deadline();
+        let is_cancelled = self.is_cancelled();
         let asked = begun.into_iter().find_map(|action| match action {
-            Action::Ask { operation, request } => {
+            Action::Ask { operation, request } if !is_cancelled => {
                 let under_way = self.link.send(operation, &request, until?);
                 Some((operation, request, under_way))
             }

@@ -160,6 +160,17 @@ fn is_even(key: &Key) -> bool {
 /// Ten thousand keys took as long as the client needs for all questions and the master for all answers, one after the other.
 #[test]
 fn a_piece_of_many_keys_is_asked_while_the_one_before_is_looked_at() {
+    asked_one_ahead(5_000, Duration::ZERO);
+}
+
+/// Each piece had until two seconds after the call began for its answer: those after that were asked one by one.
+#[test]
+fn a_piece_that_is_sent_late_is_sent_ahead_too() {
+    asked_one_ahead(14_000, Duration::from_millis(400));
+}
+
+/// Asks a server that keeps each answer back for so long, and until the next question is there.
+fn asked_one_ahead(count: usize, pause: Duration) {
     let (told, heard) = channel();
     let (_server, address) = server(move |call, asked, _| {
         let Request::Exists(exists) = asked.request else {
@@ -168,23 +179,24 @@ fn a_piece_of_many_keys_is_asked_while_the_one_before_is_looked_at() {
         told.send((call.defer().unwrap(), exists.keys)).unwrap();
     });
     let client = connect(address).unwrap();
-    let keys: Vec<String> = (0..5_000).map(|number| format!("k{number}")).collect();
+    let keys: Vec<String> = (0..count).map(|number| format!("k{number}")).collect();
     let keys: Vec<&[u8]> = keys.iter().map(String::as_bytes).collect();
     let answering = std::thread::spawn(move || {
         let (mut before, mut seen) = (None, 0);
-        while seen < 5_000 {
-            // The one before waits for its answer until this one is here.
+        while seen < count {
             let (call, keys): (Deferred, Vec<Key>) = heard.recv_timeout(LONG).unwrap();
             seen += keys.len();
             if let Some((call, keys)) = before.replace((call, keys)) {
+                std::thread::sleep(pause);
                 answer_later(call, &keys);
             }
         }
         let (last, keys) = before.unwrap();
         answer_later(last, &keys);
+        assert_eq!(seen, count, "nothing is asked twice");
     });
     let found = client.exists(&keys, &within(LONG));
-    let expected = (0..5_000).map(|number| number % 2 == 0).collect();
+    let expected = (0..count).map(|number| number % 2 == 0).collect();
     assert_eq!(found, Ok(expected));
     answering.join().unwrap();
 }
@@ -247,6 +259,65 @@ fn a_piece_of_many_keys_that_is_not_answered_is_asked_again() {
         client.exists(&wrong, &within(LONG)),
         Err(ClientError::Key(_))
     ));
+}
+
+/// A list of another length than that of the keys was returned as it came, and told each key what was true of another one.
+#[test]
+fn an_answer_of_another_length_is_refused() {
+    for (keys, answered) in [(1, 0), (2, 3), (5_000, 2_047), (5_000, 2_049)] {
+        let (_server, address) = server(move |call, _, _| {
+            reply(call, 5, Reply::Exists(vec![true; answered]));
+        });
+        let client = connect(address).unwrap();
+        let found = client.exists(&vec![b"k".as_slice(); keys], &within(LONG));
+        let code = found.unwrap_err().code();
+        assert_eq!(code, ErrorCode::InternalError, "{keys} keys");
+    }
+}
+
+/// A call of no keys asked the master.
+#[test]
+fn nothing_is_asked_of_no_keys() {
+    let (told, heard) = channel();
+    let (_server, address) = server(move |call, _, _| {
+        told.send(()).unwrap();
+        reply(call, 5, Reply::Exists(Vec::new()));
+    });
+    let client = connect(address).unwrap();
+    assert_eq!(client.exists(&[], &within(LONG)), Ok(Vec::new()));
+    assert_eq!(heard.try_iter().count(), 0);
+}
+
+/// Answers that came while the next question was written down let a cancelled call go on to its end.
+#[test]
+fn a_cancellation_ends_many_questions_though_each_is_answered_at_once() {
+    let cancel = Cancel::new();
+    let (told, heard) = channel();
+    let (cancelled, piece) = (cancel.clone(), 2_048);
+    let (_server, address) = server(move |call, asked, before| {
+        let Request::Exists(exists) = asked.request else {
+            panic!("another request");
+        };
+        // Before the answer, so that whoever has it knows of the cancellation.
+        if before == 2 {
+            cancelled.cancel();
+        }
+        told.send(before).unwrap();
+        reply(call, 5, Reply::Exists(vec![true; exists.keys.len()]));
+    });
+    let client = connect(address).unwrap();
+    let options = CallOptions {
+        cancel: Some(cancel),
+        ..within(LONG)
+    };
+    let keys = vec![b"k".as_slice(); 50 * piece];
+    let what = "exists";
+    let is_cancelled = Err(ClientError::Cancelled { what });
+    assert_eq!(client.exists(&keys, &options), is_cancelled);
+    // The third one cancelled; the fourth may have been sent before.
+    assert!(heard.try_iter().count() <= 4);
+    assert_eq!(client.exists(&keys, &options), is_cancelled);
+    assert_eq!(heard.try_iter().count(), 0, "nothing is sent any more");
 }
 
 #[test]

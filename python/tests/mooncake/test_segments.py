@@ -26,8 +26,9 @@ from processes import stop
 
 MIB = 1 << 20
 BAD = {"ret": -1, "segment_ids": []}
-# What a call says whose value was on a node that is gone: a miss, or a call to make again.
-GONE = (0, -200, -702, -704, -900, -901)
+# What a call says whose value is or was on a node that is gone: a miss, or a call to make again, as an upsert whose old value
+# is being removed there.
+GONE = (0, -200, -702, -704, -900, -901, -1010)
 
 
 @pytest.fixture

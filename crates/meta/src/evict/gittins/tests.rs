@@ -127,6 +127,22 @@ fn what_never_returns_is_not_admitted_once_that_is_known() {
     );
 }
 
+/// A segment counts its blocks in sixteen bits.
+#[test]
+fn a_chain_of_more_blocks_than_a_segment_holds_leaves_leaf_first() {
+    const BLOCKS: u32 = 70_000;
+    let mut world = World::new(BLOCKS as usize);
+    let chain: Vec<u32> = (0..BLOCKS).collect();
+    assert!(world.request(&chain).is_empty());
+    let [first, last] = [0, BLOCKS - 1].map(|slot| world.policy.segment_of(Slot(slot)));
+    assert_ne!(first, last);
+    for block in chain.into_iter().rev() {
+        assert_eq!(world.policy.victim(world.now), Some(Slot(block)));
+        world.policy.evicted(world.now, Slot(block));
+    }
+    assert_eq!(world.policy.victim(world.now), None);
+}
+
 #[test]
 fn the_root_outlives_the_leaf() {
     let mut world = World::new(40);

@@ -298,7 +298,7 @@ fn a_cancellation_ends_many_questions_though_each_is_answered_at_once() {
         let Request::Exists(exists) = asked.request else {
             panic!("another request");
         };
-        // Before the answer, so that whoever has it knows of the cancellation.
+        // Before the answer, so that the caller who has it knows of the cancellation.
         if before == 2 {
             cancelled.cancel();
         }

@@ -20,4 +20,4 @@ def counted() -> tuple[int, int]:
 
 def leaves_nothing(before: tuple[int, int]) -> bool:
     """Whether no more is held than before. Linux lists a thread for a moment after it was joined."""
-    return comes_true(lambda: all(now <= then for now, then in zip(counted(), before, strict=True)), 60)
+    return comes_true(lambda: all(held <= had for held, had in zip(counted(), before, strict=True)), 60)

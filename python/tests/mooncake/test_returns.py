@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from facts import comes_true, counted
+from facts import comes_true, counted, leaves_nothing
 from mooncake.async_store import MooncakeDistributedStoreAsync
 from mooncake.store import MooncakeDistributedStore
 from test_life import setup
@@ -156,10 +156,7 @@ def test_clients_that_were_closed_leave_nothing(server: str, segment: int, cycle
                 counts.append(counted())
                 memory.append(resident())
         # A thread of the last client may still be about to end, and has its stack until then.
-        most = [max(one[number] for one in counts[: len(counts) // 2]) for number in range(2)]
-
-        def is_as_before() -> bool:
-            return all(now <= then for now, then in zip(counted(), most, strict=True))
-
-        assert comes_true(is_as_before, 60), (counted(), most, counts)
+        descriptors, threads = zip(*counts[: len(counts) // 2], strict=True)
+        most = max(descriptors), max(threads)
+        assert leaves_nothing(most), (counted(), most, counts)
         assert comes_true(lambda: resident() - memory[0] < 16 << 20, 60), (resident(), memory)

@@ -144,8 +144,12 @@ impl Pace {
             };
             seconds = seconds.min(reads.max(away));
         }
-        let bytes = (self.rate() * seconds) as u64;
-        let bytes = if bytes == 0 { UNKNOWN_BYTES } else { bytes };
+        let rate = self.rate();
+        let bytes = if rate == 0.0 {
+            UNKNOWN_BYTES
+        } else {
+            (rate * seconds) as u64
+        };
         let bytes = bytes.clamp(piece_bytes_min, piece_bytes_max.max(piece_bytes_min));
         (bytes - bytes % BLOCK_BYTES).max(BLOCK_BYTES)
     }
@@ -211,11 +215,12 @@ impl Pace {
         }
         let took = took.as_nanos() as f64;
         self.usual = class_of(most);
+        let floor = self.config.share_min.clamp(SHARE_LEAST, 1.0);
         let alone = &mut self.alone[self.usual];
         if mark.beside || self.begun != mark.pieces {
             if *alone == 0.0 {
-                // Writes rest now and then until a read has shown what it takes without them.
-                self.window = self.window.min(UNKNOWN_WINDOW);
+                // Writes rest, longer each time, until a read has shown what it takes without them.
+                self.window = (self.window.min(UNKNOWN_WINDOW) * 0.9).max(floor);
                 return;
             }
             self.delayed += Duration::from_nanos((took - *alone).max(0.0) as u64);
@@ -227,7 +232,6 @@ impl Pace {
             *alone += (took - *alone) / part;
         }
         self.slowdown += (took / *alone - self.slowdown) / 8.0;
-        let floor = self.config.share_min.clamp(SHARE_LEAST, 1.0);
         self.window = if self.slowdown > self.config.slowdown_max {
             (self.window * 0.7).max(floor)
         } else {
@@ -293,7 +297,7 @@ fn class_of(bytes: u64) -> usize {
 const CLASSES: usize = 14;
 /// Times the pieces that are under way when what waits to be written takes memory from values.
 const PRESSING: usize = 2;
-/// The window while it is not known what reads take without writes.
+/// The most that the window is while it is not known what reads take without writes.
 const UNKNOWN_WINDOW: f64 = 0.5;
 /// A piece until the device has shown how fast it writes.
 const UNKNOWN_BYTES: u64 = 512 << 10;
@@ -590,6 +594,33 @@ mod tests {
         }
         assert!(pace.window() < 0.5, "{}", pace.window());
         assert!(pace.delayed() > Duration::ZERO);
+    }
+
+    /// Reads that took longer than a rest all had a piece beside them: writes kept half of the device for ever, and readers were
+    /// said not to be held up.
+    #[test]
+    fn rests_grow_until_a_long_read_fits() {
+        let mut pace = pace();
+        let (mut piece, mut begun) = (None, 0);
+        let (mut reader, mut asked) = (pace.read_begun(BLOCK), 1);
+        // In steps of 100 us: a piece takes 1 ms, and a read 3 ms by itself or 6 beside writes.
+        for now in (1..2_000_000).step_by(100) {
+            if now - begun >= 1000
+                && let Some(piece) = piece.take()
+            {
+                pace.piece_ended(at(now), piece);
+            }
+            let took = if piece.is_some() { 6000 } else { 3000 };
+            if now - asked >= took {
+                pace.read_ended(at(now), reader, BLOCK, Duration::from_micros(now - asked));
+                (reader, asked) = (pace.read_begun(BLOCK), now);
+            }
+            if piece.is_none() && pace.may_send(at(now), Need::Background) {
+                (piece, begun) = (Some(pace.piece_begun(at(now), PIECE)), now);
+            }
+        }
+        assert!(pace.delayed() > Duration::ZERO, "{}", pace.window());
+        assert!(pace.slowdown() > 1.0, "{}", pace.slowdown());
     }
 
     /// Eight readers at once each waited for the others, and the log took that for the work of its writes.

@@ -226,10 +226,10 @@ impl Drop for Process {
 
 /// Has the kernel kill what the command starts when this process is ended in a way that drops nothing: a server would serve for
 /// ever. The kernel goes by the thread that starts it, so others than the first, which may end sooner, do without.
-fn end_with_us(command: &mut Command) {
+pub fn end_with_us(command: &mut Command) -> &mut Command {
     let us = getpid();
     if gettid() != us {
-        return;
+        return command;
     }
     let arm = move || {
         set_parent_process_death_signal(Some(Signal::KILL))?;
@@ -240,7 +240,7 @@ fn end_with_us(command: &mut Command) {
         }
     };
     // SAFETY: between fork and exec it only makes system calls, without memory to allocate or locks to take.
-    unsafe { command.pre_exec(arm) };
+    unsafe { command.pre_exec(arm) }
 }
 
 /// Ends with the process, whose pipe it reads.

@@ -18,6 +18,7 @@ pub use contention::Contention;
 use player::Reading;
 
 use crate::peer::Skipped;
+use crate::process::end_with_us;
 
 /// What is played, and on what.
 #[derive(Clone, Debug)]
@@ -225,7 +226,8 @@ fn foyer(options: &Options, in_flight: usize) -> Result<Row, String> {
     let program = options.peers.as_ref().ok_or("no program")?;
     let directory = options.directory.join("foyer");
     std::fs::create_dir_all(&directory).map_err(|error| error.to_string())?;
-    let output = Command::new(program)
+    let mut command = Command::new(program);
+    let output = end_with_us(&mut command)
         .arg("foyer")
         .arg(&directory)
         .args([options.memory_bytes, options.ssd_bytes].map(|bytes| bytes.to_string()))

@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use slackwater_base::ByteSize;
+use slackwater_bench::process::end_with_us;
 use slackwater_bench::transfer::{self, Across, FarEnd, ServeOptions};
 use slackwater_mq::Address;
 use tempfile::TempDir;
@@ -277,7 +278,8 @@ impl Drop for Local {
 
 fn over_loopback(arguments: &Transfer, why: &str) -> Result<u8> {
     note(why);
-    let child = Command::new(this_program()?)
+    let mut command = Command::new(this_program()?);
+    let child = end_with_us(&mut command)
         .args(["bench", "transfer", "--serve", "--listen", "127.0.0.1:0"])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -1,6 +1,8 @@
 //! `slackwater bench`: the keys that scripts read, and nothing left behind.
 
+use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Stdio};
 use std::sync::mpsc::channel;
@@ -443,6 +445,34 @@ fn the_servers_of_a_killed_benchmark_end_with_it() {
     assert_eq!(said.expect("they serve on").unwrap(), "");
     assert_eq!(there().count(), 0);
     child.wait().unwrap();
+}
+
+/// What a benchmark measures beside itself ran on when the benchmark was killed, and wrote to a directory that nobody removed.
+#[test]
+fn a_peer_of_a_killed_benchmark_ends_with_it() {
+    let place = Place::new();
+    let peer = place.path("peer.sh");
+    std::fs::write(&peer, "#!/bin/sh\necho $$ > peer.pid\nexec sleep 3600\n").unwrap();
+    std::fs::set_permissions(&peer, Permissions::from_mode(0o755)).unwrap();
+    let few = ["--requests", "10", "--in-flight", "1", "--rounds", "1"];
+    let small = ["--memory", "16MiB", "--ssd", "256MiB", "--dir", "tmp"];
+    let beside = ["--no-contention", "--peers", "./peer.sh"];
+    let mut child = begun(
+        &place,
+        &[&["bench", "tiers"], &few[..], &small, &beside].concat(),
+    );
+    let number = || std::fs::read_to_string(place.path("peer.pid"));
+    until("the peer runs", || {
+        number().is_ok_and(|number| number.ends_with('\n'))
+    });
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let status = format!("/proc/{}/stat", number().unwrap().trim());
+    until("the peer has ended", || {
+        let status = std::fs::read_to_string(&status);
+        // Who inherits it may not have asked for its end yet.
+        status.map_or(true, |status| status.contains(") Z "))
+    });
 }
 
 /// `pkill slackwater`, and the end of a service, ended what removes together with the benchmark, and nothing was removed.

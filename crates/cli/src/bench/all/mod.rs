@@ -15,6 +15,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde_json::Value;
+use slackwater_bench::process::end_with_us;
 
 use super::args::one_or_more;
 use crate::answer;
@@ -181,7 +182,7 @@ fn measure(program: &OsString, words: &[&str], directory: Option<&PathBuf>) -> R
     if let Some(directory) = directory {
         command.arg("--dir").arg(directory);
     }
-    let output = command
+    let output = end_with_us(&mut command)
         .stdin(Stdio::null())
         .output()
         .context("cannot start this program again")?;

@@ -30,13 +30,13 @@ pub(super) struct Pace {
     writing: u64,
     /// Pieces begun so far: a read during which none was begun, and none was under way, was alone.
     begun: u64,
-    /// When the last piece ended of those that count for the rate: the device took up what came behind it then.
-    ended_at: Instant,
-    /// When the last piece of any length ended: the time before has had its rest.
-    rested_at: Instant,
-    /// Bytes of the pieces that ended and were too short to count by themselves, and what those were when `ended_at` was set.
+    /// Since when pieces have been under way, less the time that has had its rest.
+    busy_since: Instant,
+    /// Pieces under way that count for the rate, and since when there have been some, less the time that is counted.
+    long: usize,
+    long_since: Instant,
+    /// Bytes of the pieces that ended in that time and were too short to count by themselves.
     short: u64,
-    short_counted: u64,
     /// When the next piece may go, with a window below one.
     rests_until: Instant,
     readers: usize,
@@ -71,8 +71,6 @@ pub(super) struct ReadMark {
 pub(super) struct PieceMark {
     at: Instant,
     bytes: u64,
-    /// Bytes of short pieces that had ended before.
-    short: u64,
 }
 
 impl Pace {
@@ -86,10 +84,10 @@ impl Pace {
             under_way: 0,
             writing: 0,
             begun: 0,
-            ended_at: Instant::ZERO,
-            rested_at: Instant::ZERO,
+            busy_since: Instant::ZERO,
+            long: 0,
+            long_since: Instant::ZERO,
             short: 0,
-            short_counted: 0,
             rests_until: Instant::ZERO,
             readers: 0,
             reading: 0,
@@ -156,41 +154,56 @@ impl Pace {
 
     /// A piece goes to the device.
     pub(super) fn piece_begun(&mut self, now: Instant, bytes: u64) -> PieceMark {
+        // Time is that of all pieces under way: which of them ends first makes no difference.
+        if self.under_way == 0 {
+            self.busy_since = self.busy_since.max(now);
+        }
+        if self.counts(bytes) {
+            if self.long == 0 {
+                (self.long_since, self.short) = (self.long_since.max(now), 0);
+            }
+            self.long += 1;
+        }
         self.under_way += 1;
         self.writing += bytes;
         self.begun += 1;
-        PieceMark {
-            at: now,
-            bytes,
-            short: self.short,
-        }
+        PieceMark { at: now, bytes }
     }
 
     /// A piece came back, written or not.
     pub(super) fn piece_ended(&mut self, now: Instant, piece: PieceMark) {
         self.under_way -= 1;
         self.writing -= piece.bytes;
-        // Of shorter ones most of the time is not the writing. Of two neighbours in a long batch one counts, so that a rate that is
-        // too low does not stay.
-        if piece.bytes >= self.config.piece_bytes_min / 2 {
-            let took = piece.at.max(self.ended_at).until(now).as_secs_f64();
+        if self.counts(piece.bytes) {
+            self.long -= 1;
+            let took = self.long_since.until(now).as_secs_f64();
+            self.long_since = self.long_since.max(now);
             // The device wrote those that ended meanwhile in the same time.
-            let beside = self.short - piece.short.max(self.short_counted);
-            (self.ended_at, self.short_counted) = (now, self.short);
-            // Bytes and times are summed, and not rates: pieces that end together seem to take no time but the first.
+            let wrote = piece.bytes + std::mem::take(&mut self.short);
+            // Bytes and times are summed, and not rates: pieces that end together seem to take no time but the first. The sums
+            // age with the part of a piece's own time that is counted: a count of pieces would age them by what took no time.
+            let own = took.max(piece.at.until(now).as_secs_f64());
+            // The nanosecond is for a piece that took no time at all: it counts as a whole one, or bytes would pile up.
+            let age = (took + 1e-9) / (own + 1e-9) / 8.0;
             let (bytes, seconds) = &mut self.wrote;
-            *bytes += (piece.bytes + beside) as f64 - *bytes / 8.0;
-            *seconds += took - *seconds / 8.0;
+            *bytes += wrote as f64 - *bytes * age;
+            *seconds += took - *seconds * age;
         } else {
             self.short += piece.bytes;
         }
+        let busy = self.busy_since.until(now);
+        self.busy_since = self.busy_since.max(now);
         if self.window < 1.0 {
-            let took = piece.at.max(self.rested_at).until(now).as_secs_f64();
-            let rest = Duration::from_secs_f64(took * (1.0 / self.window - 1.0));
+            let rest = busy.mul_f64(1.0 / self.window - 1.0);
             // Pieces that overlap have the rests of all their time.
             self.rests_until = (self.rests_until.max(now) + rest).min(now + REST_MAX);
         }
-        self.rested_at = now;
+    }
+
+    /// Whether a piece counts for the rate. Of shorter ones most of the time is not the writing. Of two neighbours in a long batch
+    /// one counts, so that a rate that is too low does not stay.
+    fn counts(&self, bytes: u64) -> bool {
+        bytes >= self.config.piece_bytes_min / 2
     }
 
     /// A reader waits for `bytes` bytes of the device.
@@ -316,6 +329,9 @@ const REST_MAX: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+    use std::ops::Range;
+
     use super::*;
 
     const PIECE: u64 = 1 << 20;
@@ -328,6 +344,26 @@ mod tests {
 
     fn at(micros: u64) -> Instant {
         Instant::ZERO + Duration::from_micros(micros)
+    }
+
+    /// Has pieces of these bytes under way in these microseconds after `from`; those that end at once in this order.
+    fn write(pace: &mut Pace, from: Instant, pieces: &[(u64, Range<u64>)]) {
+        let both = |(_, time): &(u64, Range<u64>)| [time.start, time.end];
+        let times: BTreeSet<u64> = pieces.iter().flat_map(both).collect();
+        let mut marks = vec![None; pieces.len()];
+        for micros in times {
+            let now = from + Duration::from_micros(micros);
+            for (mark, (_, time)) in marks.iter_mut().zip(pieces) {
+                if time.end == micros {
+                    pace.piece_ended(now, mark.take().unwrap());
+                }
+            }
+            for (mark, (bytes, time)) in marks.iter_mut().zip(pieces) {
+                if time.start == micros {
+                    *mark = Some(pace.piece_begun(now, *bytes));
+                }
+            }
+        }
     }
 
     /// Reads one block after the other, each taking `took`; every one meets a piece if `beside`.
@@ -436,21 +472,66 @@ mod tests {
         assert!(pace.bytes_per_second().abs_diff(PIECE * 1000) < PIECE * 50);
     }
 
-    /// The second of two pieces that the log was told of together seemed to take a microsecond: the rate was several times the
-    /// device's, and a piece several times as long as it may be.
+    /// A piece that was overtaken had the other one's time left out, and of many that the log was told of together all but the
+    /// first made the bytes older and took no time: the rate was several times the device's, and pieces as many times too long.
     #[test]
-    fn the_rate_is_that_of_the_device_though_pieces_end_together() {
-        for apart in [0, 1, 20] {
+    fn the_rate_is_that_of_the_device_in_whatever_order_pieces_end() {
+        // Pieces by their ends, the time until the next ones begin, and bytes that the device writes in a millisecond.
+        let check = |pieces: &[(u64, Range<u64>)], period: u64, bytes: f64| {
             let mut pace = pace();
-            for turn in 1..50 {
-                let pieces = [(); 2].map(|()| pace.piece_begun(at((turn - 1) * 2000), PIECE));
-                for (piece, late) in pieces.into_iter().zip([0, apart]) {
-                    pace.piece_ended(at(turn * 2000 + late), piece);
-                }
+            for turn in 0..60 {
+                write(&mut pace, at(turn * period), pieces);
             }
-            let rate = pace.bytes_per_second();
-            assert!(rate.abs_diff(PIECE * 1000) < PIECE * 100, "{apart}: {rate}");
+            let part = pace.bytes_per_second() as f64 / (bytes * 1000.0);
+            assert!((part - 1.0).abs() < 0.04, "{pieces:?}: {part}");
+        };
+        let together = |count: u64, apart: u64| -> Vec<_> {
+            let first = count * 1000 - (count - 1) * apart;
+            let ends = (0..count).map(|piece| first + piece * apart);
+            ends.map(|end| (PIECE, 0..end)).collect()
+        };
+        let piece = PIECE as f64;
+        check(&[(PIECE, 0..1000), (PIECE, 500..2000)], 2000, piece);
+        check(&[(PIECE, 1000..1900), (PIECE, 0..2000)], 2000, piece);
+        check(&[(PIECE, 1990..2000), (PIECE, 0..2000)], 2000, piece);
+        check(&[(BLOCK, 500..600), (PIECE, 0..1060)], 1060, 1.0024 * piece);
+        check(&[(PIECE, 0..1000)], 5000, piece);
+        for apart in [0, 1, 20] {
+            check(&together(2, apart), 2000, piece);
+            check(&together(8, apart), 8000, piece);
         }
+        check(&together(16, 0), 16_000, piece);
+    }
+
+    /// Callers that read the clock one after the other may come in another order.
+    #[test]
+    fn time_that_goes_back_is_counted_once() {
+        let mut pace = pace();
+        pace.window = 0.1;
+        for turn in 0..60 {
+            write(&mut pace, at(turn * 2000), &[(PIECE, 0..1000)]);
+            write(&mut pace, at(turn * 2000), &[(PIECE, 500..2000)]);
+        }
+        let rate = pace.bytes_per_second();
+        assert!(rate.abs_diff(PIECE * 1000) < PIECE * 40, "{rate}");
+        pace.rests_until = Instant::ZERO;
+        write(&mut pace, at(119_800), &[(PIECE, 0..300)]);
+        assert_eq!(pace.rests_until, at(120_100 + 900));
+    }
+
+    /// Of pieces that took no time the bytes must not pile up, or the rate follows a slower device too late.
+    #[test]
+    fn pieces_that_take_no_time_are_forgotten_as_others() {
+        let mut pace = pace();
+        for _ in 0..100_000 {
+            let piece = pace.piece_begun(at(1), PIECE);
+            pace.piece_ended(at(1), piece);
+        }
+        for turn in 0..50 {
+            write(&mut pace, at(turn * 1000), &[(PIECE, 0..1000)]);
+        }
+        let rate = pace.bytes_per_second();
+        assert!(rate.abs_diff(PIECE * 1000) < PIECE * 40, "{rate}");
     }
 
     /// The short end of a batch that the log was told of together with the next piece took all of that one's time.
@@ -481,66 +562,52 @@ mod tests {
     fn short_pieces_count_with_the_one_in_whose_time_they_ended() {
         let least = PaceConfig::default().piece_bytes_min / 2;
         let short = least - BLOCK_BYTES;
-        // Each piece with its bytes, and with the tenths of a millisecond when it begins and ends, by their ends.
-        let check = |pieces: &[(u64, u64, u64)], counted: u64| {
+        let check = |pieces: &[(u64, Range<u64>)], counted: u64| {
             let mut pace = pace();
             for turn in 0..50 {
-                let mut under_way: Vec<Option<PieceMark>> = vec![None; pieces.len()];
-                for tenth in 0..=10 {
-                    let now = at(turn * 1000 + tenth * 100);
-                    for (mark, (bytes, begins, ends)) in under_way.iter_mut().zip(pieces) {
-                        if *ends == tenth {
-                            pace.piece_ended(now, mark.take().unwrap());
-                        }
-                        if *begins == tenth {
-                            *mark = Some(pace.piece_begun(now, *bytes));
-                        }
-                    }
-                }
+                write(&mut pace, at(turn * 1000), pieces);
             }
             let (rate, expected) = (pace.bytes_per_second(), counted * 1000);
             let near = rate.abs_diff(expected) < expected / 50;
             assert!(near, "{pieces:?}: {rate} and not {expected}");
         };
         check(
-            &[(short, 0, 5), (short, 0, 5), (least, 0, 10)],
+            &[(short, 0..500), (short, 0..500), (least, 0..1000)],
             least + 2 * short,
         );
         check(
-            &[(short, 0, 3), (least, 0, 6), (least, 0, 10)],
+            &[(short, 0..300), (least, 0..600), (least, 0..1000)],
             2 * least + short,
         );
         // What was over when it began has no part of its half millisecond.
-        check(&[(short, 0, 5), (least, 5, 10)], 2 * least);
+        check(&[(short, 0..500), (least, 500..1000)], 2 * least);
     }
 
     /// Of two pieces that the log was told of together the second one, which seemed to take no time, ended the pause after the first;
-    /// and one that ended during the pause of another had none of its own.
+    /// one that ended during the pause of another had none of its own; and one that was overtaken had none for the time before.
     #[test]
     fn pieces_are_followed_by_the_rests_of_all_their_time() {
         let short = 8 << 10;
-        let check = |pieces: &[(u64, u64)], rests: u64| {
+        let check = |pieces: &[(u64, Range<u64>)], rests: u64| {
             let mut pace = pace();
             let now = read(&mut pace, 1, 20, 100, false);
             let now = read(&mut pace, now, 100, 1000, true);
             pace.read_begun(BLOCK);
             let begun = pace.next_chance(at(now)).unwrap();
-            let marks: Vec<PieceMark> = pieces
-                .iter()
-                .map(|(bytes, _)| pace.piece_begun(begun, *bytes))
-                .collect();
-            for (mark, (_, took)) in marks.into_iter().zip(pieces) {
-                pace.piece_ended(begun + Duration::from_micros(*took), mark);
-            }
+            write(&mut pace, begun, pieces);
             let next = pace.next_chance(begun).unwrap();
             let found = begun.until(next).as_micros() as u64;
             assert!(found.abs_diff(rests) < 10, "{pieces:?}: {found}");
         };
-        check(&[(PIECE, 200)], 200 + 1_800);
-        check(&[(PIECE, 200), (PIECE, 200)], 200 + 1_800);
-        check(&[(short, 200), (PIECE, 200)], 200 + 1_800);
-        check(&[(PIECE, 200), (PIECE, 300)], 200 + 2_700);
-        check(&[(PIECE, 10_000), (PIECE, 20_000)], 20_000 + 100_000);
+        check(&[(PIECE, 0..200)], 200 + 1_800);
+        check(&[(PIECE, 0..200), (PIECE, 0..200)], 200 + 1_800);
+        check(&[(short, 0..200), (PIECE, 0..200)], 200 + 1_800);
+        check(&[(PIECE, 0..200), (PIECE, 0..300)], 200 + 2_700);
+        check(&[(PIECE, 200..250), (PIECE, 0..300)], 250 + 2_700);
+        check(&[(short, 280..290), (PIECE, 0..300)], 290 + 2_700);
+        check(&[(PIECE, 100..200), (PIECE, 0..400)], 200 + 3_600);
+        let long = [(PIECE, 0..10_000), (PIECE, 0..20_000)];
+        check(&long, 20_000 + 100_000);
     }
 
     /// After one stall of the device pieces were as short as they may be, and, of records that do not fill one, shorter: none

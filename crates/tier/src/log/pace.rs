@@ -12,6 +12,9 @@ use crate::config::PaceConfig;
 /// below one is a share of the time, with a pause after each piece. It grows by a little with every read that took about as
 /// long as reads take without writes, and shrinks by a part with every one that took longer than configured: additive
 /// feedback as in congestion control (Chiu and Jain, 1989), with the latency as its signal (Brakmo and Peterson, 1995).
+///
+/// Until a read has shown what it takes without writes, these rest half of the time. Their pauses are saved up until one is long
+/// enough for a read: with shorter ones a long read would always have writes beside it.
 #[derive(Debug)]
 pub(super) struct Pace {
     config: PaceConfig,
@@ -39,6 +42,10 @@ pub(super) struct Pace {
     short: u64,
     /// When the next piece may go, with a window below one.
     rests_until: Instant,
+    /// Rests that are still to be taken, and are saved up until a read fits: one of those that have not shown yet what they take
+    /// without writes.
+    owed: Duration,
+    fits: Duration,
     readers: usize,
     /// Bytes that they wait for.
     reading: u64,
@@ -89,6 +96,8 @@ impl Pace {
             long_since: Instant::ZERO,
             short: 0,
             rests_until: Instant::ZERO,
+            owed: Duration::ZERO,
+            fits: Duration::ZERO,
             readers: 0,
             reading: 0,
             read_at: Instant::ZERO,
@@ -194,9 +203,12 @@ impl Pace {
         let busy = self.busy_since.until(now);
         self.busy_since = self.busy_since.max(now);
         if self.window < 1.0 {
-            let rest = busy.mul_f64(1.0 / self.window - 1.0);
-            // Pieces that overlap have the rests of all their time.
-            self.rests_until = (self.rests_until.max(now) + rest).min(now + REST_MAX);
+            self.owed += busy.mul_f64(1.0 / self.window - 1.0);
+            if self.owed >= self.fits.min(REST_MAX) {
+                // Pieces that overlap have the rests of all their time.
+                let rest = std::mem::take(&mut self.owed);
+                self.rests_until = (self.rests_until.max(now) + rest).min(now + REST_MAX);
+            }
         }
     }
 
@@ -226,24 +238,29 @@ impl Pace {
         if took.is_zero() {
             return;
         }
+        let fits = took.saturating_mul(READS_A_REST);
         let took = took.as_nanos() as f64;
         self.usual = class_of(most);
         let floor = self.config.share_min.clamp(SHARE_LEAST, 1.0);
         let alone = &mut self.alone[self.usual];
         if mark.beside || self.begun != mark.pieces {
             if *alone == 0.0 {
-                // Writes rest, longer each time, until a read has shown what it takes without them.
-                self.window = (self.window.min(UNKNOWN_WINDOW) * 0.9).max(floor);
+                // Writes rest until a read has shown what it takes without them.
+                self.window = self.window.min(UNKNOWN_WINDOW).max(floor);
+                self.fits = fits;
                 return;
             }
             self.delayed += Duration::from_nanos((took - *alone).max(0.0) as u64);
         } else if *alone == 0.0 {
             *alone = took;
+            self.fits = Duration::ZERO;
         } else {
             // What disturbs a read without our doing only lengthens it: the estimate follows short ones sooner.
             let part = if took < *alone { 4.0 } else { 64.0 };
             *alone += (took - *alone) / part;
         }
+        // Many known reads may come between two unknown ones; later than that no unknown one is expected.
+        self.fits -= self.fits / 256;
         self.slowdown += (took / *alone - self.slowdown) / 8.0;
         self.window = if self.slowdown > self.config.slowdown_max {
             (self.window * 0.7).max(floor)
@@ -297,7 +314,9 @@ impl Pace {
     /// How long after a read the next one is still expected: the time of a few reads.
     fn quiet(&self) -> Duration {
         let alone = self.alone[self.usual];
-        Duration::from_nanos((QUIET_READS * alone) as u64).clamp(QUIET_MIN, QUIET_MAX)
+        // A read is only seen without writes if none begin while its reader is away.
+        let reads = Duration::from_nanos((QUIET_READS * alone) as u64).max(self.fits);
+        reads.clamp(QUIET_MIN, QUIET_MAX)
     }
 }
 
@@ -312,6 +331,8 @@ const CLASSES: usize = 14;
 const PRESSING: usize = 2;
 /// The most that the window is while it is not known what reads take without writes.
 const UNKNOWN_WINDOW: f64 = 0.5;
+/// Times of a read that a rest takes meanwhile: the one under way ends, and a whole one follows.
+const READS_A_REST: u32 = 2;
 /// A piece until the device has shown how fast it writes.
 const UNKNOWN_BYTES: u64 = 512 << 10;
 /// Times of a read that one piece may take while somebody reads.
@@ -591,7 +612,12 @@ mod tests {
         let check = |pieces: &[(u64, Range<u64>)], rests: u64| {
             let mut pace = pace();
             let now = read(&mut pace, 1, 20, 100, false);
-            let now = read(&mut pace, now, 100, 1000, true);
+            // Rests are saved up for a long read of which nothing is known, and no longer when no other comes.
+            let (piece, mark) = (pace.piece_begun(at(now), PIECE), pace.read_begun(8 * PIECE));
+            let now = now + 10_000;
+            pace.read_ended(at(now), mark, 8 * PIECE, Duration::from_millis(10));
+            pace.piece_ended(at(now), piece);
+            let now = read(&mut pace, now, 3000, 1000, true);
             pace.read_begun(BLOCK);
             let begun = pace.next_chance(at(now)).unwrap();
             write(&mut pace, begun, pieces);
@@ -663,31 +689,67 @@ mod tests {
         assert!(pace.delayed() > Duration::ZERO);
     }
 
-    /// Reads that took longer than a rest all had a piece beside them: writes kept half of the device for ever, and readers were
-    /// said not to be held up.
+    /// Reads that took longer than a rest all had a piece beside them, as had those of a reader that was away for a moment: readers
+    /// were said not to be held up, while writes had half of the device or, however well that went, the least they may have.
     #[test]
-    fn rests_grow_until_a_long_read_fits() {
+    fn rests_are_saved_up_until_a_read_of_any_length_fits() {
+        // Reads in turn with the microseconds that each takes by itself, and those that the reader is away between two.
+        let check = |reads: &[(u64, u64)], away: u64| {
+            let mut pace = pace();
+            let (mut piece, mut learned) = (None::<(u64, PieceMark)>, None);
+            let mut reads_left = reads.iter().cycle();
+            let (mut read, mut back) = (None::<(u64, u64, u64, ReadMark)>, 1);
+            // In steps of 100 us, of which a read gets half beside a piece. A piece takes 1 ms.
+            for now in (1..1_000_000).step_by(100) {
+                let step = if piece.is_some() { 50 } else { 100 };
+                if let Some((bytes, asked, left, mark)) = &mut read {
+                    *left = left.saturating_sub(step);
+                    if *left == 0 {
+                        let took = Duration::from_micros(now - *asked);
+                        pace.read_ended(at(now), *mark, *bytes, took);
+                        (read, back) = (None, now + away);
+                    }
+                }
+                if let Some((_, mark)) = piece.take_if(|(begun, _)| *begun + 1000 <= now) {
+                    pace.piece_ended(at(now), mark);
+                }
+                if read.is_none() && back <= now {
+                    let (bytes, takes) = reads_left.next().unwrap();
+                    read = Some((*bytes, now, *takes, pace.read_begun(*bytes)));
+                }
+                if piece.is_none() && pace.may_send(at(now), Need::Background) {
+                    piece = Some((now, pace.piece_begun(at(now), PIECE)));
+                }
+                let is_known = |(bytes, _): &(u64, u64)| pace.alone[class_of(*bytes)] > 0.0;
+                if learned.is_none() && reads.iter().all(is_known) {
+                    learned = Some(now);
+                }
+            }
+            let (slowdown, window) = (pace.slowdown(), pace.window());
+            let case = format!("{reads:?}, {away}: {learned:?}, {slowdown}, {window}");
+            assert!(learned.is_some_and(|now| now < 300_000), "{case}");
+            assert!(slowdown > 1.3 && window > 0.3, "{case}");
+            assert!(pace.delayed() > Duration::ZERO, "{case}");
+            assert!(pace.fits.is_zero(), "they are saved up still: {case}");
+        };
+        check(&[(BLOCK, 3_000)], 0);
+        check(&[(BLOCK, 10_000)], 0);
+        check(&[(BLOCK, 30_000)], 0);
+        check(&[(BLOCK, 10_000)], 1_000);
+        // Those that are known come between those that are not.
+        check(&[(BLOCK, 500), (BLOCK, 500), (8 * PIECE, 10_000)], 0);
+        check(&[(PIECE, 8_000), (8 * PIECE, 30_000)], 0);
+    }
+
+    /// Writes that save up their rests until a read that met a stall fits leave the others none.
+    #[test]
+    fn no_rest_is_saved_up_beyond_the_longest() {
         let mut pace = pace();
-        let (mut piece, mut begun) = (None, 0);
-        let (mut reader, mut asked) = (pace.read_begun(BLOCK), 1);
-        // In steps of 100 us: a piece takes 1 ms, and a read 3 ms by itself or 6 beside writes.
-        for now in (1..2_000_000).step_by(100) {
-            if now - begun >= 1000
-                && let Some(piece) = piece.take()
-            {
-                pace.piece_ended(at(now), piece);
-            }
-            let took = if piece.is_some() { 6000 } else { 3000 };
-            if now - asked >= took {
-                pace.read_ended(at(now), reader, BLOCK, Duration::from_micros(now - asked));
-                (reader, asked) = (pace.read_begun(BLOCK), now);
-            }
-            if piece.is_none() && pace.may_send(at(now), Need::Background) {
-                (piece, begun) = (Some(pace.piece_begun(at(now), PIECE)), now);
-            }
-        }
-        assert!(pace.delayed() > Duration::ZERO, "{}", pace.window());
-        assert!(pace.slowdown() > 1.0, "{}", pace.slowdown());
+        let now = at(read(&mut pace, 1, 1, 10_000_000, true) + 200_000);
+        pace.read_begun(BLOCK);
+        write(&mut pace, now, &[(PIECE, 0..200_000)]);
+        let ended = now + Duration::from_micros(200_000);
+        assert_eq!(pace.next_chance(ended), Some(ended + REST_MAX));
     }
 
     /// Eight readers at once each waited for the others, and the log took that for the work of its writes.

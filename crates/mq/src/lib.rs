@@ -47,7 +47,7 @@ pub use metrics::Metrics;
 pub use mq::Mq;
 pub use options::{Options, StartError};
 pub use registry::{Builder, Category, Handler, RegistryError, Run};
-pub use request::{Answer, RequestError, RequestOptions};
+pub use request::{Answer, BegunRequest, RequestError, RequestOptions};
 pub use slackwater_keys::{
     AllowList, AllowListError, Allowed, KeyFileError, Level, load_key, new_keys, write_key,
 };

@@ -12,7 +12,7 @@ use crate::context::{ConnectionId, Context, LinkId, Opened};
 use crate::deliver::{Destination, SendError, SendOptions, Sending};
 use crate::frames::{self, TAG_BYTES};
 use crate::link_config::OutgoingKind;
-use crate::request::{Answer, RequestError, RequestOptions, Waiter};
+use crate::request::{Answer, BegunRequest, RequestError, RequestOptions, Waiter};
 use crate::shard::{Inspection, Listening, LoopCommand, Opening, Purpose, StreamSetup};
 use crate::stream::{Published, Publisher, StreamOptions};
 use crate::timer::{Ticking, Timer, TimerOptions};
@@ -228,6 +228,19 @@ impl Mq {
         self.send_request(to, command, parts, options, waiter);
     }
 
+    /// Sends a request whose reply [`BegunRequest::wait`] waits for, so that more can be done meanwhile.
+    pub fn begin_request<P: AsRef<[u8]>>(
+        &self,
+        to: ConnectionId,
+        command: &str,
+        parts: impl IntoIterator<Item = P>,
+        options: &RequestOptions,
+    ) -> BegunRequest {
+        let (completer, completion) = Completion::new();
+        let shard = self.send_request(to, command, parts, options, Waiter::of(completer));
+        BegunRequest::new(Arc::clone(&self.0), shard.unwrap_or(0), completion)
+    }
+
     /// Sends a request and waits for its reply, running the loop itself where that is faster.
     ///
     /// # Errors
@@ -242,18 +255,11 @@ impl Mq {
         if is_inside_a_loop() {
             return Err(RequestError::InsideLoop);
         }
-        let (completer, mut completion) = Completion::new();
-        let shard = self.send_request(to, command, parts, options, Waiter::of(completer));
-        let loops = self.0.loops.load();
-        let Some(looping) = loops.get(usize::from(shard.unwrap_or(0))) else {
-            return Err(RequestError::Gone);
-        };
+        let mut begun = self.begin_request(to, command, parts, options);
         // The loop's timer ends the request in time; waiting twice as long means that a defect does not hang the
         // caller.
         let deadline = now() + self.timeout(options) * 2;
-        looping
-            .wait(&mut completion, deadline)
-            .unwrap_or(Err(RequestError::Timeout))
+        begun.wait(deadline).unwrap_or(Err(RequestError::Timeout))
     }
 
     /// Replaces the set of active nodes and drops links of those that are none any more.

@@ -1,9 +1,13 @@
+use std::sync::Arc;
 use std::time::Duration;
 
-use slackwater_wait::Completer;
+use slackwater_base::Instant;
+use slackwater_net::is_inside_a_loop;
+use slackwater_wait::{Completer, Completion};
 use slackwater_zmtp::Message;
 use thiserror::Error;
 
+use crate::context::Context;
 use crate::{Refusal, Route};
 
 /// Why a request was not answered.
@@ -56,53 +60,116 @@ pub struct RequestOptions {
     pub inline: bool,
 }
 
-type Callback = Box<dyn FnOnce(Result<Answer, RequestError>) + Send>;
+/// What a request ends with.
+type Outcome = Result<Answer, RequestError>;
+type Callback = Box<dyn FnOnce(Outcome) + Send>;
+
+/// A request that was begun, and whose caller waits for its reply when it likes. To drop it is to give it up: what still waits in
+/// the queue of a link then is not sent.
+pub struct BegunRequest {
+    context: Arc<Context>,
+    /// The loop that it went to.
+    shard: u16,
+    completion: Completion<Outcome>,
+}
+
+impl BegunRequest {
+    pub(crate) fn new(context: Arc<Context>, shard: u16, completion: Completion<Outcome>) -> Self {
+        Self {
+            context,
+            shard,
+            completion,
+        }
+    }
+
+    /// Waits for the outcome, until `deadline` at most, running the loop of its link where that is faster. `None` when there was
+    /// none in time, or the request was given up before.
+    pub fn wait(&mut self, deadline: Instant) -> Option<Result<Answer, RequestError>> {
+        if is_inside_a_loop() {
+            return Some(Err(RequestError::InsideLoop));
+        }
+        let loops = self.context.loops.load();
+        match loops.get(usize::from(self.shard)) {
+            Some(looping) => looping.wait(&mut self.completion, deadline).ok(),
+            None => Some(Err(RequestError::Gone)),
+        }
+    }
+
+    /// A handle that gives the request up from another thread, and ends the wait for it.
+    pub fn canceller(&self) -> impl Fn() -> bool + Send + Sync + use<> {
+        self.completion.canceller()
+    }
+}
+
+impl Drop for BegunRequest {
+    fn drop(&mut self) {
+        self.completion.cancel();
+    }
+}
+
+impl std::fmt::Debug for BegunRequest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BegunRequest")
+            .field("completion", &self.completion)
+            .finish_non_exhaustive()
+    }
+}
 
 /// The caller that waits for an answer. It is called exactly once: at the latest, with `Gone`, when this is dropped.
 pub(crate) struct Waiter {
-    callback: Option<Callback>,
-    inline: bool,
+    /// Until it was told.
+    told: Option<Told>,
+}
+
+/// How a waiter hears of the outcome.
+enum Told {
+    /// By a call, where the outcome is read if it is `inline`, else on a worker.
+    Call { callback: Callback, inline: bool },
+    /// By what its thread waits for.
+    Thread(Completer<Outcome>),
 }
 
 impl Waiter {
     pub(crate) fn new(callback: Callback, inline: bool) -> Self {
         Self {
-            callback: Some(callback),
-            inline,
+            told: Some(Told::Call { callback, inline }),
         }
     }
 
     /// A thread that waits for the other end of `completer`.
-    pub(crate) fn of(completer: Completer<Result<Answer, RequestError>>) -> Self {
-        Self::new(Box::new(|outcome| completer.complete(outcome)), true)
+    pub(crate) fn of(completer: Completer<Outcome>) -> Self {
+        Self {
+            told: Some(Told::Thread(completer)),
+        }
+    }
+
+    /// Whether nobody wants the outcome any more.
+    pub(crate) fn is_gone(&self) -> bool {
+        matches!(&self.told, Some(Told::Thread(completer)) if completer.is_cancelled())
     }
 
     /// Reports the outcome, here or on a worker.
-    pub(crate) fn tell(mut self, jobs: &crate::jobs::Jobs, outcome: Result<Answer, RequestError>) {
-        let Some(callback) = self.callback.take() else {
-            return;
-        };
-        if self.inline {
-            return callback(outcome);
+    pub(crate) fn tell(mut self, jobs: &crate::jobs::Jobs, outcome: Outcome) {
+        if let Some(Told::Call { inline: false, .. }) = &self.told {
+            // The job owns the waiter, so that the waiter is called also when the queue is full or stopped.
+            let _ = jobs.reply(Box::new(move || self.tell_here(outcome)));
+        } else {
+            self.tell_here(outcome);
         }
-        // The job owns the waiter, so that the waiter is called also when the queue is full or stopped.
-        let mut carried = Waiter {
-            callback: Some(callback),
-            inline: false,
-        };
-        let _ = jobs.reply(Box::new(move || {
-            if let Some(callback) = carried.callback.take() {
-                callback(outcome);
-            }
-        }));
+    }
+
+    fn tell_here(&mut self, outcome: Outcome) {
+        match self.told.take() {
+            Some(Told::Call { callback, .. }) => callback(outcome),
+            Some(Told::Thread(completer)) => completer.complete(outcome),
+            None => {}
+        }
     }
 }
 
 impl Drop for Waiter {
     fn drop(&mut self) {
-        if let Some(callback) = self.callback.take() {
-            callback(Err(RequestError::Gone));
-        }
+        self.tell_here(Err(RequestError::Gone));
     }
 }
 

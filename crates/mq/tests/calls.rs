@@ -382,6 +382,140 @@ fn a_request_that_timed_out_in_a_queue_is_never_sent() {
     assert_eq!(client.books()[1], 0, "requests that wait");
 }
 
+/// A request that waited in the queue of a lost link was sent when the link was back, though its caller had given it up meanwhile.
+#[test]
+fn a_request_that_is_given_up_in_a_queue_is_never_sent() {
+    let folder = tempfile::tempdir().unwrap();
+    let endpoint = Endpoint::Unix(folder.path().join("late"));
+    let client = client(2);
+    let to = client.connect(
+        &Address::of(&endpoint, None),
+        &ConnectOptions::default(),
+        |_| {},
+    );
+    let options = RequestOptions {
+        timeout: Some(LONG),
+        ..RequestOptions::default()
+    };
+    let begin = |name| client.begin_request(to, "quick.note", [name], &options);
+    let deadline = slackwater_wait::now() + LONG;
+    let mut cancelled = begin("cancelled");
+    let [mut first, dropped, mut second] = ["kept first", "dropped", "kept second"].map(begin);
+    assert_eq!(client.books()[3], 4, "messages that wait");
+    assert!(cancelled.canceller()());
+    assert_eq!(cancelled.wait(deadline), None);
+    drop(dropped);
+    let (notes, noted) = channel();
+    let server = noting_server(notes);
+    server.listen(&endpoint, &everybody(false)).unwrap();
+    for kept in [&mut first, &mut second] {
+        assert!(matches!(kept.wait(deadline), Some(Ok(_))));
+    }
+    let noted: Vec<_> = noted.try_iter().collect();
+    assert_eq!(noted, [b"kept first".to_vec(), b"kept second".to_vec()]);
+    let [_, pending, _, queued, _] = client.books();
+    assert_eq!((pending, queued), (0, 0));
+}
+
+/// A loop that is busy looks at a request later, when its caller may have given it up.
+#[test]
+fn a_request_that_is_given_up_before_its_loop_looks_at_it_is_not_sent() {
+    let (notes, noted) = channel();
+    let server = noting_server(notes);
+    let ((began, begun), (release, held)) = (channel(), channel::<()>());
+    let held = std::sync::Mutex::new(held);
+    let mut builder = server_builder(options(2));
+    builder
+        .command("quick.hold", move |_| {
+            began.send(()).unwrap();
+            // Released, or the test has ended.
+            let _ = held.lock().unwrap().recv();
+        })
+        .unwrap();
+    let client = builder.start().unwrap();
+    let to = connect(&client, &listen(&server, &everybody(false)));
+    let own = client.connect_inproc();
+    std::thread::scope(|scope| {
+        scope.spawn(|| client.send(own, "quick.hold", [""; 0]));
+        next(&begun, "the loop is busy");
+        drop(client.begin_request(to, "quick.note", ["dropped"], &RequestOptions::default()));
+        release.send(()).unwrap();
+    });
+    assert_eq!(ask(&client, to, "quick.note", &[b"kept"]), Ok(vec![]));
+    assert_eq!(noted.try_iter().collect::<Vec<_>>(), [b"kept".to_vec()]);
+    assert_eq!(client.books()[1], 0, "requests that wait");
+}
+
+/// A caller that had something to do between its request and its wait was woken by the loop's thread, and beside callers that ran
+/// the loop itself it waited up to a millisecond longer: the loop was not told that it parks.
+#[test]
+fn a_caller_that_waits_later_runs_the_loop_too() {
+    let server = server_builder(options(1)).start().unwrap();
+    let client = client(2);
+    let to = connect(&client, &listen(&server, &everybody(false)));
+    let options = RequestOptions {
+        inline: true,
+        ..RequestOptions::default()
+    };
+    let deadline = slackwater_wait::now() + LONG;
+    let (told, on) = channel();
+    loop {
+        let told = told.clone();
+        // Its answer comes before the other one.
+        client.request(to, "quick.echo", ["x"], &options, move |_| {
+            told.send(std::thread::current().id()).unwrap();
+        });
+        let mut begun = client.begin_request(to, "quick.echo", ["x"], &options);
+        assert!(matches!(begun.wait(deadline), Some(Ok(_))));
+        if next(&on, "an answer") == std::thread::current().id() {
+            return;
+        }
+        assert!(slackwater_wait::now() < deadline, "it never runs the loop");
+    }
+}
+
+/// A caller that runs the loop sleeps in the kernel, where what gave its request up must reach it.
+#[test]
+fn a_request_is_given_up_while_its_caller_runs_the_loop() {
+    let mut builder = server_builder(options(1));
+    let (kept, asked) = channel::<Deferred>();
+    builder
+        .request_command("quick.later", move |call| {
+            kept.send(call.defer().unwrap()).unwrap();
+        })
+        .unwrap();
+    let server = builder.start().unwrap();
+    let client = client(2);
+    let to = connect(&client, &listen(&server, &everybody(false)));
+    let options = RequestOptions {
+        timeout: Some(LONG),
+        ..RequestOptions::default()
+    };
+    let deadline = slackwater_wait::now() + LONG;
+    const TIMES: usize = 50;
+    let (handed, cancellers) = channel::<Box<dyn Fn() -> bool + Send>>();
+    let giving_up = std::thread::spawn(move || {
+        let give_up = |_| {
+            let request = next(&asked, "the request came");
+            assert!(next(&cancellers, "what cancels it")());
+            request
+        };
+        (0..TIMES).map(give_up).collect::<Vec<_>>()
+    });
+    for _ in 0..TIMES {
+        // The second call of a burst runs the loop.
+        assert_eq!(
+            ask(&client, to, "quick.echo", &[b"x"]),
+            Ok(vec![b"x".to_vec()])
+        );
+        let mut begun = client.begin_request(to, "quick.later", [""; 0], &options);
+        handed.send(Box::new(begun.canceller())).unwrap();
+        assert_eq!(begun.wait(deadline), None);
+        assert!(slackwater_wait::now() < deadline, "nothing woke the caller");
+    }
+    drop(giving_up.join().unwrap());
+}
+
 /// A request whose time had passed before its link's loop looked at it (the loop was busy, or the caller gave it no
 /// time) was sent, and its timeout told only afterwards. A command that had waited in the loop's inbox was judged by the
 /// time at which the loop had begun its turn, so that it happened even then, now and then.

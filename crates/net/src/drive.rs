@@ -189,8 +189,8 @@ impl<P: Protocol> Loop<P> {
         self.0.command(command);
     }
 
-    /// Waits for the value of `completion`, until `deadline` at most, running the loop meanwhile, unless that would
-    /// displace another poller too often.
+    /// Waits for the value of `completion`, until `deadline` or its cancellation at most, running the loop meanwhile, unless that
+    /// would displace another poller too often.
     ///
     /// # Errors
     /// As [`Completion::wait`].
@@ -374,13 +374,14 @@ impl<P: Protocol> LoopShared<P> {
         outcome
     }
 
-    /// Runs the loop, whose role this thread has, until the completion is done. Another thread may complete it while this one
-    /// sleeps in the kernel, so its waker wakes the poller; where another waker stands already, this thread must park instead.
+    /// Runs the loop, whose role this thread has, until the completion is done or cancelled. Another thread may do either while this
+    /// one sleeps in the kernel, so its waker wakes the poller; where another waker stands already, this thread must park instead.
     fn run_until_done<T>(&self, completion: &Completion<T>, deadline: Instant) {
         let waker = Arc::clone(&self.wakeup).into();
         if completion.hook(Hook::Waker(waker)).is_ok() {
             let mut poller = lock(&self.poller);
             while !completion.is_done()
+                && !completion.is_cancelled()
                 && now() < deadline
                 && !self.stopping.load(Ordering::Acquire)
             {

@@ -85,6 +85,12 @@ impl<T> Completion<T> {
         self.shared.countdown.is_done()
     }
 
+    /// Whether waits end without the value unless it is there: it was cancelled.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        self.shared.countdown.is_cancelled()
+    }
+
     /// Runs `hook` once when the value is there, or never will be. Awaiting the value afterwards replaces it.
     ///
     /// # Errors

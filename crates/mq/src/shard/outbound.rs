@@ -40,6 +40,9 @@ impl Shard {
         }
         let mut request = None;
         if let Some((waiter, deadline)) = sending.waiter.take() {
+            if waiter.is_gone() {
+                return;
+            }
             if deadline <= net.now() {
                 self.context.metrics.rare(&self.context.metrics.timeouts);
                 return waiter.tell(&self.context.jobs, Err(RequestError::Timeout));
@@ -105,7 +108,7 @@ impl Shard {
         }
     }
 
-    /// Moves what waits onto the link, as far as there is room.
+    /// Moves what waits onto the link, as far as there is room, except requests whose callers have given them up.
     pub(super) fn flush_queue(&mut self, net: &mut Net, at: At) {
         let Some(peer) = self.peers.get_mut(at) else {
             return;
@@ -115,6 +118,18 @@ impl Shard {
             .as_ref()
             .and_then(|queue| queue.messages().next())
         {
+            // The peer must not carry out what the caller has given up.
+            if let Some(number) = first.request
+                && let Some((_, tag)) = self.requests.get(&number)
+                && let Some(pending) = peer.rest.pending.get(tag)
+                && pending.waiter.is_gone()
+            {
+                net.cancel_timer(pending.timer);
+                peer.rest.pending.remove(tag);
+                self.requests.remove(&number);
+                peer.dequeue();
+                continue;
+            }
             let (message, skip) = (Arc::clone(&first.message), first.skip);
             if !put(net, peer, &message, skip) {
                 if let Some(conn) = peer.conn.filter(|_| peer.up) {

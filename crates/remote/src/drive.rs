@@ -45,7 +45,7 @@ pub(crate) struct Drive<'a> {
 
 static PAUSE: Site = Site::new("client, pause");
 
-impl Drive<'_> {
+impl<'a> Drive<'a> {
     /// Runs a flow that has begun with these actions. Returns when it has its outcomes: then nothing moves any more.
     pub(crate) fn run<F: Flow>(&self, flow: &mut F, begun: Vec<Action>, carry: &mut impl Carry<F>) {
         let mut queue = VecDeque::from(begun);
@@ -100,12 +100,12 @@ impl Drive<'_> {
     }
 
     /// Sends the request that a call begins with, unless the call is cancelled.
-    pub(crate) fn send(&self, flow: CallFlow, begun: Vec<Action>) -> Sent {
+    pub(crate) fn send(&self, flow: CallFlow, begun: Vec<Action>) -> Sent<'a> {
         let until = flow.next_deadline();
         let is_cancelled = self.is_cancelled();
         let asked = begun.into_iter().find_map(|action| match action {
             Action::Ask { operation, request } if !is_cancelled => {
-                let under_way = self.link.send(operation, &request, until?);
+                let under_way = self.link.send(operation, &request, until?, self.cancel);
                 Some((operation, request, under_way))
             }
             _ => None,
@@ -114,11 +114,11 @@ impl Drive<'_> {
     }
 
     /// Waits for the answer to a call that was sent, and goes on with the call where that is not its end.
-    pub(crate) fn hear(&self, sent: Sent) -> Option<Answer> {
+    pub(crate) fn hear(&self, sent: Sent<'_>) -> Option<Answer> {
         let Sent { mut flow, asked } = sent;
         let mut out = Vec::new();
         if let Some((operation, request, under_way)) = asked {
-            let answer = under_way.and_then(|sent| self.link.hear(sent, self.cancel));
+            let answer = under_way.and_then(|sent| self.link.hear(sent));
             heard(
                 &mut flow,
                 operation,
@@ -150,9 +150,9 @@ impl Drive<'_> {
 }
 
 /// A call whose first request was sent.
-pub(crate) struct Sent {
+pub(crate) struct Sent<'a> {
     flow: CallFlow,
-    asked: Option<(OperationId, Request, Result<UnderWay, Unanswered>)>,
+    asked: Option<(OperationId, Request, Result<UnderWay<'a>, Unanswered>)>,
 }
 
 /// Tells a flow what came of a request.

@@ -6,10 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use slackwater_base::Instant;
 use slackwater_client::Paces;
-use slackwater_mq::{Answer, ConnectionId, Mq, Refusal, RequestError, RequestOptions};
+use slackwater_mq::{
+    Answer, BegunRequest, ConnectionId, Mq, Refusal, RequestError, RequestOptions,
+};
 use slackwater_trace::{SpanKind, TraceSpan};
 use slackwater_transfer::{Engine, PeerId, PeerStats};
-use slackwater_wait::{Completion, Site, Stopped, Waiting, now};
+use slackwater_wait::now;
 use slackwater_wire::body::{self, BodyError};
 use slackwater_wire::{
     Answered, Asked, Class, ClientId, Epoch, ErrorCode, Hello, Incarnation, OperationId,
@@ -64,17 +66,28 @@ impl Unanswered {
     }
 }
 
-/// What comes of a request.
-type Heard = Result<Answer, RequestError>;
-
-/// A request of the master that was sent.
-pub(crate) struct UnderWay {
-    completion: Completion<Heard>,
+/// A request of the master that was sent. To drop it is to give it up.
+pub(crate) struct UnderWay<'a> {
+    begun: BegunRequest,
     until: Instant,
+    cancel: Option<&'a Cancel>,
     span: TraceSpan,
+    is_heard: bool,
 }
 
-static ANSWER: Site = Site::new("client, answer");
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        if self.is_heard {
+            return;
+        }
+        match self.cancel {
+            Some(cancel) if cancel.is_cancelled() => {
+                self.span.fail(Unanswered::Cancelled.words());
+            }
+            _ => self.span.fail("the call ended before the answer"),
+        }
+    }
+}
 
 impl Link {
     pub(crate) fn new(mq: Mq, to: ConnectionId, client: ClientId, engine: Engine) -> Self {
@@ -192,43 +205,42 @@ impl Link {
         until: Instant,
         cancel: Option<&Cancel>,
     ) -> Result<Answered, Unanswered> {
-        let mut span = TraceSpan::here(span_name(request), SpanKind::Client);
-        let body = self.asked(operation, request, span.context())?;
-        let answer = self.exchange(command(request), &body, until, cancel);
-        let answer = answer.inspect_err(|unanswered| span.fail(unanswered.words()))?;
-        self.answered(&answer)
+        self.hear(self.send(operation, request, until, cancel)?)
     }
 
     /// Makes a request of the master whose answer [`Link::hear`] waits for, so that more can be done meanwhile.
-    pub(crate) fn send(
+    pub(crate) fn send<'a>(
         &self,
         operation: OperationId,
         request: &Request,
         until: Instant,
-    ) -> Result<UnderWay, Unanswered> {
-        let span = TraceSpan::here(span_name(request), SpanKind::Client);
-        let body = self.asked(operation, request, span.context())?;
+        cancel: Option<&'a Cancel>,
+    ) -> Result<UnderWay<'a>, Unanswered> {
+        let mut span = TraceSpan::here(span_name(request), SpanKind::Client);
+        let body = self.asked(operation, request, span.context());
+        let body = body.inspect_err(|unanswered| span.fail(unanswered.words()))?;
         Ok(UnderWay {
-            completion: self.begin(command(request), &body, until),
+            begun: self.begin(command(request), &body, until),
             until,
+            cancel,
             span,
+            is_heard: false,
         })
     }
 
     /// The answer to a request that was sent.
-    pub(crate) fn hear(
-        &self,
-        under_way: UnderWay,
-        cancel: Option<&Cancel>,
-    ) -> Result<Answered, Unanswered> {
+    pub(crate) fn hear(&self, mut under_way: UnderWay<'_>) -> Result<Answered, Unanswered> {
         let UnderWay {
-            completion,
+            begun,
             until,
-            mut span,
-        } = under_way;
-        let answer = self.finish(completion, until, cancel);
-        let answer = answer.inspect_err(|unanswered| span.fail(unanswered.words()))?;
-        self.answered(&answer)
+            cancel,
+            span,
+            is_heard,
+        } = &mut under_way;
+        *is_heard = true;
+        let answer = self.finish(begun, *until, *cancel);
+        let answered = answer.and_then(|answer| self.answered(&answer));
+        answered.inspect_err(|unanswered| span.fail(unanswered.words()))
     }
 
     /// Makes a request of the master whose answer `heard` gets, on any thread. `heard` must not block.
@@ -319,44 +331,32 @@ impl Link {
         until: Instant,
         cancel: Option<&Cancel>,
     ) -> Result<Answer, Unanswered> {
-        if cancel.is_some() {
-            return self.finish(self.begin(command, body, until), until, cancel);
-        }
-        let options = answered_by(until);
-        let answer = self.mq.request_wait(self.to, command, [body], &options);
-        answer.map_err(|error| self.failed(&error))
+        self.finish(&mut self.begin(command, body, until), until, cancel)
     }
 
-    fn begin(&self, command: &str, body: &[u8], until: Instant) -> Completion<Heard> {
-        let (completer, completion) = Completion::new();
-        let told = |answer| completer.complete(answer);
-        self.mq
-            .request(self.to, command, [body], &answered_by(until), told);
-        completion
+    fn begin(&self, command: &str, body: &[u8], until: Instant) -> BegunRequest {
+        let options = RequestOptions {
+            timeout: Some(now().until(until)),
+            ..RequestOptions::default()
+        };
+        self.mq.begin_request(self.to, command, [body], &options)
     }
 
     fn finish(
         &self,
-        mut completion: Completion<Heard>,
+        begun: &mut BegunRequest,
         until: Instant,
         cancel: Option<&Cancel>,
     ) -> Result<Answer, Unanswered> {
-        let end = completion.canceller();
-        let mut wait = || completion.wait(&Waiting::at(&ANSWER).until(until));
+        let end = begun.canceller();
         let heard = match cancel {
-            Some(cancel) => cancel.during(move || _ = end(), wait),
-            None => wait(),
+            Some(cancel) => cancel.during(move || _ = end(), || begun.wait(until)),
+            None => begun.wait(until),
         };
         match heard {
-            Ok(answer) => answer.map_err(|error| self.failed(&error)),
-            Err(Stopped::Failed(_)) => {
-                self.note(Unanswered::Lost.words());
-                Err(Unanswered::Lost)
-            }
-            Err(Stopped::Ended(_)) if cancel.is_some_and(Cancel::is_cancelled) => {
-                Err(Unanswered::Cancelled)
-            }
-            Err(Stopped::Ended(_)) => Err(self.failed(&RequestError::Timeout)),
+            Some(answer) => answer.map_err(|error| self.failed(&error)),
+            None if cancel.is_some_and(Cancel::is_cancelled) => Err(Unanswered::Cancelled),
+            None => Err(self.failed(&RequestError::Timeout)),
         }
     }
 
@@ -408,14 +408,6 @@ impl Link {
 
     fn nodes(&self) -> MutexGuard<'_, BTreeMap<Incarnation, PeerId>> {
         lock(&self.nodes)
-    }
-}
-
-fn answered_by(until: Instant) -> RequestOptions {
-    RequestOptions {
-        timeout: Some(now().until(until)),
-        inline: true,
-        ..RequestOptions::default()
     }
 }
 

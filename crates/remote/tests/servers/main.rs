@@ -5,6 +5,7 @@
 )]
 
 mod nodes;
+mod pieces;
 
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -37,6 +38,13 @@ fn server_of(
     nodes: Vec<Segment>,
     answer: impl Fn(&Call<'_>, Asked, u64) + Send + Sync + 'static,
 ) -> (Running, Address) {
+    listen(builder_of(nodes, answer))
+}
+
+fn builder_of(
+    nodes: Vec<Segment>,
+    answer: impl Fn(&Call<'_>, Asked, u64) + Send + Sync + 'static,
+) -> Builder {
     let mut builder = Builder::new(Options::default());
     let category = Category {
         access: Access {
@@ -65,10 +73,14 @@ fn server_of(
             answer(call, asked, count.fetch_add(1, Ordering::SeqCst));
         })
         .unwrap();
-    listen(builder)
+    builder
 }
 
 fn listen(builder: Builder) -> (Running, Address) {
+    listen_at(builder, &Endpoint::Tcp((Ipv4Addr::LOCALHOST, 0).into()))
+}
+
+fn listen_at(builder: Builder, endpoint: &Endpoint) -> (Running, Address) {
     let running = builder.start().unwrap();
     let options = ListenOptions {
         admission: Admission::Everybody(Level::Admin),
@@ -77,8 +89,7 @@ fn listen(builder: Builder) -> (Running, Address) {
         access: UnixAccess::default(),
         beside: false,
     };
-    let any = Endpoint::Tcp((Ipv4Addr::LOCALHOST, 0).into());
-    let endpoint = running.listen(&any, &options).unwrap();
+    let endpoint = running.listen(endpoint, &options).unwrap();
     (running, Address::of(&endpoint, None))
 }
 

@@ -457,6 +457,8 @@ impl Call<'_> {
         if keys.len() <= EXISTS_PIECE {
             return truths(self.ask(WHAT, asked(keys)?)?, keys.len());
         }
+        // A call that is refused for a later key must not have asked for those before.
+        keys.iter().try_for_each(|key| Key::check(key))?;
         self.check_room()?;
         let send = |piece: &[&[u8]]| {
             let mut begun = Vec::new();

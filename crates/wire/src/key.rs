@@ -32,13 +32,22 @@ impl Key {
     /// # Errors
     /// When `bytes` is empty or longer than [`KEY_BYTES_MAX`].
     pub fn new(bytes: &[u8]) -> Result<Self, KeyError> {
+        Self::check(bytes)?;
+        Ok(Self(bytes.into()))
+    }
+
+    /// Whether `bytes` make a key, which is not made.
+    ///
+    /// # Errors
+    /// As [`Key::new`].
+    pub fn check(bytes: &[u8]) -> Result<(), KeyError> {
         match bytes.len() {
             0 => Err(KeyError::Empty),
             n if n > KEY_BYTES_MAX => Err(KeyError::TooLong {
                 bytes: n,
                 limit: KEY_BYTES_MAX,
             }),
-            _ => Ok(Self(bytes.into())),
+            _ => Ok(()),
         }
     }
 

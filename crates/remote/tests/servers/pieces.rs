@@ -9,6 +9,7 @@ use slackwater_mq::{Call, Deferred};
 use slackwater_net::Endpoint;
 use slackwater_remote::{CallOptions, Cancel, Client, ClientError};
 use slackwater_trace::{FinishedSpan, Sink, export_to, within};
+use slackwater_wire::limits::KEY_BYTES_MAX;
 use slackwater_wire::{
     Answered, Asked, Epoch, ErrorCode, Key, OperationId, Reply, Request, Tenant, TraceContext,
     Traceparent, body,
@@ -105,6 +106,31 @@ const CANCELLED: Exists = Err(ClientError::Cancelled { what: "exists" });
 /// A name of this test that no other test process has. A server may listen there again.
 fn named(test: &str) -> Endpoint {
     Endpoint::Unix(format!("@slackwater-test-{test}-{}", std::process::id()).into())
+}
+
+/// The pieces before that of a bad key had been asked for.
+#[test]
+fn a_key_that_is_none_is_found_before_anything_is_asked() {
+    let (told, heard) = channel();
+    let (_server, address) = server(move |call, asked, _| {
+        let (_, _, keys) = asked_for(asked);
+        reply(call, 5, found(&keys));
+        told.send(keys).unwrap();
+    });
+    let client = connect(address).unwrap();
+    let long = vec![b'k'; KEY_BYTES_MAX + 1];
+    let many = keys(3 * PIECE);
+    for wrong in [&b""[..], &long] {
+        for at in [0, PIECE, 3 * PIECE - 1] {
+            let mut keys = bytes(&many);
+            keys[at] = wrong;
+            let refused = client.exists(&keys, &within_time(LONG));
+            assert!(matches!(refused, Err(ClientError::Key(_))), "{at}");
+        }
+    }
+    // What was sent is heard before this.
+    assert_eq!(client.exists(&[b"k0"], &within_time(LONG)), Ok(vec![true]));
+    assert_eq!(heard.try_iter().count(), 1);
 }
 
 #[test]

@@ -15,6 +15,7 @@ pub mod promotion;
 pub mod removal;
 pub mod served;
 pub mod store;
+pub mod tied;
 pub mod tiers;
 pub mod transfer;
 mod turns;

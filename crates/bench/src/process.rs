@@ -2,19 +2,17 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::process::{
-    Pid, Resource, Rlimit, Signal, getpid, getppid, getrlimit, set_parent_process_death_signal,
-    setrlimit,
-};
-use rustix::thread::{CpuSet, gettid, sched_getaffinity, sched_setaffinity};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use slackwater_pool::copy::{Isa, IsaChoice};
 use thiserror::Error;
+
+use crate::tied;
 
 /// Why a measured process gave no figures.
 #[derive(Debug, Error)]
@@ -53,7 +51,7 @@ pub enum ProcessError {
     NoChild,
 }
 
-/// A measured process; killed when dropped, and with this process if its first thread started it.
+/// A measured process; killed when dropped, and with this process.
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,
@@ -96,8 +94,7 @@ impl Process {
         patience: Duration,
     ) -> Result<Self, ProcessError> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        end_with_us(&mut command);
-        let mut child = command.spawn().map_err(|error| ProcessError::Io {
+        let mut child = tied::start(command).map_err(|error| ProcessError::Io {
             what: "start a process",
             error,
         })?;
@@ -222,25 +219,6 @@ impl Drop for Process {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-/// Has the kernel kill what the command starts when this process is ended in a way that drops nothing: a server would serve for
-/// ever. The kernel goes by the thread that starts it, so others than the first, which may end sooner, do without.
-pub fn end_with_us(command: &mut Command) -> &mut Command {
-    let us = getpid();
-    if gettid() != us {
-        return command;
-    }
-    let arm = move || {
-        set_parent_process_death_signal(Some(Signal::KILL))?;
-        // It would not be told of an end before this.
-        match getppid() == Some(us) {
-            true => Ok(()),
-            false => Err(Errno::SRCH.into()),
-        }
-    };
-    // SAFETY: between fork and exec it only makes system calls, without memory to allocate or locks to take.
-    unsafe { command.pre_exec(arm) }
 }
 
 /// Ends with the process, whose pipe it reads.

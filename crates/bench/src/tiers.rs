@@ -18,7 +18,7 @@ pub use contention::Contention;
 use player::Reading;
 
 use crate::peer::Skipped;
-use crate::process::end_with_us;
+use crate::tied;
 
 /// What is played, and on what.
 #[derive(Clone, Debug)]
@@ -227,14 +227,13 @@ fn foyer(options: &Options, in_flight: usize) -> Result<Row, String> {
     let directory = options.directory.join("foyer");
     std::fs::create_dir_all(&directory).map_err(|error| error.to_string())?;
     let mut command = Command::new(program);
-    let output = end_with_us(&mut command)
+    command
         .arg("foyer")
         .arg(&directory)
         .args([options.memory_bytes, options.ssd_bytes].map(|bytes| bytes.to_string()))
         .args([options.block_bytes, in_flight].map(|number| number.to_string()))
-        .args(options.source.words())
-        .output()
-        .map_err(|error| format!("{}: {error}", program.display()));
+        .args(options.source.words());
+    let output = tied::output(command).map_err(|error| format!("{}: {error}", program.display()));
     let removed = std::fs::remove_dir_all(&directory);
     let output = output?;
     removed.map_err(|error| error.to_string())?;

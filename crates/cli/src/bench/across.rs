@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use slackwater_base::ByteSize;
-use slackwater_bench::process::end_with_us;
+use slackwater_bench::tied;
 use slackwater_bench::transfer::{self, Across, FarEnd, ServeOptions};
 use slackwater_mq::Address;
 use tempfile::TempDir;
@@ -279,12 +279,11 @@ impl Drop for Local {
 fn over_loopback(arguments: &Transfer, why: &str) -> Result<u8> {
     note(why);
     let mut command = Command::new(this_program()?);
-    let child = end_with_us(&mut command)
+    command
         .args(["bench", "transfer", "--serve", "--listen", "127.0.0.1:0"])
         .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn();
-    let mut local = Local(child.context("cannot start a far end")?);
+        .stdout(Stdio::piped());
+    let mut local = Local(tied::start(command).context("cannot start a far end")?);
     let mut said = String::new();
     if let Some(out) = local.0.stdout.take() {
         BufReader::new(out)

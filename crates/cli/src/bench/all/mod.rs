@@ -10,12 +10,12 @@ mod plan;
 use std::ffi::OsString;
 use std::fs;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde_json::Value;
-use slackwater_bench::process::end_with_us;
+use slackwater_bench::tied;
 
 use super::args::one_or_more;
 use crate::answer;
@@ -182,10 +182,7 @@ fn measure(program: &OsString, words: &[&str], directory: Option<&PathBuf>) -> R
     if let Some(directory) = directory {
         command.arg("--dir").arg(directory);
     }
-    let output = end_with_us(&mut command)
-        .stdin(Stdio::null())
-        .output()
-        .context("cannot start this program again")?;
+    let output = tied::output(command).context("cannot start this program again")?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
         let last = said.lines().last().unwrap_or("it said nothing");

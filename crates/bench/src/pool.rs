@@ -11,6 +11,7 @@ mod samples;
 mod spinning;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -40,8 +41,8 @@ pub struct Options {
     pub rounds: usize,
     /// A run lasts at least about this long.
     pub run_min: Duration,
-    /// Whether the peers run as well.
-    pub peers: bool,
+    /// An empty directory for the programs of peers; without one no peer runs.
+    pub peers: Option<PathBuf>,
 }
 
 impl Default for Options {
@@ -61,7 +62,7 @@ impl Default for Options {
             ],
             rounds: 5,
             run_min: Duration::from_millis(120),
-            peers: true,
+            peers: None,
         }
     }
 }
@@ -153,7 +154,7 @@ pub enum BenchError {
     /// rayon did not start.
     #[error("rayon: {0}")]
     Rayon(String),
-    /// The directory for the peers could not be made.
+    /// The sources of the peers could not be written.
     #[error("directory for compiled peers: {0}")]
     Workshop(std::io::Error),
 }
@@ -183,7 +184,6 @@ const NAMES: [&str; 7] = [
 /// # Errors
 /// A pool of this process could not be started. Missing peers are no error: the report names them.
 pub fn run(options: &Options) -> Result<Report, BenchError> {
-    let workshop = Workshop::new().map_err(BenchError::Workshop)?;
     let machine = Machine::detect();
     let mut skipped = Vec::new();
     if machine.nodes == 1 {
@@ -193,14 +193,16 @@ pub fn run(options: &Options) -> Result<Report, BenchError> {
                 .to_owned(),
         });
     }
-    let programs = if options.peers {
-        programs(&workshop, &mut skipped)
-    } else {
-        BTreeMap::new()
+    let programs = match &options.peers {
+        Some(directory) => {
+            let workshop = Workshop::new(directory).map_err(BenchError::Workshop)?;
+            programs(&workshop, &mut skipped)
+        }
+        None => BTreeMap::new(),
     };
     let mut rows = Vec::new();
     for &threads in &options.threads {
-        let pools = Pools::start(threads, options.peers, &programs)?;
+        let pools = Pools::start(threads, options.peers.is_some(), &programs)?;
         for &task in &options.tasks {
             let steps = steps_of(task);
             for &gap in &options.gaps {
@@ -501,13 +503,14 @@ mod tests {
 
     #[test]
     fn a_short_run_fills_every_row_and_says_what_is_missing() {
+        let directory = tempfile::tempdir().unwrap();
         let options = Options {
             threads: vec![2],
             tasks: vec![Duration::from_nanos(200)],
             gaps: vec![Duration::ZERO, Duration::from_micros(10)],
             rounds: 1,
             run_min: Duration::from_millis(1),
-            peers: true,
+            peers: Some(directory.path().to_owned()),
         };
         let report = run(&options).unwrap();
         let ours = report

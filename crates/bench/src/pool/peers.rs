@@ -1,11 +1,12 @@
 //! Other pools: rayon in this process, OpenMP and oneTBB as programs compiled for the run.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use super::bursts::{Bursts, Times};
 use super::samples::Samples;
+use crate::tied;
 
 /// A program that runs bursts.
 #[derive(Debug)]
@@ -21,19 +22,16 @@ const SOURCES: [(&str, &str); 3] = [
     ("tbb.cpp", include_str!("../../peers/tbb.cpp")),
 ];
 
-/// A directory for the compiled peers, removed with the value.
+/// The directory of the peers: their sources, and what is compiled of them.
 #[derive(Debug)]
-pub(crate) struct Workshop(PathBuf);
+pub(crate) struct Workshop<'a>(&'a Path);
 
-impl Workshop {
-    pub(crate) fn new() -> std::io::Result<Self> {
-        let dir = std::env::temp_dir().join(format!("slackwater-bench-{}", std::process::id()));
-        std::fs::create_dir_all(&dir)?;
-        let workshop = Self(dir);
+impl<'a> Workshop<'a> {
+    pub(crate) fn new(directory: &'a Path) -> std::io::Result<Self> {
         for (name, source) in SOURCES {
-            std::fs::write(workshop.0.join(name), source)?;
+            std::fs::write(directory.join(name), source)?;
         }
-        Ok(workshop)
+        Ok(Self(directory))
     }
 
     /// OpenMP of the C compiler, with this wait policy.
@@ -60,12 +58,13 @@ impl Workshop {
         if target.exists() {
             return Ok(target);
         }
-        let output = Command::new(compiler)
+        let mut command = Command::new(compiler);
+        command
             .arg("-o")
             .arg(&target)
             .arg(self.0.join(source))
-            .args(flags)
-            .output();
+            .args(flags);
+        let output = tied::output(command);
         let output = output.map_err(|error| format!("no compiler `{compiler}`: {error}"))?;
         if output.status.success() {
             return Ok(target);
@@ -82,12 +81,6 @@ impl Workshop {
     }
 }
 
-impl Drop for Workshop {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 impl Program {
     pub(crate) fn run(&self, threads: usize, bursts: &Bursts) -> Result<Times, String> {
         let mut command = Command::new(&self.path);
@@ -98,9 +91,8 @@ impl Program {
             .args(numbers.map(|n| n.to_string()));
         command.args([bursts.tokens, bursts.layers, bursts.warmup].map(|n| n.to_string()));
         command.args(bursts.tasks.iter().map(usize::to_string));
-        let output = command
-            .output()
-            .map_err(|error| format!("could not be started: {error}"))?;
+        let output =
+            tied::output(command).map_err(|error| format!("could not be started: {error}"))?;
         if !output.status.success() {
             return Err(format!(
                 "{}: {}",

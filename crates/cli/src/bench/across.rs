@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, bail};
@@ -11,9 +11,9 @@ use slackwater_base::ByteSize;
 use slackwater_bench::tied;
 use slackwater_bench::transfer::{self, Across, FarEnd, ServeOptions};
 use slackwater_mq::Address;
-use tempfile::TempDir;
 
 use super::args::{Output, Transfer};
+use super::passing::Passing;
 use super::{Shown, ourselves, this_program};
 use crate::args::block_bytes;
 use crate::interrupt::Interrupt;
@@ -167,8 +167,9 @@ pub(super) fn show(report: &transfer::Report, output: &Output) -> Result<u8> {
 
 /// Runs this command again between two networks, or here over loopback with the reason in the report.
 fn shaped(arguments: &Transfer, rate: &str) -> Result<u8> {
-    let keys = TempDir::new().context("cannot make a directory for keys")?;
-    if let Err(why) = networks(SHAPED, rate, &keys, Stdio::null(), Stdio::piped()) {
+    let directory = Passing::anywhere()?;
+    let keys = directory.path();
+    if let Err(why) = networks(SHAPED, rate, keys, Stdio::null(), Stdio::piped()) {
         let why = why.to_string();
         let why = why.split_whitespace().collect::<Vec<_>>().join(" ");
         return over_loopback(
@@ -177,7 +178,7 @@ fn shaped(arguments: &Transfer, rate: &str) -> Result<u8> {
         );
     }
     let script = format!("{SHAPED}{MEASURED}");
-    let status = networks(&script, rate, &keys, Stdio::inherit(), Stdio::inherit());
+    let status = networks(&script, rate, keys, Stdio::inherit(), Stdio::inherit());
     match status {
         Ok(()) => Ok(crate::DONE),
         Err(NotMade {
@@ -199,7 +200,7 @@ struct NotMade {
 fn networks(
     script: &str,
     rate: &str,
-    keys: &TempDir,
+    keys: &Path,
     out: Stdio,
     errors: Stdio,
 ) -> Result<(), NotMade> {
@@ -226,9 +227,7 @@ fn networks(
         "sh",
         rate,
     ]);
-    command
-        .arg(keys.path())
-        .args(others(std::env::args().skip(1)));
+    command.arg(keys).args(others(std::env::args().skip(1)));
     command
         .env("SLACKWATER", program)
         .stdin(Stdio::null())

@@ -517,10 +517,15 @@ impl Wait {
 }
 
 impl Pool {
-    pub(super) fn options(&self) -> pool::Options {
+    /// Whether peers run, for which there is to be a directory.
+    pub(super) fn has_peers(&self) -> bool {
+        !self.no_peers
+    }
+
+    pub(super) fn options(&self, peers: Option<&Path>) -> pool::Options {
         let mut options = pool::Options {
             rounds: self.rounds,
-            peers: !self.no_peers,
+            peers: peers.map(Path::to_owned),
             ..Default::default()
         };
         given(&mut options.threads, &self.threads);

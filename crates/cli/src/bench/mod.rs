@@ -91,7 +91,8 @@ pub(crate) fn run(scenario: &Bench) -> Result<u8> {
             .show(&arguments.output)
         }
         Bench::Pool(arguments) => {
-            let report = pool::run(&arguments.options())?;
+            let peers = arguments.has_peers().then(Passing::anywhere).transpose()?;
+            let report = pool::run(&arguments.options(peers.as_ref().map(Passing::path)))?;
             let (text, html) = (report.to_text(), Some(report.to_html()));
             Shown {
                 text,

@@ -1,6 +1,8 @@
 //! The directory of a benchmark, which goes with the run however that ends.
 
+use std::fs::Permissions;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -12,7 +14,7 @@ use tempfile::TempDir;
 use crate::answer;
 use crate::interrupt::block_signals;
 
-/// A directory on the device to be measured. Where this process is ended before it is dropped, by Ctrl-C or by a kill, another one
+/// A directory, such as one on the device to be measured. Where this process is ended before it is dropped, by Ctrl-C or by a kill, another one
 /// removes it: it hears of the end by its input.
 pub(super) struct Passing {
     directory: Option<TempDir>,
@@ -23,6 +25,8 @@ impl Passing {
     pub(super) fn new(parent: &Path) -> Result<Self> {
         let directory = tempfile::Builder::new()
             .prefix(PREFIX)
+            // Programs that run and keys that are secret may be in it.
+            .permissions(Permissions::from_mode(0o700))
             .tempdir_in(parent)
             .with_context(|| format!("cannot make a directory in {}", parent.display()))?;
         let remover = Command::new(super::this_program()?)
@@ -44,6 +48,11 @@ impl Passing {
         }
         ensure!(said.trim() == READY, "nothing would remove the directory");
         Ok(passing)
+    }
+
+    /// A directory that no device is measured by: where temporary files are.
+    pub(super) fn anywhere() -> Result<Self> {
+        Self::new(&std::env::temp_dir())
     }
 
     pub(super) fn path(&self) -> &Path {

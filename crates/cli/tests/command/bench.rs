@@ -4,7 +4,7 @@ use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::channel;
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
@@ -415,6 +415,40 @@ fn an_interrupted_benchmark_leaves_nothing_behind() {
     }
 }
 
+/// Compiled peers had a directory by a name that others could have made before, and keys one that nobody removed after a signal.
+#[test]
+fn a_directory_for_programs_or_keys_is_its_own_and_goes_with_the_benchmark() {
+    let pool = ["bench", "pool", "--threads", "1"];
+    let shaped = ["bench", "transfer", "--shaped", "4gbit"];
+    for (arguments, waits_for) in [(&pool, "cc"), (&shaped, "setpriv")] {
+        for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
+            if is_ignored(signal) {
+                continue;
+            }
+            let place = Place::new();
+            let child = begun_beside(&place, arguments, waits_for);
+            pid_of(&place, waits_for);
+            let there = || std::fs::read_dir(place.temporary()).unwrap();
+            let found = there().map(|entry| {
+                let entry = entry.unwrap();
+                let mode = entry.metadata().unwrap().permissions().mode();
+                (entry.file_name().into_string().unwrap(), mode & 0o077)
+            });
+            let found: Vec<(String, u32)> = found.collect();
+            let guessed = format!("slackwater-bench-{}", child.id());
+            kill_process_group(Pid::from_child(&child), signal).unwrap();
+            let ended = output(child);
+            assert_eq!(ended.status.signal(), Some(signal.as_raw()));
+            assert_eq!((there().count(), stderr(&ended)), (0, String::new()));
+            let [(name, of_others)] = &found[..] else {
+                panic!("one directory: {found:?}");
+            };
+            assert_ne!(*name, guessed);
+            assert_eq!(*of_others, 0, "others have no business there");
+        }
+    }
+}
+
 /// Of a benchmark that was killed by itself the master and the nodes served on, for ever.
 #[test]
 fn the_servers_of_a_killed_benchmark_end_with_it() {
@@ -450,28 +484,36 @@ fn the_servers_of_a_killed_benchmark_end_with_it() {
 /// What a benchmark measures beside itself ran on when the benchmark was killed, and wrote to a directory that nobody removed.
 #[test]
 fn a_peer_of_a_killed_benchmark_ends_with_it() {
-    let place = Place::new();
-    let peer = place.path("peer.sh");
-    std::fs::write(&peer, "#!/bin/sh\necho $$ > peer.pid\nexec sleep 3600\n").unwrap();
-    std::fs::set_permissions(&peer, Permissions::from_mode(0o755)).unwrap();
     let few = ["--requests", "10", "--in-flight", "1", "--rounds", "1"];
     let small = ["--memory", "16MiB", "--ssd", "256MiB", "--dir", "tmp"];
-    let beside = ["--no-contention", "--peers", "./peer.sh"];
-    let mut child = begun(
-        &place,
+    let beside = ["--no-contention", "--peers", "bin/peer"];
+    ends_with_it(
         &[&["bench", "tiers"], &few[..], &small, &beside].concat(),
+        "peer",
     );
-    let number = || std::fs::read_to_string(place.path("peer.pid"));
-    until("the peer runs", || {
-        number().is_ok_and(|number| number.ends_with('\n'))
-    });
+}
+
+/// A part went on when `bench all` was killed, and so did what the part had started.
+#[test]
+fn the_parts_of_a_killed_bench_all_end_with_it() {
+    let all = ["bench", "all", "--only", "pool", "--quick"];
+    ends_with_it(&[&all[..], &["--report", "report"]].concat(), "cc");
+}
+
+/// Kills a benchmark by itself while a program runs that it, or what it has started, waits for.
+fn ends_with_it(arguments: &[&str], waits_for: &str) {
+    let place = Place::new();
+    let mut child = begun_beside(&place, arguments, waits_for);
+    let pid = pid_of(&place, waits_for);
     child.kill().unwrap();
     child.wait().unwrap();
-    let status = format!("/proc/{}/stat", number().unwrap().trim());
-    until("the peer has ended", || {
-        let status = std::fs::read_to_string(&status);
+    until("what it waited for has ended", || {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/stat"));
         // Who inherits it may not have asked for its end yet.
         status.map_or(true, |status| status.contains(") Z "))
+    });
+    until("nothing is left behind", || {
+        std::fs::read_dir(place.temporary()).unwrap().count() == 0
     });
 }
 
@@ -522,9 +564,36 @@ fn only_the_directory_of_a_benchmark_is_removed() {
     }
 }
 
+/// Starts one that ends with a signal, in a group of its own, and for which a program of this name is one that never ends.
+fn begun_beside(place: &Place, arguments: &[&str], program: &str) -> Child {
+    let programs = place.path("bin");
+    std::fs::create_dir(&programs).unwrap();
+    let path = programs.join(program);
+    let script = format!("#!/bin/sh\necho $$ > {program}.pid\nexec sleep 3600\n");
+    std::fs::write(&path, script).unwrap();
+    std::fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+    let mut found = programs.into_os_string();
+    found.push(":");
+    found.push(std::env::var_os("PATH").unwrap_or_default());
+    let mut command = place.command(arguments);
+    command.env("PATH", found);
+    begin(command)
+}
+
+/// Waits until the program that never ends runs.
+fn pid_of(place: &Place, program: &str) -> u32 {
+    let said = || std::fs::read_to_string(place.path(&format!("{program}.pid"))).ok();
+    let line = || said().filter(|said| said.ends_with('\n'));
+    until("what it waits for runs", || line().is_some());
+    line().unwrap().trim().parse().unwrap()
+}
+
 /// Starts one that ends with a signal, in a group of its own.
 fn begun(place: &Place, arguments: &[&str]) -> Child {
-    let mut command = place.command(arguments);
+    begin(place.command(arguments))
+}
+
+fn begin(mut command: Command) -> Child {
     command.process_group(0).stdin(Stdio::null());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     command.spawn().unwrap()

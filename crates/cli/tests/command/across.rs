@@ -1,14 +1,16 @@
 //! `slackwater bench transfer` between two machines, which processes and networks of this one stand for.
 
 use std::ffi::OsStr;
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStderr, Output, Stdio};
+use std::sync::mpsc::channel;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use serde_json::Value;
 use slackwater_transfer::AesLibrary;
 
-use crate::place::{Place, end, object, output, stderr};
+use crate::place::{PATIENCE, Place, end, object, output, stderr};
 
 /// A far end in a process of its own; killed when dropped.
 struct Far {
@@ -330,6 +332,38 @@ fn rates_stay_below_that_of_a_shaped_link_between_two_networks() {
         assert!(rate < LINK * BURST, "{limit}: {rate}");
     }
     assert_eq!(std::fs::read_dir(place.temporary()).unwrap().count(), 0);
+}
+
+/// The far end that a run over loopback had started served on when the run was killed.
+#[test]
+fn a_far_end_on_loopback_ends_with_the_run_that_started_it() {
+    let place = Place::new();
+    let words = ["bench", "transfer", "--shaped", "4gbit", "--window", "10s"];
+    let mut command = place.command(&words);
+    // No network can be made.
+    command.env("PATH", "nowhere");
+    command
+        .process_group(0)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    // All that it starts has the same pipe for its errors.
+    let mut told = BufReader::new(child.stderr.take().unwrap()).lines();
+    let begins = |line: io::Result<String>| line.unwrap().contains("begins");
+    assert!(told.by_ref().any(begins), "the far end has a run");
+    child.kill().unwrap();
+    let (ended, heard) = channel();
+    std::thread::spawn(move || {
+        told.by_ref().for_each(drop);
+        ended.send(())
+    });
+    let silent = heard.recv_timeout(PATIENCE);
+    if silent.is_err() {
+        let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
+    }
+    child.wait().unwrap();
+    silent.expect("it serves on");
 }
 
 #[test]

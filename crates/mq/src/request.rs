@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use slackwater_base::Instant;
 use slackwater_net::is_inside_a_loop;
-use slackwater_wait::{Completer, Completion};
+use slackwater_wait::{Completer, Completion, Site, Waiting, now};
 use slackwater_zmtp::Message;
 use thiserror::Error;
 
@@ -64,8 +64,11 @@ pub struct RequestOptions {
 type Outcome = Result<Answer, RequestError>;
 type Callback = Box<dyn FnOnce(Outcome) + Send>;
 
+static STOPPED: Site = Site::new("answer of a layer that stopped");
+
 /// A request that was begun, and whose caller waits for its reply when it likes. To drop it is to give it up: what still waits in
 /// the queue of a link then is not sent.
+#[must_use = "a request that is dropped is given up"]
 pub struct BegunRequest {
     context: Arc<Context>,
     /// The loop that it went to.
@@ -83,7 +86,8 @@ impl BegunRequest {
     }
 
     /// Waits for the outcome, until `deadline` at most, running the loop of its link where that is faster. `None` when there was
-    /// none in time, or the request was given up before.
+    /// none in time, or the request was given up before; but what was given up ends with [`RequestError::Gone`] where its link, or
+    /// the message layer, has dropped it meanwhile.
     pub fn wait(&mut self, deadline: Instant) -> Option<Result<Answer, RequestError>> {
         if is_inside_a_loop() {
             return Some(Err(RequestError::InsideLoop));
@@ -91,7 +95,12 @@ impl BegunRequest {
         let loops = self.context.loops.load();
         match loops.get(usize::from(self.shard)) {
             Some(looping) => looping.wait(&mut self.completion, deadline).ok(),
-            None => Some(Err(RequestError::Gone)),
+            // The message layer has stopped, perhaps after the answer.
+            None => {
+                let waiting = Waiting::at(&STOPPED).until(now());
+                let told = self.completion.wait(&waiting);
+                Some(told.unwrap_or(Err(RequestError::Gone)))
+            }
         }
     }
 
@@ -175,8 +184,6 @@ impl Drop for Waiter {
 
 #[cfg(test)]
 mod tests {
-    use slackwater_wait::{Completion, Site, Waiting, now};
-
     use super::*;
 
     #[test]

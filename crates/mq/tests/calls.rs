@@ -399,10 +399,10 @@ fn a_request_that_is_given_up_in_a_queue_is_never_sent() {
     };
     let begin = |name| client.begin_request(to, "quick.note", [name], &options);
     let deadline = slackwater_wait::now() + LONG;
-    let mut cancelled = begin("cancelled");
+    let [mut cancelled, mut looked_late] = ["cancelled"; 2].map(begin);
     let [mut first, dropped, mut second] = ["kept first", "dropped", "kept second"].map(begin);
-    assert_eq!(client.books()[3], 4, "messages that wait");
-    assert!(cancelled.canceller()());
+    assert_eq!(client.books()[3], 5, "messages that wait");
+    assert!(cancelled.canceller()() && looked_late.canceller()());
     assert_eq!(cancelled.wait(deadline), None);
     drop(dropped);
     let (notes, noted) = channel();
@@ -411,6 +411,7 @@ fn a_request_that_is_given_up_in_a_queue_is_never_sent() {
     for kept in [&mut first, &mut second] {
         assert!(matches!(kept.wait(deadline), Some(Ok(_))));
     }
+    assert_eq!(looked_late.wait(deadline), Some(Err(RequestError::Gone)));
     let noted: Vec<_> = noted.try_iter().collect();
     assert_eq!(noted, [b"kept first".to_vec(), b"kept second".to_vec()]);
     let [_, pending, _, queued, _] = client.books();
@@ -436,6 +437,8 @@ fn a_request_that_is_given_up_before_its_loop_looks_at_it_is_not_sent() {
     let to = connect(&client, &listen(&server, &everybody(false)));
     let own = client.connect_inproc();
     std::thread::scope(|scope| {
+        // A panic in here releases it too.
+        let release = release;
         scope.spawn(|| client.send(own, "quick.hold", [""; 0]));
         next(&begun, "the loop is busy");
         drop(client.begin_request(to, "quick.note", ["dropped"], &RequestOptions::default()));
@@ -444,6 +447,23 @@ fn a_request_that_is_given_up_before_its_loop_looks_at_it_is_not_sent() {
     assert_eq!(ask(&client, to, "quick.note", &[b"kept"]), Ok(vec![]));
     assert_eq!(noted.try_iter().collect::<Vec<_>>(), [b"kept".to_vec()]);
     assert_eq!(client.books()[1], 0, "requests that wait");
+}
+
+/// The caller was told that the link was gone, though the answer had come before the stop.
+#[test]
+fn an_answer_from_before_the_stop_is_taken_after_it() {
+    let server = server_builder(options(1)).start().unwrap();
+    let client = client(2);
+    let to = connect(&client, &listen(&server, &everybody(false)));
+    let begin = |command| client.begin_request(to, command, ["x"], &RequestOptions::default());
+    let mut answered = begin("quick.echo");
+    let mut silent = begin("test.silent");
+    // The link keeps the order of answers.
+    assert_eq!(ask(&client, to, "quick.echo", &[]), Ok(vec![]));
+    client.stop();
+    let deadline = slackwater_wait::now() + LONG;
+    assert!(matches!(answered.wait(deadline), Some(Ok(_))));
+    assert_eq!(silent.wait(deadline), Some(Err(RequestError::Gone)));
 }
 
 /// A caller that had something to do between its request and its wait was woken by the loop's thread, and beside callers that ran

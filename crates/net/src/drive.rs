@@ -360,12 +360,12 @@ impl<P: Protocol> LoopShared<P> {
         completion: &mut Completion<T>,
         deadline: Instant,
     ) -> Result<T, Stopped<Abandoned>> {
-        if !completion.is_done() && self.role.take_caller(|| self.wakeup.interrupt()) {
+        if !is_over(completion) && self.role.take_caller(|| self.wakeup.interrupt()) {
             self.run_until_done(completion, deadline);
             self.role.release_caller();
         }
         let waiting = Waiting::at(&ANSWER).until(deadline);
-        if completion.is_done() {
+        if is_over(completion) {
             return completion.wait(&waiting);
         }
         self.role.park_begins();
@@ -380,15 +380,17 @@ impl<P: Protocol> LoopShared<P> {
         let waker = Arc::clone(&self.wakeup).into();
         if completion.hook(Hook::Waker(waker)).is_ok() {
             let mut poller = lock(&self.poller);
-            while !completion.is_done()
-                && !completion.is_cancelled()
-                && now() < deadline
-                && !self.stopping.load(Ordering::Acquire)
+            while !is_over(completion) && now() < deadline && !self.stopping.load(Ordering::Acquire)
             {
                 self.turn(&mut poller, deadline);
             }
         }
     }
+}
+
+/// Whether a wait for it ends at once.
+fn is_over<T>(completion: &Completion<T>) -> bool {
+    completion.is_done() || completion.is_cancelled()
 }
 
 /// A panic inside a lock is a bug that has already been reported; the data behind it is no less consistent than the
@@ -402,7 +404,7 @@ mod tests {
     use std::sync::mpsc::{Sender, channel};
     use std::time::Duration;
 
-    use slackwater_wait::Completer;
+    use slackwater_wait::{Completer, Ended};
 
     use super::*;
 
@@ -469,6 +471,27 @@ mod tests {
         shared.run_until_done(&completion, deadline);
         shared.role.release_caller();
         assert!(completion.is_done() && now() < deadline);
+        looping.stop();
+    }
+
+    /// A caller took the loop from its thread for a wait that had been given up before it began.
+    #[test]
+    fn a_wait_that_was_cancelled_before_does_not_run_the_loop() {
+        let looping = Loop::start("answer", Limits::default(), Answer).expect("a loop");
+        let shared = &looping.0;
+        for _ in 0..100 {
+            // In a burst of calls the next caller gets the role.
+            while !shared.role.take_caller(|| shared.wakeup.interrupt()) {
+                std::thread::yield_now();
+            }
+            shared.role.release_caller();
+            let (_completer, mut completion) = Completion::<u32>::new();
+            completion.cancel();
+            let waited = looping.wait(&mut completion, now() + Duration::from_secs(20));
+            assert_eq!(waited, Err(Stopped::Ended(Ended::Cancelled)));
+            // A caller that runs the loop is woken by a hook of its own.
+            assert!(completion.hook(Hook::Call(Box::new(|| {}))).is_ok());
+        }
         looping.stop();
     }
 

@@ -348,14 +348,19 @@ impl Link {
         until: Instant,
         cancel: Option<&Cancel>,
     ) -> Result<Answer, Unanswered> {
-        let end = begun.canceller();
         let heard = match cancel {
-            Some(cancel) => cancel.during(move || _ = end(), || begun.wait(until)),
+            Some(cancel) => {
+                let end = begun.canceller();
+                cancel.during(move || _ = end(), || begun.wait(until))
+            }
             None => begun.wait(until),
         };
         match heard {
+            // What is cancelled in the queue of the link is gone once that is up.
+            Some(Err(RequestError::Gone)) | None if cancel.is_some_and(Cancel::is_cancelled) => {
+                Err(Unanswered::Cancelled)
+            }
             Some(answer) => answer.map_err(|error| self.failed(&error)),
-            None if cancel.is_some_and(Cancel::is_cancelled) => Err(Unanswered::Cancelled),
             None => Err(self.failed(&RequestError::Timeout)),
         }
     }
@@ -434,5 +439,64 @@ fn command(request: &Request) -> &'static str {
     match request {
         Request::PutEnd(_) => "records.put_end",
         _ => "pool.request",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use slackwater_mq::{
+        Access, Address, Admission, Builder, Category, ConnectOptions, Level, ListenOptions,
+        Options,
+    };
+    use slackwater_net::{Endpoint, UnixAccess};
+    use slackwater_transfer::EngineConfig;
+
+    use super::*;
+
+    /// Where the link came up between the cancel and the caller's next look, the call was told that the link was gone.
+    #[test]
+    fn a_request_that_is_cancelled_in_a_queue_was_cancelled_also_once_its_link_is_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let endpoint = Endpoint::Unix(folder.path().join("late"));
+        let client = Builder::new(Options::default()).start().unwrap();
+        let address = Address::of(&endpoint, None);
+        let to = client.connect(&address, &ConnectOptions::default(), |_| {});
+        let engine = EngineConfig::new("client").start().unwrap();
+        let link = Link::new(client.handle(), to, ClientId(1), engine);
+        let (cancel, until) = (Cancel::new(), now() + Duration::from_secs(20));
+        let (operation, request) = (OperationId(1), Request::Quotas);
+        let under_way = link.send(operation, &request, until, Some(&cancel));
+        let under_way = under_way.unwrap();
+        let end = under_way.begun.canceller();
+        cancel.during(move || _ = end(), || cancel.cancel());
+
+        let mut server = Builder::new(Options::default());
+        let access = Access {
+            level: Level::Basic,
+            ..Access::default()
+        };
+        let category = Category {
+            access,
+            ..Category::default()
+        };
+        server.category("later", category).unwrap();
+        let answer = |call: &slackwater_mq::Call<'_>| call.reply([""]).unwrap();
+        server.request_command("later.request", answer).unwrap();
+        let server = server.start().unwrap();
+        let everybody = ListenOptions {
+            admission: Admission::Everybody(Level::Basic),
+            encrypted: false,
+            plain_anywhere: false,
+            access: UnixAccess::default(),
+            beside: false,
+        };
+        server.listen(&endpoint, &everybody).unwrap();
+        // The queue of the link keeps its order.
+        let later = link.exchange("later.request", &[], until, None);
+        assert!(later.is_ok(), "{later:?}");
+        let heard = link.hear(under_way);
+        assert!(matches!(heard, Err(Unanswered::Cancelled)), "{heard:?}");
     }
 }

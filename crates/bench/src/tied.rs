@@ -30,11 +30,16 @@ pub fn start(mut command: Command) -> io::Result<Child> {
     if gettid() == us {
         return command.spawn();
     }
-    let cpus = sched_getaffinity(None)?;
-    // A thread hands its CPUs down, and the one that starts it may have others than the caller.
-    let place = move || Ok(sched_setaffinity(None, &cpus)?);
-    // SAFETY: as above.
-    unsafe { command.pre_exec(place) };
+    // A thread hands its CPUs down, and the one that starts it may have others than the caller. Where CPUs cannot be read or set, the
+    // process has those.
+    if let Ok(cpus) = sched_getaffinity(None) {
+        let place = move || {
+            let _ = sched_setaffinity(None, &cpus);
+            Ok(())
+        };
+        // SAFETY: as above.
+        unsafe { command.pre_exec(place) };
+    }
     let (told, started) = channel();
     let stopped = || io::Error::other("no thread starts processes");
     STARTER.send((command, told)).map_err(|_| stopped())?;

@@ -24,10 +24,11 @@ const SOURCES: [(&str, &str); 3] = [
 
 /// The directory of the peers: their sources, and what is compiled of them.
 #[derive(Debug)]
-pub(crate) struct Workshop<'a>(&'a Path);
+pub(crate) struct Workshop(PathBuf);
 
-impl<'a> Workshop<'a> {
-    pub(crate) fn new(directory: &'a Path) -> std::io::Result<Self> {
+impl Workshop {
+    pub(crate) fn new(directory: &Path) -> std::io::Result<Self> {
+        let directory = std::path::absolute(directory)?;
         for (name, source) in SOURCES {
             std::fs::write(directory.join(name), source)?;
         }
@@ -60,6 +61,8 @@ impl<'a> Workshop<'a> {
         }
         let mut command = Command::new(compiler);
         command
+            // Where the run is killed, what the compiler has started does not hear of it, and leaves its files there.
+            .env("TMPDIR", &self.0)
             .arg("-o")
             .arg(&target)
             .arg(self.0.join(source))

@@ -14,8 +14,8 @@ use tempfile::TempDir;
 use crate::answer;
 use crate::interrupt::block_signals;
 
-/// A directory, such as one on the device to be measured. Where this process is ended before it is dropped, by Ctrl-C or by a kill, another one
-/// removes it: it hears of the end by its input.
+/// A directory, such as one on the device to be measured. Where this process is ended before it is dropped, by Ctrl-C or by a kill,
+/// another one removes it: it hears of the end by its input.
 pub(super) struct Passing {
     directory: Option<TempDir>,
     remover: Child,

@@ -334,7 +334,7 @@ fn rates_stay_below_that_of_a_shaped_link_between_two_networks() {
     assert_eq!(std::fs::read_dir(place.temporary()).unwrap().count(), 0);
 }
 
-/// The far end that a run over loopback had started served on when the run was killed.
+/// Also where the run is killed, which drops nothing.
 #[test]
 fn a_far_end_on_loopback_ends_with_the_run_that_started_it() {
     let place = Place::new();

@@ -564,12 +564,19 @@ fn only_the_directory_of_a_benchmark_is_removed() {
     }
 }
 
-/// Starts one that ends with a signal, in a group of its own, and for which a program of this name is one that never ends.
+/// Starts one that ends with a signal, in a group of its own, and for which a program of this name is one that does not end.
 fn begun_beside(place: &Place, arguments: &[&str], program: &str) -> Child {
     let programs = place.path("bin");
     std::fs::create_dir(&programs).unwrap();
     let path = programs.join(program);
-    let script = format!("#!/bin/sh\necho $$ > {program}.pid\nexec sleep 3600\n");
+    // A compiler that is killed leaves files behind.
+    let leaves = match program {
+        "cc" => "mktemp > /dev/null",
+        _ => ":",
+    };
+    // Longer than a test waits for its end.
+    let seconds = 2 * PATIENCE.as_secs();
+    let script = format!("#!/bin/sh\n{leaves}\necho $$ > {program}.pid\nexec sleep {seconds}\n");
     std::fs::write(&path, script).unwrap();
     std::fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
     let mut found = programs.into_os_string();
@@ -580,7 +587,7 @@ fn begun_beside(place: &Place, arguments: &[&str], program: &str) -> Child {
     begin(command)
 }
 
-/// Waits until the program that never ends runs.
+/// Waits until the program that does not end runs.
 fn pid_of(place: &Place, program: &str) -> u32 {
     let said = || std::fs::read_to_string(place.path(&format!("{program}.pid"))).ok();
     let line = || said().filter(|said| said.ends_with('\n'));

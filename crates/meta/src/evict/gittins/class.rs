@@ -49,10 +49,13 @@ impl Tick {
     }
 }
 
-/// Bins of age: one second, then half octaves up to 36 hours and all beyond.
-pub(super) const BINS: usize = 36;
+/// Bins of age: two seconds, then octaves up to 36 hours and all beyond, those of [`HALVED`] in two.
+pub(super) const BINS: usize = 24;
+/// Octaves that have two bins, in seconds: the ages at which blocks mostly leave. Finer ones, there or elsewhere, take time
+/// and tell no more.
+const HALVED: std::ops::Range<f64> = 64.0..4096.0;
 /// From this bin on (90 s) a class's hazard is assumed not to rise with age.
-pub(super) const FIRST_FALLING_BIN: usize = 14;
+pub(super) const FIRST_FALLING_BIN: usize = bin_beginning_at(64.0 * std::f64::consts::SQRT_2);
 
 /// Where bin `bin` begins, in seconds.
 pub(super) const fn bin_start_seconds(bin: usize) -> f64 {
@@ -69,18 +72,28 @@ pub(super) const fn bin_seconds(bin: usize) -> f64 {
 }
 
 static BIN_STARTS: [f64; BINS] = {
-    let (mut starts, mut bin) = ([0.0; BINS], 1);
+    let (mut starts, mut bin, mut octave) = ([0.0; BINS], 1, 2.0);
     while bin < BINS {
-        let half_octave = if bin.is_multiple_of(2) {
-            std::f64::consts::SQRT_2
-        } else {
-            1.0
-        };
-        starts[bin] = (1u64 << ((bin - 1) / 2)) as f64 * half_octave;
+        starts[bin] = octave;
         bin += 1;
+        if HALVED.start <= octave && octave < HALVED.end {
+            starts[bin] = octave * std::f64::consts::SQRT_2;
+            bin += 1;
+        }
+        octave *= 2.0;
     }
     starts
 };
+
+/// The bin that begins after so many seconds.
+pub(super) const fn bin_beginning_at(seconds: f64) -> usize {
+    let mut bin = 0;
+    while BIN_STARTS[bin] < seconds {
+        bin += 1;
+    }
+    assert!(BIN_STARTS[bin] == seconds, "no bin begins there");
+    bin
+}
 
 /// Where each bin begins, in ticks.
 pub(super) fn bin_starts() -> [u32; BINS] {
@@ -327,9 +340,12 @@ mod tests {
     }
 
     #[test]
-    fn bins_are_half_octaves_up_to_36_hours() {
-        assert_eq!(bin_start_seconds(1), 1.0);
-        assert_eq!(bin_start_seconds(3), 2.0);
+    fn bins_are_octaves_and_half_octaves_up_to_36_hours() {
+        assert_eq!(
+            [0, 1, 2, 6, 8].map(bin_start_seconds),
+            [0.0, 2.0, 4.0, 64.0, 128.0]
+        );
+        assert_eq!(bin_start_seconds(bin_beginning_at(4096.0) + 1), 8192.0);
         assert_eq!(bin_start_seconds(BINS - 1), 131_072.0);
         assert!((90.0..91.0).contains(&bin_start_seconds(FIRST_FALLING_BIN)));
         assert!(bin_starts().windows(2).all(|pair| pair[0] < pair[1]));

@@ -28,7 +28,7 @@ pub(super) type Curve = [f64; BINS];
 /// Strength of the priors, in typical events: of the pooled curve, of a class's level, of a cell.
 const POOLED_WEIGHT: f64 = 3.0;
 const LEVEL_WEIGHT: f64 = 32.0;
-const CELL_WEIGHT: f64 = 64.0;
+const CELL_WEIGHT: f64 = 48.0;
 
 /// Plain shapes whose blocks return alike: those that were never reused, and those that were.
 const FAMILIES: [Range<usize>; 2] = [0..FIRST_REUSED_SHAPE, FIRST_REUSED_SHAPE..MOST_REUSED_SHAPE];
@@ -43,7 +43,7 @@ fn prior(bin: usize) -> f64 {
     } else {
         bin_start_seconds(bin) * 1.2
     };
-    0.5 / (middle + 300.0)
+    0.5 / (middle + 150.0)
 }
 
 /// The learned curves of all blocks but the most reused ones together, of all shapes and of all classes.
@@ -458,9 +458,9 @@ mod tests {
     fn the_most_reused_blocks_say_nothing_of_others() {
         let curves = |of_most_reused: f64| {
             let mut counts = vec![Count::default(); CELLS];
-            see(&mut counts, 1, 8..16, 500.0);
-            see(&mut counts, FIRST_REUSED_SHAPE, 4..16, 900.0);
-            see(&mut counts, MOST_REUSED_SHAPE, 0..2, of_most_reused);
+            see(&mut counts, 1, 4..10, 500.0);
+            see(&mut counts, FIRST_REUSED_SHAPE, 3..10, 900.0);
+            see(&mut counts, MOST_REUSED_SHAPE, 0..1, of_most_reused);
             hazards(&counts, 10.0, &[true; CLASSES])
         };
         let (rarely, often) = (curves(1e3), curves(1e6));
@@ -478,12 +478,12 @@ mod tests {
     #[test]
     fn shapes_are_drawn_to_those_of_their_family() {
         let mut counts = vec![Count::default(); CELLS];
-        see(&mut counts, 0, 8..16, 100.0);
-        see(&mut counts, FIRST_REUSED_SHAPE, 8..16, 2_000.0);
+        see(&mut counts, 0, 4..10, 100.0);
+        see(&mut counts, FIRST_REUSED_SHAPE, 4..10, 2_000.0);
         let shapes = hazards(&counts, 10.0, &[true; CLASSES]).shapes;
         // How many times as often blocks of a shape return as those of the first shape that something was counted of.
         let check = |shape: usize, times: Range<f64>| {
-            let found = shapes[shape][12] / shapes[0][12];
+            let found = shapes[shape][6] / shapes[0][6];
             assert!(times.contains(&found), "shape {shape}: {found}");
         };
         check(1, 0.9..1.5);

@@ -4,16 +4,16 @@
 use std::borrow::Cow;
 
 use super::class::{
-    BINS, FIRST_REUSED_SHAPE, HINTED_SHAPES, LEVELS, PLAIN_CELLS, PLAIN_SHAPES, bin_start_seconds,
-    hinted_shape, plain_shape,
+    BINS, FIRST_REUSED_SHAPE, HINTED_SHAPES, LEVELS, PLAIN_CELLS, PLAIN_SHAPES, bin_beginning_at,
+    bin_start_seconds, hinted_shape, plain_shape,
 };
 use super::estimate::{Count, Curve, Hazards, ratio, smoothed};
 use super::outlook::Outlook;
 
 /// How often what a hint says is taken to be right before its returns are known.
 const ACCURACY: f64 = 0.8;
-/// The bin of age that the ten minutes end in, within which a continued chain is continued: it begins after 512 s.
-const HORIZON: usize = 19;
+/// The bin of age that the ten minutes end in, within which a continued chain is continued.
+const HORIZON: usize = bin_beginning_at(512.0);
 /// Strength of that belief, in typical events: over all ages, and in each bin of age.
 const WEIGHT: f64 = 10.0;
 /// Plain shapes whose hints are judged together: blocks that were never reused, reused once, and more often.
@@ -158,7 +158,7 @@ mod tests {
 
     fn see(counts: &mut [Count], shape: usize, reused: f64, exposed: f64) {
         let first = (shape * LEVELS + NEUTRAL_LEVEL) * BINS;
-        for count in &mut counts[first + 8..first + 16] {
+        for count in &mut counts[first + 4..first + 10] {
             count.reused += reused;
             count.exposed += exposed;
         }

@@ -93,6 +93,11 @@ fn shadow_blocks(resident: usize) -> usize {
     (resident / SHARE).max(LEAST_BLOCKS).min(resident)
 }
 
+/// How many real blocks each simulated one stands for, beside `resident` blocks.
+fn share(resident: usize) -> usize {
+    resident / shadow_blocks(resident).max(1)
+}
+
 /// Hashes of 32 bits below this are in the sample, so that the simulated caches see as much for each of their blocks as
 /// the real one.
 fn threshold(resident: usize) -> u64 {
@@ -166,7 +171,8 @@ impl Gittins {
 
     /// Follows the rule that leads now.
     pub(super) fn follow(&mut self) {
-        if let Some(rule) = self.net.as_mut().and_then(|net| net.race.judge()) {
+        let share = share(self.resident);
+        if let Some(rule) = self.net.as_mut().and_then(|net| net.race.judge(share)) {
             self.switch(rule);
         }
     }
@@ -197,16 +203,19 @@ mod tests {
 
     #[test]
     fn simulated_caches_are_small_and_see_their_share() {
-        for (resident, blocks, share) in [
-            (0, 0, 1.0),
-            (100, 100, 1.0),
-            (1_024, 256, 0.25),
-            (76_800, 256, 1.0 / 300.0),
-            (3_000_000, 10_000, 1.0 / 300.0),
+        for (resident, blocks, times) in [
+            (0, 0, 0),
+            (100, 100, 1),
+            (1_024, 256, 4),
+            (4_096, 256, 16),
+            (76_800, 256, 300),
+            (3_000_000, 10_000, 300),
         ] {
             assert_eq!(shadow_blocks(resident), blocks, "{resident}");
+            assert_eq!(share(resident), times, "{resident}");
             let seen = threshold(resident) as f64 / 2f64.powi(32);
-            assert!((seen - share).abs() < 1e-6, "{resident}: {seen}");
+            let expected = 1.0 / times.max(1) as f64;
+            assert!((seen - expected).abs() < 1e-6, "{resident}: {seen}");
         }
     }
 }

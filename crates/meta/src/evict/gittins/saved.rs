@@ -5,7 +5,7 @@ use slackwater_base::Checksum;
 use crate::evict::RestoreError;
 
 /// Magic and version; a change of what the numbers mean changes the version.
-const HEADER: [u8; 8] = *b"SWGITT\x00\x03";
+const HEADER: [u8; 8] = *b"SWGITT\x00\x04";
 
 /// Writes `numbers` behind the header and before a CRC-64/NVME of all of it.
 pub(super) fn write(numbers: impl Iterator<Item = f64>) -> Vec<u8> {

@@ -142,34 +142,18 @@ impl Shadows {
 
     /// The least worthy of some entries, and the last of those that were used after it by the same request.
     fn choose(&mut self, cache: usize, rule: Rule, tables: &Tables, now: Tick) -> (u32, u32) {
-        let Cache {
-            mut hand, spare, ..
-        } = self.caches[cache];
-        let spare = spare.filter(|&number| self.holds(cache, number));
-        let mut least = spare.map(|number| (self.worth(number, rule, tables, now), number));
-        let mut next: Option<(f64, u32)> = None;
-        let (mut looked, mut passed) = (0, 0);
-        while looked < CANDIDATES && passed < self.entries.len() {
-            hand += 1;
-            if hand >= self.entries.len() {
-                hand = 0;
-            }
-            passed += 1;
-            let number = hand as u32;
-            if !self.holds(cache, number) || least.is_some_and(|(_, least)| least == number) {
-                continue;
-            }
-            looked += 1;
-            let value = self.worth(number, rule, tables, now);
-            if least.is_none_or(|(least, _)| value < least) {
-                next = least.replace((value, number));
-            } else if next.is_none_or(|(next, _)| value < next) {
-                next = Some((value, number));
-            }
-        }
-        self.caches[cache].hand = hand;
-        self.caches[cache].spare = next.map(|(_, number)| number);
-        let (_, least) = least.expect("more is held than may be");
+        let least = match rule {
+            Rule::Index => self.least(cache, |entry| {
+                let age = now.since(entry.last_use);
+                entry.bin = tables.bin_from(entry.bin, age);
+                // The bits of positive floats sort like the floats.
+                tables.learned(entry.class.cell(entry.bin), age).to_bits()
+            }),
+            Rule::Recency | Rule::Reused => self.least(cache, |entry| {
+                let is_reused = is_reused(entry.class.shape());
+                u64::MAX / 2 - rule.age_counted(is_reused, now.since(entry.last_use))
+            }),
+        };
         let mut last = least;
         // No chain is longer than what is held.
         for _ in 0..self.caches[cache].held {
@@ -187,14 +171,45 @@ impl Shadows {
         (least, last)
     }
 
-    fn worth(&mut self, number: u32, rule: Rule, tables: &Tables, now: Tick) -> f64 {
-        let entry = &mut self.entries[number as usize];
-        let age = now.since(entry.last_use);
-        if let Some(counted) = rule.age_counted(is_reused(entry.class.shape()), age) {
-            return -counted;
+    /// The entry that is worth least of some that a cache holds.
+    #[inline]
+    fn least(&mut self, cache: usize, worth: impl Fn(&mut Entry) -> u64) -> u32 {
+        let Cache {
+            mut hand, spare, ..
+        } = self.caches[cache];
+        let bit = 1 << cache;
+        let spare = spare.filter(|&number| self.holds(cache, number));
+        let spare = spare.map(|number| (worth(&mut self.entries[number as usize]), number));
+        let none = (u64::MAX, NONE);
+        let (mut least, mut next) = (spare.unwrap_or(none), none);
+        let mut looked = 0;
+        for _ in 0..self.entries.len() {
+            hand += 1;
+            if hand >= self.entries.len() {
+                hand = 0;
+            }
+            let entry = &mut self.entries[hand];
+            if entry.held & bit == 0 || hand as u32 == least.1 {
+                continue;
+            }
+            let found = (worth(entry), hand as u32);
+            if found.0 < least.0 {
+                next = std::mem::replace(&mut least, found);
+            } else if found.0 < next.0 {
+                next = found;
+            }
+            looked += 1;
+            if looked == CANDIDATES {
+                break;
+            }
         }
-        entry.bin = tables.bin_from(entry.bin, age);
-        tables.learned(entry.class.cell(entry.bin), age)
+        self.caches[cache].hand = hand;
+        self.caches[cache].spare = (next.1 != NONE).then_some(next.1);
+        assert!(
+            least.1 != NONE,
+            "invariant broken: more is counted than is held"
+        );
+        least.1
     }
 
     fn add(&mut self, tag: u32) -> u32 {

@@ -86,12 +86,12 @@ const FACTOR_RANGE: (f64, f64) = (0.05, 20.0);
 /// Correlated features count the same event: full steps of each would overshoot.
 const FACTOR_STEP: f64 = 0.25;
 /// Typical events by which a factor is drawn to its first value: fewer follow noise where features tell nothing.
-const FACTOR_WEIGHT: f64 = 3.5;
+const FACTOR_WEIGHT: f64 = 4.0;
 const LARGEST_STEP: f64 = 0.5;
 /// Logarithm of the first factor of requests of which hardly anything is new, and less that of those that are nearly all
 /// new: a short turn of a long conversation is likely to be followed by another one, a long document is mostly asked about
 /// once.
-const SHORT_TURN: f64 = 0.7;
+const SHORT_TURN: f64 = 0.6;
 
 impl Tables {
     pub(super) fn new() -> Self {
@@ -806,7 +806,7 @@ mod tests {
     #[test]
     fn a_bin_is_found_from_any_earlier_one() {
         let tables = Tables::new();
-        for age in [0, 59, 60, 5_000, 40_000, u32::MAX] {
+        for age in [0, 118, 119, 5_000, 40_000, u32::MAX] {
             let bin = tables.bin_of(age);
             assert!((0..=bin).all(|from| tables.bin_from(from, age) == bin));
         }

@@ -98,10 +98,10 @@ impl World {
         gone
     }
 
-    /// Traffic to learn from: ten chains that return every ten seconds, and one in between that never does.
+    /// Traffic to learn from: ten chains that return every hundred seconds, and one in between that never does.
     fn teach(&mut self, rounds: u32) {
         for round in 0..rounds {
-            self.now += Duration::from_secs(1);
+            self.now += Duration::from_secs(10);
             let base = (round % 10) * 10;
             self.request(&(base..base + 10).collect::<Vec<_>>());
             let base = 1_000 + round * 10;
@@ -312,11 +312,11 @@ fn an_explanation_tells_what_was_learned() {
     let returning = world.policy.explain(world.now, Slot(5)).expect("resident");
     assert!(returning.reuses > 10);
     assert!(returning.index > 0.0 && returning.index >= returning.lowest_index);
-    let within_a_minute = returning.returns[1];
-    assert_eq!(within_a_minute.within, Duration::from_secs(60));
+    let within_ten_minutes = returning.returns[2];
+    assert_eq!(within_ten_minutes.within, Duration::from_secs(600));
     assert!(
-        within_a_minute.chance > 0.8,
-        "it returns every ten seconds: {returning}"
+        within_ten_minutes.chance > 0.8,
+        "it returns every hundred seconds: {returning}"
     );
     assert!(
         returning

@@ -426,16 +426,16 @@ impl Evict for Gittins {
 
     fn would_keep(&mut self, now: Instant, link: Link) -> bool {
         self.advance(now);
-        let (class, bin) = self.memory_of(link.hash);
+        let (class, age) = self.memory_of(link.hash);
         self.cover(class);
-        self.keeps(link.bytes, class, bin)
+        self.keeps(link.bytes, class, age)
     }
 
     fn would_keep_as(&mut self, now: Instant, link: Link, standing: Standing) -> bool {
         self.advance(now);
-        let (class, bin) = self.read_standing(standing);
+        let (class, age) = self.read_standing(standing);
         self.cover(class);
-        self.keeps(link.bytes, class, bin)
+        self.keeps(link.bytes, class, age)
     }
 
     fn standing(&self, now: Instant, slot: Slot) -> Option<Standing> {

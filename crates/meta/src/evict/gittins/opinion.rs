@@ -20,22 +20,24 @@ const COPY_WORTH: f64 = 1.5;
 const HORIZONS_SECONDS: [u64; 4] = [10, 60, 600, 3600];
 
 impl Gittins {
-    /// Whether a block of this class and age is worth copying here.
-    pub(super) fn keeps(&self, bytes: u64, class: Class, bin: u8) -> bool {
-        let age = self.tables.bin_start(bin);
-        let price = self.tables.value(class.cell(bin), age) / bytes.max(1) as f64;
+    /// Whether a block of this class and age in ticks is worth copying here.
+    pub(super) fn keeps(&self, bytes: u64, class: Class, age: u32) -> bool {
+        let cell = class.cell(self.tables.bin_of(age));
+        let price = self.tables.value(cell, age) / bytes.max(1) as f64;
         self.shelves
             .lowest(&self.segments, &self.tables, self.now)
             .is_none_or(|(lowest, _)| price > COPY_WORTH * lowest)
     }
 
-    /// Class and bin of a gone block, if its hash is kept; those of a new one otherwise.
-    pub(super) fn memory_of(&self, hash: u64) -> (Class, u8) {
+    /// Class and age in ticks of a gone block, if its hash is kept; those of a new one otherwise.
+    pub(super) fn memory_of(&self, hash: u64) -> (Class, u32) {
         let mut candidates = self.checkpoints.find(tag(hash));
         let segment =
             candidates.find_map(|(number, generation)| self.segments.living(number, generation));
         match segment {
-            Some(segment) if segment.place == Place::Ghost => (segment.kept_as, segment.bin),
+            Some(segment) if segment.place == Place::Ghost => {
+                (segment.kept_as, self.now.since(segment.last_use))
+            }
             _ => (Class::new(shape(0, None, Outlook::Unknown), 1.0), 0),
         }
     }
@@ -60,12 +62,9 @@ impl Gittins {
         }
     }
 
-    /// The class that a block is kept by, and its bin of age.
-    pub(super) fn read_standing(&self, standing: Standing) -> (Class, u8) {
-        (
-            Class::clamped(standing.kept_as),
-            self.tables.bin_of(ticks(standing.age)),
-        )
+    /// The class that a block is kept by, and its age in ticks.
+    pub(super) fn read_standing(&self, standing: Standing) -> (Class, u32) {
+        (Class::clamped(standing.kept_as), ticks(standing.age))
     }
 
     /// The index a byte of the next victim, by whatever rule it is the next.

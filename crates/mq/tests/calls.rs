@@ -298,11 +298,8 @@ fn peers_come_back_to_a_server_that_was_restarted_in_order() {
     }
 }
 
-/// A request that waited in the queue of a link was told that the link is gone when an attempt to open it failed, and
-/// was sent all the same when a later attempt succeeded: the peer carried out what its caller had given up.
-#[test]
-fn a_queued_request_outlives_failed_attempts_to_open_its_link() {
-    let folder = tempfile::tempdir().unwrap();
+/// A client of a server that is not there yet, and where that will listen.
+fn early_client(folder: &tempfile::TempDir) -> (Running, ConnectionId, Endpoint) {
     let endpoint = Endpoint::Unix(folder.path().join("late"));
     let client = client(2);
     let to = client.connect(
@@ -310,6 +307,15 @@ fn a_queued_request_outlives_failed_attempts_to_open_its_link() {
         &ConnectOptions::default(),
         |_| {},
     );
+    (client, to, endpoint)
+}
+
+/// A request that waited in the queue of a link was told that the link is gone when an attempt to open it failed, and
+/// was sent all the same when a later attempt succeeded: the peer carried out what its caller had given up.
+#[test]
+fn a_queued_request_outlives_failed_attempts_to_open_its_link() {
+    let folder = tempfile::tempdir().unwrap();
+    let (client, to, endpoint) = early_client(&folder);
     let (told, outcome) = channel();
     client.request(
         to,
@@ -346,13 +352,7 @@ fn noting_server(notes: Sender<Vec<u8>>) -> Running {
 #[test]
 fn a_request_that_timed_out_in_a_queue_is_never_sent() {
     let folder = tempfile::tempdir().unwrap();
-    let endpoint = Endpoint::Unix(folder.path().join("late"));
-    let client = client(2);
-    let to = client.connect(
-        &Address::of(&endpoint, None),
-        &ConnectOptions::default(),
-        |_| {},
-    );
+    let (client, to, endpoint) = early_client(&folder);
     let (told, outcomes) = channel();
     let request = |name: &'static str, timeout| {
         let told = told.clone();
@@ -386,13 +386,7 @@ fn a_request_that_timed_out_in_a_queue_is_never_sent() {
 #[test]
 fn a_request_that_is_given_up_in_a_queue_is_never_sent() {
     let folder = tempfile::tempdir().unwrap();
-    let endpoint = Endpoint::Unix(folder.path().join("late"));
-    let client = client(2);
-    let to = client.connect(
-        &Address::of(&endpoint, None),
-        &ConnectOptions::default(),
-        |_| {},
-    );
+    let (client, to, endpoint) = early_client(&folder);
     let options = RequestOptions {
         timeout: Some(LONG),
         ..RequestOptions::default()

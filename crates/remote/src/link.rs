@@ -356,8 +356,10 @@ impl Link {
             None => begun.wait(until),
         };
         match heard {
-            // What is cancelled in the queue of the link is gone once that is up.
-            Some(Err(RequestError::Gone)) | None if cancel.is_some_and(Cancel::is_cancelled) => {
+            // What is cancelled in the queue of the link is gone once that is up, or out of time before.
+            Some(Err(RequestError::Gone | RequestError::Timeout)) | None
+                if cancel.is_some_and(Cancel::is_cancelled) =>
+            {
                 Err(Unanswered::Cancelled)
             }
             Some(answer) => answer.map_err(|error| self.failed(&error)),
@@ -448,29 +450,55 @@ mod tests {
 
     use slackwater_mq::{
         Access, Address, Admission, Builder, Category, ConnectOptions, Level, ListenOptions,
-        Options,
+        Options, Running,
     };
     use slackwater_net::{Endpoint, UnixAccess};
     use slackwater_transfer::EngineConfig;
 
     use super::*;
 
+    /// A link to a server that is not there yet.
+    fn early_link(endpoint: &Endpoint) -> (Running, Link) {
+        let client = Builder::new(Options::default()).start().unwrap();
+        let address = Address::of(endpoint, None);
+        let to = client.connect(&address, &ConnectOptions::default(), |_| {});
+        let engine = EngineConfig::new("client").start().unwrap();
+        let link = Link::new(client.handle(), to, ClientId(1), engine);
+        (client, link)
+    }
+
+    /// A request that waits in the queue of its link, and is cancelled.
+    fn cancelled<'a>(link: &Link, until: Instant, cancel: &'a Cancel) -> UnderWay<'a> {
+        let (operation, request) = (OperationId(1), Request::Quotas);
+        let under_way = link.send(operation, &request, until, Some(cancel));
+        let under_way = under_way.unwrap();
+        let end = under_way.begun.canceller();
+        cancel.during(move || _ = end(), || cancel.cancel());
+        under_way
+    }
+
+    /// Where its time was over between the cancel and the caller's next look, the call was told that no answer came.
+    #[test]
+    fn a_request_that_is_cancelled_in_a_queue_was_cancelled_also_once_its_time_is_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let (client, link) = early_link(&Endpoint::Unix(folder.path().join("late")));
+        let cancel = Cancel::new();
+        let under_way = cancelled(&link, now() + Duration::from_millis(50), &cancel);
+        while client.metrics().timeouts.get() == 0 {
+            std::thread::yield_now();
+        }
+        let heard = link.hear(under_way);
+        assert!(matches!(heard, Err(Unanswered::Cancelled)), "{heard:?}");
+    }
+
     /// Where the link came up between the cancel and the caller's next look, the call was told that the link was gone.
     #[test]
     fn a_request_that_is_cancelled_in_a_queue_was_cancelled_also_once_its_link_is_up() {
         let folder = tempfile::tempdir().unwrap();
         let endpoint = Endpoint::Unix(folder.path().join("late"));
-        let client = Builder::new(Options::default()).start().unwrap();
-        let address = Address::of(&endpoint, None);
-        let to = client.connect(&address, &ConnectOptions::default(), |_| {});
-        let engine = EngineConfig::new("client").start().unwrap();
-        let link = Link::new(client.handle(), to, ClientId(1), engine);
+        let (_client, link) = early_link(&endpoint);
         let (cancel, until) = (Cancel::new(), now() + Duration::from_secs(20));
-        let (operation, request) = (OperationId(1), Request::Quotas);
-        let under_way = link.send(operation, &request, until, Some(&cancel));
-        let under_way = under_way.unwrap();
-        let end = under_way.begun.canceller();
-        cancel.during(move || _ = end(), || cancel.cancel());
+        let under_way = cancelled(&link, until, &cancel);
 
         let mut server = Builder::new(Options::default());
         let access = Access {

@@ -14,7 +14,8 @@ use crate::config::PaceConfig;
 /// feedback as in congestion control (Chiu and Jain, 1989), with the latency as its signal (Brakmo and Peterson, 1995).
 ///
 /// Until a read has shown what it takes without writes, these rest half of the time. Their pauses are saved up until one is long
-/// enough for a read: with shorter ones a long read would always have writes beside it.
+/// enough for a read: with shorter ones a long read would always have writes beside it. One of more than half of [`REST_MAX`], or of
+/// a reader that is mostly away for longer than [`QUIET_MAX`], may still not be learned for long: writes keep the half meanwhile.
 #[derive(Debug)]
 pub(super) struct Pace {
     config: PaceConfig,
@@ -204,11 +205,13 @@ impl Pace {
         self.busy_since = self.busy_since.max(now);
         if self.window < 1.0 {
             self.owed += busy.mul_f64(1.0 / self.window - 1.0);
-            if self.owed >= self.fits.min(REST_MAX) {
+            if self.owed >= self.fits {
                 // Pieces that overlap have the rests of all their time.
                 let rest = std::mem::take(&mut self.owed);
                 self.rests_until = (self.rests_until.max(now) + rest).min(now + REST_MAX);
             }
+        } else {
+            self.owed = Duration::ZERO;
         }
     }
 
@@ -238,7 +241,8 @@ impl Pace {
         if took.is_zero() {
             return;
         }
-        let fits = took.saturating_mul(READS_A_REST);
+        // A read that met a stall of the device would have rests saved up for a thousand more.
+        let fits = took.saturating_mul(READS_A_REST).min(REST_MAX);
         let took = took.as_nanos() as f64;
         self.usual = class_of(most);
         let floor = self.config.share_min.clamp(SHARE_LEAST, 1.0);

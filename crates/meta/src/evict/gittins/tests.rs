@@ -472,7 +472,8 @@ fn blocks_do_not_outlive_those_before_them() {
     assert!(orphans < 0.01 * hits, "{orphans} beside {hits} hits");
 }
 
-/// Within a bin of age, classes that are alike were in no order, and a block could go before one that was 40 % older: half of what was lost to LRU where all classes return alike.
+/// Within a bin of age, classes that are alike were in no order, and a block could go before one that was 40 % older: half of
+/// what was lost to LRU where all classes return alike.
 #[test]
 fn of_like_classes_the_older_block_goes_first() {
     let mut policy = Gittins::new();

@@ -394,10 +394,23 @@ fn rests_are_saved_up_until_a_read_of_any_length_fits() {
 fn no_rest_is_saved_up_beyond_the_longest() {
     let mut pace = pace();
     let now = at(read(&mut pace, 1, 1, 10_000_000, true) + 200_000);
+    assert_eq!(pace.fits, REST_MAX, "it would fade for a thousand reads");
     pace.read_begun(BLOCK);
     write(&mut pace, now, &[(PIECE, 0..200_000)]);
     let ended = now + Duration::from_micros(200_000);
     assert_eq!(pace.next_chance(ended), Some(ended + REST_MAX));
+}
+
+/// What was saved up when the window rose to one was taken when it sank again, by pieces that owed nothing.
+#[test]
+fn rests_that_are_owed_end_with_the_need_for_them() {
+    let mut pace = pace();
+    (pace.window, pace.fits) = (0.5, Duration::from_millis(10));
+    write(&mut pace, at(1), &[(PIECE, 0..2_000)]);
+    assert_eq!(pace.owed, Duration::from_millis(2));
+    pace.window = 1.0;
+    write(&mut pace, at(5_000), &[(PIECE, 0..1_000)]);
+    assert_eq!(pace.owed, Duration::ZERO);
 }
 
 /// Eight readers at once each waited for the others, and the log took that for the work of its writes.

@@ -347,7 +347,7 @@ impl Eviction {
         high_watermark: 0.95,
         low_watermark: 0.90,
         disk_high_watermark: 0.90,
-        disk_low_watermark: 0.80,
+        disk_low_watermark: 0.88,
         soft_pinned: SoftPinned::Last,
         step: 1024,
     };

@@ -2,8 +2,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use slackwater_base::{
-    AllocError, BLOCK_BYTES, Extent, ExtentAllocator, Instant, Map, Planted, planted,
-    round_to_block,
+    AllocError, Extent, ExtentAllocator, Instant, Map, Planted, planted, round_to_block,
 };
 use slackwater_wire::{
     Draining, ExtentRef, Incarnation, Mount, NodeId, Presence, SegmentId, SegmentKind,
@@ -332,9 +331,13 @@ impl Segment {
     }
 }
 
-/// Bytes that the record of a value of `bytes` takes in a log: a block of header and whole blocks of payload.
+/// What a record takes of the headers of its batch, which are written twice: 56 bytes and its names, of up to 200 bytes. Of
+/// longer names the log tells by its pressure, as of batches that were not full.
+const RECORD_HEADER_BYTES: u64 = 512;
+
+/// Bytes that the record of a value of `bytes` takes in a log: whole blocks of payload, and its part of the headers.
 pub(crate) fn record_bytes(bytes: u64) -> u64 {
-    round_to_block(bytes).saturating_add(BLOCK_BYTES)
+    round_to_block(bytes).saturating_add(RECORD_HEADER_BYTES)
 }
 
 /// The mounted segments, by number, id and node.

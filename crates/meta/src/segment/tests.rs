@@ -1,5 +1,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use slackwater_base::BLOCK_BYTES;
+
 use super::*;
 use crate::evict::Walk;
 

@@ -3,8 +3,8 @@ use slackwater_wire::*;
 
 use crate::world::*;
 
-/// What a record of one block takes on SSD.
-const RECORD: u64 = BLOCK + 4096;
+/// What a record of one block takes on SSD, its part of the headers included.
+const RECORD: u64 = BLOCK + 512;
 
 fn world() -> World {
     World::tiers(plain(), 100 * BLOCK, 100 * RECORD)

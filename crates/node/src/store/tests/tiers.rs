@@ -1,5 +1,7 @@
 //! A store with an SSD: what goes there, comes back, and is there after a restart.
 
+use slackwater_base::BLOCK_BYTES;
+
 use super::*;
 
 /// Waits for a fact about the store, without a period that a slow machine could miss: looks, flushes, looks again.
@@ -236,6 +238,24 @@ fn a_durable_put_is_on_ssd_when_it_returns() {
         store.exists(&[b"kept", b"lost"], &Tenant::DEFAULT),
         Ok(vec![true, false])
     );
+}
+
+/// Each record was counted with a block of header of its own, while the headers of a batch share theirs: values of 4 KiB filled
+/// less than half of the SSD.
+#[test]
+fn small_values_fill_the_ssd() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(Config {
+        ssd: ByteSize::mib(16),
+        offload: OffloadMode::OnEvict,
+        ..tiered(directory.path())
+    })
+    .unwrap();
+    // More than both tiers hold.
+    put_all(&store, &names(6000), BLOCK_BYTES as usize);
+    let ssd = store.stats().ssd.unwrap();
+    let (values, capacity) = (ssd.records * BLOCK_BYTES, ssd.capacity_bytes);
+    assert!(values * 4 > capacity * 3, "{values} of {capacity}");
 }
 
 /// A store whose SSD was full while offloads waited could not be closed without an error.

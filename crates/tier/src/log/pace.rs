@@ -210,8 +210,6 @@ impl Pace {
                 let rest = std::mem::take(&mut self.owed);
                 self.rests_until = (self.rests_until.max(now) + rest).min(now + REST_MAX);
             }
-        } else {
-            self.owed = Duration::ZERO;
         }
     }
 
@@ -271,6 +269,11 @@ impl Pace {
         } else {
             (self.window * 1.02).min(self.config.pieces_max.max(1) as f64)
         };
+        if self.window >= 1.0 {
+            // A window that sinks again owes nothing for the time before it rose.
+            self.owed = Duration::ZERO;
+            self.rests_until = self.rests_until.min(now);
+        }
     }
 
     /// The part of its usual rate that reclaim may read at now.

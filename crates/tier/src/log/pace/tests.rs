@@ -401,16 +401,50 @@ fn no_rest_is_saved_up_beyond_the_longest() {
     assert_eq!(pace.next_chance(ended), Some(ended + REST_MAX));
 }
 
-/// What was saved up when the window rose to one was taken when it sank again, by pieces that owed nothing.
+/// What was saved up or had begun when reads brought the window to one was rested when others made it sink again, by pieces that
+/// owed nothing of it.
 #[test]
-fn rests_that_are_owed_end_with_the_need_for_them() {
-    let mut pace = pace();
-    (pace.window, pace.fits) = (0.5, Duration::from_millis(10));
-    write(&mut pace, at(1), &[(PIECE, 0..2_000)]);
-    assert_eq!(pace.owed, Duration::from_millis(2));
-    pace.window = 1.0;
-    write(&mut pace, at(5_000), &[(PIECE, 0..1_000)]);
-    assert_eq!(pace.owed, Duration::ZERO);
+fn rests_end_with_the_need_for_them() {
+    // The time of a piece, and what it has rested for or saved up by its end.
+    let check = |is_saved: bool, busy: u64, rest: u64| {
+        let mut pace = pace();
+        let now = read(&mut pace, 1, 20, 100, false);
+        let now = if is_saved {
+            // The first of its class, and beside a piece: rests are saved up until two of it fit.
+            let (piece, mark) = (pace.piece_begun(at(now), PIECE), pace.read_begun(8 * PIECE));
+            pace.piece_ended(at(now), piece);
+            pace.read_ended(at(now), mark, 8 * PIECE, Duration::from_millis(50));
+            now
+        } else {
+            read(&mut pace, now, 20, 1000, false)
+        };
+        let mark = pace.read_begun(BLOCK);
+        write(&mut pace, at(now), &[(PIECE, 0..busy)]);
+        let now = now + busy;
+        pace.read_ended(at(now), mark, BLOCK, Duration::ZERO);
+        let (saved, rested) = (pace.owed, at(now).until(pace.rests_until));
+        let rest = Duration::from_micros(rest);
+        let expected = if is_saved {
+            (rest, Duration::ZERO)
+        } else {
+            (Duration::ZERO, rest)
+        };
+        assert_eq!((saved, rested), expected);
+        let now = read(&mut pace, now, 200, 100, false);
+        assert!(pace.window() > 1.5, "{}", pace.window());
+        let now = read(&mut pace, now, 20, 1000, false);
+        assert_eq!(pace.window(), PaceConfig::default().share_min);
+        // Nothing is saved up for a class that is known.
+        let (mark, now) = (pace.read_begun(8 * PIECE), now + 20_000);
+        pace.read_ended(at(now), mark, 8 * PIECE, Duration::from_millis(20));
+        pace.read_begun(BLOCK);
+        write(&mut pace, at(now), &[(PIECE, 0..100)]);
+        let ended = at(now + 100);
+        let next = pace.next_chance(ended).unwrap();
+        assert_eq!(ended.until(next), Duration::from_micros(900));
+    };
+    check(true, 80_000, 80_000);
+    check(false, 10_000, 90_000);
 }
 
 /// Eight readers at once each waited for the others, and the log took that for the work of its writes.
@@ -459,6 +493,7 @@ fn pieces_are_as_long_as_a_few_of_the_reads_that_there_are() {
         assert!(!pace.is_read(quiet), "{bytes}");
     }
 }
+
 /// A reader that had to wait for a processor was taken for gone, and came back to two pieces of a millisecond each: one read in
 /// a hundred took eight times as long as on an idle device.
 #[test]

@@ -153,7 +153,7 @@ impl Agent {
         entry: &DiskEntry,
         out: &mut Vec<AgentOutput>,
     ) -> Option<RecordRead> {
-        let plan = self.log.as_mut().and_then(|log| log.begin_read(entry));
+        let plan = (self.log.as_mut()).and_then(|log| log.begin_read(now, entry));
         if plan.is_none() {
             self.with_log(out, |log, events| log.missed(now, entry.clone(), events));
             self.settle(now, out);

@@ -201,15 +201,24 @@ impl Pace {
         } else {
             self.short += piece.bytes;
         }
-        let busy = self.busy_since.until(now);
+        self.charge(now);
+        if self.owed >= self.fits {
+            // Pieces that overlap have the rests of all their time.
+            let rest = std::mem::take(&mut self.owed);
+            self.rests_until = (self.rests_until.max(now) + rest).min(now + REST_MAX);
+        }
+    }
+
+    /// Has the time of pieces under way rested for, up to now: only that in which somebody read.
+    fn charge(&mut self, now: Instant) {
+        let read_until = match self.is_read(now) {
+            true => now,
+            false => self.read_at + self.quiet(),
+        };
+        let busy = self.busy_since.until(read_until);
         self.busy_since = self.busy_since.max(now);
         if self.window < 1.0 {
             self.owed += busy.mul_f64(1.0 / self.window - 1.0);
-            if self.owed >= self.fits {
-                // Pieces that overlap have the rests of all their time.
-                let rest = std::mem::take(&mut self.owed);
-                self.rests_until = (self.rests_until.max(now) + rest).min(now + REST_MAX);
-            }
         }
     }
 
@@ -220,7 +229,11 @@ impl Pace {
     }
 
     /// A reader waits for `bytes` bytes of the device.
-    pub(super) fn read_begun(&mut self, bytes: u64) -> ReadMark {
+    pub(super) fn read_begun(&mut self, now: Instant, bytes: u64) -> ReadMark {
+        if self.under_way > 0 && !self.is_read(now) {
+            // The time since the last reader has no rests.
+            self.charge(now);
+        }
         self.readers += 1;
         self.reading += bytes;
         ReadMark {

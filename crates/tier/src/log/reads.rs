@@ -24,9 +24,9 @@ pub(super) struct Pin {
 
 impl Log {
     /// Where a record is, for a read by the caller's own device; it waits for that device beside what the log writes.
-    pub(crate) fn begin_read(&mut self, entry: &DiskEntry) -> Option<RecordRead> {
+    pub(crate) fn begin_read(&mut self, now: Instant, entry: &DiskEntry) -> Option<RecordRead> {
         let plan = self.begin_promotion(entry)?;
-        let mark = self.pace.read_begun(plan.bytes);
+        let mark = self.pace.read_begun(now, plan.bytes);
         if let Some(pin) = self.reads.get_mut(&plan.read) {
             pin.mark = Some(mark);
         }

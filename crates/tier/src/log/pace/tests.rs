@@ -40,7 +40,7 @@ fn read(pace: &mut Pace, from: u64, count: u64, took: u64, beside: bool) -> u64 
     for turn in 0..count {
         let now = at(from + turn * took);
         let piece = beside.then(|| pace.piece_begun(now, PIECE));
-        let mark = pace.read_begun(BLOCK);
+        let mark = pace.read_begun(now, BLOCK);
         let end = at(from + (turn + 1) * took);
         pace.read_ended(end, mark, BLOCK, Duration::from_micros(took));
         if let Some(piece) = piece {
@@ -91,7 +91,7 @@ fn at_the_floor_a_piece_goes_at_a_time_and_rests_after_it() {
     let mut pace = pace();
     let now = read(&mut pace, 1, 20, 100, false);
     let now = read(&mut pace, now, 100, 1000, true);
-    let mark = pace.read_begun(BLOCK);
+    let mark = pace.read_begun(at(now), BLOCK);
     let begun = pace.next_chance(at(now)).unwrap_or(at(now));
     assert!(pace.may_send(begun, Need::Background));
     let piece = pace.piece_begun(begun, PIECE);
@@ -177,6 +177,7 @@ fn the_rate_is_that_of_the_device_in_whatever_order_pieces_end() {
 fn time_that_goes_back_is_counted_once() {
     let mut pace = pace();
     pace.window = 0.1;
+    pace.read_begun(at(0), BLOCK);
     for turn in 0..60 {
         write(&mut pace, at(turn * 2000), &[(PIECE, 0..1000)]);
         write(&mut pace, at(turn * 2000), &[(PIECE, 500..2000)]);
@@ -261,12 +262,15 @@ fn pieces_are_followed_by_the_rests_of_all_their_time() {
         let mut pace = pace();
         let now = read(&mut pace, 1, 20, 100, false);
         // Rests are saved up for a long read of which nothing is known, and no longer when no other comes.
-        let (piece, mark) = (pace.piece_begun(at(now), PIECE), pace.read_begun(8 * PIECE));
+        let (piece, mark) = (
+            pace.piece_begun(at(now), PIECE),
+            pace.read_begun(at(now), 8 * PIECE),
+        );
         let now = now + 10_000;
         pace.read_ended(at(now), mark, 8 * PIECE, Duration::from_millis(10));
         pace.piece_ended(at(now), piece);
         let now = read(&mut pace, now, 3000, 1000, true);
-        pace.read_begun(BLOCK);
+        pace.read_begun(at(now), BLOCK);
         let begun = pace.next_chance(at(now)).unwrap();
         write(&mut pace, begun, pieces);
         let next = pace.next_chance(begun).unwrap();
@@ -282,6 +286,67 @@ fn pieces_are_followed_by_the_rests_of_all_their_time() {
     check(&[(PIECE, 100..200), (PIECE, 0..400)], 200 + 3_600);
     let long = [(PIECE, 0..10_000), (PIECE, 0..20_000)];
     check(&long, 20_000 + 100_000);
+}
+
+/// Pieces that were written while nobody read were followed by rests all the same: the next reader found the writes of ten seconds
+/// without it resting for 100 ms.
+#[test]
+fn pieces_rest_for_the_time_in_which_somebody_reads() {
+    // Pieces that end before the next begins, and readers that come and go while they are under way, in microseconds of a later
+    // second; and how long the pieces rest. A reader that went is expected back for 200 us.
+    let check = |pieces: &[(u64, u64)], reads: &[(u64, u64)], rests: u64| {
+        let mut pace = pace();
+        let now = read(&mut pace, 1, 20, 100, false);
+        read(&mut pace, now, 100, 1000, true);
+        assert_eq!(pace.window(), PaceConfig::default().share_min);
+        let (mut piece, mut reader) = (None, None);
+        let end = pieces.iter().map(|(_, end)| *end).max().unwrap();
+        for micros in 0..=end {
+            let now = at(1_000_000 + micros);
+            if reads.iter().any(|(_, end)| *end == micros) {
+                pace.read_ended(now, reader.take().unwrap(), BLOCK, Duration::ZERO);
+            }
+            if pieces.iter().any(|(_, end)| *end == micros) {
+                pace.piece_ended(now, piece.take().unwrap());
+            }
+            if pieces.iter().any(|(start, _)| *start == micros) {
+                piece = Some(pace.piece_begun(now, PIECE));
+            }
+            if reads.iter().any(|(start, _)| *start == micros) {
+                reader = Some(pace.read_begun(now, BLOCK));
+            }
+        }
+        let ended = at(1_000_000 + end);
+        pace.read_begun(ended, BLOCK);
+        let next = pace.next_chance(ended).unwrap_or(ended);
+        let found = ended.until(next).as_micros() as u64;
+        let count = pieces.len();
+        assert_eq!(found, rests, "{count} pieces, {reads:?}");
+    };
+    let hundred: Vec<_> = (0..100)
+        .map(|turn| (turn * 100, (turn + 1) * 100))
+        .collect();
+    check(&hundred, &[], 0);
+    check(&[(0, 10_000)], &[(9_900, 20_000)], 9 * 100);
+    check(&[(0, 10_000)], &[(9_000, 9_100)], 9 * (100 + 200));
+    check(
+        &[(0, 10_000)],
+        &[(9_000, 9_100), (9_200, 9_300)],
+        9 * (300 + 200),
+    );
+    check(
+        &[(0, 10_000)],
+        &[(1_000, 1_100), (9_900, 20_000)],
+        9 * (100 + 200 + 100),
+    );
+    // Only the first owes a rest, which begins when it ends.
+    check(&[(0, 500), (600, 1_000)], &[(0, 100)], 9 * 300 - 500);
+    check(
+        &[(0, 100), (9_000, 9_100)],
+        &[(0, 1_000), (5_000, 5_100)],
+        0,
+    );
+    check(&[(0, 1_000)], &[(0, 20_000)], 9 * 1_000);
 }
 
 /// After one stall of the device pieces were as short as they may be, and, of records that do not fill one, shorter: none
@@ -322,7 +387,7 @@ fn writes_rest_until_a_read_has_shown_what_it_takes_without_them() {
     let (mut now, mut piece) = (1, Some(pace.piece_begun(at(1), PIECE)));
     for _ in 0..50 {
         // Beside a piece a read takes as long as the piece is under way.
-        let mark = pace.read_begun(BLOCK);
+        let mark = pace.read_begun(at(now), BLOCK);
         let took = if piece.is_some() { 1000 } else { 100 };
         now += took;
         if let Some(piece) = piece.take() {
@@ -363,7 +428,7 @@ fn rests_are_saved_up_until_a_read_of_any_length_fits() {
             }
             if read.is_none() && back <= micros {
                 let (bytes, takes) = reads_left.next().unwrap();
-                read = Some((*bytes, micros, *takes, pace.read_begun(*bytes)));
+                read = Some((*bytes, micros, *takes, pace.read_begun(at(micros), *bytes)));
             }
             if piece.is_none() && pace.may_send(at(micros), Need::Background) {
                 piece = Some((micros, pace.piece_begun(at(micros), PIECE)));
@@ -395,7 +460,7 @@ fn no_rest_is_saved_up_beyond_the_longest() {
     let mut pace = pace();
     let now = at(read(&mut pace, 1, 1, 10_000_000, true) + 200_000);
     assert_eq!(pace.fits, REST_MAX, "it would fade for a thousand reads");
-    pace.read_begun(BLOCK);
+    pace.read_begun(now, BLOCK);
     write(&mut pace, now, &[(PIECE, 0..200_000)]);
     let ended = now + Duration::from_micros(200_000);
     assert_eq!(pace.next_chance(ended), Some(ended + REST_MAX));
@@ -411,14 +476,17 @@ fn rests_end_with_the_need_for_them() {
         let now = read(&mut pace, 1, 20, 100, false);
         let now = if is_saved {
             // The first of its class, and beside a piece: rests are saved up until two of it fit.
-            let (piece, mark) = (pace.piece_begun(at(now), PIECE), pace.read_begun(8 * PIECE));
+            let (piece, mark) = (
+                pace.piece_begun(at(now), PIECE),
+                pace.read_begun(at(now), 8 * PIECE),
+            );
             pace.piece_ended(at(now), piece);
             pace.read_ended(at(now), mark, 8 * PIECE, Duration::from_millis(50));
             now
         } else {
             read(&mut pace, now, 20, 1000, false)
         };
-        let mark = pace.read_begun(BLOCK);
+        let mark = pace.read_begun(at(now), BLOCK);
         write(&mut pace, at(now), &[(PIECE, 0..busy)]);
         let now = now + busy;
         pace.read_ended(at(now), mark, BLOCK, Duration::ZERO);
@@ -435,9 +503,9 @@ fn rests_end_with_the_need_for_them() {
         let now = read(&mut pace, now, 20, 1000, false);
         assert_eq!(pace.window(), PaceConfig::default().share_min);
         // Nothing is saved up for a class that is known.
-        let (mark, now) = (pace.read_begun(8 * PIECE), now + 20_000);
+        let (mark, now) = (pace.read_begun(at(now), 8 * PIECE), now + 20_000);
         pace.read_ended(at(now), mark, 8 * PIECE, Duration::from_millis(20));
-        pace.read_begun(BLOCK);
+        pace.read_begun(at(now), BLOCK);
         write(&mut pace, at(now), &[(PIECE, 0..100)]);
         let ended = at(now + 100);
         let next = pace.next_chance(ended).unwrap();
@@ -455,7 +523,7 @@ fn readers_that_wait_for_each_other_do_not_slow_writes_down() {
     for turn in 0..100u64 {
         let beside = turn >= 20;
         let piece = beside.then(|| pace.piece_begun(at(now), PIECE));
-        let marks: Vec<ReadMark> = (0..8).map(|_| pace.read_begun(BLOCK)).collect();
+        let marks: Vec<ReadMark> = (0..8).map(|_| pace.read_begun(at(now), BLOCK)).collect();
         now += 800;
         for mark in marks {
             pace.read_ended(at(now), mark, BLOCK, Duration::from_micros(800));
@@ -483,7 +551,7 @@ fn pieces_are_as_long_as_a_few_of_the_reads_that_there_are() {
             let piece = pace.piece_begun(at(turn * 1000), PIECE);
             pace.piece_ended(at((turn + 1) * 1000), piece);
         }
-        let mark = pace.read_begun(bytes);
+        let mark = pace.read_begun(at(60_000), bytes);
         let now = at(60_000 + took);
         pace.read_ended(now, mark, bytes, Duration::from_micros(took));
         let found = pace.piece_bytes(now);
@@ -526,7 +594,7 @@ fn what_presses_has_as_many_bytes_under_way_as_readers() {
     let mut pace = pace();
     let now = read(&mut pace, 1, 20, 100, false);
     let now = at(read(&mut pace, now, 100, 1000, true));
-    let marks: Vec<ReadMark> = (0..4).map(|_| pace.read_begun(2 * PIECE)).collect();
+    let marks: Vec<ReadMark> = (0..4).map(|_| pace.read_begun(now, 2 * PIECE)).collect();
     pace.rests_until = now + Duration::from_secs(1);
     assert!(!pace.may_send(now, Need::Background), "it rests");
     let mut pieces = Vec::new();

@@ -14,8 +14,9 @@ use crate::config::PaceConfig;
 /// feedback as in congestion control (Chiu and Jain, 1989), with the latency as its signal (Brakmo and Peterson, 1995).
 ///
 /// Until a read has shown what it takes without writes, these rest half of the time. Their pauses are saved up until one is long
-/// enough for a read: with shorter ones a long read would always have writes beside it. One of more than half of [`REST_MAX`], or of
-/// a reader that is mostly away for longer than [`QUIET_MAX`], may still not be learned for long: writes keep the half meanwhile.
+/// enough for a whole read whose reader is away before it: with shorter ones a long read, or one that comes as often as they do, would
+/// always have writes beside it. One of more than 45 ms, or of a reader that is mostly away for longer than [`QUIET_MAX`], may still
+/// not be learned for long: writes keep the half meanwhile.
 #[derive(Debug)]
 pub(super) struct Pace {
     config: PaceConfig,
@@ -253,7 +254,9 @@ impl Pace {
             return;
         }
         // A read that met a stall of the device would have rests saved up for a thousand more.
-        let fits = took.saturating_mul(READS_A_REST).min(REST_MAX);
+        let fits = (took.saturating_mul(READS_A_REST))
+            .saturating_add(QUIET_MAX)
+            .min(REST_MAX);
         let took = took.as_nanos() as f64;
         self.usual = class_of(most);
         let floor = self.config.share_min.clamp(SHARE_LEAST, 1.0);
@@ -351,7 +354,7 @@ const CLASSES: usize = 14;
 const PRESSING: usize = 2;
 /// The most that the window is while it is not known what reads take without writes.
 const UNKNOWN_WINDOW: f64 = 0.5;
-/// Times of a read that a rest takes meanwhile: the one under way ends, and a whole one follows.
+/// Times of a read that a rest takes meanwhile: the one under way ends, its reader is away, and a whole one follows.
 const READS_A_REST: u32 = 2;
 /// A piece until the device has shown how fast it writes.
 const UNKNOWN_BYTES: u64 = 512 << 10;

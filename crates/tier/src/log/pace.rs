@@ -244,7 +244,7 @@ impl Pace {
         }
     }
 
-    /// A reader has `bytes` bytes after the device took `took` for them, or gave up where that is zero.
+    /// A reader has `bytes` bytes after the device took `took` for them, or has none where that is zero.
     pub(super) fn read_ended(&mut self, now: Instant, mark: ReadMark, bytes: u64, took: Duration) {
         let most = self.reading.max(mark.reading);
         self.readers -= 1;

@@ -58,8 +58,8 @@ impl Log {
         Some(plan)
     }
 
-    /// Ends a read for which the device took `took`: a record whose bytes were wrong is lost, unless it is in another place by now. One that could not be read
-    /// may be as right as ever, until the device shows that it works and cannot read it.
+    /// Ends a read for which the device took `took`: a record whose bytes were wrong is lost, unless it is in another place by
+    /// now. One that could not be read may be as right as ever, until the device shows that it works and cannot read it.
     ///
     /// # Panics
     /// When the read was ended before: its file would be deleted under another reader.
@@ -78,6 +78,11 @@ impl Log {
             mark,
         } = self.reads.remove(&read).expect("a read ends once");
         if let Some(mark) = mark {
+            // How soon a read fails, or how late, says nothing of those that bring bytes.
+            let took = match end {
+                ReadEnd::Failed(_) => Duration::ZERO,
+                ReadEnd::Done | ReadEnd::Checked(_) => took,
+            };
             self.pace.read_ended(now, mark, plan.bytes, took);
         }
         self.files.update(plan.file, |file| file.pins -= 1);

@@ -167,6 +167,28 @@ fn a_reader_meets_one_piece_at_a_time_and_the_rest_waits_for_it() {
     assert_eq!(world.readable(&[1]), Some(1));
 }
 
+/// A read that failed at once was taken for what reads take without writes: those that took their usual time were ten times as
+/// slow, and writes went to their least.
+#[test]
+fn a_read_that_fails_says_nothing_of_how_long_reads_take() {
+    let mut world = World::new(grouped(), 4);
+    world.put(&[0], 1, 9000);
+    world.rest();
+    let mut out = Vec::new();
+    let bytes = Checksum::of(&value_of(&entry(&[0], 1), 9000));
+    let reads = std::iter::repeat_n((ReadEnd::Checked(bytes), 100), 20);
+    for (end, took) in std::iter::once((ReadEnd::Failed(EIO), 10)).chain(reads) {
+        let plan = world.agent.begin_read(world.now, &entry(&[0], 1), &mut out);
+        let took = Duration::from_micros(took);
+        world.now += took;
+        let right = (world.agent).end_read(world.now, plan.unwrap(), (end, took), &mut out);
+        assert_eq!(right, end != ReadEnd::Failed(EIO));
+    }
+    let stats = world.agent.stats();
+    let found = (stats.read_slowdown_milli, stats.write_window_milli);
+    assert!(found.0 == 1000 && found.1 > 1000, "{found:?}");
+}
+
 #[test]
 fn a_write_is_cut_into_pieces_that_join_to_the_same_bytes() {
     let mut world = World::new(grouped(), 5);

@@ -86,8 +86,9 @@ impl BegunRequest {
     }
 
     /// Waits for the outcome, until `deadline` at most, running the loop of its link where that is faster. `None` when there was
-    /// none in time, or the request was given up before; but what was given up ends with [`RequestError::Gone`] where its link, or
-    /// the message layer, has dropped it meanwhile.
+    /// none in time, or the request was given up before; but what was given up may have an outcome all the same: the answer,
+    /// [`RequestError::Timeout`] where its time was over, or [`RequestError::Gone`] where its link, or the message layer, has
+    /// dropped it.
     pub fn wait(&mut self, deadline: Instant) -> Option<Result<Answer, RequestError>> {
         if is_inside_a_loop() {
             return Some(Err(RequestError::InsideLoop));
@@ -102,6 +103,12 @@ impl BegunRequest {
                 Some(told.unwrap_or(Err(RequestError::Gone)))
             }
         }
+    }
+
+    /// Whether it has its outcome, given up or not: a wait takes that at once.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.completion.is_done()
     }
 
     /// A handle that gives the request up from another thread, and ends the wait for it.

@@ -467,11 +467,29 @@ mod tests {
         (client, link)
     }
 
+    /// Waits until that holds.
+    fn eventually(what: &str, holds: impl Fn() -> bool) {
+        let end = now() + Duration::from_secs(20);
+        while !holds() {
+            assert!(now() < end, "not within 20 s: {what}");
+            std::thread::yield_now();
+        }
+    }
+
     /// A request that waits in the queue of its link, and is cancelled.
-    fn cancelled<'a>(link: &Link, until: Instant, cancel: &'a Cancel) -> UnderWay<'a> {
+    fn cancelled<'a>(
+        client: &Running,
+        link: &Link,
+        until: Instant,
+        cancel: &'a Cancel,
+    ) -> UnderWay<'a> {
         let (operation, request) = (OperationId(1), Request::Quotas);
         let under_way = link.send(operation, &request, until, Some(cancel));
         let under_way = under_way.unwrap();
+        // One that is cancelled on its way to the queue never comes there, nor has a time.
+        eventually("the request is in the queue, or too late for it", || {
+            client.metrics().requests.get() + client.metrics().timeouts.get() > 0
+        });
         let end = under_way.begun.canceller();
         cancel.during(move || _ = end(), || cancel.cancel());
         under_way
@@ -483,10 +501,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (client, link) = early_link(&Endpoint::Unix(folder.path().join("late")));
         let cancel = Cancel::new();
-        let under_way = cancelled(&link, now() + Duration::from_millis(50), &cancel);
-        while client.metrics().timeouts.get() == 0 {
-            std::thread::yield_now();
-        }
+        let until = now() + Duration::from_millis(50);
+        let under_way = cancelled(&client, &link, until, &cancel);
+        eventually("its time is over", || under_way.begun.is_done());
+        assert_eq!(client.metrics().timeouts.get(), 1);
         let heard = link.hear(under_way);
         assert!(matches!(heard, Err(Unanswered::Cancelled)), "{heard:?}");
     }
@@ -496,9 +514,9 @@ mod tests {
     fn a_request_that_is_cancelled_in_a_queue_was_cancelled_also_once_its_link_is_up() {
         let folder = tempfile::tempdir().unwrap();
         let endpoint = Endpoint::Unix(folder.path().join("late"));
-        let (_client, link) = early_link(&endpoint);
+        let (client, link) = early_link(&endpoint);
         let (cancel, until) = (Cancel::new(), now() + Duration::from_secs(20));
-        let under_way = cancelled(&link, until, &cancel);
+        let under_way = cancelled(&client, &link, until, &cancel);
 
         let mut server = Builder::new(Options::default());
         let access = Access {

@@ -441,14 +441,17 @@ impl Master {
         };
         let mut reading = std::mem::take(&mut self.reading);
         let keys = exists.keys.iter();
-        reading.begin(keys.clone().map(|key| self.tenants.hash(tenant, key)));
-        // Neither extents nor policies take part in a probe.
-        self.catalog.warm(&reading.links, &mut reading.ids, |_| 0);
-        let there = keys.zip(&reading.links);
-        let there = there.map(|(key, link)| self.probe(now, (tenant, key), link.hash));
-        let reply = Reply::Exists(there.collect());
+        reading.begin(keys.map(|key| self.tenants.hash(tenant, key)));
+        let mut there = Vec::with_capacity(exists.keys.len());
+        let steps = exists.keys.chunks(WARMED_AT_ONCE);
+        for (keys, links) in steps.zip(reading.links.chunks(WARMED_AT_ONCE)) {
+            // Neither extents nor policies take part in a probe.
+            self.catalog.warm(links, &mut reading.ids, |_| 0);
+            let probe = |(key, link): (&Key, &Link)| self.probe(now, (tenant, key), link.hash);
+            there.extend(keys.iter().zip(links).map(probe));
+        }
         self.reading = reading;
-        reply
+        Reply::Exists(there)
     }
 
     fn probe(&mut self, now: Instant, (tenant, key): (TenantIndex, &Key), hash: u64) -> bool {

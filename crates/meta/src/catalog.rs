@@ -177,11 +177,17 @@ impl Catalog {
         self.replicas.len()
     }
 
-    pub(crate) fn find(&self, tenant: TenantIndex, key: &Key, hash: u64) -> Option<ObjectId> {
+    pub(crate) fn find(
+        &self,
+        tenant: TenantIndex,
+        key: impl AsRef<[u8]>,
+        hash: u64,
+    ) -> Option<ObjectId> {
+        let key = key.as_ref();
         let same = |id: u32| {
             let object = self.objects.get(id).expect("the index names live objects");
             let same_tenant = object.tenant == tenant || planted(Planted::TenantsShareKeys);
-            object.hash == hash && same_tenant && object.key == *key
+            object.hash == hash && same_tenant && object.key.as_bytes() == key
         };
         self.index.find(hash, same).map(ObjectId)
     }

@@ -440,21 +440,20 @@ impl Master {
             return Reply::Exists(vec![false; exists.keys.len()]);
         };
         let mut reading = std::mem::take(&mut self.reading);
-        let keys = exists.keys.iter();
-        reading.begin(keys.map(|key| self.tenants.hash(tenant, key)));
+        let mut keys = exists.keys.iter();
+        reading.begin(keys.clone().map(|key| self.tenants.hash(tenant, key)));
         let mut there = Vec::with_capacity(exists.keys.len());
-        let steps = exists.keys.chunks(WARMED_AT_ONCE);
-        for (keys, links) in steps.zip(reading.links.chunks(WARMED_AT_ONCE)) {
+        for links in reading.links.chunks(WARMED_AT_ONCE) {
             // Neither extents nor policies take part in a probe.
             self.catalog.warm(links, &mut reading.ids, |_| 0);
-            let probe = |(key, link): (&Key, &Link)| self.probe(now, (tenant, key), link.hash);
-            there.extend(keys.iter().zip(links).map(probe));
+            let step = keys.by_ref().take(links.len()).zip(links);
+            there.extend(step.map(|(key, link)| self.probe(now, (tenant, key), link.hash)));
         }
         self.reading = reading;
         Reply::Exists(there)
     }
 
-    fn probe(&mut self, now: Instant, (tenant, key): (TenantIndex, &Key), hash: u64) -> bool {
+    fn probe(&mut self, now: Instant, (tenant, key): (TenantIndex, &[u8]), hash: u64) -> bool {
         let Some(id) = self.catalog.find(tenant, key, hash) else {
             return false;
         };

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use slackwater_base::Instant;
-use slackwater_wire::{ClientId, Key, OperationId, Request, Tenant};
+use slackwater_wire::{ClientId, OperationId, Request, Tenant};
 
 use crate::config::Limits;
 use crate::master::{Caller, Due, Master};
@@ -147,10 +147,10 @@ impl Master {
         let Some(until) = self.held.until.filter(|until| now < *until) else {
             return Some(request);
         };
-        let (tenant, keys, prefix_only) = match &request {
-            Request::Get(get) => (&get.tenant, &get.keys[..], get.prefix_only),
-            Request::Exists(exists) => (&exists.tenant, &exists.keys[..], false),
-            Request::Describe { tenant, key } => (tenant, std::slice::from_ref(key), false),
+        let keys = match &request {
+            Request::Get(get) => get.keys.len(),
+            Request::Exists(exists) => exists.keys.len(),
+            Request::Describe { .. } => 1,
             _ => return Some(request),
         };
         let name = (caller.client, caller.operation);
@@ -159,8 +159,16 @@ impl Master {
         if !self.is_partial() {
             return Some(request);
         }
-        let missing = self.not_found(tenant, keys, prefix_only);
-        let keys = keys.len();
+        if keys > self.config.limits.batch_keys {
+            // It is refused.
+            return Some(request);
+        }
+        let missing = match &request {
+            Request::Get(get) => self.not_found(&get.tenant, &get.keys, get.prefix_only),
+            Request::Exists(exists) => self.not_found(&exists.tenant, exists.keys.iter(), false),
+            Request::Describe { tenant, key } => self.not_found(tenant, [key], false),
+            _ => Vec::new(),
+        };
         let room = self.held.has_room(caller.client, keys, &self.config.limits);
         if missing.is_empty() || !room {
             return Some(request);
@@ -179,14 +187,15 @@ impl Master {
     }
 
     /// The hashes of keys that nobody can read now; with `first`, of the first such key alone.
-    fn not_found(&self, tenant: &Tenant, keys: &[Key], first: bool) -> Vec<u64> {
-        if keys.len() > self.config.limits.batch_keys {
-            // It is refused.
-            return Vec::new();
-        }
+    fn not_found<K: AsRef<[u8]>>(
+        &self,
+        tenant: &Tenant,
+        keys: impl IntoIterator<Item = K>,
+        first: bool,
+    ) -> Vec<u64> {
         let index = self.tenants.find(tenant);
-        let missing = keys.iter().filter_map(|key| {
-            let hash = self.tenants.hash_of(tenant, key);
+        let missing = keys.into_iter().filter_map(|key| {
+            let hash = self.tenants.hash_of(tenant, &key);
             let found = index.and_then(|index| self.catalog.find(index, key, hash));
             // An object without replicas is being put, and answered as such.
             let known = found.is_some_and(|id| {

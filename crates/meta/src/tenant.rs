@@ -1,5 +1,5 @@
 use slackwater_base::{KeyHash, Map, Planted, hash64, planted};
-use slackwater_wire::{Key, QuotaState, Tenant};
+use slackwater_wire::{QuotaState, Tenant};
 
 use crate::catalog::{ReplicaId, TenantIndex};
 use crate::config::Tenancy;
@@ -115,23 +115,23 @@ impl Tenants {
             .expect("tenant numbers are held by known tenants")
     }
 
-    pub(crate) fn hash(&self, index: TenantIndex, key: &Key) -> u64 {
+    pub(crate) fn hash(&self, index: TenantIndex, key: impl AsRef<[u8]>) -> u64 {
         let number = if planted(Planted::TenantsShareKeys) {
             0
         } else {
             self.at(index).number
         };
-        KeyHash::of(number, key.as_bytes()).low64()
+        KeyHash::of(number, key.as_ref()).low64()
     }
 
     /// The hash of a key of a tenant that may be unknown.
-    pub(crate) fn hash_of(&self, tenant: &Tenant, key: &Key) -> u64 {
+    pub(crate) fn hash_of(&self, tenant: &Tenant, key: impl AsRef<[u8]>) -> u64 {
         let number = if planted(Planted::TenantsShareKeys) {
             0
         } else {
             number_of(tenant)
         };
-        KeyHash::of(number, key.as_bytes()).low64()
+        KeyHash::of(number, key.as_ref()).low64()
     }
 
     /// Whether the tenant may put.

@@ -10,7 +10,7 @@ use slackwater_transfer::{Engine, PeerStats};
 use slackwater_wait::now;
 use slackwater_wire::limits::BATCH_KEYS_MAX;
 use slackwater_wire::{
-    Description, ErrorCode, Exists, Key, List, Listed, Remove, RemoveAll, RemoveMatching,
+    Description, ErrorCode, Exists, Key, KeyList, List, Listed, Remove, RemoveAll, RemoveMatching,
     ReplicaClear, Reply, Request, Tenant,
 };
 
@@ -447,11 +447,9 @@ impl Call<'_> {
             return Ok(Vec::new());
         }
         let asked = |keys: &[&[u8]]| {
-            let keys: Result<Vec<Key>, _> = keys.iter().map(|key| Key::new(key)).collect();
-            let tenant = self.options.tenant.clone();
             Ok::<_, ClientError>(Request::Exists(Exists {
-                tenant,
-                keys: keys?,
+                tenant: self.options.tenant.clone(),
+                keys: KeyList::new(keys.iter().copied())?,
             }))
         };
         if keys.len() <= EXISTS_PIECE {

@@ -12,6 +12,7 @@ mod error;
 mod id;
 mod job;
 mod key;
+mod key_list;
 pub mod kv_events;
 mod metrics;
 mod name;
@@ -34,6 +35,7 @@ pub use id::{
 };
 pub use job::{CopyTask, JobSpec, JobState, JobStatus, JobWork, TooManyPlaces};
 pub use key::{Key, KeyError, Tenant, TenantError};
+pub use key_list::KeyList;
 pub use metrics::MetricsFormat;
 pub use name::{NodeName, NodeNameError};
 pub use numbered::{Numbered, NumberedReceiver, NumberedSender, OutOfStep};

@@ -4,8 +4,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 use slackwater_base::Checksum;
 
 use crate::{
-    GuardId, Incarnation, JobId, JobSpec, Key, NodeId, OperationId, ReplicaAt, SegmentId, Tenant,
-    Version, checksum_serde,
+    GuardId, Incarnation, JobId, JobSpec, Key, KeyList, NodeId, OperationId, ReplicaAt, SegmentId,
+    Tenant, Version, checksum_serde,
 };
 
 /// What a client asks of the master.
@@ -254,8 +254,7 @@ pub struct Exists {
     #[serde(default)]
     pub tenant: Tenant,
     /// The keys in chain order.
-    #[serde(deserialize_with = "crate::body::list")]
-    pub keys: Vec<Key>,
+    pub keys: KeyList,
 }
 
 /// Whether an object may be evicted.

@@ -10,7 +10,7 @@ fn world() -> World {
 fn exists(world: &mut World, name: &str) -> bool {
     let reply = world.ask(Request::Exists(Exists {
         tenant: Tenant::DEFAULT,
-        keys: vec![key(name)],
+        keys: vec![key(name)].into(),
     }));
     reply == Reply::Exists(vec![true])
 }
@@ -44,7 +44,7 @@ fn truths_of_many_keys_are_in_their_order() {
     let keys = ["a", "b", "c", "a", "d", "e"].map(key);
     let asked = Request::Exists(Exists {
         tenant: Tenant::DEFAULT,
-        keys: keys.to_vec(),
+        keys: keys.to_vec().into(),
     });
     let there = vec![true, false, true, true, true, false];
     assert_eq!(world.ask(asked), Reply::Exists(there));

@@ -36,7 +36,10 @@ fn a_request_of_more_keys_than_a_batch_may_have_is_refused_whole() {
                 prefix_only: false,
             })
         },
-        |tenant, keys| Request::Exists(Exists { tenant, keys }),
+        |tenant, keys| {
+            let keys = keys.into();
+            Request::Exists(Exists { tenant, keys })
+        },
         |tenant, keys| {
             let entry = |key| PutEntry { key, bytes: BLOCK };
             Request::PutStart(PutStart {

@@ -259,7 +259,7 @@ impl Run {
             Step::Exists { key: of } => {
                 let reply = self.world.ask(Request::Exists(Exists {
                     tenant: Tenant::DEFAULT,
-                    keys: vec![key(&name(of))],
+                    keys: vec![key(&name(of))].into(),
                 }));
                 let Reply::Exists(there) = reply else {
                     panic!("{reply:?}")

@@ -39,7 +39,7 @@ fn requests() -> Vec<(By, Request)> {
     };
     let exists = Exists {
         tenant: tenant.clone(),
-        keys: keys.clone(),
+        keys: keys.clone().into(),
     };
     let start = PutStart {
         tenant: tenant.clone(),

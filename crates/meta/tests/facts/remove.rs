@@ -594,7 +594,7 @@ fn a_tenant_that_removes_much_loses_its_own_records_only() {
         let there = names.clone().map(|tenant| {
             let exists = Exists {
                 tenant,
-                keys: vec![key("z")],
+                keys: vec![key("z")].into(),
             };
             world.ask(Request::Exists(exists)) == Reply::Exists(vec![true])
         });

@@ -50,7 +50,11 @@ fn get(names: &[&str], prefix_only: bool) -> Request {
 fn exists(names: &[&str]) -> Request {
     Request::Exists(Exists {
         tenant: Tenant::DEFAULT,
-        keys: names.iter().map(|name| key(name)).collect(),
+        keys: names
+            .iter()
+            .map(|name| key(name))
+            .collect::<Vec<_>>()
+            .into(),
     })
 }
 

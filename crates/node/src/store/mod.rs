@@ -36,7 +36,7 @@ use slackwater_meta::{Books, Imbalance, Master};
 use slackwater_trace::{SpanKind, TraceSpan};
 use slackwater_wait::now;
 use slackwater_wire::{
-    Description, ErrorCode, Exists, Key, MetricsFormat, QuotaState, Remove, RemoveAll,
+    Description, ErrorCode, Exists, Key, KeyList, MetricsFormat, QuotaState, Remove, RemoveAll,
     RemoveMatching, Reply, Request, SegmentState, Tenant, limits,
 };
 
@@ -216,17 +216,11 @@ impl Store {
     fn are_there(&self, keys: &[&[u8]], tenant: &Tenant) -> Result<Vec<bool>, StoreError> {
         let mut truths = Vec::with_capacity(keys.len());
         for piece in keys.chunks(limits::BATCH_KEYS_MAX) {
-            let keys = piece
-                .iter()
-                .map(|key| Key::new(key))
-                .collect::<Result<_, _>>()?;
-            match self.ask(
-                "exists",
-                Request::Exists(Exists {
-                    tenant: tenant.clone(),
-                    keys,
-                }),
-            )? {
+            let exists = Exists {
+                tenant: tenant.clone(),
+                keys: KeyList::new(piece.iter().copied())?,
+            };
+            match self.ask("exists", Request::Exists(exists))? {
                 Reply::Exists(piece) => truths.extend(piece),
                 reply => return Err(refusal(&reply)),
             }

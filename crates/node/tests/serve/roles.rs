@@ -86,7 +86,7 @@ fn requests() -> Vec<Request> {
         Request::GetEnd(GetEnd { guards: vec![] }),
         Request::Exists(Exists {
             tenant: tenant(),
-            keys: keys.clone(),
+            keys: keys.clone().into(),
         }),
         Request::PutStart(PutStart {
             tenant: tenant(),

@@ -11,7 +11,7 @@ use slackwater_remote::{CallOptions, Cancel, Client, ClientError};
 use slackwater_trace::{FinishedSpan, Sink, export_to, within};
 use slackwater_wire::limits::KEY_BYTES_MAX;
 use slackwater_wire::{
-    Answered, Asked, Epoch, ErrorCode, Key, OperationId, Reply, Request, Tenant, TraceContext,
+    Answered, Asked, Epoch, ErrorCode, KeyList, OperationId, Reply, Request, Tenant, TraceContext,
     Traceparent, body,
 };
 
@@ -33,9 +33,9 @@ fn is_there(number: usize) -> bool {
     (number / PIECE).is_multiple_of(2)
 }
 
-fn found(keys: &[Key]) -> Reply {
-    let number = |key: &Key| std::str::from_utf8(&key.as_bytes()[1..]).unwrap().parse();
-    let is_there = |key: &Key| number(key).is_ok_and(is_there);
+fn found(keys: &KeyList) -> Reply {
+    let number = |key: &[u8]| std::str::from_utf8(&key[1..]).unwrap().parse();
+    let is_there = |key: &[u8]| number(key).is_ok_and(is_there);
     Reply::Exists(keys.iter().map(is_there).collect())
 }
 
@@ -43,7 +43,7 @@ fn expected(count: usize) -> Vec<bool> {
     (0..count).map(is_there).collect()
 }
 
-fn asked_for(asked: Asked) -> (OperationId, Tenant, Vec<Key>) {
+fn asked_for(asked: Asked) -> (OperationId, Tenant, KeyList) {
     match asked.request {
         Request::Exists(exists) => (asked.operation, exists.tenant, exists.keys),
         other => panic!("another request: {other:?}"),
@@ -53,7 +53,7 @@ fn asked_for(asked: Asked) -> (OperationId, Tenant, Vec<Key>) {
 /// A piece whose answer is owed.
 struct Owed {
     operation: OperationId,
-    keys: Vec<Key>,
+    keys: KeyList,
     call: Deferred,
 }
 

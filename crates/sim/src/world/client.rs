@@ -418,6 +418,7 @@ impl World {
                 ))
             }
             Operation::Exists { tenant, keys } => {
+                let keys = keys.into();
                 call(Request::Exists(Exists { tenant, keys }), out)
             }
             Operation::Remove {

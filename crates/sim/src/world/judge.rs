@@ -2,8 +2,8 @@
 
 use slackwater_meta::Output;
 use slackwater_wire::{
-    ClientId, ErrorCode, ExtentRef, Hold, Lookup, OperationId, Order, PutStarted, ReplicaState,
-    Reply, Request, Version,
+    ClientId, ErrorCode, ExtentRef, Hold, Key, Lookup, OperationId, Order, PutStarted,
+    ReplicaState, Reply, Request, Version,
 };
 
 use crate::check::{Checked, Invariant, Violation};
@@ -147,10 +147,9 @@ impl World {
                 check_length(exists.keys.len(), truths.len(), reply)?;
                 for (key, truth) in exists.keys.iter().zip(truths) {
                     if *truth {
-                        self.history.judge_presence(
-                            &(exists.tenant.clone(), key.clone()),
-                            self.engine.now(),
-                        )?;
+                        let key = Key::new(key).expect("a list of keys has keys");
+                        self.history
+                            .judge_presence(&(exists.tenant.clone(), key), self.engine.now())?;
                     }
                 }
                 Ok(())

@@ -83,7 +83,7 @@ fn requests() -> Vec<Request> {
         }),
         Request::Exists(Exists {
             tenant: Tenant::DEFAULT,
-            keys: all(),
+            keys: all().into(),
         }),
         Request::PutStart(PutStart {
             tenant: of(),
@@ -837,7 +837,7 @@ fn what_no_honest_peer_sends_is_refused() {
     let keys = |count: usize| {
         body_of(&Request::Exists(Exists {
             tenant: Tenant::DEFAULT,
-            keys: vec![key("a"); count],
+            keys: vec![key("a"); count].into(),
         }))
     };
     assert!(decode::<Request>(&keys(BATCH_KEYS_MAX)).is_ok());

@@ -103,7 +103,7 @@ fn probes_and_descriptions_promote_nothing() {
     for _ in 0..10 {
         world.ask(Request::Exists(Exists {
             tenant: Tenant::DEFAULT,
-            keys: vec![key("a")],
+            keys: vec![key("a")].into(),
         }));
         assert!(world.has("a"));
     }

@@ -37,7 +37,7 @@ impl Cluster {
             self.seed,
             self.logs()
         );
-        self.books(false);
+        self.recounted();
         let operator = self.told(PROBE, "root");
         let client = self.network.on(PROBE, || operator.connect());
         let force = RemoveOptions {
@@ -70,7 +70,7 @@ impl Cluster {
     }
 
     /// Looks until all is at rest; what was seen until then says what is not.
-    fn at_rest<T>(&self, look: impl Fn() -> Result<T, String>) -> T {
+    fn at_rest<T>(&self, mut look: impl FnMut() -> Result<T, String>) -> T {
         let begun = Instant::now();
         loop {
             let seen = match look() {
@@ -145,8 +145,51 @@ impl Cluster {
         }
     }
 
+    /// A master that knows nothing counts the same from what the nodes announce as the one before it did (I6, I11), under a
+    /// later epoch (I5).
+    fn recounted(&mut self) {
+        let counted = |books: &Value| {
+            let of_segment =
+                |it: &Value| ["segment", "live", "replicas"].map(|name| it[name].clone());
+            let segments = books["segments"].as_array().unwrap();
+            let mut segments: Vec<_> = segments.iter().map(of_segment).collect();
+            segments.sort_by_key(|[segment, ..]| segment.to_string());
+            (
+                books["objects"].clone(),
+                books["replicas"].clone(),
+                segments,
+            )
+        };
+        let mut before = counted(&self.books(false));
+        // What waits for its turn, as offloads do, is in no count of what is under way.
+        self.at_rest(|| {
+            std::thread::sleep(Duration::from_millis(500));
+            let now = counted(&self.books(false));
+            let last = std::mem::replace(&mut before, now);
+            (last == before)
+                .then_some(())
+                .ok_or_else(|| format!("{last:?} became {before:?}"))
+        });
+        let first = self.epoch();
+        self.kill(MASTER);
+        self.begin(MASTER);
+        self.announced();
+        let second = self.epoch();
+        assert!(second > first, "{second} came after {first}");
+        self.at_rest(|| {
+            let after = counted(&self.books(false));
+            (after == before)
+                .then_some(())
+                .ok_or_else(|| format!("{before:?} was counted, and from the nodes {after:?}"))
+        });
+    }
+
+    fn epoch(&self) -> u64 {
+        self.json("/leader")["view_version"].as_u64().unwrap()
+    }
+
     /// Waits until nothing is under way, and the books balance; with nothing in them, if so.
-    fn books(&self, empty: bool) {
+    fn books(&self, empty: bool) -> Value {
         let books = self.at_rest(|| {
             let books = self.json("/debug/books");
             let zero = |name: &str| books[name] == 0;
@@ -175,5 +218,6 @@ impl Cluster {
         let acme = acme.unwrap_or_else(|| panic!("the quota was lost: {books:#}"));
         let quota = (acme["memory_quota"].as_u64(), acme["disk_quota"].as_u64());
         assert_eq!(quota, (Some(QUOTA.0), Some(QUOTA.1)), "{acme}");
+        books
     }
 }

@@ -5,8 +5,8 @@ use slackwater_base::{
     AllocError, Extent, ExtentAllocator, Instant, Map, Planted, planted, round_to_block,
 };
 use slackwater_wire::{
-    Draining, ExtentRef, Incarnation, Mount, NodeId, Presence, SegmentId, SegmentKind,
-    SegmentState, Version,
+    Draining, ExtentRef, Incarnation, Mount, NodeId, Presence, RECORD_HEADER_BYTES, SegmentId,
+    SegmentKind, SegmentState, Version,
 };
 
 use crate::catalog::{Catalog, ObjectId, Replica, ReplicaId, SegmentIndex};
@@ -330,10 +330,6 @@ impl Segment {
                 .map_or(0, |memory| memory.extents.overhead_bytes())
     }
 }
-
-/// What a record takes of the headers of its batch, which are written twice: 56 bytes and its names, of up to 200 bytes. Of
-/// longer names the log tells by its pressure, as of batches that were not full.
-const RECORD_HEADER_BYTES: u64 = 512;
 
 /// Bytes that the record of a value of `bytes` takes in a log: whole blocks of payload, and its part of the headers.
 pub(crate) fn record_bytes(bytes: u64) -> u64 {

@@ -98,7 +98,7 @@ fn what_is_removed_or_loses_its_ssd_is_no_prospect_any_more() {
 /// A full SSD of old blocks, with `a`, read just now, and `b`, hardly younger than the blocks on the SSD, in the memory
 /// above. Returns the names of what was about to be written when the first of the two was.
 fn full(config_of: impl Fn() -> PutConfig) -> (World, Vec<Key>) {
-    let mut world = World::tiers(config(), 20 * BLOCK, 10 * (BLOCK + 4096));
+    let mut world = World::tiers(config(), 20 * BLOCK, 10 * (BLOCK + 512));
     for n in 0..9 {
         world.put(&format!("x{n}"), BLOCK);
     }

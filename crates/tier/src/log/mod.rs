@@ -20,8 +20,8 @@ use std::collections::BTreeMap;
 
 use slackwater_base::{BLOCK_BYTES, Checksum, Instant, KeyHash, Planted, planted, round_to_block};
 use slackwater_wire::{
-    DiskEntry, DiskState, ExtentRef, NodeId, ReportedEntry, SegmentId, TaskFailure, TicketId,
-    Version,
+    DiskEntry, DiskState, ExtentRef, NodeId, RECORD_HEADER_BYTES, ReportedEntry, SegmentId,
+    TaskFailure, TicketId, Version,
 };
 
 use crate::agent::{Opened, ReadId, TierStats};
@@ -498,11 +498,20 @@ impl Log {
             .min(self.config.reclaim_bytes_in_flight_max)
             .max(BLOCK_BYTES);
         let left = u128::from(self.config.capacity.saturating_sub(kept));
-        (left * u128::from(batch) / u128::from(batch + 2 * BLOCK_BYTES) / 16 * 15) as u64
+        let usable = left * u128::from(batch) / u128::from(batch + 2 * BLOCK_BYTES) / 16 * 15;
+        // In steps, since each change is reported.
+        (usable / 16 * u128::from(self.sixteenths())) as u64
     }
 
-    /// Bytes of values to be dropped before reclaim can make room: the device's bytes are more than the values',
-    /// because of padding, so they are scaled down.
+    /// How much less fits in because names are longer than the master counts, in sixteenths.
+    fn sixteenths(&self) -> u64 {
+        let headers = (self.name_bytes / 32).max(RECORD_HEADER_BYTES);
+        let records = self.index.records() as u64;
+        let padded = (self.files.live_bytes() / records.max(1)).max(BLOCK_BYTES);
+        16 * (padded + RECORD_HEADER_BYTES) / (padded + headers)
+    }
+
+    /// Bytes of records to be dropped before reclaim can make room.
     fn pressure(&self) -> u64 {
         if !self.is_open()
             || self.files_free() > RESERVE
@@ -513,14 +522,9 @@ impl Log {
             return 0;
         }
         let live = self.files.live_bytes();
-        let excess = live
-            .saturating_sub(self.usable_bytes() / 8 * 7)
+        live.saturating_sub(self.usable_bytes() / 8 * 7)
             .max(self.file_bytes / 4)
-            .min(live);
-        if live == 0 {
-            return 0;
-        }
-        (u128::from(excess) * u128::from(self.value_bytes) / u128::from(live)) as u64
+            .min(live)
     }
 }
 

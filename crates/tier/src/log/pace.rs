@@ -288,6 +288,7 @@ impl Pace {
         if self.window >= 1.0 {
             // A window that sinks again owes nothing for the time before it rose.
             self.owed = Duration::ZERO;
+            self.busy_since = self.busy_since.max(now);
             self.rests_until = self.rests_until.min(now);
         }
     }

@@ -240,6 +240,36 @@ fn a_durable_put_is_on_ssd_when_it_returns() {
     );
 }
 
+/// The master knows nothing of long names: the log was full before it said so, again and again, and the master was asked for
+/// fewer bytes than the log needed.
+#[test]
+fn an_ssd_takes_records_of_long_names() {
+    for bytes in [1, BLOCK_BYTES as usize] {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(Config {
+            memory: ByteSize::mib(4),
+            ssd: ByteSize::mib(16),
+            offload: OffloadMode::Eager,
+            ..tiered(directory.path())
+        })
+        .unwrap();
+        let long = |name: String| name + &"-".repeat(1000);
+        // More than both tiers hold.
+        let keys: Vec<String> = names(4000).into_iter().map(long).collect();
+        put_all(&store, &keys, bytes);
+        let stats = until(&store, "offloads end", |stats| {
+            stats.offloads.in_flight == 0
+        });
+        let (offloads, ssd) = (stats.offloads, stats.ssd.unwrap());
+        assert_eq!(
+            (offloads.failed, offloads.skipped_no_disk),
+            (0, 0),
+            "{ssd:?}"
+        );
+        assert!(ssd.accepting && ssd.records > 1400, "{ssd:?}");
+    }
+}
+
 /// Each record was counted with a block of header of its own, while the headers of a batch share theirs: values of 4 KiB filled
 /// less than half of the SSD.
 #[test]

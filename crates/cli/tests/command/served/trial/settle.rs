@@ -25,6 +25,8 @@ impl Cluster {
         self.announced();
         self.give_back();
         self.read_all();
+        self.recounted();
+        self.read_all();
         let bounds = Bounds {
             lease: LEASE,
             call: DEADLINE + SLACK,
@@ -37,7 +39,6 @@ impl Cluster {
             self.seed,
             self.logs()
         );
-        self.recounted();
         let operator = self.told(PROBE, "root");
         let client = self.network.on(PROBE, || operator.connect());
         let force = RemoveOptions {
@@ -161,9 +162,9 @@ impl Cluster {
             )
         };
         let mut before = counted(&self.books(false));
-        // What waits for its turn, as offloads do, is in no count of what is under way.
+        // What may begin when a lease ends, or waits for its turn, has begun when nothing has changed for longer than that.
         self.at_rest(|| {
-            std::thread::sleep(Duration::from_millis(500));
+            std::thread::sleep(LEASE + Duration::from_millis(500));
             let now = counted(&self.books(false));
             let last = std::mem::replace(&mut before, now);
             (last == before)
@@ -200,6 +201,7 @@ impl Cluster {
                 "drops",
                 "orphans",
             ];
+            let idle = |name: &str| books[name]["in_flight"] == 0;
             let segments = books["segments"].as_array().unwrap();
             let balanced = |it: &Value| {
                 let bytes = |name: &str| it[name].as_u64().unwrap();
@@ -207,7 +209,12 @@ impl Cluster {
                 left == 0 && bytes("quarantined") == 0 && (!empty || bytes("live") == 0)
             };
             let none = !empty || (zero("objects") && zero("replicas"));
-            if calm.into_iter().all(zero) && none && segments.iter().all(balanced) {
+            if calm.into_iter().all(zero)
+                && idle("offload")
+                && idle("promotion")
+                && none
+                && segments.iter().all(balanced)
+            {
                 return Ok(books);
             }
             Err(format!("the books: {books:#}"))

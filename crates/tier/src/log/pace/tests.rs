@@ -473,6 +473,26 @@ fn no_rest_is_saved_up_beyond_the_longest() {
     assert_eq!(pace.next_chance(ended), Some(ended + REST_MAX));
 }
 
+/// A piece under way from before the window rose until after it had sunk again was rested for as if it had been small all the time.
+#[test]
+fn a_long_piece_rests_for_its_time_since_the_window_was_one() {
+    let mut pace = pace();
+    let learned = read(&mut pace, 1, 20, 100, false);
+    let small = read(&mut pace, learned, 20, 1000, true);
+    let least = PaceConfig::default().share_min;
+    assert_eq!(pace.window(), least);
+    let piece = pace.piece_begun(at(small), PIECE);
+    let risen = read(&mut pace, small, 400, 100, false);
+    assert!(pace.window() > 1.5, "{}", pace.window());
+    // How long the window was below one before it rose makes no difference to the rest.
+    let sunk = read(&mut pace, risen, 16, 500, false);
+    assert_eq!(pace.window(), least);
+    pace.piece_ended(at(sunk), piece);
+    let rest = at(sunk).until(pace.rests_until).as_micros() as u64 + pace.owed.as_micros() as u64;
+    let most = ((sunk - risen) as f64 * (1.0 / least - 1.0)) as u64;
+    assert!(rest <= most, "{rest} µs, {most} at most");
+}
+
 /// What was saved up or had begun when reads brought the window to one was rested when others made it sink again, by pieces that
 /// owed nothing of it.
 #[test]

@@ -24,11 +24,17 @@ impl KeyHash {
         if tenant == 0 {
             return Self(xxh3_128(key));
         }
-        let mut joined = Vec::with_capacity(key.len() + 5);
-        joined.extend_from_slice(key);
-        joined.push(0);
-        joined.extend_from_slice(&tenant.to_le_bytes());
-        Self(xxh3_128(&joined))
+        let number = tenant.to_le_bytes();
+        let whole = key.len() + 1 + number.len();
+        let (mut short, mut long) = ([0; 256], Vec::new());
+        // Keys are mostly short, and a batch has thousands.
+        let joined = short.get_mut(..whole).unwrap_or_else(|| {
+            long.resize(whole, 0);
+            &mut long
+        });
+        joined[..key.len()].copy_from_slice(key);
+        joined[key.len() + 1..].copy_from_slice(&number);
+        Self(xxh3_128(joined))
     }
 
     /// 64 of its bits, for tables and sketches.
@@ -53,5 +59,19 @@ mod tests {
         assert_ne!(KeyHash::of(0, b"a"), KeyHash::of(1, b"a"));
         assert_ne!(KeyHash::of(1, b"a"), KeyHash::of(2, b"a"));
         assert_eq!(KeyHash::of(0, b"a"), KeyHash(xxh3_128(b"a")));
+    }
+
+    /// What is on SSDs is named by it.
+    #[test]
+    fn identities_are_those_of_the_key_a_zero_and_the_tenant() {
+        for length in [1, 250, 251, 252, 1024] {
+            let key = vec![7; length];
+            let joined = [&key[..], &[0], &0x0403_0201_u32.to_le_bytes()].concat();
+            assert_eq!(
+                KeyHash::of(0x0403_0201, &key),
+                KeyHash(xxh3_128(&joined)),
+                "{length}"
+            );
+        }
     }
 }

@@ -8,7 +8,7 @@ use crate::jobs::Whose;
 use crate::master::Master;
 use crate::metrics::{OffloadMetrics, PromotionMetrics, ReplicationMetrics};
 use crate::prospect;
-use crate::segment::{Medium, record_bytes};
+use crate::segment::Medium;
 use crate::tenant::Ledger;
 
 /// What a master holds, to be compared with nodes and metrics.
@@ -174,11 +174,9 @@ impl Master {
                 match &segment.medium {
                     Medium::Memory(memory) => bytes += memory.extents.held(replica.piece).bytes,
                     Medium::Disk(_) => {
-                        let orphan = self.orphans.get(&id).map(|orphan| orphan.bytes);
-                        let object = replica
-                            .object()
-                            .map(|object| self.catalog.object(object).bytes);
-                        bytes += record_bytes(object.or(orphan).unwrap_or(0));
+                        let orphan = self.orphans.get(&id).map(|orphan| orphan.record);
+                        let object = replica.object().map(|object| self.record_of(object));
+                        bytes += object.or(orphan).unwrap_or(0);
                     }
                 }
                 if replica.excluded == Excluded::Leaving {

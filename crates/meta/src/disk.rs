@@ -62,7 +62,7 @@ impl Master {
             bytes,
             checksum,
         } = reported;
-        let record = record_bytes(*bytes);
+        let record = record_bytes(&entry.key, *bytes);
         let hash = self.tenants.hash_of(&entry.tenant, &entry.key);
         let fits = *bytes > 0
             && self.segments.at(index).disk().is_some_and(|disk| {

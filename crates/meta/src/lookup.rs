@@ -5,6 +5,7 @@ use slackwater_wire::{DiskEntry, ErrorCode, ExtentRef, Key, SegmentKind, Tenant}
 
 use crate::catalog::{Mark, ObjectId, ReplicaId, SegmentIndex};
 use crate::master::Master;
+use crate::segment::record_bytes;
 
 impl Master {
     pub(crate) fn find(&self, tenant: &Tenant, key: &Key) -> Option<ObjectId> {
@@ -22,6 +23,12 @@ impl Master {
             key: object.key.clone(),
             version: object.version,
         }
+    }
+
+    /// What the record of an object takes on SSD.
+    pub(crate) fn record_of(&self, id: ObjectId) -> u64 {
+        let object = self.catalog.object(id);
+        record_bytes(&object.key, object.bytes)
     }
 
     /// Where a memory replica's bytes are.

@@ -204,7 +204,8 @@ impl Due {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Orphan {
     pub(crate) tenant: TenantIndex,
-    pub(crate) bytes: u64,
+    /// What it takes where it is on SSD.
+    pub(crate) record: u64,
 }
 
 /// The client and operation to be answered.

@@ -167,7 +167,7 @@ impl Master {
             let needed = replica.is_needed();
             replica.refs = 0;
             if let Some(orphan) = self.orphans.remove(&id) {
-                self.free(id, orphan.tenant, orphan.bytes);
+                self.free(id, orphan.tenant, orphan.record);
                 continue;
             }
             let object = self

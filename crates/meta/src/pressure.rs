@@ -11,7 +11,6 @@ use crate::master::{Due, Master};
 use crate::offload::{Cause, OffloadStart};
 use crate::prospect;
 use crate::release::Reason;
-use crate::segment::record_bytes;
 use crate::tenant::Ledger;
 
 /// Whether a replica may be evicted now.
@@ -379,7 +378,7 @@ impl Master {
                 bytes
             }
             SegmentKind::Disk => {
-                let bytes = record_bytes(self.catalog.object(object).bytes);
+                let bytes = self.record_of(object);
                 self.metrics.disk_evictions += 1;
                 self.metrics.disk_eviction_bytes += bytes;
                 let (hash, entry) = (self.catalog.object(object).hash, self.entry(object));

@@ -8,7 +8,7 @@ use crate::evict::Slot;
 use crate::lease::GroupKey;
 use crate::master::{Due, Master, Orphan};
 use crate::prospect;
-use crate::segment::{Medium, record_bytes};
+use crate::segment::Medium;
 use crate::tenant::Ledger;
 
 /// Why a published replica is freed.
@@ -42,29 +42,25 @@ impl Master {
         let object = self.catalog.detach(id);
         self.tell_removed(object, id);
         self.expect_forgotten(id, object);
-        let (tenant, bytes) = (
-            self.catalog.object(object).tenant,
-            self.catalog.object(object).bytes,
-        );
+        let (tenant, record) = (self.catalog.object(object).tenant, self.record_of(object));
         self.catalog.replica_mut(id).state = ReplicaState::Removed;
         if replica.refs > 0 {
             self.unhold_group(now, object);
-            self.orphans.insert(id, Orphan { tenant, bytes });
+            self.orphans.insert(id, Orphan { tenant, record });
         } else {
-            self.free(id, tenant, bytes);
+            self.free(id, tenant, record);
         }
     }
 
-    /// Frees the room of a replica that has neither an object nor references.
-    pub(crate) fn free(&mut self, id: ReplicaId, tenant: TenantIndex, bytes: u64) {
+    /// Frees the room of a replica that has neither an object nor references: `record` bytes where it is on SSD.
+    pub(crate) fn free(&mut self, id: ReplicaId, tenant: TenantIndex, record: u64) {
         let replica = self.catalog.take_replica(id);
         self.wake_drains(id);
         let segment = self.segments.at_mut(replica.segment);
         segment.unnumber(replica.slot);
         if let Medium::Disk(disk) = &mut segment.medium {
-            disk.live -= record_bytes(bytes);
-            self.tenants
-                .refund(tenant, Ledger::Disk, record_bytes(bytes));
+            disk.live -= record;
+            self.tenants.refund(tenant, Ledger::Disk, record);
         } else {
             let extent = segment.retire(replica.piece);
             self.outbox.fence(segment.node, extent);
@@ -98,7 +94,7 @@ impl Master {
         if refs == 0
             && let Some(orphan) = self.orphans.remove(&id)
         {
-            self.free(id, orphan.tenant, orphan.bytes);
+            self.free(id, orphan.tenant, orphan.record);
             return;
         }
         // With a deadline it stays set aside until then: a lease, or the grace of a promoted copy, ends later than the

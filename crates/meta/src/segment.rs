@@ -5,8 +5,8 @@ use slackwater_base::{
     AllocError, Extent, ExtentAllocator, Instant, Map, Planted, planted, round_to_block,
 };
 use slackwater_wire::{
-    Draining, ExtentRef, Incarnation, Mount, NodeId, Presence, RECORD_HEADER_BYTES, SegmentId,
-    SegmentKind, SegmentState, Version,
+    Draining, ExtentRef, Incarnation, Key, Mount, NodeId, Presence, SegmentId, SegmentKind,
+    SegmentState, Version,
 };
 
 use crate::catalog::{Catalog, ObjectId, Replica, ReplicaId, SegmentIndex};
@@ -331,9 +331,12 @@ impl Segment {
     }
 }
 
-/// Bytes that the record of a value of `bytes` takes in a log: whole blocks of payload, and its part of the headers.
-pub(crate) fn record_bytes(bytes: u64) -> u64 {
-    round_to_block(bytes).saturating_add(RECORD_HEADER_BYTES)
+/// Bytes that the record of a value of `bytes` takes in a log: whole blocks of payload, and its part of the headers of its batch,
+/// which are written twice. That part is 56 bytes and the names; it counts in steps of 512, of which the first has room for a
+/// key of 128 bytes and a tenant.
+pub(crate) fn record_bytes(key: &Key, bytes: u64) -> u64 {
+    let header = 128 + key.as_bytes().len() as u64;
+    round_to_block(bytes).saturating_add((2 * header).next_multiple_of(512))
 }
 
 /// The mounted segments, by number, id and node.

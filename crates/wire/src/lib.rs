@@ -41,7 +41,7 @@ pub use name::{NodeName, NodeNameError};
 pub use numbered::{Numbered, NumberedReceiver, NumberedSender, OutOfStep};
 pub use order::{
     ChainPlace, DiskEntry, DiskState, OffloadTask, Order, PromoteTask, PromotionFailure, Published,
-    RECORD_HEADER_BYTES, Report, ReportedEntry, TaskFailure,
+    Report, ReportedEntry, TaskFailure,
 };
 pub use permissions::{NodePermission, Permissions, TenantPermission};
 pub use pool::{

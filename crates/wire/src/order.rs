@@ -199,10 +199,6 @@ pub struct ReportedEntry {
     pub checksum: Checksum,
 }
 
-/// What a record counts for the headers of its batch, beside the whole blocks of its value. They are written twice: 56 bytes and
-/// names of up to 200 bytes. Of longer names a log says by its capacity.
-pub const RECORD_HEADER_BYTES: u64 = 512;
-
 /// Whether an SSD log takes records, and how full it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskState {
@@ -210,10 +206,10 @@ pub struct DiskState {
     pub node: NodeId,
     /// Whether it takes new records.
     pub accepting: bool,
-    /// Bytes of records it can hold, each with its [`RECORD_HEADER_BYTES`].
+    /// Bytes of records it can hold, their headers included.
     pub capacity: u64,
-    /// Bytes of records, padding included, that the owner needs freed before it can take more, beyond what watermarks free
-    /// anyway.
+    /// Bytes of records, headers and padding included, that the owner needs freed before it can take more, beyond what
+    /// watermarks free anyway.
     pub pressure: u64,
 }
 

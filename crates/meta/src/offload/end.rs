@@ -13,7 +13,6 @@ use crate::outbox::Waiter;
 use crate::pressure::Evictable;
 use crate::prospect;
 use crate::publish::{self, Fresh};
-use crate::segment::record_bytes;
 use crate::tenant::Ledger;
 
 impl Master {
@@ -48,7 +47,7 @@ impl Master {
         fresh: &mut Vec<Fresh>,
     ) {
         let offloading = self.close_offload(ticket);
-        let record = record_bytes(offloading.bytes);
+        let record = offloading.record();
         let metrics = &mut self.metrics.offload;
         match (result, offloading.object) {
             (_, None) => metrics.cancelled += 1,
@@ -172,7 +171,7 @@ impl Master {
             .at_mut(offloading.disk)
             .disk_mut()
             .expect("offloads go to SSD");
-        disk.reserved -= record_bytes(offloading.bytes);
+        disk.reserved -= offloading.record();
         offloading
     }
 
@@ -239,11 +238,8 @@ impl Master {
     pub(crate) fn offload_expired(&mut self, now: Instant, ticket: TicketId) {
         let offloading = self.close_offload(ticket);
         self.metrics.offload.expired += 1;
-        self.tenants.refund(
-            offloading.tenant,
-            Ledger::Disk,
-            record_bytes(offloading.bytes),
-        );
+        self.tenants
+            .refund(offloading.tenant, Ledger::Disk, offloading.record());
         for waiter in &offloading.waiters {
             self.acks.fail(*waiter, ErrorCode::RpcTimeout);
             self.acks.done(waiter.ack, &mut self.outbox);
@@ -277,11 +273,8 @@ impl Master {
         for ticket in tickets {
             let offloading = self.close_offload(ticket);
             self.metrics.offload.failed += 1;
-            self.tenants.refund(
-                offloading.tenant,
-                Ledger::Disk,
-                record_bytes(offloading.bytes),
-            );
+            self.tenants
+                .refund(offloading.tenant, Ledger::Disk, offloading.record());
             for waiter in &offloading.waiters {
                 self.acks
                     .fail(*waiter, ErrorCode::UnavailableInCurrentStatus);

@@ -7,6 +7,7 @@ use slackwater_wire::{DiskEntry, TicketId, Version};
 
 use crate::catalog::{ObjectId, ReplicaId, SegmentIndex, TenantIndex};
 use crate::outbox::Waiter;
+use crate::segment::record_bytes;
 
 mod end;
 mod start;
@@ -30,6 +31,13 @@ struct Offloading {
     disk: SegmentIndex,
     cause: Cause,
     waiters: Vec<Waiter>,
+}
+
+impl Offloading {
+    /// What its record takes.
+    fn record(&self) -> u64 {
+        record_bytes(&self.entry.key, self.bytes)
+    }
 }
 
 /// Why an object is written.

@@ -37,7 +37,7 @@ impl Master {
         let object = self.catalog.object(id);
         let (hash, bytes, version, tenant) =
             (object.hash, object.bytes, object.version, object.tenant);
-        let record = record_bytes(bytes);
+        let record = record_bytes(&object.key, bytes);
         if object.is(Mark::Shed) {
             self.metrics.offload.skipped_no_disk += 1;
             return OffloadStart::NoDisk;
@@ -107,7 +107,9 @@ impl Master {
             slot: None,
             bytes: object.bytes,
         };
-        if self.segments.at(disk).used() + record_bytes(object.bytes) <= self.marks(disk).1 {
+        if self.segments.at(disk).used() + record_bytes(&object.key, object.bytes)
+            <= self.marks(disk).1
+        {
             return true;
         }
         let known = self.segments.at(disk);
@@ -141,10 +143,10 @@ impl Master {
         let (hash, bytes, tenant, checksum) =
             (object.hash, object.bytes, object.tenant, object.checksum);
         let version = object.version;
-        self.tenants
-            .charge(tenant, Ledger::Disk, record_bytes(bytes));
+        let record = record_bytes(&object.key, bytes);
+        self.tenants.charge(tenant, Ledger::Disk, record);
         let segment = self.segments.at_mut(disk);
-        segment.disk_mut().expect("offloads go to SSD").reserved += record_bytes(bytes);
+        segment.disk_mut().expect("offloads go to SSD").reserved += record;
         let node = segment.node;
         let task = OffloadTask {
             ticket,

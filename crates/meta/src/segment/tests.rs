@@ -108,3 +108,16 @@ fn policies_run_when_they_want_to_and_once_each_time() {
     segments.take(one);
     assert_eq!(segments.policies_due(), None, "it is gone");
 }
+
+/// A log writes the headers of a record twice, with its names.
+#[test]
+fn a_record_counts_its_blocks_and_its_names() {
+    let check = |key: usize, bytes, counted| {
+        let key = Key::new(&vec![b'k'; key]).unwrap();
+        assert_eq!(record_bytes(&key, bytes), counted);
+    };
+    check(1, 1, 4096 + 512);
+    check(128, 4096, 4096 + 512);
+    check(129, 4097, 8192 + 1024);
+    check(1024, 1 << 20, (1 << 20) + 2560);
+}

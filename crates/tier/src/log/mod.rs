@@ -20,8 +20,8 @@ use std::collections::BTreeMap;
 
 use slackwater_base::{BLOCK_BYTES, Checksum, Instant, KeyHash, Planted, planted, round_to_block};
 use slackwater_wire::{
-    DiskEntry, DiskState, ExtentRef, NodeId, RECORD_HEADER_BYTES, ReportedEntry, SegmentId,
-    TaskFailure, TicketId, Version,
+    DiskEntry, DiskState, ExtentRef, NodeId, ReportedEntry, SegmentId, TaskFailure, TicketId,
+    Version,
 };
 
 use crate::agent::{Opened, ReadId, TierStats};
@@ -498,17 +498,7 @@ impl Log {
             .min(self.config.reclaim_bytes_in_flight_max)
             .max(BLOCK_BYTES);
         let left = u128::from(self.config.capacity.saturating_sub(kept));
-        let usable = left * u128::from(batch) / u128::from(batch + 2 * BLOCK_BYTES) / 16 * 15;
-        // In steps, since each change is reported.
-        (usable / 16 * u128::from(self.sixteenths())) as u64
-    }
-
-    /// How much less fits in because names are longer than the master counts, in sixteenths.
-    fn sixteenths(&self) -> u64 {
-        let headers = (self.name_bytes / 32).max(RECORD_HEADER_BYTES);
-        let records = self.index.records() as u64;
-        let padded = (self.files.live_bytes() / records.max(1)).max(BLOCK_BYTES);
-        16 * (padded + RECORD_HEADER_BYTES) / (padded + headers)
+        (left * u128::from(batch) / u128::from(batch + 2 * BLOCK_BYTES) / 16 * 15) as u64
     }
 
     /// Bytes of records to be dropped before reclaim can make room.
@@ -521,7 +511,8 @@ impl Log {
         {
             return 0;
         }
-        let live = self.files.live_bytes();
+        let headers = self.index.records() as u64 * 2 * (self.name_bytes / 64);
+        let live = self.files.live_bytes() + headers;
         live.saturating_sub(self.usable_bytes() / 8 * 7)
             .max(self.file_bytes / 4)
             .min(live)

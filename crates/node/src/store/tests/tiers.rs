@@ -240,8 +240,8 @@ fn a_durable_put_is_on_ssd_when_it_returns() {
     );
 }
 
-/// The master knows nothing of long names: the log was full before it said so, again and again, and the master was asked for
-/// fewer bytes than the log needed.
+/// Where the master counted nothing of long names, the log was full before it, refused offloads, asked for fewer bytes than it
+/// needed, and copied records to make room.
 #[test]
 fn an_ssd_takes_records_of_long_names() {
     for bytes in [1, BLOCK_BYTES as usize] {
@@ -267,6 +267,7 @@ fn an_ssd_takes_records_of_long_names() {
             "{ssd:?}"
         );
         assert!(ssd.accepting && ssd.records > 1400, "{ssd:?}");
+        assert_eq!(ssd.read_bytes, 0, "no record is copied: {ssd:?}");
     }
 }
 

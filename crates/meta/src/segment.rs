@@ -333,7 +333,7 @@ impl Segment {
 
 /// Bytes that the record of a value of `bytes` takes in a log: whole blocks of payload, and its part of the headers of its batch,
 /// which are written twice. That part is 56 bytes and the names; it counts in steps of 512, of which the first has room for a
-/// key of 128 bytes and a tenant.
+/// key of 128 bytes and a tenant of 72.
 pub(crate) fn record_bytes(key: &Key, bytes: u64) -> u64 {
     let header = 128 + key.as_bytes().len() as u64;
     round_to_block(bytes).saturating_add((2 * header).next_multiple_of(512))

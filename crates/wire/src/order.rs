@@ -208,8 +208,8 @@ pub struct DiskState {
     pub accepting: bool,
     /// Bytes of records it can hold, their headers included.
     pub capacity: u64,
-    /// Bytes of records, headers and padding included, that the owner needs freed before it can take more, beyond what
-    /// watermarks free anyway.
+    /// Bytes of records, padding included, that the owner needs freed before it can take more, beyond what watermarks free
+    /// anyway.
     pub pressure: u64,
 }
 

@@ -487,7 +487,7 @@ impl Log {
         growing || self.files.has(List::Draining) || self.files.has(List::Deleting)
     }
 
-    /// Bytes of records that the log takes: a part is kept for reclaim, headers take theirs, and a sixteenth of the rest
+    /// Bytes of records that the log takes: a part is kept for reclaim, batches take their fixed parts, and a sixteenth of the rest
     /// is for what is dead but not yet reclaimed. With the master's watermark of nine tenths files are live by .84 of their
     /// bytes at the most, on average, so that reclaim finds some worth their copying.
     fn usable_bytes(&self) -> u64 {
@@ -501,7 +501,8 @@ impl Log {
         (left * u128::from(batch) / u128::from(batch + 2 * BLOCK_BYTES) / 16 * 15) as u64
     }
 
-    /// Bytes of records to be dropped before reclaim can make room.
+    /// Bytes of records to be dropped before reclaim can make room. Their headers are left out: what is missing is asked for again,
+    /// and what was dropped in vain would be gone.
     fn pressure(&self) -> u64 {
         if !self.is_open()
             || self.files_free() > RESERVE
@@ -511,8 +512,7 @@ impl Log {
         {
             return 0;
         }
-        let headers = self.index.records() as u64 * 2 * (self.name_bytes / 64);
-        let live = self.files.live_bytes() + headers;
+        let live = self.files.live_bytes();
         live.saturating_sub(self.usable_bytes() / 8 * 7)
             .max(self.file_bytes / 4)
             .min(live)

@@ -502,7 +502,7 @@ impl Log {
     }
 
     /// Bytes of records to be dropped before reclaim can make room. Their headers are left out: what is missing is asked for again,
-    /// and what was dropped in vain would be gone.
+    /// and what was dropped without need would be gone.
     fn pressure(&self) -> u64 {
         if !self.is_open()
             || self.files_free() > RESERVE

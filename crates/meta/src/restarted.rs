@@ -147,29 +147,27 @@ impl Master {
         let Some(until) = self.held.until.filter(|until| now < *until) else {
             return Some(request);
         };
-        let keys = match &request {
-            Request::Get(get) => get.keys.len(),
-            Request::Exists(exists) => exists.keys.len(),
-            Request::Describe { .. } => 1,
-            _ => return Some(request),
-        };
         let name = (caller.client, caller.operation);
         // Of a request that is repeated the last one waits.
         drop(self.held.take(name));
         if !self.is_partial() {
             return Some(request);
         }
-        if keys > self.config.limits.batch_keys {
-            // It is refused.
-            return Some(request);
-        }
-        let missing = match &request {
-            Request::Get(get) => self.not_found(&get.tenant, &get.keys, get.prefix_only),
-            Request::Exists(exists) => self.not_found(&exists.tenant, exists.keys.iter(), false),
-            Request::Describe { tenant, key } => self.not_found(tenant, [key], false),
-            _ => Vec::new(),
+        let (keys, missing) = match &request {
+            Request::Get(get) => (
+                get.keys.len(),
+                self.not_found(&get.tenant, &get.keys, get.prefix_only),
+            ),
+            Request::Exists(exists) => (
+                exists.keys.len(),
+                self.not_found(&exists.tenant, exists.keys.iter(), false),
+            ),
+            Request::Describe { tenant, key } => (1, self.not_found(tenant, [key], false)),
+            _ => return Some(request),
         };
-        let room = self.held.has_room(caller.client, keys, &self.config.limits);
+        // One of too many keys is refused.
+        let room = keys <= self.config.limits.batch_keys
+            && self.held.has_room(caller.client, keys, &self.config.limits);
         if missing.is_empty() || !room {
             return Some(request);
         }

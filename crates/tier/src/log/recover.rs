@@ -269,10 +269,7 @@ impl Log {
     pub(super) fn apply(&mut self, file: FileId, batch: Batch) {
         for entry in batch.entries {
             match entry {
-                Entry::Record(record) => {
-                    self.note_names(&record.entry);
-                    self.apply_record(file, &record);
-                }
+                Entry::Record(record) => self.apply_record(file, &record),
                 Entry::Tombstone { hash, version } => self.apply_tombstone(file, hash, version),
             }
         }

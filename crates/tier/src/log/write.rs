@@ -202,11 +202,6 @@ impl Writer {
 }
 
 impl Log {
-    /// Has the names of a record count in the average.
-    pub(super) fn note_names(&mut self, entry: &DiskEntry) {
-        self.name_bytes = self.name_bytes - self.name_bytes / 64 + record_header_bytes(entry);
-    }
-
     pub(super) fn queue_offload(&mut self, offload: Offload, hash: KeyHash) {
         let Offload {
             ticket,
@@ -216,7 +211,7 @@ impl Log {
             source,
             promised,
         } = offload;
-        self.note_names(&entry);
+        self.name_bytes = self.name_bytes - self.name_bytes / 64 + record_header_bytes(&entry);
         self.highest_version = self.highest_version.max(entry.version);
         *self.writer.waiting.entry(hash).or_insert(0) += 1;
         let record = Record {

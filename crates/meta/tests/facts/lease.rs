@@ -41,12 +41,14 @@ fn truths_of_many_keys_are_in_their_order() {
     for name in ["a", "c", "d"] {
         world.put(name, BLOCK);
     }
-    let keys = ["a", "b", "c", "a", "d", "e"].map(key);
+    // More than are prepared at once.
+    let names = ["a", "b", "c", "a", "d", "e", "f"].repeat(40);
+    let keys: Vec<Key> = names.into_iter().map(key).collect();
     let asked = Request::Exists(Exists {
         tenant: Tenant::DEFAULT,
-        keys: keys.to_vec().into(),
+        keys: keys.into(),
     });
-    let there = vec![true, false, true, true, true, false];
+    let there = [true, false, true, true, true, false, false].repeat(40);
     assert_eq!(world.ask(asked), Reply::Exists(there));
     // Each of them has a lease now.
     for name in ["a", "c", "d"] {

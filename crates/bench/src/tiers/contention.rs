@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use slackwater_base::Rng;
+use slackwater_meta::evict::PolicyKind;
 use slackwater_node::{Config, GetOptions, PutOptions, Store, Tier};
 use slackwater_replay::Content;
 
@@ -40,6 +41,8 @@ pub(super) fn measure(options: &Options) -> Result<Contention, Error> {
     let settings = Config {
         offload: slackwater_meta::OffloadMode::Eager,
         promotion_enabled: false,
+        // Other policies judge what is worth a full SSD, and soon write nothing of a stream that nobody reads.
+        policy: PolicyKind::Lru,
         ..player::config(options, &directory)
     };
     let (memory, ssd) = (options.memory_bytes, options.ssd_bytes);

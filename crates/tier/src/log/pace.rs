@@ -360,7 +360,7 @@ const READS_A_REST: u32 = 2;
 /// A piece until the device has shown how fast it writes.
 const UNKNOWN_BYTES: u64 = 512 << 10;
 /// Times of a read that one piece may take while somebody reads.
-const READS_A_PIECE: f64 = 3.0;
+const READS_A_PIECE: f64 = 2.0;
 /// Part of the time since the last read that one piece may take: two under way take half of it.
 const AWAY_A_PIECE: f64 = 4.0;
 /// Times of a read after which a reader that comes back is no longer expected, and the bounds of that.

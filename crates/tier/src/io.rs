@@ -66,6 +66,9 @@ pub enum DiskOp {
     Delete {
         /// The file to be removed.
         file: FileId,
+        /// Bytes of files that the log may have beside those that are left. The device may keep so much of what was removed,
+        /// to make new files out of.
+        room: u64,
     },
 }
 

@@ -413,7 +413,7 @@ impl MemDisk {
                 bytes.truncate(kept);
                 self.cache(*file, *offset, bytes);
             }
-            DiskOp::Delete { file } if self.rng.chance(0.5) => {
+            DiskOp::Delete { file, .. } if self.rng.chance(0.5) => {
                 let removed = self.files.remove(file);
                 self.unlinked
                     .extend(removed.map(|content| (*file, content)));
@@ -472,7 +472,7 @@ impl MemDisk {
                 length,
                 into,
             } => self.read(file, (offset, bytes, length), into, memory),
-            DiskOp::Delete { file } => {
+            DiskOp::Delete { file, .. } => {
                 let removed = self.files.remove(&file);
                 self.unlinked.extend(removed.map(|content| (file, content)));
                 if self.names_fail {

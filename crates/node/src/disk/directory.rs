@@ -22,8 +22,10 @@ pub(crate) const LOCK_NAME: &str = "slackwater.lock";
 const LOG_PREFIX: &str = "log-";
 const LOG_SUFFIX: &str = ".slack";
 const SPARE_PREFIX: &str = "spare-";
-/// Deleted files that are kept for new ones: as many as the log leaves unbegun, so that they are within its capacity.
-const SPARES_MAX: usize = 2;
+/// Most bytes of deleted files that are kept for new ones, but [`SPARES_LEAST`] files: what is kept is removed at closing.
+const SPARE_BYTES_MAX: u64 = 1 << 30;
+/// Files that are kept however long they are: as many as a full log leaves unbegun.
+const SPARES_LEAST: usize = 2;
 
 /// A directory that this process holds: the lock, and the log's files by number. Other files in it are left alone.
 #[derive(Debug)]
@@ -45,6 +47,15 @@ struct Spares {
     bytes: u64,
     /// Whether the deletion of each is durable.
     kept: BTreeMap<FileId, bool>,
+}
+
+impl Spares {
+    /// Whether another fits. One file is left out: it may be begun before the deletion of the last one is durable.
+    fn has_place(&self, room: u64) -> bool {
+        let kept = self.kept.len();
+        let bytes = (kept as u64 + 1) * self.bytes;
+        bytes + self.bytes <= room && (kept < SPARES_LEAST || bytes <= SPARE_BYTES_MAX)
+    }
 }
 
 impl Drop for Directory {
@@ -224,8 +235,9 @@ impl Directory {
 
     /// Takes the file out of the log under another name, to make a new one out of it, if it is one that can be used so: true
     /// then, and it is deleted after a sync of the directory and [`Directory::retired`]. A file that somebody uses, or that
-    /// has writes which no sync covered, some of which may have failed, is not kept.
-    pub(super) fn retire(&self, file: FileId) -> bool {
+    /// has writes which no sync covered, some of which may have failed, is not kept, nor one that has no place in `room` bytes of
+    /// such files.
+    pub(super) fn retire(&self, file: FileId, room: u64) -> bool {
         let mut spares = self.spares();
         let found = statat(&self.handle, file_name(file), AtFlags::SYMLINK_NOFOLLOW);
         // The sync of an earlier try may have failed.
@@ -233,7 +245,7 @@ impl Directory {
             return spares.kept.contains_key(&file);
         }
         let fits = found.is_ok_and(|it| it.st_size as u64 == spares.bytes && spares.bytes > 0);
-        if !fits || spares.kept.len() >= SPARES_MAX || !self.handles().forget_idle(file) {
+        if !fits || !spares.has_place(room) || !self.handles().forget_idle(file) {
             return false;
         }
         let (old, new) = (file_name(file), name(SPARE_PREFIX, file));
@@ -429,5 +441,39 @@ mod tests {
             unwritable.to_string().contains("cannot write to it"),
             "{unwritable}"
         );
+    }
+
+    /// Files that are kept of a log with so much room, one after the other.
+    fn kept(bytes: u64, room: u64) -> usize {
+        let mut spares = Spares {
+            bytes,
+            ..Spares::default()
+        };
+        while spares.kept.len() < 100 && spares.has_place(room) {
+            spares.kept.insert(FileId(spares.kept.len() as u64), true);
+        }
+        spares.kept.len()
+    }
+
+    /// Five files went at once when the SSD was full, two were kept, and to give the blocks of the others back took the device
+    /// ten milliseconds each, in which no read ended.
+    #[test]
+    fn deleted_files_are_kept_while_the_log_is_shorter_than_it_may_be() {
+        let (mib, gib) = (1 << 20, 1 << 30);
+        for (bytes, files_of_room, expected) in [
+            (64 * mib, 0, 0),
+            (64 * mib, 1, 0),
+            (64 * mib, 3, 2),
+            (64 * mib, 8, 7),
+            (64 * mib, 50, 16),
+            (gib, 2, 1),
+            (gib, 50, 2),
+        ] {
+            assert_eq!(
+                kept(bytes, files_of_room * bytes),
+                expected,
+                "{files_of_room} files of {bytes} bytes"
+            );
+        }
     }
 }

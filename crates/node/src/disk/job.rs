@@ -145,8 +145,8 @@ impl Job {
                 // SAFETY: the caller's promise about the extent read into.
                 unsafe { Transfer::read(open(file)?, place, &into, segment) }.map(Job::Move)
             }
-            DiskOp::Delete { file } => {
-                let step = if directory.retire(file) {
+            DiskOp::Delete { file, room } => {
+                let step = if directory.retire(file, room) {
                     Removal::SyncDirectory
                 } else {
                     Removal::Unlink

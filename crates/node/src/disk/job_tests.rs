@@ -156,7 +156,7 @@ impl Kernel {
             }
             (Ok(()), DiskOp::Write { .. }) => self.written == WRITTEN_BYTES,
             (Ok(()), DiskOp::Sync { .. }) => !self.synced.is_empty(),
-            (Ok(()), DiskOp::Delete { file }) => !self.durable.contains(file),
+            (Ok(()), DiskOp::Delete { file, .. }) => !self.durable.contains(file),
             (Err(error), DiskOp::Delete { .. }) => error != DiskError::Missing,
             (Ok(()), DiskOp::Read { .. }) | (Err(_), _) => true,
         };
@@ -168,6 +168,8 @@ impl Kernel {
     }
 }
 
+/// Any number of deleted files is within the room of the log.
+const ROOM: u64 = u64::MAX;
 /// Length of every write.
 const WRITTEN_BYTES: u64 = 8 * BLOCK_BYTES;
 
@@ -187,7 +189,7 @@ fn history(seed: u64) -> Result<u64, String> {
                 parts: vec![Part::Bytes(vec![1; WRITTEN_BYTES as usize])],
             },
             2 => DiskOp::Sync { file },
-            _ => DiskOp::Delete { file },
+            _ => DiskOp::Delete { file, room: ROOM },
         };
         // The log makes no file that it has.
         if !matches!(&op, DiskOp::Create { file, .. } if kernel.names().contains(file)) {
@@ -229,7 +231,16 @@ fn a_deletion_that_failed_half_way_ends_with_a_sync_of_the_directory() {
     directory.create(FileId(7)).unwrap();
     let delete = || {
         // SAFETY: the operation names no extent.
-        unsafe { Job::begin(DiskOp::Delete { file: FileId(7) }, directory, segment) }
+        unsafe {
+            Job::begin(
+                DiskOp::Delete {
+                    file: FileId(7),
+                    room: ROOM,
+                },
+                directory,
+                segment,
+            )
+        }
     };
     let directory_handle = directory.handle().as_raw_fd();
     let device = Progress::Failed(DiskError::Device { errno: libc::EIO });
@@ -254,7 +265,16 @@ fn beginning_a_deletion_removes_nothing() {
     let (directory, segment) = (&kernel.directory, &kernel.segment);
     directory.create(FileId(7)).unwrap();
     // SAFETY: the operation names no extent.
-    let job = unsafe { Job::begin(DiskOp::Delete { file: FileId(7) }, directory, segment) };
+    let job = unsafe {
+        Job::begin(
+            DiskOp::Delete {
+                file: FileId(7),
+                room: ROOM,
+            },
+            directory,
+            segment,
+        )
+    };
     let mut job = job.unwrap();
     assert_eq!(kernel.names(), BTreeSet::from([FileId(7)]));
     assert!(matches!(job.call(), Call::Unlink { .. }));

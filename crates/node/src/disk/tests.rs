@@ -16,6 +16,8 @@ use crate::config::HugePages;
 use crate::region::{self, Access};
 
 const FILE: FileId = FileId(7);
+/// Any number of deleted files is within the room of the log.
+const ROOM: u64 = u64::MAX;
 const BLOCK: usize = BLOCK_BYTES as usize;
 
 struct World {
@@ -307,7 +309,10 @@ fn what_is_not_there_is_missing_and_what_is_deleted_is_gone() {
             Err(DiskError::Missing)
         );
         assert_eq!(
-            world.one(DiskOp::Delete { file: FILE }),
+            world.one(DiskOp::Delete {
+                file: FILE,
+                room: ROOM
+            }),
             Ok(DiskOutcome::Done)
         );
         assert_eq!(world.directory.list().unwrap(), []);
@@ -316,7 +321,10 @@ fn what_is_not_there_is_missing_and_what_is_deleted_is_gone() {
             Err(DiskError::Missing)
         );
         assert_eq!(
-            world.one(DiskOp::Delete { file: FILE }),
+            world.one(DiskOp::Delete {
+                file: FILE,
+                room: ROOM
+            }),
             Ok(DiskOutcome::Done),
             "what is gone is deleted, once that is durable"
         );
@@ -347,7 +355,10 @@ fn a_file_is_made_out_of_a_deleted_one_with_a_blank_first_block() {
         for op in written(FILE, old.clone()) {
             assert_eq!(world.one(op), Ok(DiskOutcome::Done));
         }
-        let delete = DiskOp::Delete { file: FILE };
+        let delete = DiskOp::Delete {
+            file: FILE,
+            room: ROOM,
+        };
         assert_eq!(world.one(delete), Ok(DiskOutcome::Done));
         assert_eq!(world.directory.list().unwrap(), []);
         let gone = world.one(read(0, BLOCK_BYTES, 1, Target::Nowhere));
@@ -369,7 +380,7 @@ fn a_file_is_made_out_of_a_deleted_one_with_a_blank_first_block() {
 }
 
 #[test]
-fn only_idle_files_of_the_length_in_use_are_kept_and_two_at_most() {
+fn only_idle_files_of_the_length_in_use_are_kept_within_the_room_of_the_log() {
     World::each(|world| {
         let bytes = 64 << 10;
         let files: Vec<FileId> = (1..=6).map(FileId).collect();
@@ -383,7 +394,8 @@ fn only_idle_files_of_the_length_in_use_are_kept_and_two_at_most() {
         assert_eq!(world.one(unsynced), Ok(DiskOutcome::Done));
         let reader = world.directory.open(files[2]).unwrap();
         for file in &files {
-            let delete = DiskOp::Delete { file: *file };
+            let room = 3 * bytes;
+            let delete = DiskOp::Delete { file: *file, room };
             assert_eq!(world.one(delete), Ok(DiskOutcome::Done));
         }
         drop(reader);
@@ -419,7 +431,7 @@ fn files_that_were_kept_go_when_the_directory_is_held_and_given_back() {
     assert!(directory.take_spare(BLOCK_BYTES).is_none());
     directory.create(FILE).unwrap();
     std::fs::write(root.path().join(directory::file_name(FILE)), [1; BLOCK]).unwrap();
-    assert!(directory.retire(FILE));
+    assert!(directory.retire(FILE, ROOM));
     assert!(directory.take_spare(BLOCK_BYTES).is_none(), "not durable");
     directory.retired(FILE);
     drop(directory);

@@ -132,7 +132,7 @@ impl Disk {
                     bytes,
                 });
             }
-            DiskOp::Delete { file } if self.rng.chance(0.5) => {
+            DiskOp::Delete { file, .. } if self.rng.chance(0.5) => {
                 let durable = self.rng.chance(0.5);
                 let _unheard =
                     self.delete(file, (!durable).then_some(DiskError::Device { errno: EIO }));

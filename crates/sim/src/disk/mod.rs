@@ -322,7 +322,7 @@ impl Disk {
                 self.write(file, offset, bytes, flight.error)
             }
             DiskOp::Sync { file } => self.sync(file, flight.barrier, flight.error),
-            DiskOp::Delete { file } => self.delete(file, flight.error),
+            DiskOp::Delete { file, .. } => self.delete(file, flight.error),
             DiskOp::Read {
                 file,
                 offset,

@@ -9,7 +9,7 @@ use super::files::{File, FileState, List, RESERVE};
 use super::scan::{FileScan, Step};
 use super::write::{Answer, Copied};
 use super::{Log, LogOut, Purpose, fits_in_file};
-use crate::format::{Batch, Entry, Record};
+use crate::format::{Batch, Entry, Record, TOMBSTONE_BYTES};
 use crate::io::{DiskError, DiskOp, DiskOutcome, FileId, Target};
 
 /// One file that is being emptied: its headers are read, what is needed of it is written again, and it is deleted
@@ -25,6 +25,8 @@ pub(crate) struct Reclaim {
     reading: usize,
     /// Bytes of records that are being read, queued or written.
     bytes_in_flight: u64,
+    /// They were as many as may be, and have not come down to half of that.
+    full: bool,
     /// Copies and tombstones that are queued or being written.
     settling: usize,
     names: Vec<KeyHash>,
@@ -106,11 +108,13 @@ impl Log {
         first.map(|(.., id)| id)
     }
 
-    /// Bytes of the files that copies and tombstones may still begin.
+    /// Bytes of the files that copies may still begin, less what the tombstones take that are queued before them.
     fn room_for_copies(&self) -> u64 {
         let begun = self.files.listed(List::Spare).count() as u64;
         let more = self.reach().checked_sub(self.files.bytes());
-        (begun + more.map_or(0, |bytes| bytes / self.file_bytes + 1)) * self.file_bytes
+        let files = begun + more.map_or(0, |bytes| bytes / self.file_bytes + 1);
+        let queued = (self.writer.tombstones.len() + self.writer.moved.len()) as u64;
+        (files * self.file_bytes).saturating_sub(2 * round_to_block(queued * TOMBSTONE_BYTES))
     }
 
     /// Bytes of the log that the live records of `file` will take when they are copied, headers and all.
@@ -128,8 +132,9 @@ impl Log {
     /// Whether reclaim goes on only when what it has read is written.
     pub(super) fn drain_waits(&self) -> bool {
         self.reclaim.as_ref().is_some_and(|reclaim| {
+            let most = self.config.reclaim_bytes_in_flight_max;
             let crowded = reclaim.pending.front().map_or(reclaim.scanned, |record| {
-                reclaim.bytes_in_flight + record.length > self.config.reclaim_bytes_in_flight_max
+                reclaim.bytes_in_flight > 0 && !reclaim.has_place(record.length, most)
             });
             reclaim.settling > 0 && reclaim.reading == 0 && crowded
         })
@@ -263,10 +268,9 @@ impl Log {
                 self.lose(entry, out);
                 continue;
             }
-            let crowded = reclaim.bytes_in_flight > 0
-                && reclaim.bytes_in_flight + record.length
-                    > self.config.reclaim_bytes_in_flight_max;
-            if crowded
+            let most = self.config.reclaim_bytes_in_flight_max;
+            reclaim.full = !reclaim.has_place(record.length, most);
+            if reclaim.full
                 || self.copy_at.max(reclaim.rest_until) > self.now
                 || self.writer.is_being_written(record.hash)
             {
@@ -441,7 +445,14 @@ impl Log {
         for file in due {
             self.files
                 .update(file, |file| file.state = FileState::Deleting);
-            self.submit(Purpose::Delete(file), DiskOp::Delete { file }, out);
+            let going = self.files.listed(List::Deleting);
+            let bytes: u64 = going
+                .filter_map(|id| self.files.get(id))
+                .map(|file| file.bytes)
+                .sum();
+            let left = self.files.bytes() - bytes;
+            let room = self.config.capacity.saturating_sub(left);
+            self.submit(Purpose::Delete(file), DiskOp::Delete { file, room }, out);
         }
     }
 
@@ -519,6 +530,7 @@ impl Reclaim {
             pending: VecDeque::new(),
             reading: 0,
             bytes_in_flight: 0,
+            full: false,
             settling: 0,
             names: Vec::new(),
             swept: false,
@@ -526,6 +538,13 @@ impl Reclaim {
             unreadable: 0,
             reach,
         }
+    }
+
+    /// Whether a record of so many bytes may be read, of `most` under way. A batch that was cut by the end of a file would
+    /// otherwise be followed by such as short for ever, whose headers take the room that was counted on for copies.
+    fn has_place(&self, length: u64, most: u64) -> bool {
+        let freed = !self.full || self.bytes_in_flight <= most / 2;
+        self.bytes_in_flight == 0 || (freed && self.bytes_in_flight + length <= most)
     }
 }
 

@@ -525,7 +525,7 @@ impl Recovery {
                 })
             }
             Pass::Headers | Pass::Announce => found.scan.as_ref()?.read(),
-            Pass::Clear => Some(DiskOp::Delete { file }),
+            Pass::Clear => Some(DiskOp::Delete { file, room: 0 }),
             Pass::Secure => Some(DiskOp::Sync { file }),
             Pass::Verify => found.doubtful.front_mut()?.request(file),
         }

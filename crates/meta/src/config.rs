@@ -349,7 +349,7 @@ impl Eviction {
         disk_high_watermark: 0.90,
         disk_low_watermark: 0.88,
         soft_pinned: SoftPinned::Last,
-        step: 1024,
+        step: 128,
     };
 }
 

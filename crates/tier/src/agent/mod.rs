@@ -117,6 +117,7 @@ impl Agent {
 
     /// Does what is due by now.
     pub fn on_deadline(&mut self, now: Instant, out: &mut Vec<AgentOutput>) {
+        self.with_log(out, |log, events| log.catch_up(now, events));
         self.settle(now, out);
     }
 

@@ -1,12 +1,14 @@
+use std::collections::VecDeque;
+
 use slackwater_base::{Instant, Planted, planted};
 use slackwater_wire::TaskFailure;
 
 use super::index::{Placed, Slot};
-use super::pieces::Writing;
+use super::pieces::{ITEMS_A_STEP, Writing};
 use super::queue::Queued;
 use super::write::{Answer, Failing, QueuedTombstone};
 use super::{Log, LogOut};
-use crate::format::{Position, Record};
+use crate::format::Record;
 use crate::io::{DiskError, FileId};
 
 /// A batch on its way.
@@ -18,12 +20,12 @@ pub(super) struct Flight {
     pub(super) end: u64,
     /// Its length on the device.
     pub(super) bytes: u64,
-    pub(super) items: Vec<Item>,
+    pub(super) items: VecDeque<Item>,
     pub(super) stage: Stage,
     /// A caller waits until some of it is durable.
     pub(super) awaited: bool,
-    /// The ends of the records that nobody was promised were reported.
-    pub(super) released: bool,
+    /// How many of the first items were looked through for records that nobody was promised: their ends were reported.
+    pub(super) released: usize,
     /// A write or sync of its file failed: nothing of it counts, whatever its operations give.
     pub(super) abandoned: bool,
 }
@@ -56,7 +58,7 @@ impl Log {
         }
         let flights = self.writer.flights.iter_mut();
         flights
-            .filter(|flight| flight.file == file)
+            .filter(|flight| flight.file == file && !flight.is_durable())
             .for_each(Flight::abandon);
         if self.files.get(file).is_some_and(|file| !file.suspect) {
             self.files.update(file, |file| file.suspect = true);
@@ -77,48 +79,50 @@ impl Log {
         });
     }
 
-    /// Commits or fails the batches that are over, in the order of the log.
+    /// Commits or fails the batches that are over, in the order of the log: a part of them, see [`Log::is_behind`].
     pub(super) fn settle(&mut self, out: &mut Vec<LogOut>) {
-        while self
-            .writer
-            .flights
-            .front()
-            .is_some_and(|flight| matches!(flight.stage, Stage::Over))
+        let mut left = ITEMS_A_STEP;
+        while let Some(flight) = self.writer.flights.front_mut()
+            && matches!(flight.stage, Stage::Over)
         {
+            let file = flight.file;
+            if flight.is_durable()
+                && let Some(item) = flight.items.pop_front()
+            {
+                let released = flight.released > 0;
+                flight.released = flight.released.saturating_sub(1);
+                // Copies that were written together are committed together: reclaim goes on with as many, in one batch again.
+                left -= usize::from(!matches!(item, Item::Copy { .. }));
+                self.commit(item, file, released, out);
+                if left == 0 {
+                    return;
+                }
+                continue;
+            }
             let Some(flight) = self.writer.flights.pop_front() else {
-                break;
+                return;
             };
             if flight.abandoned {
                 self.fail(flight, out);
-            } else {
-                self.commit(flight, out);
             }
         }
     }
 
-    fn commit(&mut self, flight: Flight, out: &mut Vec<LogOut>) {
-        let file = flight.file;
-        self.writer.durable = Some(Position {
-            file,
-            offset: flight.end,
-        });
-        self.writer.failures = 0;
-        for item in flight.items {
-            match item {
-                Item::Tombstone(tombstone) => self.tombstone_committed(tombstone, file, out),
-                Item::Copy { record, .. } => {
-                    self.place_record(&record, file);
-                    self.stats.copied_bytes += record.length;
-                    self.drain_settled(record.length);
+    fn commit(&mut self, item: Item, file: FileId, released: bool, out: &mut Vec<LogOut>) {
+        match item {
+            Item::Tombstone(tombstone) => self.tombstone_committed(tombstone, file, out),
+            Item::Copy { record, .. } => {
+                self.place_record(&record, file);
+                self.stats.copied_bytes += record.length;
+                self.drain_settled(record.length);
+            }
+            Item::Offload(offload) => {
+                if !released || offload.promised {
+                    self.end_offload(&offload, file, out);
                 }
-                Item::Offload(offload) => {
-                    if !flight.released || offload.promised {
-                        self.end_offload(&offload, file, out);
-                    }
-                    self.writer.unresolved.remove(&offload.order);
-                    self.stats.records_written += 1;
-                    self.stats.value_bytes_written += offload.record.length;
-                }
+                self.writer.unresolved.remove(&offload.order);
+                self.stats.records_written += 1;
+                self.stats.value_bytes_written += offload.record.length;
             }
         }
     }
@@ -178,7 +182,7 @@ impl Log {
     /// same version, and that file goes.
     fn fail(&mut self, flight: Flight, out: &mut Vec<LogOut>) {
         let (file, released) = (flight.file, flight.released);
-        for item in flight.items.into_iter().rev() {
+        for (nth, item) in flight.items.into_iter().enumerate().rev() {
             match item {
                 Item::Tombstone(tombstone) if tombstone.order.is_some() => {
                     self.writer.tombstones.push_front(tombstone)
@@ -188,7 +192,7 @@ impl Log {
                     record.offset = from.1;
                     self.drain_again(record);
                 }
-                Item::Offload(offload) if released && !offload.promised => {
+                Item::Offload(offload) if nth < released && !offload.promised => {
                     self.lose_unsynced(offload, file, out)
                 }
                 Item::Offload(mut offload) => {

@@ -399,6 +399,9 @@ impl Log {
                 self.sync_deadline(),
             ])
             .flatten();
+        if self.is_behind() {
+            return Some(self.now);
+        }
         // What is due already waits for a completion, which will bring the next step.
         waits.chain(deletes).filter(|at| *at > self.now).min()
     }
@@ -420,7 +423,7 @@ impl Log {
     pub(crate) fn at_rest(&self) -> Option<(usize, usize)> {
         let lost = || self.writer.unresolved() + self.early.len();
         let rest = || (lost(), self.writer.offloads.promised());
-        self.ops.is_empty().then(rest)
+        (self.ops.is_empty() && !self.is_behind()).then(rest)
     }
 
     /// What the master should know.

@@ -9,7 +9,7 @@ use super::commit::{Flight, Item, Stage};
 use super::pace::{Need, PieceMark};
 use super::queue::Queued;
 use super::{Log, LogOut, Purpose};
-use crate::format::name_of;
+use crate::format::{Position, name_of};
 use crate::io::{DiskError, DiskOp, FileId, Part};
 
 /// What is left to be written of a batch.
@@ -66,6 +66,16 @@ impl Flight {
 
     fn is_written(&self) -> bool {
         matches!(self.stage, Stage::Written(_))
+    }
+
+    /// Whether its sync ended well: what counts of it no later failure takes back.
+    pub(super) fn is_durable(&self) -> bool {
+        matches!(self.stage, Stage::Over) && !self.abandoned
+    }
+
+    /// Whether records of it can be read whose ends were not reported.
+    fn is_unreleased(&self) -> bool {
+        !self.abandoned && self.released < self.items.len()
     }
 
     /// Nothing more of it is to be done, but what the device has of it comes back first.
@@ -201,7 +211,9 @@ impl Log {
 
     /// Lets the memory of written records go: they can be read. Those that were promised to be durable wait for the sync,
     /// as do tombstones and copies, whose sources are the only thing that is durable until then.
+    /// A part of them, see [`Log::is_behind`].
     pub(super) fn release_written(&mut self, out: &mut Vec<LogOut>) {
+        let mut left = ITEMS_A_STEP;
         for at in 0..self.writer.flights.len() {
             let flight = &mut self.writer.flights[at];
             if matches!(flight.stage, Stage::Writing(_))
@@ -209,20 +221,42 @@ impl Log {
             {
                 return;
             }
-            if flight.released || flight.abandoned {
+            if !flight.is_unreleased() {
                 continue;
             }
-            flight.released = true;
             let (file, items) = (flight.file, std::mem::take(&mut flight.items));
-            for item in &items {
+            let mut released = flight.released;
+            while let Some(item) = items.get(released)
+                && left > 0
+            {
+                released += 1;
                 if let Item::Offload(offload) = item
                     && !offload.promised
                 {
                     self.end_offload(offload, file, out);
+                    left -= 1;
                 }
             }
-            self.writer.flights[at].items = items;
+            let flight = &mut self.writer.flights[at];
+            (flight.items, flight.released) = (items, released);
         }
+    }
+
+    /// Whether there is more to be reported or committed than one step did. Readers take turns with these steps: what a sync of
+    /// thousands of tombstones brings about takes several milliseconds.
+    pub(super) fn is_behind(&self) -> bool {
+        let flights = &self.writer.flights;
+        let written = |flight: &&Flight| !matches!(flight.stage, Stage::Writing(_));
+        let over = |flight: &Flight| matches!(flight.stage, Stage::Over);
+        let mut written = flights.iter().take_while(written);
+        flights.front().is_some_and(over) || written.any(Flight::is_unreleased)
+    }
+
+    /// Goes on where the step before ended.
+    pub(crate) fn catch_up(&mut self, now: Instant, out: &mut Vec<LogOut>) {
+        self.now = now;
+        self.release_written(out);
+        self.settle(out);
     }
 
     /// The record of an offload can be read, or is dead already: reports its end.
@@ -254,30 +288,33 @@ impl Log {
     /// enough. One sync covers all of them that are in one file.
     pub(super) fn sync_written(&mut self, out: &mut Vec<LogOut>) {
         let flights = &self.writer.flights;
+        let over = self.over();
         let Some((file, Stage::Written(since))) =
-            flights.front().map(|first| (first.file, &first.stage))
+            flights.get(over).map(|first| (first.file, &first.stage))
         else {
             return;
         };
         let due =
             self.hurries() || self.drain_waits() || self.now >= *since + self.config.sync_delay;
         let in_group = |flight: &&Flight| flight.file == file && flight.is_written();
-        let group = flights.iter().take_while(in_group);
+        let group = flights.iter().skip(over).take_while(in_group);
         let (mut number, mut bytes, mut awaited) = (0, 0, false);
         for flight in group {
             (number, bytes) = (number + 1, bytes + flight.bytes);
             awaited |= flight.awaited;
         }
-        let followed = flights.get(number).is_some_and(|next| next.file != file);
+        let followed = flights
+            .get(over + number)
+            .is_some_and(|next| next.file != file);
         if !(due || awaited || followed || bytes >= self.config.sync_bytes) {
             return;
         }
         if awaited && planted(Planted::TombstoneBeforeSync) {
-            let group = self.writer.flights.iter_mut().take(number);
+            let group = self.writer.flights.iter_mut().skip(over).take(number);
             group.for_each(|flight| flight.stage = Stage::Over);
             return self.settle(out);
         }
-        let group = self.writer.flights.iter_mut().take(number);
+        let group = self.writer.flights.iter_mut().skip(over).take(number);
         group.for_each(|flight| flight.stage = Stage::Syncing);
         self.stats.syncs += 1;
         self.submit(Purpose::Sync(file), DiskOp::Sync { file }, out);
@@ -285,7 +322,7 @@ impl Log {
 
     /// When written batches have waited long enough for their sync.
     pub(super) fn sync_deadline(&self) -> Option<Instant> {
-        match self.writer.flights.front()?.stage {
+        match self.writer.flights.get(self.over())?.stage {
             Stage::Written(since) => Some(since + self.config.sync_delay),
             _ => None,
         }
@@ -297,15 +334,27 @@ impl Log {
         result: Result<(), DiskError>,
         out: &mut Vec<LogOut>,
     ) {
-        for flight in &mut self.writer.flights {
-            if flight.file == file && matches!(flight.stage, Stage::Syncing) {
-                flight.stage = Stage::Over;
-            }
-        }
+        // First of all: what is over and was not abandoned counts.
         if let Err(error) = result {
             self.abandon(file, error);
         }
+        for flight in &mut self.writer.flights {
+            if flight.file == file && matches!(flight.stage, Stage::Syncing) {
+                flight.stage = Stage::Over;
+                if !flight.abandoned {
+                    let offset = flight.end;
+                    self.writer.durable = Some(Position { file, offset });
+                    self.writer.failures = 0;
+                }
+            }
+        }
         self.settle(out);
+    }
+
+    /// How many batches at the front are over and not committed yet.
+    fn over(&self) -> usize {
+        let over = |flight: &&Flight| matches!(flight.stage, Stage::Over);
+        self.writer.flights.iter().take_while(over).count()
     }
 
     /// Whether no crash can take a record back that can be read.
@@ -320,6 +369,8 @@ impl Log {
     }
 }
 
+/// Items that are reported, or committed, in one step: some 100 us.
+pub(super) const ITEMS_A_STEP: usize = 16;
 /// Most batches between the queue and their commit: far more than a device needs, and few enough to be looked through.
 const FLIGHTS_MAX: usize = 64;
 /// Groups of bytes that may wait for their sync, however long the one under way takes.

@@ -458,10 +458,10 @@ impl Log {
             file,
             end: batch.end(),
             bytes,
-            items,
+            items: items.into(),
             stage: Stage::Writing(Writing::new(from, parts)),
             awaited,
-            released: false,
+            released: 0,
             abandoned: false,
         });
         self.send_pieces(out);
@@ -527,10 +527,10 @@ impl Log {
             file: active.file,
             end: active.at,
             bytes: BLOCK_BYTES,
-            items: Vec::new(),
+            items: VecDeque::new(),
             stage: Stage::Writing(Writing::new(active.at, end)),
             awaited: false,
-            released: false,
+            released: 0,
             abandoned: false,
         });
     }

@@ -421,3 +421,102 @@ fn what_a_caller_waits_for_hurries_what_is_written_before_it() {
         world.check("at rest");
     }
 }
+
+/// A log whose batches hold some forty records.
+fn long_batches() -> LogConfig {
+    LogConfig {
+        file_bytes: 512 << 10,
+        batch_bytes: 256 << 10,
+        ..small_log(4 << 20)
+    }
+}
+
+/// Everything due is done a step at a time, after `act` and until nothing is left; the most by which `count` grew in one of them.
+fn most_in_a_step(world: &mut World, count: impl Fn(&World) -> usize) -> usize {
+    let (mut most, mut before) = (0, count(world));
+    loop {
+        let due = world.agent.next_deadline();
+        if due.is_some_and(|at| at <= world.now) || !world.complete() {
+            let Some(at) = due else { return most };
+            world.fall_due(at);
+        }
+        let after = count(world);
+        (most, before) = (most.max(after - before), after);
+    }
+}
+
+/// A sync of four thousand tombstones was committed and reported under one hold of the store's lock: for up to ten
+/// milliseconds no reader could begin.
+#[test]
+fn what_ends_together_is_reported_a_few_at_a_time() {
+    let mut world = World::new(long_batches(), 3);
+    world.rest();
+    for key in 0..50 {
+        world.order_offload(&[key], 1, 4000, key % 2 == 0);
+    }
+    let most = most_in_a_step(&mut world, |world| world.results.len());
+    assert_eq!(world.results.len(), 50);
+    assert!(world.results.values().all(Result::is_ok));
+    // Those that were promised are committed, and those that were not are released.
+    assert!((8..=32).contains(&most), "{most} ends of records in a step");
+    world.remove_all((0..50).map(|key| (vec![key], 1)));
+    let most = most_in_a_step(&mut world, |world| world.dropped.len());
+    assert_eq!(world.dropped.len(), 50);
+    assert!((8..=16).contains(&most), "{most} drops in a step");
+    world.check("after all of it");
+}
+
+/// Forty promised records in one batch, up to the step that takes in their sync.
+fn synced_and_not_reported() -> (World, usize) {
+    let mut world = World::new(long_batches(), 4);
+    world.rest();
+    for key in 0..40 {
+        world.put(&[key], 1, 4000);
+    }
+    while world.results.is_empty() {
+        if !world.complete() {
+            world.step_to_deadline();
+        }
+    }
+    let reported = world.results.len();
+    assert!(reported < 40, "{reported} in one step");
+    (world, reported)
+}
+
+#[test]
+fn what_a_sync_covered_counts_whatever_fails_before_it_is_reported() {
+    let (mut world, reported) = synced_and_not_reported();
+    // A batch of its own, in the same file.
+    for key in 100..104 {
+        world.put(&[key], 1, 64 << 10);
+    }
+    let device = DiskError::Device { errno: 5 };
+    world.disk.fail_at(world.disk.completed(), device);
+    assert!(world.complete(), "the next batch is on its way");
+    assert_eq!(world.agent.stats().files_abandoned, 1);
+    assert!(
+        world.results.len() <= reported + 16,
+        "{} after {reported}",
+        world.results.len()
+    );
+    world.catch_up();
+    assert_eq!(world.results.len(), 40, "without another write");
+    assert!(world.results.values().all(Result::is_ok));
+    world.rest();
+    world.check("after the failure");
+    world.reopen(Crash::LoseAll, "after a power cut");
+    for key in 0..40 {
+        assert_eq!(world.readable(&[key]), Some(1));
+    }
+}
+
+#[test]
+fn a_log_stops_when_all_is_reported() {
+    let (mut world, _) = synced_and_not_reported();
+    world.give(AgentInput::Stop);
+    assert_eq!(world.stopped, None);
+    world.rest();
+    assert_eq!(world.stopped, Some(0));
+    assert_eq!(world.results.len(), 40);
+    assert!(world.results.values().all(Result::is_ok));
+}

@@ -299,6 +299,28 @@ fn a_durable_put_that_is_too_long_is_refused() {
     assert_eq!(code.class(), Class::Refused);
 }
 
+/// A long value was refused for want of room on the SSD although short ones could go: one step of the eviction was not enough of them.
+#[test]
+fn a_durable_put_takes_the_place_of_more_short_values_than_a_step_evicts() {
+    let mut config = config(OffloadMode::Eager);
+    config.eviction.step = 2;
+    let mut world = World::tiers(config, 100 * BLOCK, 40 * BLOCK);
+    for n in 0..30 {
+        world.put(&format!("k{n}"), BLOCK);
+        offload_all(&mut world);
+    }
+    let durable = PutConfig {
+        durability: Durability::Disk,
+        ..PutConfig::default()
+    };
+    let PutStarted::Granted { version, .. } = world.start("long", 20 * BLOCK, durable) else {
+        panic!()
+    };
+    let call = world.send(ME, end("long", version));
+    offload_all(&mut world);
+    assert_eq!(world.reply(call), Some(Reply::Each(vec![Ok(())])));
+}
+
 /// One value longer than a file of the log was answered as a full disk, and for 100 ms no values went to SSD.
 #[test]
 fn a_value_too_large_for_the_ssd_leaves_without_a_copy_and_no_other_does() {

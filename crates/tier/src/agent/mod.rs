@@ -415,7 +415,8 @@ impl Agent {
         let state = log.state(self.config.node);
         let same = self.reported.is_some_and(|reported| {
             let near = state.pressure.abs_diff(reported.pressure) <= reported.pressure / 4;
-            let again = self.dropped && state.pressure > 0;
+            // Those of one sync are reported in steps: the last of them asks.
+            let again = self.dropped && state.pressure > 0 && !log.is_behind();
             let alike =
                 reported.accepting == state.accepting && reported.capacity == state.capacity;
             alike && near && !again

@@ -91,9 +91,8 @@ impl Log {
             {
                 let released = flight.released > 0;
                 flight.released = flight.released.saturating_sub(1);
-                // Copies that were written together are committed together: reclaim goes on with as many, in one batch again.
-                left -= usize::from(!matches!(item, Item::Copy { .. }));
                 self.commit(item, file, released, out);
+                left -= 1;
                 if left == 0 {
                     return;
                 }

@@ -244,7 +244,7 @@ impl Log {
 
     /// Whether there is more to be reported or committed than one step did. Readers take turns with these steps: what a sync of
     /// thousands of tombstones brings about takes several milliseconds.
-    pub(super) fn is_behind(&self) -> bool {
+    pub(crate) fn is_behind(&self) -> bool {
         let flights = &self.writer.flights;
         let written = |flight: &&Flight| !matches!(flight.stage, Stage::Writing(_));
         let over = |flight: &Flight| matches!(flight.stage, Stage::Over);
@@ -369,7 +369,8 @@ impl Log {
     }
 }
 
-/// Items that are reported, or committed, in one step: some 100 us.
+/// Most items that are reported, and as many that are committed, in one step: some 100 us. Those of a batch that failed, which is
+/// rare, are taken back at once.
 pub(super) const ITEMS_A_STEP: usize = 16;
 /// Most batches between the queue and their commit: far more than a device needs, and few enough to be looked through.
 const FLIGHTS_MAX: usize = 64;

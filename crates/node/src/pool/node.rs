@@ -457,13 +457,20 @@ impl Life {
 
     /// Does what the link asks for; none when it must be made anew.
     fn attend(&self, shared: &Supervised, attempt: Attempt, pause: &mut Pauses) -> Option<Ended> {
+        let mut up = None;
         let mut refused = None;
         loop {
             let Some(happened) = self.uplink.next(slackwater_base::Instant::NEVER) else {
                 return Some(Ended::Stopping);
             };
+            if !happened.concerns(up, attempt) {
+                continue;
+            }
             match happened {
-                Happened::Up(link) => self.uplink.greet(link, &self.memory),
+                Happened::Up(link) => {
+                    up = Some(link);
+                    self.uplink.greet(link, &self.memory);
+                }
                 Happened::Answered(_, Attached::New { .. }) => {
                     *pause = Pauses::new(shared.node);
                     (shared.told)(shared.node, Ok(()));
@@ -494,8 +501,6 @@ impl Life {
                     self.greet_later(link, pause);
                 }
                 Happened::Unanswered(link) => self.greet_later(link, pause),
-                // What an earlier link could not take says nothing of this one.
-                Happened::Broken(of) if of != attempt => {}
                 Happened::Broken(_) => return None,
                 Happened::StoreBroken => return Some(Ended::Broken),
             }

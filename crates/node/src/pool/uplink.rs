@@ -67,6 +67,18 @@ pub(super) enum Happened {
     StoreBroken,
 }
 
+impl Happened {
+    /// Whether it concerns this attempt, or the link that last came up in it: what an earlier one could not take, or was not
+    /// answered, says nothing of it.
+    pub(super) fn concerns(&self, link: Option<ConnectionId>, attempt: Attempt) -> bool {
+        match self {
+            Happened::Answered(of, _) | Happened::Unanswered(of) => Some(*of) == link,
+            Happened::Broken(of) => *of == attempt,
+            Happened::Up(_) | Happened::StoreBroken => true,
+        }
+    }
+}
+
 /// A link to the master that was asked for. Later ones are greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Attempt(u64);
@@ -535,4 +547,30 @@ impl Deliver for Uplink {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A hello that failed on a link which was given up was sent again on that link, and failed again, for as long as the node lived.
+    #[test]
+    fn what_becomes_of_an_earlier_link_is_passed_over() {
+        let node = |byte| ConnectionId::Node(slackwater_zmtp::PublicKey::from_bytes([byte; 32]));
+        let (link, earlier) = (node(2), node(1));
+        let (now, before) = (Attempt(2), Attempt(1));
+        let check = |happened: fn(ConnectionId, Attempt) -> Happened, passed_over: bool| {
+            assert!(happened(link, now).concerns(Some(link), now));
+            assert_eq!(
+                !happened(earlier, before).concerns(Some(link), now),
+                passed_over
+            );
+            assert_eq!(!happened(earlier, before).concerns(None, now), passed_over);
+        };
+        check(|link, _| Happened::Up(link), false);
+        check(|link, _| Happened::Unanswered(link), true);
+        check(|link, _| Happened::Answered(link, Attached::Unknown), true);
+        check(|_, attempt| Happened::Broken(attempt), true);
+        check(|_, _| Happened::StoreBroken, false);
+    }
 }

@@ -198,6 +198,16 @@ impl NodeHost {
         self.sort();
     }
 
+    /// Takes the next step of what the device did; false when there is none.
+    pub(crate) fn catch_up(&mut self, now: Instant) -> bool {
+        let behind = self.agent.is_behind();
+        if behind {
+            self.agent.on_deadline(now, &mut self.out);
+            self.sort();
+        }
+        behind
+    }
+
     /// Does what has fallen due.
     pub(crate) fn on_deadline(&mut self, now: Instant) {
         if self.agent.next_deadline().is_some_and(|at| at <= now) {

@@ -230,6 +230,15 @@ impl Core {
         self.settle(now);
     }
 
+    /// Takes the next step of what the device did; false when there is none.
+    pub(super) fn catch_up(&mut self, now: Instant) -> bool {
+        let behind = self.node.catch_up(now);
+        if behind {
+            self.settle(now);
+        }
+        behind
+    }
+
     /// For the device, as soon as the lock is free.
     pub(super) fn take_ops(&mut self) -> Vec<(OpId, DiskOp)> {
         std::mem::take(&mut self.node.ops)

@@ -1,6 +1,6 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 
 use slackwater_base::{Instant, format_duration};
@@ -39,6 +39,8 @@ pub(super) struct Shared {
     /// Memory for views of values on SSD.
     pub(super) view_buffers: Arc<Buffers>,
     core: Mutex<Core>,
+    /// Threads that wait for the lock.
+    waiting: AtomicUsize,
     /// Takes what is for other processes, where the store is served.
     deliver: OnceLock<Arc<dyn Deliver>>,
     /// Wakes the steward when something falls due before its next deadline.
@@ -99,6 +101,7 @@ impl Shared {
             saver: Saver::new(clock.now()),
             clock,
             core: Mutex::new(core),
+            waiting: AtomicUsize::new(0),
             deliver: OnceLock::new(),
             bell: Event::new(),
             closed: AtomicBool::new(false),
@@ -115,7 +118,7 @@ impl Shared {
         &self,
         step: impl FnOnce(&mut Core, Instant) -> T,
     ) -> Result<T, StoreError> {
-        let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut core = self.lock();
         if let Some(why) = self.broken.get() {
             return Err(StoreError::Broken { why: why.clone() });
         }
@@ -163,6 +166,30 @@ impl Shared {
             events.ring();
         }
         Ok(result)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Core> {
+        match self.core.try_lock() {
+            Ok(core) => core,
+            Err(TryLockError::Poisoned(core)) => core.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                self.waiting.fetch_add(1, Ordering::Relaxed);
+                let core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+                self.waiting.fetch_sub(1, Ordering::Relaxed);
+                core
+            }
+        }
+    }
+
+    /// Takes steps under the lock until there is none, or some thread waits for the lock: the steward takes the others, with the
+    /// lock free in between.
+    pub(super) fn while_nobody_waits(&self, mut step: impl FnMut() -> bool) {
+        while !self.is_waited_for() && step() {}
+    }
+
+    /// Whether some thread waits for the lock.
+    pub(super) fn is_waited_for(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0
     }
 
     /// Has everything that is for other processes taken by `deliver` from now on.
@@ -262,6 +289,7 @@ impl Shared {
             }
             let step = |core: &mut Core, now: Instant| {
                 core.on_deadline(now);
+                self.while_nobody_waits(|| core.catch_up(now));
                 core.steward_wakes = core.next_deadline();
                 (core.steward_wakes, core.views.take_newly_late())
             };
@@ -299,11 +327,14 @@ impl Shared {
                 self.break_down(format!("the device failed: {error}"));
                 return;
             }
-            if !done.is_empty()
-                && self
-                    .with(|core, now| core.disk_done(now, &mut done))
-                    .is_err()
-            {
+            if done.is_empty() {
+                continue;
+            }
+            let step = |core: &mut Core, now: Instant| {
+                core.disk_done(now, &mut done);
+                self.while_nobody_waits(|| core.catch_up(now));
+            };
+            if self.with(step).is_err() {
                 return;
             }
         }

@@ -121,6 +121,12 @@ impl Agent {
         self.settle(now, out);
     }
 
+    /// Whether [`Agent::on_deadline`] has something to do at once: more of what the device did than one step took in.
+    #[must_use]
+    pub fn is_behind(&self) -> bool {
+        self.log.as_ref().is_some_and(Log::is_behind)
+    }
+
     /// When [`Agent::on_deadline`] has something to do.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {

@@ -605,3 +605,31 @@ fn what_eviction_learned_outlives_the_process_and_damage_only_costs_it() {
         Some(value("block 3", 1000))
     );
 }
+
+/// A reader waited until all records of a batch, and all tombstones of a sync, were taken in.
+#[test]
+fn what_the_device_did_is_taken_in_until_a_caller_waits() {
+    let store = Store::open(memory_only(ByteSize::mib(1))).unwrap();
+    let shared = store.shared();
+    let steps = |caller_comes_at: usize| {
+        std::thread::scope(|scope| {
+            let mut steps = 0;
+            let step = || {
+                steps += 1;
+                if steps == caller_comes_at {
+                    scope.spawn(|| store.stats());
+                    while !shared.is_waited_for() {
+                        std::thread::yield_now();
+                    }
+                }
+                steps < 100
+            };
+            let held = shared.with(|_, _| shared.while_nobody_waits(step));
+            held.map(|()| steps)
+        })
+    };
+    assert_eq!(steps(usize::MAX), Ok(100));
+    assert_eq!(steps(10), Ok(10));
+    assert_eq!(steps(usize::MAX), Ok(100), "it waits no more");
+    store.close().unwrap();
+}

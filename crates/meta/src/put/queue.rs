@@ -15,7 +15,7 @@ use slackwater_wire::{ClientId, ErrorCode, OperationId, PutStarted, Reply};
 use super::start::{PutCall, Shortage};
 use crate::catalog::TenantIndex;
 use crate::master::{Caller, Due, Master};
-use crate::pressure::Pass;
+use crate::pressure::{EXAMINED_AT_ONCE, Pass};
 use crate::segment::Segment;
 
 /// Calls that wait: for space, and separately for quota, which does not affect other tenants.
@@ -221,7 +221,8 @@ impl Master {
                 // The call does not wait, but room is made all the same: otherwise the next one would find none either.
                 let lengths = call.entries.iter().map(|entry| entry.bytes);
                 let all = lengths.fold(0, u64::saturating_add);
-                self.make_room(now, all, call.entries[0].bytes);
+                let budget = self.config.eviction.step.max(EXAMINED_AT_ONCE);
+                self.make_room_at_once(now, all, call.entries[0].bytes, budget);
             }
             return self.give_up(call, short);
         }
@@ -320,6 +321,10 @@ impl Master {
 
     /// Evicts as much as the waiting calls need, unless that much is being freed already.
     pub(crate) fn make_room(&mut self, now: Instant, wanted: u64, first: u64) {
+        self.make_room_at_once(now, wanted, first, self.config.eviction.step);
+    }
+
+    fn make_room_at_once(&mut self, now: Instant, wanted: u64, first: u64, mut budget: usize) {
         let coming = |segment: &Segment| {
             let books = segment.memory().map(|memory| memory.extents.books())?;
             Some((books.free, books.quarantined + segment.leaving))
@@ -337,7 +342,6 @@ impl Master {
             _ => wanted.saturating_sub(free + coming),
         };
         let most = (self.segments.at(index).capacity() / 8).max(first);
-        let mut budget = self.config.eviction.step;
         let missing = missing.min(most);
         let freed = self.evict(now, index, missing, Pass::Last, &mut budget);
         if freed < missing && budget == 0 {

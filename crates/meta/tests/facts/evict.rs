@@ -357,6 +357,22 @@ fn a_read_between_two_steps_keeps_what_is_left_of_a_group() {
     );
 }
 
+/// A long put that does not wait was refused again and again, with a few short values gone each time.
+#[test]
+fn a_put_that_does_not_wait_finds_room_the_second_time() {
+    let mut config = plain();
+    config.eviction.step = 2;
+    let mut world = World::memory(config, 200 * BLOCK);
+    for n in 0..180 {
+        world.put(&format!("k{n}"), BLOCK);
+    }
+    let refused = PutStarted::Failed(ErrorCode::NoAvailableHandle);
+    let long = 24 * BLOCK;
+    assert_eq!(world.start("long", long, wait(Duration::ZERO)), refused);
+    let second = world.start("long", long, wait(Duration::ZERO));
+    assert!(matches!(second, PutStarted::Granted { .. }), "{second:?}");
+}
+
 /// Offloading one member of a group made room on a full SSD by evicting another member's only copy, and the loop over
 /// the members then accessed an object that was gone.
 #[test]

@@ -422,7 +422,7 @@ impl Life {
 
     /// Belongs to the master's pool until it is to stop, or the master does not know it any more.
     fn run(&self, shared: &Supervised) -> Ended {
-        let mut pause = Pauses::new(shared.node);
+        let (mut pause, mut told) = (Pauses::new(shared.node), None);
         while !self.uplink.is_closed() {
             let attempt = self.uplink.begin_attempt();
             let link = match self.connect(shared) {
@@ -433,7 +433,7 @@ impl Life {
                     continue;
                 }
             };
-            if let Some(ended) = self.attend(shared, attempt, &mut pause) {
+            if let Some(ended) = self.attend(shared, attempt, (&mut pause, &mut told)) {
                 return ended;
             }
             self.messages.handle().disconnect(link);
@@ -455,10 +455,14 @@ impl Life {
         self.messages.handle().connect_wait(master, &options)
     }
 
-    /// Does what the link asks for; none when it must be made anew.
-    fn attend(&self, shared: &Supervised, attempt: Attempt, pause: &mut Pauses) -> Option<Ended> {
+    /// Does what the link asks for; none when it must be made anew. `told` is what was last told of the node.
+    fn attend(
+        &self,
+        shared: &Supervised,
+        attempt: Attempt,
+        (pause, told): (&mut Pauses, &mut Option<Result<(), ErrorCode>>),
+    ) -> Option<Ended> {
         let mut up = None;
-        let mut refused = None;
         loop {
             let Some(happened) = self.uplink.next(slackwater_base::Instant::NEVER) else {
                 return Some(Ended::Stopping);
@@ -473,11 +477,16 @@ impl Life {
                 }
                 Happened::Answered(_, Attached::New { .. }) => {
                     *pause = Pauses::new(shared.node);
+                    *told = Some(Ok(()));
                     (shared.told)(shared.node, Ok(()));
                 }
                 Happened::Answered(_, Attached::Resumed { .. }) => {
                     *pause = Pauses::new(shared.node);
                     tracing::info!("the link to the master goes on");
+                    // The welcome may have come on a link that broke before it was looked at.
+                    if told.replace(Ok(())) != Some(Ok(())) {
+                        (shared.told)(shared.node, Ok(()));
+                    }
                 }
                 Happened::Answered(link, Attached::Unknown) => match random() {
                     Ok(life) => {
@@ -494,7 +503,7 @@ impl Life {
                     }
                 },
                 Happened::Answered(link, Attached::Refused(code)) => {
-                    if refused.replace(code) != Some(code) {
+                    if told.replace(Err(code)) != Some(Err(code)) {
                         tracing::error!(%code, "the master refuses this node{}", hint(code));
                         (shared.told)(shared.node, Err(code));
                     }

@@ -181,10 +181,14 @@ impl Shared {
         }
     }
 
-    /// Takes steps under the lock until there is none, or some thread waits for the lock: the steward takes the others, with the
-    /// lock free in between.
+    /// Takes steps under the lock until there is none, some thread waits for the lock, or the device has waited long enough for what
+    /// they ask of it: the steward takes the others, with the lock free in between.
     pub(super) fn while_nobody_waits(&self, mut step: impl FnMut() -> bool) {
-        while !self.is_waited_for() && step() {}
+        for _ in 0..STEPS_A_HOLD {
+            if self.is_waited_for() || !step() {
+                return;
+            }
+        }
     }
 
     /// Whether some thread waits for the lock.
@@ -357,6 +361,9 @@ impl Shared {
         error
     }
 }
+
+/// Most steps under one hold of the lock: some 3 ms.
+pub(super) const STEPS_A_HOLD: usize = 32;
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());

@@ -622,14 +622,26 @@ fn what_the_device_did_is_taken_in_until_a_caller_waits() {
                         std::thread::yield_now();
                     }
                 }
-                steps < 100
+                steps != 20
             };
             let held = shared.with(|_, _| shared.while_nobody_waits(step));
             held.map(|()| steps)
         })
     };
-    assert_eq!(steps(usize::MAX), Ok(100));
-    assert_eq!(steps(10), Ok(10));
-    assert_eq!(steps(usize::MAX), Ok(100), "it waits no more");
+    // The steward may come as well, now and then.
+    let comes_to_be = |caller: usize, expected| (0..100).any(|_| steps(caller) == Ok(expected));
+    assert!(comes_to_be(usize::MAX, 20), "there are no more");
+    assert!(comes_to_be(10, 10));
+    assert!(comes_to_be(usize::MAX, 20), "nobody waits any more");
+    let all = || {
+        let mut steps = 0;
+        let step = || {
+            steps += 1;
+            steps < 10_000
+        };
+        let held = shared.with(|_, _| shared.while_nobody_waits(step));
+        held.map(|()| steps)
+    };
+    assert!((0..100).any(|_| all() == Ok(super::shared::STEPS_A_HOLD)));
     store.close().unwrap();
 }

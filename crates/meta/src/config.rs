@@ -340,6 +340,12 @@ impl PutPolicy {
 }
 
 impl Eviction {
+    /// Replicas examined where something is refused for want of room after a single step: a long value may need that many short
+    /// ones to go.
+    pub(crate) fn only_step(&self) -> usize {
+        self.step.max(1024)
+    }
+
     /// See [`MasterConfig::DEFAULT`].
     pub const DEFAULT: Self = Self {
         policy: PolicyKind::Adaptive,

@@ -13,10 +13,6 @@ use crate::prospect;
 use crate::release::Reason;
 use crate::tenant::Ledger;
 
-/// Replicas examined at least where something is refused for want of room after a single step: a long value may need that many
-/// short ones to go.
-pub(crate) const EXAMINED_AT_ONCE: usize = 1024;
-
 /// Whether a replica may be evicted now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Evictable {

@@ -10,7 +10,7 @@ use crate::decisions::{Choice, Kind};
 use crate::evict::{Link, Slot};
 use crate::master::{Due, Master};
 use crate::outbox::Waiter;
-use crate::pressure::{EXAMINED_AT_ONCE, Pass};
+use crate::pressure::Pass;
 use crate::segment::record_bytes;
 use crate::tenant::Ledger;
 
@@ -215,7 +215,7 @@ impl Master {
         };
         let missing = over(self);
         if missing > 0 {
-            let mut budget = self.config.eviction.step.max(EXAMINED_AT_ONCE);
+            let mut budget = self.config.eviction.only_step();
             self.evict(now, index, missing, Pass::Last, &mut budget);
         }
         over(self) == 0

@@ -11,7 +11,7 @@ use crate::config::{OnHit, PromotionAdmission};
 use crate::decisions::{Choice, Kind, PromotionCause, PromotionRefusal};
 use crate::evict::{Link, Slot};
 use crate::master::{Due, Master};
-use crate::pressure::{EXAMINED_AT_ONCE, Pass};
+use crate::pressure::Pass;
 
 /// Most members of a group that are requested together with one of them. A group of one block has fewer; a larger group
 /// is promoted as its members are read.
@@ -337,7 +337,7 @@ impl Master {
             let low = self.marks(index).1;
             if segment.kind() == SegmentKind::Memory && segment.staying() > low {
                 let wanted = segment.staying() - low;
-                let mut budget = self.config.eviction.step.max(EXAMINED_AT_ONCE);
+                let mut budget = self.config.eviction.only_step();
                 self.evict(now, index, wanted, Pass::Plain, &mut budget);
             }
         }

@@ -15,7 +15,7 @@ use slackwater_wire::{ClientId, ErrorCode, OperationId, PutStarted, Reply};
 use super::start::{PutCall, Shortage};
 use crate::catalog::TenantIndex;
 use crate::master::{Caller, Due, Master};
-use crate::pressure::{EXAMINED_AT_ONCE, Pass};
+use crate::pressure::Pass;
 use crate::segment::Segment;
 
 /// Calls that wait: for space, and separately for quota, which does not affect other tenants.
@@ -221,8 +221,8 @@ impl Master {
                 // The call does not wait, but room is made all the same: otherwise the next one would find none either.
                 let lengths = call.entries.iter().map(|entry| entry.bytes);
                 let all = lengths.fold(0, u64::saturating_add);
-                let budget = self.config.eviction.step.max(EXAMINED_AT_ONCE);
-                self.make_room_at_once(now, all, call.entries[0].bytes, budget);
+                let budget = self.config.eviction.only_step();
+                self.make_room_within(now, all, call.entries[0].bytes, budget);
             }
             return self.give_up(call, short);
         }
@@ -321,10 +321,10 @@ impl Master {
 
     /// Evicts as much as the waiting calls need, unless that much is being freed already.
     pub(crate) fn make_room(&mut self, now: Instant, wanted: u64, first: u64) {
-        self.make_room_at_once(now, wanted, first, self.config.eviction.step);
+        self.make_room_within(now, wanted, first, self.config.eviction.step);
     }
 
-    fn make_room_at_once(&mut self, now: Instant, wanted: u64, first: u64, mut budget: usize) {
+    fn make_room_within(&mut self, now: Instant, wanted: u64, first: u64, mut budget: usize) {
         let coming = |segment: &Segment| {
             let books = segment.memory().map(|memory| memory.extents.books())?;
             Some((books.free, books.quarantined + segment.leaving))

@@ -15,6 +15,13 @@ fn config(mode: OffloadMode) -> MasterConfig {
     }
 }
 
+fn durable() -> PutConfig {
+    PutConfig {
+        durability: Durability::Disk,
+        ..PutConfig::default()
+    }
+}
+
 fn world(mode: OffloadMode) -> World {
     World::tiers(config(mode), 20 * BLOCK, 1024 * BLOCK)
 }
@@ -134,11 +141,7 @@ fn the_source_is_held_while_it_is_written() {
 #[test]
 fn one_offload_a_version_and_ssd() {
     let mut world = world(OffloadMode::Eager);
-    let durable = PutConfig {
-        durability: Durability::Disk,
-        ..PutConfig::default()
-    };
-    let PutStarted::Granted { version, .. } = world.start("a", BLOCK, durable) else {
+    let PutStarted::Granted { version, .. } = world.start("a", BLOCK, durable()) else {
         panic!()
     };
     world.send(ME, end("a", version));
@@ -235,11 +238,7 @@ fn after_an_outage_what_stayed_in_memory_is_offered_again() {
     ] {
         for failure in [TaskFailure::Failing, TaskFailure::Device] {
             let mut world = world(mode);
-            let durable = PutConfig {
-                durability: Durability::Disk,
-                ..PutConfig::default()
-            };
-            let PutStarted::Granted { version, .. } = world.start("a", BLOCK, durable) else {
+            let PutStarted::Granted { version, .. } = world.start("a", BLOCK, durable()) else {
                 panic!()
             };
             world.send(ME, end("a", version));
@@ -286,11 +285,7 @@ fn in_eager_mode_what_was_skipped_is_offered_at_eviction() {
 #[test]
 fn a_durable_put_that_is_too_long_is_refused() {
     let mut world = World::tiers(config(OffloadMode::Eager), 20 * BLOCK, 4 * BLOCK);
-    let durable = PutConfig {
-        durability: Durability::Disk,
-        ..PutConfig::default()
-    };
-    let PutStarted::Granted { version, .. } = world.start("a", 5 * BLOCK, durable) else {
+    let PutStarted::Granted { version, .. } = world.start("a", 5 * BLOCK, durable()) else {
         panic!()
     };
     let call = world.send(ME, end("a", version));
@@ -309,11 +304,7 @@ fn a_durable_put_takes_the_place_of_more_short_values_than_a_step_evicts() {
         world.put(&format!("k{n}"), BLOCK);
         offload_all(&mut world);
     }
-    let durable = PutConfig {
-        durability: Durability::Disk,
-        ..PutConfig::default()
-    };
-    let PutStarted::Granted { version, .. } = world.start("long", 20 * BLOCK, durable) else {
+    let PutStarted::Granted { version, .. } = world.start("long", 20 * BLOCK, durable()) else {
         panic!()
     };
     let call = world.send(ME, end("long", version));
@@ -358,10 +349,6 @@ fn a_refusing_ssd_degrades_to_memory_and_recovers() {
 #[test]
 fn a_durable_put_is_acknowledged_when_it_is_durable() {
     let mut world = world(OffloadMode::OnEvict);
-    let durable = || PutConfig {
-        durability: Durability::Disk,
-        ..PutConfig::default()
-    };
     let begin = |world: &mut World, name: &str| {
         let PutStarted::Granted { version, .. } = world.start(name, BLOCK, durable()) else {
             panic!()
@@ -450,11 +437,7 @@ fn an_offload_without_a_report_fails_in_the_end_and_leaves_no_record() {
 #[test]
 fn offloads_of_a_lost_node_fail() {
     let mut world = world(OffloadMode::OnEvict);
-    let durable = PutConfig {
-        durability: Durability::Disk,
-        ..PutConfig::default()
-    };
-    let PutStarted::Granted { version, .. } = world.start("a", BLOCK, durable) else {
+    let PutStarted::Granted { version, .. } = world.start("a", BLOCK, durable()) else {
         panic!()
     };
     let call = world.send(ME, end("a", version));

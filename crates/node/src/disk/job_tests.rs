@@ -147,6 +147,12 @@ impl Kernel {
         }
     }
 
+    fn begin_deletion(&self, file: FileId) -> Result<Job, DiskError> {
+        let delete = DiskOp::Delete { file, room: ROOM };
+        // SAFETY: the operation names no extent.
+        unsafe { Job::begin(delete, &self.directory, &self.segment) }
+    }
+
     /// Runs `op`, and says what it promised and did not keep.
     fn check(&mut self, op: DiskOp) -> Result<(), String> {
         let what = op.clone();
@@ -227,21 +233,9 @@ fn every_planted_bug_of_disk_jobs_is_caught() {
 #[test]
 fn a_deletion_that_failed_half_way_ends_with_a_sync_of_the_directory() {
     let kernel = Kernel::new(0);
-    let (directory, segment) = (&kernel.directory, &kernel.segment);
+    let directory = &kernel.directory;
     directory.create(FileId(7)).unwrap();
-    let delete = || {
-        // SAFETY: the operation names no extent.
-        unsafe {
-            Job::begin(
-                DiskOp::Delete {
-                    file: FileId(7),
-                    room: ROOM,
-                },
-                directory,
-                segment,
-            )
-        }
-    };
+    let delete = || kernel.begin_deletion(FileId(7));
     let directory_handle = directory.handle().as_raw_fd();
     let device = Progress::Failed(DiskError::Device { errno: libc::EIO });
     let is_sync = |call: Call| matches!(call, Call::SyncAll { file } if file == directory_handle);
@@ -262,20 +256,8 @@ fn a_deletion_that_failed_half_way_ends_with_a_sync_of_the_directory() {
 #[test]
 fn beginning_a_deletion_removes_nothing() {
     let kernel = Kernel::new(0);
-    let (directory, segment) = (&kernel.directory, &kernel.segment);
-    directory.create(FileId(7)).unwrap();
-    // SAFETY: the operation names no extent.
-    let job = unsafe {
-        Job::begin(
-            DiskOp::Delete {
-                file: FileId(7),
-                room: ROOM,
-            },
-            directory,
-            segment,
-        )
-    };
-    let mut job = job.unwrap();
+    kernel.directory.create(FileId(7)).unwrap();
+    let mut job = kernel.begin_deletion(FileId(7)).unwrap();
     assert_eq!(kernel.names(), BTreeSet::from([FileId(7)]));
     assert!(matches!(job.call(), Call::Unlink { .. }));
     assert_eq!(job.after(Err(libc::EINTR)), Progress::Again);

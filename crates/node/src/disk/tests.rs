@@ -18,6 +18,10 @@ use crate::region::{self, Access};
 const FILE: FileId = FileId(7);
 /// Any number of deleted files is within the room of the log.
 const ROOM: u64 = u64::MAX;
+const DELETE: DiskOp = DiskOp::Delete {
+    file: FILE,
+    room: ROOM,
+};
 const BLOCK: usize = BLOCK_BYTES as usize;
 
 struct World {
@@ -308,23 +312,14 @@ fn what_is_not_there_is_missing_and_what_is_deleted_is_gone() {
             world.one(read(1 << 20, BLOCK_BYTES, 1, Target::Nowhere)),
             Err(DiskError::Missing)
         );
-        assert_eq!(
-            world.one(DiskOp::Delete {
-                file: FILE,
-                room: ROOM
-            }),
-            Ok(DiskOutcome::Done)
-        );
+        assert_eq!(world.one(DELETE), Ok(DiskOutcome::Done));
         assert_eq!(world.directory.list().unwrap(), []);
         assert_eq!(
             world.one(read(0, BLOCK_BYTES, 1, Target::Nowhere)),
             Err(DiskError::Missing)
         );
         assert_eq!(
-            world.one(DiskOp::Delete {
-                file: FILE,
-                room: ROOM
-            }),
+            world.one(DELETE),
             Ok(DiskOutcome::Done),
             "what is gone is deleted, once that is durable"
         );
@@ -355,11 +350,7 @@ fn a_file_is_made_out_of_a_deleted_one_with_a_blank_first_block() {
         for op in written(FILE, old.clone()) {
             assert_eq!(world.one(op), Ok(DiskOutcome::Done));
         }
-        let delete = DiskOp::Delete {
-            file: FILE,
-            room: ROOM,
-        };
-        assert_eq!(world.one(delete), Ok(DiskOutcome::Done));
+        assert_eq!(world.one(DELETE), Ok(DiskOutcome::Done));
         assert_eq!(world.directory.list().unwrap(), []);
         let gone = world.one(read(0, BLOCK_BYTES, 1, Target::Nowhere));
         assert_eq!(gone, Err(DiskError::Missing));

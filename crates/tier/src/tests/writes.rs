@@ -431,7 +431,7 @@ fn long_batches() -> LogConfig {
     }
 }
 
-/// Everything due is done a step at a time, after `act` and until nothing is left; the most by which `count` grew in one of them.
+/// Everything due is done a step at a time, until nothing is left; the most by which `count` grew in one of them.
 fn most_in_a_step(world: &mut World, count: impl Fn(&World) -> usize) -> usize {
     let (mut most, mut before) = (0, count(world));
     loop {

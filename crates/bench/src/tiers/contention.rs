@@ -28,8 +28,10 @@ pub struct Contention {
     pub offload_beside_bytes_per_s: f64,
     /// Bytes of the stream written in a second when nobody reads.
     pub offload_alone_bytes_per_s: f64,
-    /// Bytes that the raw device writes in a second, in the same turns.
+    /// Bytes that the raw device writes in a second to space that was not written before, in the same turns.
     pub raw_write_bytes_per_s: f64,
+    /// The same to space that was.
+    pub raw_rewrite_bytes_per_s: f64,
 }
 
 /// How long each part lasts, in turns of which the figures are the sums.
@@ -58,11 +60,13 @@ pub(super) fn measure(options: &Options) -> Result<Contention, Error> {
     player::rest(&store)?;
     let raw = RawFile::new(options)?;
     let (mut idle, mut beside) = (Vec::new(), Vec::new());
-    let (mut written_beside, mut written_alone, mut raw_rate) = (0.0, 0.0, 0.0);
+    let (mut written_beside, mut written_alone) = (0.0, 0.0);
+    let (mut raw_rate, mut raw_again) = (0.0, 0.0);
     for _ in 0..TURNS {
         player::rest(&store)?;
         read(&store, options, readable, &mut idle)?;
         raw_rate += raw.write_rate()? / TURNS as f64;
+        raw_again += raw.rewrite_rate()? / TURNS as f64;
         let before = store.stats().ssd.map_or(0, |ssd| ssd.written_bytes);
         let begun = Instant::now();
         while begun.elapsed() < PART {
@@ -100,6 +104,7 @@ pub(super) fn measure(options: &Options) -> Result<Contention, Error> {
         offload_beside_bytes_per_s: written_beside,
         offload_alone_bytes_per_s: written_alone,
         raw_write_bytes_per_s: raw_rate,
+        raw_rewrite_bytes_per_s: raw_again,
     })
 }
 

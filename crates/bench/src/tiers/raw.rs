@@ -97,7 +97,7 @@ impl RawFile {
     }
 
     /// Bytes written in a second, one after the other from two threads, to space that is allocated and was not written before, as
-    /// a log's is.
+    /// that of a log is until its SSD is full.
     pub(super) fn write_rate(&self) -> Result<f64, Error> {
         let none = rustix::fs::FallocateFlags::empty();
         let allocated = rustix::fs::ftruncate(&self.file, 0)
@@ -106,6 +106,11 @@ impl RawFile {
             what: "allocating the raw file",
             why: why.into(),
         })?;
+        self.rewrite_rate()
+    }
+
+    /// The same for what was written before, as most files of a log on a full SSD were.
+    pub(super) fn rewrite_rate(&self) -> Result<f64, Error> {
         let next = AtomicU64::new(0);
         let begun = Instant::now();
         together(2, |_| {

@@ -555,3 +555,31 @@ const PENDING_MAX: usize = 4096;
 const UNREADABLE_MAX: u32 = 16;
 /// Time that reclaim may have been idle and still make up for.
 const COPY_BURST: Duration = Duration::from_millis(50);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::Identity;
+
+    /// Copies came to be read one by one and five by five, in turns, each in a batch with headers of its own.
+    #[test]
+    fn what_was_full_is_filled_again_when_half_of_it_is_free() {
+        let identity = Identity {
+            log: 1,
+            file: FileId(1),
+        };
+        let mut reclaim = Reclaim::new(FileId(1), FileScan::new(identity, 1 << 20), 0);
+        let mut check = |bytes_in_flight, full, expected| {
+            (reclaim.bytes_in_flight, reclaim.full) = (bytes_in_flight, full);
+            let found = reclaim.has_place(4, 24);
+            assert_eq!(found, expected, "{bytes_in_flight} under way, {full}");
+        };
+        check(0, false, true);
+        check(20, false, true);
+        check(24, false, false);
+        check(20, true, false);
+        check(13, true, false);
+        check(12, true, true);
+        check(0, true, true);
+    }
+}

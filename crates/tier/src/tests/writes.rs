@@ -510,6 +510,28 @@ fn what_a_sync_covered_counts_whatever_fails_before_it_is_reported() {
     }
 }
 
+/// A batch of which some records were reported and the others were not, when its sync fails: these are written again.
+#[test]
+fn a_failed_sync_loses_only_what_was_reported() {
+    let mut world = World::new(long_batches(), 5);
+    world.rest();
+    let tickets: Vec<TicketId> = (0..40)
+        .map(|key| world.order_offload(&[key], 1, 4000, key == 0))
+        .collect();
+    while world.results.is_empty() {
+        if !world.complete() {
+            world.step_to_deadline();
+        }
+    }
+    assert!(world.results.len() < 39, "some wait for the next step");
+    assert!(world.complete_sync(DiskError::Device { errno: 5 }));
+    let lost = world.results.len();
+    world.rest();
+    assert!(tickets.iter().all(|it| world.results[it].is_ok()));
+    let gone = (0..40).filter(|key| world.readable(&[*key]).is_none());
+    assert_eq!(gone.count(), lost);
+}
+
 #[test]
 fn a_log_stops_when_all_is_reported() {
     let (mut world, _) = synced_and_not_reported();

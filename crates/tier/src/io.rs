@@ -1,5 +1,6 @@
 //! The operations that the tiers ask of a disk, and their outcomes.
 
+use bytes::Bytes;
 use slackwater_base::{Checksum, round_to_block};
 use slackwater_wire::ExtentRef;
 use thiserror::Error;
@@ -75,8 +76,8 @@ pub enum DiskOp {
 /// A piece of a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// These bytes, a whole number of blocks.
-    Bytes(Vec<u8>),
+    /// These bytes, a whole number of blocks. Those of a read need no copy on their way to a write.
+    Bytes(Bytes),
     /// The first `length` bytes of an extent, then zeros up to a whole block.
     Extent {
         /// Where the bytes are. The agent keeps the extent from being reused until the completion.
@@ -99,9 +100,13 @@ impl Part {
     /// The same bytes in pieces of `bytes` bytes, whole blocks, the last one with the rest.
     pub(crate) fn cut(self, bytes: u64) -> Vec<Part> {
         match self {
-            Part::Bytes(all) => {
-                let pieces = all.chunks(bytes as usize);
-                pieces.map(|piece| Part::Bytes(piece.to_vec())).collect()
+            Part::Bytes(mut all) => {
+                let mut pieces = Vec::new();
+                while !all.is_empty() {
+                    let piece = all.split_to(all.len().min(bytes as usize));
+                    pieces.push(Part::Bytes(piece));
+                }
+                pieces
             }
             Part::Extent { extent, length } => {
                 let starts = (0..length.div_ceil(bytes)).map(|nth| nth * bytes);
@@ -150,7 +155,7 @@ pub enum DiskOutcome {
     /// A read is done.
     Read {
         /// All the bytes, when the target was the completion; empty otherwise.
-        bytes: Vec<u8>,
+        bytes: Bytes,
         /// Checksum of the first `length` bytes.
         checksum: Checksum,
     },

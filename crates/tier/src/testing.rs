@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use bytes::Bytes;
 use slackwater_base::{BLOCK_BYTES, Checksum, Rng, round_to_block};
 use slackwater_wire::{DiskEntry, ExtentRef};
 
@@ -508,12 +509,12 @@ impl MemDisk {
         let read = content.get(range).ok_or(DiskError::Missing)?;
         let checksum = Checksum::of(&read[..length as usize]);
         let bytes = match into {
-            Target::Completion => read.to_vec(),
+            Target::Completion => Bytes::copy_from_slice(read),
             Target::Extent(extent) => {
                 memory.write(extent, &read[..(bytes.min(extent.bytes)) as usize]);
-                Vec::new()
+                Bytes::new()
             }
-            Target::Nowhere => Vec::new(),
+            Target::Nowhere => Bytes::new(),
         };
         Ok(DiskOutcome::Read { bytes, checksum })
     }

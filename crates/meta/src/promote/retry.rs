@@ -1,7 +1,7 @@
 //! Candidates: keys that met the condition for promotion and were refused for lack of room. They are tried again after
 //! growing pauses.
 
-use slackwater_base::{Instant, Map};
+use slackwater_base::{Backoff, Instant, Map};
 use slackwater_wire::ChainPlace;
 
 use super::admit::{Earned, PromotionRequest, Verdict};
@@ -69,7 +69,7 @@ impl Master {
             metrics.candidate_recorded += 1;
         }
         metrics.candidates = candidates.len() as u64;
-        let next = now + promotion.backoff.ceiling(tried.retries);
+        let next = retry_at(now, &promotion.backoff, tried.retries);
         self.due.set(Due::Candidate(id), next);
         self.catalog.object_mut(id).mark(Mark::Candidate);
     }
@@ -108,7 +108,7 @@ impl Master {
                 // The eviction that made room may have evicted the object itself.
                 if let Some(candidate) = self.promotions.candidates.of.get_mut(&id) {
                     candidate.tried = tried;
-                    let next = now + self.config.promotion.backoff.ceiling(retries);
+                    let next = retry_at(now, &self.config.promotion.backoff, retries);
                     self.due.set(Due::Candidate(id), next.min(end));
                 }
             }
@@ -118,5 +118,47 @@ impl Master {
             | Verdict::Ineligible
             | Verdict::InFlight => {}
         }
+    }
+}
+
+/// When a key is tried next: after its pause, together with all whose pause ends in the same time of a first pause. By itself each
+/// would be a deadline of its own, more than a thousand a second under load.
+fn retry_at(now: Instant, backoff: &Backoff, retries: u32) -> Instant {
+    let earliest = (now + backoff.ceiling(retries)).as_nanos();
+    let together = u64::try_from(backoff.first.as_nanos()).unwrap_or(u64::MAX);
+    let at = earliest.checked_next_multiple_of(together.max(1));
+    Instant::from_nanos(at.unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn keys_refused_within_a_first_pause_are_tried_together_and_none_before_its_time() {
+        let ms = Duration::from_millis;
+        let backoff = Backoff::doubling(ms(10), ms(1000));
+        let check = |refused_us: u64, retries, expected_ms: u64| {
+            let refused = Instant::ZERO + Duration::from_micros(refused_us);
+            let at = retry_at(refused, &backoff, retries);
+            assert_eq!(
+                at,
+                Instant::ZERO + ms(expected_ms),
+                "{refused_us} {retries}"
+            );
+        };
+        check(0, 0, 10);
+        check(1, 0, 20);
+        check(9_999, 0, 20);
+        check(10_000, 0, 20);
+        check(10_001, 0, 30);
+        check(3, 2, 50);
+        check(3, 20, 1010);
+        let none = Backoff::doubling(Duration::ZERO, Duration::ZERO);
+        let now = Instant::from_nanos(7);
+        assert_eq!(retry_at(now, &none, 3), now);
+        assert_eq!(retry_at(Instant::NEVER, &backoff, 0), Instant::NEVER);
     }
 }

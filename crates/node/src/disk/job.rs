@@ -9,6 +9,7 @@ use slackwater_tier::io::{DiskError, DiskOp, DiskOutcome, FileId, Part};
 
 use super::directory::Directory;
 use super::handles::OpenFile;
+use super::scratch::Buffers;
 use super::transfer::{Place, Progress, Segment, Transfer, disk_error, errno_error};
 
 /// A disk operation under way, one system call at a time: the device makes the call that [`Job::call`] names, by
@@ -87,6 +88,7 @@ impl Job {
         op: DiskOp,
         directory: &Arc<Directory>,
         segment: &Segment,
+        buffers: &Arc<Buffers>,
     ) -> Result<Self, DiskError> {
         let open = |file| directory.open(file).map_err(errno_error);
         match op {
@@ -94,10 +96,10 @@ impl Job {
                 let spare = directory.take_spare(bytes);
                 let (handle, step, made_of) = match spare {
                     Some((spare, handle)) => {
-                        let zeros = [Part::Bytes(vec![0; BLOCK_BYTES as usize])];
+                        let zeros = vec![Part::Bytes(vec![0; BLOCK_BYTES as usize].into())];
                         // SAFETY: no extent is written out.
                         let clear =
-                            unsafe { Transfer::write(Arc::clone(&handle), 0, &zeros, segment) }?;
+                            unsafe { Transfer::write(Arc::clone(&handle), 0, zeros, segment) }?;
                         let keeps = planted(Planted::ReusedFileKeepsHeader);
                         let step = if keeps { Step::SyncFile } else { Step::Clear };
                         (handle, step, Some((spare, Box::new(clear))))
@@ -123,7 +125,7 @@ impl Job {
                 parts,
             } => {
                 // SAFETY: the caller's promise about extents written out.
-                unsafe { Transfer::write(open(file)?, offset, &parts, segment) }.map(Job::Move)
+                unsafe { Transfer::write(open(file)?, offset, parts, segment) }.map(Job::Move)
             }
             DiskOp::Sync { file } => {
                 let handle = open(file)?;
@@ -143,7 +145,8 @@ impl Job {
                     length,
                 };
                 // SAFETY: the caller's promise about the extent read into.
-                unsafe { Transfer::read(open(file)?, place, &into, segment) }.map(Job::Move)
+                unsafe { Transfer::read(open(file)?, place, &into, segment, buffers) }
+                    .map(Job::Move)
             }
             DiskOp::Delete { file, room } => {
                 let step = if directory.retire(file, room) {

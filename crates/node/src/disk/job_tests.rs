@@ -127,7 +127,14 @@ impl Kernel {
             _ => None,
         };
         // SAFETY: no operation names an extent.
-        let mut job = unsafe { Job::begin(op, &self.directory, &self.segment) }?;
+        let mut job = unsafe {
+            Job::begin(
+                op,
+                &self.directory,
+                &self.segment,
+                &Buffers::new(BLOCK_BYTES as usize),
+            )
+        }?;
         loop {
             let answer = self.answer(&job.call());
             let progress = job.after(answer);
@@ -150,7 +157,14 @@ impl Kernel {
     fn begin_deletion(&self, file: FileId) -> Result<Job, DiskError> {
         let delete = DiskOp::Delete { file, room: ROOM };
         // SAFETY: the operation names no extent.
-        unsafe { Job::begin(delete, &self.directory, &self.segment) }
+        unsafe {
+            Job::begin(
+                delete,
+                &self.directory,
+                &self.segment,
+                &Buffers::new(BLOCK_BYTES as usize),
+            )
+        }
     }
 
     /// Runs `op`, and says what it promised and did not keep.
@@ -192,7 +206,7 @@ fn history(seed: u64) -> Result<u64, String> {
             1 => DiskOp::Write {
                 file,
                 offset: 0,
-                parts: vec![Part::Bytes(vec![1; WRITTEN_BYTES as usize])],
+                parts: vec![Part::Bytes(vec![1; WRITTEN_BYTES as usize].into())],
             },
             2 => DiskOp::Sync { file },
             _ => DiskOp::Delete { file, room: ROOM },

@@ -8,6 +8,7 @@ use slackwater_wait::{Event, Park, Site, Waiting};
 
 use super::directory::Directory;
 use super::job::Job;
+use super::scratch::{BUFFER_BYTES, Buffers};
 use super::transfer::Segment;
 use super::{Device, Footprint};
 
@@ -24,6 +25,8 @@ pub(super) struct PreadDevice {
 struct Shared {
     directory: Arc<Directory>,
     segment: Segment,
+    /// For what is read to be written elsewhere.
+    buffers: Arc<Buffers>,
     state: Mutex<State>,
     /// Operations are queued, or the device closes: the workers wait for it.
     work: Event,
@@ -52,6 +55,7 @@ impl PreadDevice {
         let shared = Arc::new(Shared {
             directory,
             segment,
+            buffers: Buffers::new(BUFFER_BYTES),
             state: Mutex::default(),
             work,
             news,
@@ -153,7 +157,7 @@ impl Shared {
                 return;
             };
             // SAFETY: the agent that made the operation keeps its extents from others until the completion.
-            let job = unsafe { Job::begin(what, &self.directory, &self.segment) };
+            let job = unsafe { Job::begin(what, &self.directory, &self.segment, &self.buffers) };
             let result = job.and_then(|mut job| job.finish().map(|()| job.outcome()));
             self.lock().done.push(DiskDone { op, result });
             self.news.notify_all();

@@ -3,6 +3,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use bytes::Bytes;
 use slackwater_base::Checksum;
 use slackwater_tier::io::{DiskError, DiskOp, DiskOutcome, FileId, Target};
 
@@ -45,7 +46,7 @@ impl ReadOnlyDisk {
                 let checksum = Checksum::of(&bytes[..length]);
                 let wanted = *into == Target::Completion;
                 Ok(DiskOutcome::Read {
-                    bytes: if wanted { bytes } else { Vec::new() },
+                    bytes: if wanted { bytes.into() } else { Bytes::new() },
                     checksum,
                 })
             }

@@ -38,7 +38,7 @@ fn each(check: impl Fn(&Disk, &[u8])) {
             DiskOp::Write {
                 file: FILE,
                 offset: 0,
-                parts: vec![Part::Bytes(bytes.clone())],
+                parts: vec![Part::Bytes(bytes.clone().into())],
             },
         ];
         for (number, op) in ops.into_iter().enumerate() {

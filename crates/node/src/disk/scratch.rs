@@ -9,6 +9,9 @@ use super::buffer::AlignedBuffer;
 use crate::config::HugePages;
 use crate::region;
 
+/// Memory of a device for reads that go into no extent: as much as reclaim has under way at most, if nothing else is configured.
+pub(super) const BUFFER_BYTES: usize = 16 << 20;
+
 /// Aligned memory for reads, bounded in all: a reader that finds none waits for another to give its buffer back.
 ///
 /// The memory is of huge pages where the kernel has some: a device is told of each physical page of a transfer, and one
@@ -76,6 +79,12 @@ impl Deref for Scratch {
             (Memory::Own(buffer), _) => buffer,
             (Memory::Lent(_), None) => unreachable!("what is lent has a home until it is dropped"),
         }
+    }
+}
+
+impl AsRef<[u8]> for Scratch {
+    fn as_ref(&self) -> &[u8] {
+        self
     }
 }
 

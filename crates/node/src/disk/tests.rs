@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use slackwater_base::{BLOCK_BYTES, Checksum, Planted, Rng, plant};
 use slackwater_tier::io::{DiskError, DiskOutcome, FileId, Part};
 use slackwater_wire::{ExtentRef, Incarnation, SegmentId};
@@ -136,7 +137,7 @@ fn a_new_file_has_its_length_and_reads_as_zeros() {
         let zeros = vec![0; 8192];
         let expected = DiskOutcome::Read {
             checksum: Checksum::of(&zeros[..5000]),
-            bytes: zeros,
+            bytes: zeros.into(),
         };
         assert_eq!(
             world.one(read(4096, 8192, 5000, Target::Completion)),
@@ -154,7 +155,7 @@ fn parts_come_back_as_they_were_with_zeros_for_padding() {
         world.fill(&source, &random(3, 1_003_520));
         world.fill(&source, &value);
         let parts = vec![
-            Part::Bytes(header.clone()),
+            Part::Bytes(header.clone().into()),
             Part::Extent {
                 extent: source,
                 length: value.len() as u64,
@@ -179,7 +180,7 @@ fn parts_come_back_as_they_were_with_zeros_for_padding() {
         let bytes = whole.len() as u64;
         let expected = DiskOutcome::Read {
             checksum: Checksum::of(&header),
-            bytes: whole,
+            bytes: whole.into(),
         };
         assert_eq!(
             world.one(read(8192, bytes, BLOCK_BYTES, Target::Completion)),
@@ -199,7 +200,7 @@ fn parts_come_back_as_they_were_with_zeros_for_padding() {
             assert_eq!(
                 result,
                 Ok(DiskOutcome::Read {
-                    bytes: Vec::new(),
+                    bytes: Bytes::new(),
                     checksum
                 })
             );
@@ -236,7 +237,7 @@ fn an_extent_off_the_blocks_is_written_and_read_all_the_same() {
         );
         let checksum = Checksum::of(&value);
         let expected = Ok(DiskOutcome::Read {
-            bytes: Vec::new(),
+            bytes: Bytes::new(),
             checksum,
         });
         assert_eq!(
@@ -257,7 +258,7 @@ fn more_operations_than_the_depth_all_complete() {
         let write = |index: u64| DiskOp::Write {
             file: FILE,
             offset: index * BLOCK_BYTES,
-            parts: vec![Part::Bytes(value(index))],
+            parts: vec![Part::Bytes(value(index).into())],
         };
         let count = 100;
         assert!(
@@ -280,7 +281,7 @@ fn more_operations_than_the_depth_all_complete() {
                 result,
                 Ok(DiskOutcome::Read {
                     checksum: Checksum::of(&bytes),
-                    bytes
+                    bytes: bytes.into()
                 })
             );
         }
@@ -328,7 +329,7 @@ fn what_is_not_there_is_missing_and_what_is_deleted_is_gone() {
 
 /// A write of `bytes` to `file`, made durable.
 fn written(file: FileId, bytes: Vec<u8>) -> Vec<DiskOp> {
-    let parts = vec![Part::Bytes(bytes)];
+    let parts = vec![Part::Bytes(bytes.into())];
     let offset = 0;
     vec![
         DiskOp::Write {
@@ -449,7 +450,7 @@ fn callers_read_into_buffers_of_any_alignment_and_length() {
     World::each(|world| {
         world.create(8 << 20);
         let value = random(9, 3 << 20);
-        let parts = vec![Part::Bytes(value.clone())];
+        let parts = vec![Part::Bytes(value.clone().into())];
         assert_eq!(
             world.one(DiskOp::Write {
                 file: FILE,
@@ -517,7 +518,7 @@ fn a_long_record_read_alone_is_whole_in_any_buffer_and_missing_when_its_end_is()
     World::each(|world| {
         world.create(4 << 20);
         let value = random(13, 4 << 20);
-        let parts = vec![Part::Bytes(value.clone())];
+        let parts = vec![Part::Bytes(value.clone().into())];
         assert_eq!(
             world.one(DiskOp::Write {
                 file: FILE,
@@ -609,7 +610,7 @@ fn a_ring_that_fails_is_emptied_before_its_buffers_are_used_again() {
     World::each(|world| {
         world.create(8 << 20);
         let value = random(11, 4 << 20);
-        let parts = vec![Part::Bytes(value.clone())];
+        let parts = vec![Part::Bytes(value.clone().into())];
         assert_eq!(
             world.one(DiskOp::Write {
                 file: FILE,
@@ -766,9 +767,9 @@ fn keeps_a_file_whose_write_failed() -> bool {
     };
     let mut handles = Handles::new(1);
     let file = handles.keep(FILE, std::fs::File::open(&path).unwrap().into());
-    let parts = [Part::Bytes(vec![1; BLOCK])];
+    let parts = vec![Part::Bytes(vec![1; BLOCK].into())];
     // SAFETY: no part names an extent.
-    let write = unsafe { Transfer::write(Arc::clone(&file), 0, &parts, &segment) }.unwrap();
+    let write = unsafe { Transfer::write(Arc::clone(&file), 0, parts, &segment) }.unwrap();
     let result = Job::Move(write).finish();
     assert_eq!(result, Err(DiskError::Device { errno: libc::EBADF }));
     file.end_sync(file.begin_sync());

@@ -1,6 +1,7 @@
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 
+use bytes::Bytes;
 use rustix::io::Errno;
 use slackwater_base::{BLOCK_BYTES, Checksum, Planted, planted, round_to_block};
 use slackwater_memory::Mapping;
@@ -9,7 +10,7 @@ use slackwater_wire::{ExtentRef, Incarnation, SegmentId};
 
 use super::buffer::AlignedBuffer;
 use super::handles::OpenFile;
-use super::scratch::Scratch;
+use super::scratch::{Buffers, Scratch};
 use crate::region::{Access, Grant};
 
 /// Most pieces in one system call (`UIO_MAXIOV` of Linux).
@@ -50,6 +51,8 @@ pub(super) struct Transfer {
     next: usize,
     scratch: Scratch,
     grants: Vec<Grant>,
+    /// Bytes that are written from where they are.
+    _given: Vec<Bytes>,
     /// Where a read for callers ends up, in the order of the device.
     callers: Vec<Room>,
     /// Bytes of a read that are its value.
@@ -79,7 +82,7 @@ pub(super) enum Way {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arrival {
-    /// In `scratch`, to be given out as a vector.
+    /// In `scratch`, which is given out.
     Completion,
     /// In `scratch`, for the checksum alone.
     Nowhere,
@@ -114,11 +117,11 @@ impl Transfer {
     pub(super) unsafe fn write(
         file: Arc<OpenFile>,
         offset: u64,
-        parts: &[Part],
+        parts: Vec<Part>,
         segment: &Segment,
     ) -> Result<Self, DiskError> {
         let mut grants = Vec::new();
-        for part in parts {
+        for part in &parts {
             if let Part::Extent { extent, length } = part {
                 // SAFETY: by the caller's promise nobody writes the extent meanwhile.
                 let grant = unsafe { segment.grant(extent, Access::Read) }.ok_or(FOREIGN)?;
@@ -128,13 +131,18 @@ impl Transfer {
                 grants.push(grant);
             }
         }
-        let mut scratch = Scratch::from(AlignedBuffer::zeroed(scratch_bytes(parts)));
+        let mut scratch = Scratch::from(AlignedBuffer::zeroed(scratch_bytes(&parts)));
         let base = scratch.address();
         let (mut used, mut pieces, mut extents) = (0usize, Pieces::default(), grants.iter());
+        let mut given = Vec::new();
         for part in parts {
             match part {
+                Part::Bytes(bytes) if aligned(bytes.as_ptr()) => {
+                    pieces.push(bytes.as_ptr().cast_mut(), bytes.len());
+                    given.push(bytes);
+                }
                 Part::Bytes(bytes) => {
-                    scratch[used..used + bytes.len()].copy_from_slice(bytes);
+                    scratch[used..used + bytes.len()].copy_from_slice(&bytes);
                     // SAFETY: `scratch_bytes` counted these bytes, so the address stays inside.
                     pieces.push(unsafe { base.add(used) }, bytes.len());
                     used += bytes.len();
@@ -143,7 +151,7 @@ impl Transfer {
                     let grant = extents
                         .next()
                         .expect("a grant was made for every extent above");
-                    let length = *length as usize;
+                    let length = length as usize;
                     let whole = if aligned(grant.address()) {
                         length - length % BLOCK
                     } else {
@@ -171,12 +179,14 @@ impl Transfer {
             next: 0,
             scratch,
             grants,
+            _given: given,
             callers: Vec::new(),
             length: 0,
         })
     }
 
-    /// A read of `bytes` bytes from `offset`, whose first `length` are the value.
+    /// A read of `bytes` bytes from `offset`, whose first `length` are the value. What does not go into an extent goes into memory
+    /// of `buffers`, or beside it when there is none left.
     ///
     /// # Errors
     /// When the extent is not of this segment, or shorter than the value.
@@ -188,6 +198,7 @@ impl Transfer {
         place: Place,
         into: &Target,
         segment: &Segment,
+        buffers: &Arc<Buffers>,
     ) -> Result<Self, DiskError> {
         let Place {
             offset,
@@ -214,7 +225,9 @@ impl Transfer {
         };
         // What does not fit the extent is padding: nothing needs it.
         let in_scratch = if arrival == Arrival::Extent { 0 } else { bytes };
-        let mut scratch = Scratch::from(AlignedBuffer::zeroed(in_scratch));
+        let mut scratch = buffers
+            .try_take(in_scratch)
+            .unwrap_or_else(|| AlignedBuffer::zeroed(in_scratch).into());
         let mut pieces = Pieces::default();
         if let Some(grant) = grants.first() {
             pieces.push(grant.address(), in_extent);
@@ -229,6 +242,7 @@ impl Transfer {
             next: 0,
             scratch,
             grants,
+            _given: Vec::new(),
             callers: Vec::new(),
             length,
         })
@@ -270,6 +284,7 @@ impl Transfer {
             next: 0,
             scratch,
             grants: Vec::new(),
+            _given: Vec::new(),
             callers,
             length: 0,
         }
@@ -359,10 +374,15 @@ impl Transfer {
         };
         let value = &self.scratch[..self.length.min(self.scratch.len())];
         let (bytes, checksum) = match arrival {
-            Arrival::Completion => (self.scratch.to_vec(), Checksum::of(value)),
-            Arrival::Nowhere => (Vec::new(), Checksum::of(value)),
-            Arrival::Extent => (Vec::new(), self.grants[0].checksum(self.length)),
-            Arrival::ThroughScratch => (Vec::new(), self.grants[0].copy_in(value)),
+            Arrival::Completion => {
+                let checksum = Checksum::of(value);
+                let nothing = AlignedBuffer::zeroed(0).into();
+                let scratch = std::mem::replace(&mut self.scratch, nothing);
+                (Bytes::from_owner(scratch), checksum)
+            }
+            Arrival::Nowhere => (Bytes::new(), Checksum::of(value)),
+            Arrival::Extent => (Bytes::new(), self.grants[0].checksum(self.length)),
+            Arrival::ThroughScratch => (Bytes::new(), self.grants[0].copy_in(value)),
             // Each record has its own: [`Transfer::settle`].
             Arrival::Callers => return DiskOutcome::Done,
         };
@@ -480,6 +500,7 @@ fn aligned(address: *const u8) -> bool {
 /// Room for all bytes of a write that do not go straight from an extent: at most what rounding adds to each part.
 fn scratch_bytes(parts: &[Part]) -> usize {
     let one = |part: &Part| match part {
+        Part::Bytes(bytes) if aligned(bytes.as_ptr()) => 0,
         Part::Bytes(bytes) => bytes.len(),
         Part::Extent { extent, length } if extent.offset.is_multiple_of(BLOCK_BYTES) => {
             if length.is_multiple_of(BLOCK_BYTES) {
@@ -502,6 +523,7 @@ mod tests {
     use super::*;
     use crate::config::HugePages;
     use crate::disk::Directory;
+    use crate::disk::job::Job;
     use crate::region;
 
     pub(crate) fn segment(bytes: usize) -> Segment {
@@ -568,7 +590,14 @@ mod tests {
                 if rng.chance(0.3) {
                     value.resize(length.next_multiple_of(BLOCK), 0);
                     expected.extend_from_slice(&value);
-                    parts.push(Part::Bytes(value));
+                    let bytes = if rng.chance(0.5) {
+                        let mut aligned = AlignedBuffer::zeroed(value.len());
+                        aligned.copy_from_slice(&value);
+                        Bytes::from_owner(Scratch::from(aligned))
+                    } else {
+                        value.into()
+                    };
+                    parts.push(Part::Bytes(bytes));
                     continue;
                 }
                 at += if rng.chance(0.5) { 4096 - at % 4096 } else { 64 };
@@ -582,10 +611,59 @@ mod tests {
                 parts.push(Part::Extent { extent, length: length as u64 });
             }
             // SAFETY: nobody writes the extents any more.
-            let mut transfer = unsafe { Transfer::write(file, 8192, &parts, &segment) }.unwrap();
+            let mut transfer = unsafe { Transfer::write(file, 8192, parts, &segment) }.unwrap();
             let given = play(&mut transfer, &mut || 1 + rng.below(9000) as usize);
             prop_assert!(given == expected);
             prop_assert_eq!(transfer.outcome(), DiskOutcome::Done);
+        }
+    }
+
+    /// A copy of reclaim was once cleared, read, copied twice and cleared again on its way.
+    #[test]
+    fn what_was_read_is_written_from_where_it_is() {
+        let root = tempfile::tempdir().unwrap();
+        let directory = Directory::hold(root.path()).unwrap();
+        let file = directory.create(FileId(1)).unwrap();
+        let segment = segment(1 << 20);
+        let buffers = Buffers::new(2 * BLOCK);
+        let write = |bytes: &Bytes| {
+            let parts = vec![Part::Bytes(bytes.clone())];
+            // SAFETY: no part names an extent.
+            unsafe { Transfer::write(Arc::clone(&file), 0, parts, &segment) }.unwrap()
+        };
+        let given = Bytes::from(vec![7; 2 * BLOCK + 1]).slice(1..);
+        assert_eq!(Job::Move(write(&given)).finish(), Ok(()));
+        let read = || {
+            let place = Place {
+                offset: 0,
+                bytes: 2 * BLOCK_BYTES,
+                length: 2 * BLOCK_BYTES,
+            };
+            let (file, into) = (Arc::clone(&file), Target::Completion);
+            // SAFETY: nothing is read into an extent.
+            let read = unsafe { Transfer::read(file, place, &into, &segment, &buffers) };
+            let mut job = Job::Move(read.unwrap());
+            assert_eq!(job.finish(), Ok(()));
+            let DiskOutcome::Read { bytes, .. } = job.outcome() else {
+                panic!("a read gives bytes");
+            };
+            assert_eq!(bytes, given);
+            bytes
+        };
+        // The second finds no memory left in the buffers.
+        let (first, second) = (read(), read());
+        assert_eq!(buffers.given_out(), 1);
+        for (bytes, lent) in [(first, 1), (second, 0)] {
+            let write = write(&bytes);
+            let from = write.window().pieces;
+            // SAFETY: a write of one part has at least one piece.
+            let first = unsafe { *from };
+            assert_eq!(first.iov_base.cast_const().cast(), bytes.as_ptr());
+            assert!(write.scratch.is_empty());
+            drop(bytes);
+            assert_eq!(buffers.given_out(), lent);
+            assert_eq!(Job::Move(write).finish(), Ok(()));
+            assert_eq!(buffers.given_out(), 0);
         }
     }
 
@@ -611,11 +689,12 @@ mod tests {
                         },
                         &into,
                         &segment,
+                        &Buffers::new(4 << 20),
                     )
                 },
                 // SAFETY: as above.
                 None => unsafe {
-                    Transfer::write(file, 0, &[Part::Bytes(vec![1; 8192])], &segment)
+                    Transfer::write(file, 0, vec![Part::Bytes(vec![1; 8192].into())], &segment)
                 },
             }
             .unwrap();
@@ -676,14 +755,20 @@ mod tests {
             };
             // SAFETY: nothing is transferred.
             let read = unsafe {
-                Transfer::read(Arc::clone(&file), place, &Target::Extent(extent), &segment)
+                Transfer::read(
+                    Arc::clone(&file),
+                    place,
+                    &Target::Extent(extent),
+                    &segment,
+                    &Buffers::new(BLOCK),
+                )
             };
             // SAFETY: as above.
             let write = unsafe {
                 Transfer::write(
                     Arc::clone(&file),
                     0,
-                    &[Part::Extent {
+                    vec![Part::Extent {
                         extent,
                         length: 8000,
                     }],

@@ -9,6 +9,7 @@ use slackwater_tier::io::{DiskDone, DiskOp, OpId};
 use super::directory::Directory;
 use super::job::Job;
 use super::ring::{Landed, Ring};
+use super::scratch::{BUFFER_BYTES, Buffers};
 use super::transfer::Segment;
 use super::{Device, Footprint};
 
@@ -16,6 +17,8 @@ use super::{Device, Footprint};
 pub(super) struct UringDevice {
     directory: Arc<Directory>,
     segment: Segment,
+    /// For what is read to be written elsewhere.
+    buffers: Arc<Buffers>,
     inbox: Mutex<Vec<(OpId, DiskOp)>>,
     driver: Mutex<Driver>,
     /// Dropped after the driver, whose ring watches it.
@@ -48,6 +51,7 @@ impl UringDevice {
         Ok(Self {
             directory,
             segment,
+            buffers: Buffers::new(BUFFER_BYTES),
             inbox: Mutex::default(),
             driver,
             event,
@@ -101,7 +105,7 @@ impl Device for UringDevice {
             {
                 self.footprint.count(&what);
                 // SAFETY: the agent that made the operation keeps its extents from others until the completion.
-                match unsafe { Job::begin(what, &self.directory, &self.segment) } {
+                match unsafe { Job::begin(what, &self.directory, &self.segment, &self.buffers) } {
                     Ok(job) => ring.start(op.0, job),
                     Err(error) => done.push(DiskDone {
                         op,

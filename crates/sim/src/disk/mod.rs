@@ -10,6 +10,7 @@ mod file;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use bytes::Bytes;
 use slackwater_base::{BLOCK_BYTES, Checksum, Instant, Rng, round_to_block};
 use slackwater_tier::io::{DiskError, DiskOp, DiskOutcome, FileId, OpId, Part, Target};
 
@@ -532,9 +533,8 @@ impl Disk {
             )));
         }
         let checksum = Checksum::of(&bytes[..span.length]);
-        if into != Target::Completion {
-            bytes = Vec::new();
-        }
+        let wanted = into == Target::Completion;
+        let bytes = if wanted { bytes.into() } else { Bytes::new() };
         Ok(Ok(DiskOutcome::Read { bytes, checksum }))
     }
 }

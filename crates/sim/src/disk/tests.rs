@@ -43,7 +43,7 @@ impl TestDisk {
         self.run(DiskOp::Write {
             file: FILE,
             offset,
-            parts: vec![Part::Bytes(vec![byte; blocks * BLOCK])],
+            parts: vec![Part::Bytes(vec![byte; blocks * BLOCK].into())],
         })
     }
 
@@ -59,7 +59,7 @@ impl TestDisk {
         match self.run(what)? {
             DiskOutcome::Read { bytes, checksum } => {
                 assert_eq!(checksum, Checksum::of(&bytes));
-                Ok(bytes)
+                Ok(bytes.into())
             }
             DiskOutcome::Done | DiskOutcome::Reused => panic!("a read gives bytes"),
         }

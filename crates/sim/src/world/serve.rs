@@ -364,7 +364,7 @@ impl World {
                 checksum,
             }) => {
                 bytes.truncate(reader.read.length as usize);
-                (checksum, bytes)
+                (checksum, bytes.into())
             }
             Ok(DiskOutcome::Done | DiskOutcome::Reused) => unreachable!("a read gives bytes"),
             Err(error) => {

@@ -1,6 +1,7 @@
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::hash::Hash;
 
-use slackwater_base::{Instant, KeyHash, round_to_block};
+use slackwater_base::{Instant, KeyHash, Map, round_to_block};
 use slackwater_wire::{ExtentRef, SegmentId, TicketId, Version};
 
 use crate::format::Record;
@@ -11,9 +12,10 @@ use crate::format::Record;
 /// everything drops each of them.
 #[derive(Debug, Default)]
 pub(super) struct OffloadQueue {
-    queued: BTreeMap<u64, Queued>,
-    by_key: BTreeSet<(KeyHash, u64)>,
-    by_source: BTreeSet<(Source, u64)>,
+    /// Behind pointers: each removal moves half of a node's values on average, and a value has hundreds of bytes.
+    queued: BTreeMap<u64, Box<Queued>>,
+    by_key: Orders<KeyHash>,
+    by_source: Orders<Source>,
     bytes: u64,
     promised: usize,
 }
@@ -34,7 +36,7 @@ pub(crate) struct Queued {
     pub(super) kept_until: Option<Instant>,
 }
 
-/// An extent, in an order of its own.
+/// What tells an extent from every other of this life.
 type Source = (SegmentId, u64, u64);
 
 impl Queued {
@@ -58,13 +60,13 @@ impl OffloadQueue {
         let order = queued.order;
         self.bytes += queued.padded();
         self.promised += usize::from(queued.promised);
-        self.by_key.insert((queued.hash(), order));
-        self.by_source.insert((source(&queued.source), order));
-        self.queued.insert(order, queued);
+        self.by_key.insert(queued.hash(), order);
+        self.by_source.insert(source(&queued.source), order);
+        self.queued.insert(order, Box::new(queued));
     }
 
     pub(super) fn first(&self) -> Option<&Queued> {
-        self.queued.values().next()
+        self.iter().next()
     }
 
     pub(super) fn pop_first(&mut self) -> Option<Queued> {
@@ -76,9 +78,9 @@ impl OffloadQueue {
         let queued = self.queued.remove(&order)?;
         self.bytes -= queued.padded();
         self.promised -= usize::from(queued.promised);
-        self.by_key.remove(&(queued.hash(), order));
-        self.by_source.remove(&(source(&queued.source), order));
-        Some(queued)
+        self.by_key.remove(queued.hash(), order);
+        self.by_source.remove(source(&queued.source), order);
+        Some(*queued)
     }
 
     pub(super) fn len(&self) -> usize {
@@ -100,14 +102,13 @@ impl OffloadQueue {
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Queued> {
-        self.queued.values()
+        self.queued.values().map(|queued| &**queued)
     }
 
     /// The orders of a key up to `version`.
     pub(super) fn of_key(&self, hash: KeyHash, version: Version) -> Vec<u64> {
-        let orders = self.by_key.range((hash, 0)..=(hash, u64::MAX));
+        let orders = self.by_key.of(hash).iter().copied();
         orders
-            .map(|(_, order)| *order)
             .filter(|order| self.queued[order].version() <= version)
             .collect()
     }
@@ -119,12 +120,41 @@ impl OffloadQueue {
 
     /// The orders whose value is in `extent`.
     pub(super) fn of_source(&self, extent: ExtentRef) -> Vec<u64> {
-        let source = source(&extent);
-        let orders = self.by_source.range((source, 0)..=(source, u64::MAX));
+        let orders = self.by_source.of(source(&extent)).iter().copied();
         orders
-            .map(|(_, order)| *order)
             .filter(|order| self.queued[order].source == extent)
             .collect()
+    }
+}
+
+/// The orders of each name, ascending; mostly one.
+#[derive(Debug)]
+struct Orders<K>(Map<K, Vec<u64>>);
+
+impl<K> Default for Orders<K> {
+    fn default() -> Self {
+        Self(Map::default())
+    }
+}
+
+impl<K: Hash + Eq> Orders<K> {
+    fn insert(&mut self, name: K, order: u64) {
+        let orders = self.0.entry(name).or_insert_with(|| Vec::with_capacity(1));
+        orders.insert(orders.partition_point(|other| *other < order), order);
+    }
+
+    fn remove(&mut self, name: K, order: u64) {
+        let Some(orders) = self.0.get_mut(&name) else {
+            return;
+        };
+        orders.retain(|other| *other != order);
+        if orders.is_empty() {
+            self.0.remove(&name);
+        }
+    }
+
+    fn of(&self, name: K) -> &[u64] {
+        self.0.get(&name).map_or(&[], Vec::as_slice)
     }
 }
 

@@ -186,7 +186,7 @@ impl Log {
         reclaim.scanning = false;
         let place = (reclaim.file, reclaim.scan.at());
         let read = match &result {
-            Ok(DiskOutcome::Read { bytes, .. }) => Ok(bytes.as_slice()),
+            Ok(DiskOutcome::Read { bytes, .. }) => Ok(&bytes[..]),
             Ok(DiskOutcome::Done | DiskOutcome::Reused) => Err(DiskError::Missing),
             Err(error) => Err(*error),
         };

@@ -10,6 +10,7 @@
 
 use std::collections::VecDeque;
 
+use bytes::Bytes;
 use slackwater_base::{BLOCK_BYTES, Planted, planted, round_to_block};
 
 use super::Log;
@@ -25,7 +26,7 @@ use crate::io::{DiskError, DiskOp, DiskOutcome, FileId, Part, Target};
 pub(super) struct Doubtful {
     batch: Batch,
     records: VecDeque<Record>,
-    writes: VecDeque<(u64, Vec<u8>)>,
+    writes: VecDeque<(u64, Bytes)>,
     /// What its headers say of themselves, and the first block if it went with this batch, until they are written.
     again: Option<(Identity, Option<FileHeader>)>,
     /// Whether what is read is to be written.
@@ -92,10 +93,10 @@ impl Doubtful {
         }
         if let Some((place, first)) = self.again.take() {
             let [head, tail] = encode_batch(place, &self.batch);
-            let first = first.map(|header| (0, header.encode()));
+            let first = first.map(|header| (0, header.encode().into()));
             let ends = [
-                (self.batch.start, head),
-                (self.batch.end() - self.batch.header_bytes, tail),
+                (self.batch.start, head.into()),
+                (self.batch.end() - self.batch.header_bytes, tail.into()),
             ];
             self.writes.extend(first.into_iter().chain(ends));
         }

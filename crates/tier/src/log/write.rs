@@ -1,6 +1,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
+use bytes::Bytes;
 use slackwater_base::{BLOCK_BYTES, Instant, KeyHash, Map, Planted, planted, round_to_block};
 use slackwater_wire::{DiskEntry, TaskFailure, Version};
 
@@ -85,7 +86,7 @@ pub(crate) struct Copied {
     pub(crate) since: Instant,
     pub(crate) record: Record,
     pub(crate) from: FileId,
-    pub(crate) bytes: Vec<u8>,
+    pub(crate) bytes: Bytes,
 }
 
 /// What was taken from the queues for one batch.
@@ -443,12 +444,12 @@ impl Log {
         let mut parts = Vec::with_capacity(payload.len() + 3);
         let mut from = start;
         if start == BLOCK_BYTES {
-            parts.push(Part::Bytes(self.file_header(file, file_bytes)));
+            parts.push(Part::Bytes(self.file_header(file, file_bytes).into()));
             from = 0;
         }
-        parts.push(Part::Bytes(first));
+        parts.push(Part::Bytes(first.into()));
         parts.extend(payload);
-        parts.push(Part::Bytes(last));
+        parts.push(Part::Bytes(last.into()));
         self.stats.device_bytes_written += batch.end() - from;
         let awaited = items.iter().any(Item::is_awaited);
         let number = self.writer.next_flight;
@@ -519,7 +520,7 @@ impl Log {
             return;
         }
         self.stats.device_bytes_written += BLOCK_BYTES;
-        let end = vec![Part::Bytes(vec![0; BLOCK_BYTES as usize])];
+        let end = vec![Part::Bytes(vec![0; BLOCK_BYTES as usize].into())];
         let number = self.writer.next_flight;
         self.writer.next_flight += 1;
         self.writer.flights.push_back(Flight {

@@ -155,7 +155,7 @@ impl PaceConfig {
         pieces_max: 2,
         piece_time: Duration::from_millis(1),
         piece_bytes_min: 64 << 10,
-        piece_bytes_max: 4 << 20,
+        piece_bytes_max: 2 << 20,
     };
 }
 

@@ -173,7 +173,7 @@ pub struct Promotion {
     pub candidate_ttl: Duration,
     /// Most retries of a key between two reads.
     pub candidate_retries: u32,
-    /// Time between two retries of a key; not jittered, since the times of the reads spread them already.
+    /// Time between two retries of a key, at least: those that fall due within one first pause are tried together.
     pub backoff: Backoff,
 }
 

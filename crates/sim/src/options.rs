@@ -213,7 +213,7 @@ impl Options {
                     Duration::from_millis(100),
                 ],
             ),
-            piece_bytes: pick(writes, &[4 << 10, 16 << 10, 4 << 20]),
+            piece_bytes: pick(writes, &[4 << 10, 16 << 10, 2 << 20]),
             drift_ppm: pick(rng, &[0, 100, 50_000]),
             links: if embedded {
                 INSIDE

@@ -121,11 +121,12 @@ impl Master {
     }
 }
 
-/// When a key is tried next: after its pause, together with all whose pause ends in the same time of a first pause. By itself each
-/// would be a deadline of its own, more than a thousand a second under load.
+/// When a key is tried next: at the first multiple of the first pause after its own, as is every other whose pause ends by then.
+/// Each would be a deadline of its own otherwise, more than a thousand a second under load.
 fn retry_at(now: Instant, backoff: &Backoff, retries: u32) -> Instant {
     let earliest = (now + backoff.ceiling(retries)).as_nanos();
-    let together = u64::try_from(backoff.first.as_nanos()).unwrap_or(u64::MAX);
+    let together = backoff.first.min(backoff.max).as_nanos();
+    let together = u64::try_from(together).unwrap_or(u64::MAX);
     let at = earliest.checked_next_multiple_of(together.max(1));
     Instant::from_nanos(at.unwrap_or(u64::MAX))
 }
@@ -156,6 +157,8 @@ mod tests {
         check(10_001, 0, 30);
         check(3, 2, 50);
         check(3, 20, 1010);
+        let short = Backoff::doubling(ms(10), ms(4));
+        assert_eq!(retry_at(Instant::ZERO, &short, 3), Instant::ZERO + ms(4));
         let none = Backoff::doubling(Duration::ZERO, Duration::ZERO);
         let now = Instant::from_nanos(7);
         assert_eq!(retry_at(now, &none, 3), now);

@@ -25,7 +25,7 @@ pub(super) struct PreadDevice {
 struct Shared {
     directory: Arc<Directory>,
     segment: Segment,
-    /// For what is read to be written elsewhere.
+    /// For what is not read straight into an extent.
     buffers: Arc<Buffers>,
     state: Mutex<State>,
     /// Operations are queued, or the device closes: the workers wait for it.

@@ -9,10 +9,11 @@ use super::buffer::AlignedBuffer;
 use crate::config::HugePages;
 use crate::region;
 
-/// Memory of a device for reads that go into no extent: as much as reclaim has under way at most, if nothing else is configured.
+/// Memory of a device for reads that do not go straight into an extent: mostly the copies of reclaim, of which so many bytes are
+/// under way at most. What finds no place takes memory of its own.
 pub(super) const BUFFER_BYTES: usize = 16 << 20;
 
-/// Aligned memory for reads, bounded in all: a reader that finds none waits for another to give its buffer back.
+/// Aligned memory for reads, bounded in all: a thread that finds none waits for another to give its buffer back, or does without.
 ///
 /// The memory is of huge pages where the kernel has some: a device is told of each physical page of a transfer, and one
 /// whose queue has 256 places, as that of a virtual machine, takes two reads of 512 KiB on ordinary pages at a time.
@@ -32,7 +33,8 @@ struct BufferState {
     alone: bool,
 }
 
-/// Memory for one transfer. What was taken from [`Buffers`] goes back when it is dropped, however the transfer ends.
+/// Memory for one transfer, and for what was read until it is used. What was taken from [`Buffers`] goes back when it is dropped,
+/// however the transfer ends.
 #[derive(Debug)]
 pub(crate) struct Scratch {
     memory: Memory,

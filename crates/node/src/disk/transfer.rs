@@ -69,8 +69,8 @@ pub(super) struct Room {
     pub(super) bytes: usize,
 }
 
-// SAFETY: the pieces point into `scratch`, into the grants, or into buffers that outlive the transfer by the promise
-// of `Transfer::read_to`; none of them belongs to a thread.
+// SAFETY: the pieces point into `scratch`, into the grants, into bytes that are kept in `_given`, or into buffers that outlive the
+// transfer by the promise of `Transfer::read_to`; none of them belongs to a thread.
 unsafe impl Send for Transfer {}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,8 +82,8 @@ pub(super) enum Way {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arrival {
-    /// In `scratch`, which is given out.
-    Completion,
+    /// In `scratch`, which is given out, as far as it was asked for.
+    Completion(usize),
     /// In `scratch`, for the checksum alone.
     Nowhere,
     /// In the extent.
@@ -185,8 +185,8 @@ impl Transfer {
         })
     }
 
-    /// A read of `bytes` bytes from `offset`, whose first `length` are the value. What does not go into an extent goes into memory
-    /// of `buffers`, or beside it when there is none left.
+    /// A read of `bytes` bytes from `offset`, whose first `length` are the value. What does not go straight into an extent goes into
+    /// memory of `buffers`, or of its own when there is none left.
     ///
     /// # Errors
     /// When the extent is not of this segment, or shorter than the value.
@@ -207,7 +207,7 @@ impl Transfer {
         } = place;
         let (bytes, length) = (bytes as usize, length as usize);
         let (arrival, grants, in_extent) = match into {
-            Target::Completion => (Arrival::Completion, Vec::new(), 0),
+            Target::Completion => (Arrival::Completion(bytes), Vec::new(), 0),
             Target::Nowhere => (Arrival::Nowhere, Vec::new(), 0),
             Target::Extent(extent) => {
                 // SAFETY: by the caller's promise nobody else touches the extent meanwhile.
@@ -350,8 +350,8 @@ impl Transfer {
         self.offset += done as u64;
         while let Some(piece) = self.pieces.get_mut(self.next) {
             if done < piece.iov_len {
-                // SAFETY: `done` bytes further is still inside the piece.
-                piece.iov_base = unsafe { piece.iov_base.cast::<u8>().add(done) }.cast();
+                // Still inside the piece, which may be of neighbours that were not allocated together.
+                piece.iov_base = piece.iov_base.cast::<u8>().wrapping_add(done).cast();
                 piece.iov_len -= done;
                 if planted(Planted::ShortWriteCountsAsWhole) && self.way == Way::Write {
                     return Progress::Done;
@@ -372,13 +372,18 @@ impl Transfer {
         let Way::Read(arrival) = self.way else {
             return DiskOutcome::Done;
         };
+        assert_eq!(
+            self.next,
+            self.pieces.len(),
+            "the device may still write to what is given out"
+        );
         let value = &self.scratch[..self.length.min(self.scratch.len())];
         let (bytes, checksum) = match arrival {
-            Arrival::Completion => {
+            Arrival::Completion(bytes) => {
                 let checksum = Checksum::of(value);
                 let nothing = AlignedBuffer::zeroed(0).into();
                 let scratch = std::mem::replace(&mut self.scratch, nothing);
-                (Bytes::from_owner(scratch), checksum)
+                (Bytes::from_owner(scratch).slice(..bytes), checksum)
             }
             Arrival::Nowhere => (Bytes::new(), Checksum::of(value)),
             Arrival::Extent => (Bytes::new(), self.grants[0].checksum(self.length)),
@@ -497,7 +502,7 @@ fn aligned(address: *const u8) -> bool {
     address.addr().is_multiple_of(BLOCK)
 }
 
-/// Room for all bytes of a write that do not go straight from an extent: at most what rounding adds to each part.
+/// Room for all bytes of a write that do not go straight from where they are: at most what rounding adds to each part.
 fn scratch_bytes(parts: &[Part]) -> usize {
     let one = |part: &Part| match part {
         Part::Bytes(bytes) if aligned(bytes.as_ptr()) => 0,
@@ -631,11 +636,13 @@ mod tests {
             // SAFETY: no part names an extent.
             unsafe { Transfer::write(Arc::clone(&file), 0, parts, &segment) }.unwrap()
         };
-        let given = Bytes::from(vec![7; 2 * BLOCK + 1]).slice(1..);
+        let mut content = vec![0; 4 * BLOCK + 1];
+        Rng::new(1).fill(&mut content);
+        let given = Bytes::from(content).slice(1..);
         assert_eq!(Job::Move(write(&given)).finish(), Ok(()));
-        let read = || {
+        let read = |offset: usize| {
             let place = Place {
-                offset: 0,
+                offset: offset as u64,
                 bytes: 2 * BLOCK_BYTES,
                 length: 2 * BLOCK_BYTES,
             };
@@ -647,11 +654,11 @@ mod tests {
             let DiskOutcome::Read { bytes, .. } = job.outcome() else {
                 panic!("a read gives bytes");
             };
-            assert_eq!(bytes, given);
+            assert_eq!(bytes, given.slice(offset..offset + 2 * BLOCK));
             bytes
         };
         // The second finds no memory left in the buffers.
-        let (first, second) = (read(), read());
+        let (first, second) = (read(0), read(2 * BLOCK));
         assert_eq!(buffers.given_out(), 1);
         for (bytes, lent) in [(first, 1), (second, 0)] {
             let write = write(&bytes);
@@ -665,6 +672,8 @@ mod tests {
             assert_eq!(Job::Move(write).finish(), Ok(()));
             assert_eq!(buffers.given_out(), 0);
         }
+        // The buffer of the first, which is used again.
+        drop(read(2 * BLOCK));
     }
 
     #[test]

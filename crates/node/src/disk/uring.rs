@@ -17,7 +17,7 @@ use super::{Device, Footprint};
 pub(super) struct UringDevice {
     directory: Arc<Directory>,
     segment: Segment,
-    /// For what is read to be written elsewhere.
+    /// For what is not read straight into an extent.
     buffers: Arc<Buffers>,
     inbox: Mutex<Vec<(OpId, DiskOp)>>,
     driver: Mutex<Driver>,

@@ -324,8 +324,8 @@ fn thrifty(directory: &Path) {
 
 /// Memory of values in the measured process.
 const MEMORY: ByteSize = ByteSize::mib(128);
-/// What a store may take beyond it, in this test with 10,000 objects: read buffers (32 MiB by default), batches on
-/// their way to SSD, the metadata, the program itself.
+/// What a store may take beyond it, in this test with 10,000 objects: read buffers (32 MiB by default), copies of
+/// reclaim (16 MiB), batches on their way to SSD, the metadata, the program itself.
 const BEYOND: ByteSize = ByteSize::mib(64);
 
 /// The process that is measured: fills memory and SSD several times over and reads from both.

@@ -161,3 +161,30 @@ impl<K: Hash + Eq> Orders<K> {
 fn source(extent: &ExtentRef) -> Source {
     (extent.segment, extent.offset, extent.generation)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn orders_of_a_name_ascend_in_whatever_order_they_came() {
+        let mut orders = Orders::default();
+        for (name, order) in [('a', 5), ('b', 6), ('a', 7), ('a', 3), ('a', 4)] {
+            orders.insert(name, order);
+        }
+        assert_eq!(
+            (orders.of('a'), orders.of('b')),
+            (&[3, 4, 5, 7][..], &[6][..])
+        );
+        for order in [4, 7, 9] {
+            orders.remove('a', order);
+        }
+        orders.remove('c', 1);
+        assert_eq!((orders.of('a'), orders.of('c')), (&[3, 5][..], &[][..]));
+        orders.remove('b', 6);
+        assert!(
+            !orders.0.contains_key(&'b'),
+            "a name without orders takes no room"
+        );
+    }
+}

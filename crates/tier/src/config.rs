@@ -97,7 +97,7 @@ impl LogConfig {
             pace: PaceConfig::default(),
             records_queued_max: 50_000,
             reclaim_bytes_per_second: ByteSize::mib(512).0,
-            reclaim_bytes_in_flight_max: ByteSize::mib(16).0,
+            reclaim_bytes_in_flight_max: Self::RECLAIM_BYTES,
             recovery_reads_max: 16,
             announce_entries_max: 1024,
             retry_delay_min: Duration::from_millis(100),
@@ -121,6 +121,9 @@ impl LogConfig {
         let bytes = self.file_bytes.max(few).min(fair);
         (bytes - bytes % BLOCK_BYTES).max(8 * BLOCK_BYTES)
     }
+
+    /// The default of [`LogConfig::reclaim_bytes_in_flight_max`].
+    pub const RECLAIM_BYTES: u64 = ByteSize::mib(16).0;
 
     /// Smallest capacity of a log: four of the smallest files.
     pub const CAPACITY_MIN: u64 = 4 * FILE_BYTES_MIN;

@@ -126,15 +126,7 @@ impl Kernel {
             DiskOp::Create { file, .. } => Some(*file),
             _ => None,
         };
-        // SAFETY: no operation names an extent.
-        let mut job = unsafe {
-            Job::begin(
-                op,
-                &self.directory,
-                &self.segment,
-                &Buffers::new(BLOCK_BYTES as usize),
-            )
-        }?;
+        let mut job = self.begin(op)?;
         loop {
             let answer = self.answer(&job.call());
             let progress = job.after(answer);
@@ -154,17 +146,14 @@ impl Kernel {
         }
     }
 
+    fn begin(&self, op: DiskOp) -> Result<Job, DiskError> {
+        let buffers = Buffers::new(BLOCK_BYTES as usize);
+        // SAFETY: no operation of these tests names an extent.
+        unsafe { Job::begin(op, &self.directory, &self.segment, &buffers) }
+    }
+
     fn begin_deletion(&self, file: FileId) -> Result<Job, DiskError> {
-        let delete = DiskOp::Delete { file, room: ROOM };
-        // SAFETY: the operation names no extent.
-        unsafe {
-            Job::begin(
-                delete,
-                &self.directory,
-                &self.segment,
-                &Buffers::new(BLOCK_BYTES as usize),
-            )
-        }
+        self.begin(DiskOp::Delete { file, room: ROOM })
     }
 
     /// Runs `op`, and says what it promised and did not keep.

@@ -3,6 +3,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use slackwater_base::{AllocError, BLOCK_BYTES, Extent, ExtentAllocator};
 use slackwater_memory::Mapping;
+use slackwater_tier::LogConfig;
 use slackwater_wait::{Event, Park, Site, Waiting};
 
 use super::buffer::AlignedBuffer;
@@ -11,7 +12,7 @@ use crate::region;
 
 /// Memory of a device for reads that do not go straight into an extent: mostly the copies of reclaim, of which so many bytes are
 /// under way at most. What finds no place takes memory of its own.
-pub(super) const BUFFER_BYTES: usize = 16 << 20;
+pub(super) const BUFFER_BYTES: usize = LogConfig::RECLAIM_BYTES as usize;
 
 /// Aligned memory for reads, bounded in all: a thread that finds none waits for another to give its buffer back, or does without.
 ///

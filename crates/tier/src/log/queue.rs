@@ -147,7 +147,9 @@ impl<K: Hash + Eq> Orders<K> {
         let Some(orders) = self.0.get_mut(&name) else {
             return;
         };
-        orders.retain(|other| *other != order);
+        if let Ok(at) = orders.binary_search(&order) {
+            orders.remove(at);
+        }
         if orders.is_empty() {
             self.0.remove(&name);
         }

@@ -85,6 +85,37 @@ fn a_candidate_is_given_up_after_its_retries_or_its_time() {
     check(short, seconds(1), 0, 1);
 }
 
+/// Each key that was refused once woke the master for itself, more than a thousand times a second under load.
+#[test]
+fn candidates_of_one_pause_are_tried_together() {
+    let names = ["a", "b", "c", "d", "e"];
+    let promotion = Promotion {
+        watermark: 0.0,
+        ..Promotion::default()
+    };
+    let (pause, between) = (promotion.backoff.first, Duration::from_millis(1));
+    let mut world = cold(promotion, &names);
+    let into_pause = world.now.as_nanos() % pause.as_nanos() as u64;
+    world.pass(pause - Duration::from_nanos(into_pause));
+    for name in names {
+        world.pass(between);
+        world.found(name);
+        world.found(name);
+    }
+    let tries = |pauses: u32, world: &mut World| {
+        let before = funnel(world).candidate_admission_rejected;
+        let mut steps = Vec::new();
+        for _ in 0..pauses * pause.as_millis() as u32 {
+            world.pass(between);
+            steps.push(funnel(world).candidate_admission_rejected - before);
+        }
+        steps.dedup();
+        steps
+    };
+    assert_eq!(tries(2, &mut world), [0, 5]);
+    assert_eq!(tries(2, &mut world), [0, 5]);
+}
+
 #[test]
 fn of_candidates_that_find_room_the_hottest_goes_first() {
     let names: Vec<String> = (0..12).map(|n| format!("c{n}")).collect();

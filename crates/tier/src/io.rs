@@ -197,3 +197,28 @@ impl DiskError {
         matches!(self, DiskError::Resources { .. })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_that_are_cut_are_the_same_one_after_another() {
+        let all: Vec<u8> = (0..=255).cycle().take(5 * 4096).collect();
+        let check = |limit: u64, lengths: &[usize]| {
+            let pieces = Part::Bytes(all.clone().into()).cut(limit);
+            let pieces = pieces.into_iter().map(|piece| match piece {
+                Part::Bytes(bytes) => bytes,
+                Part::Extent { .. } => panic!("bytes stay bytes"),
+            });
+            let pieces: Vec<Bytes> = pieces.collect();
+            assert_eq!(pieces.concat(), all, "{limit}");
+            let found: Vec<usize> = pieces.iter().map(Bytes::len).collect();
+            assert_eq!(found, lengths, "{limit}");
+        };
+        check(4096, &[4096; 5]);
+        check(2 * 4096, &[8192, 8192, 4096]);
+        check(5 * 4096, &[20_480]);
+        check(1 << 20, &[20_480]);
+    }
+}

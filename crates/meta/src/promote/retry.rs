@@ -69,9 +69,17 @@ impl Master {
             metrics.candidate_recorded += 1;
         }
         metrics.candidates = candidates.len() as u64;
-        let next = retry_at(now, &promotion.backoff, tried.retries);
-        self.due.set(Due::Candidate(id), next);
+        self.retry_later(now, id);
         self.catalog.object_mut(id).mark(Mark::Candidate);
+    }
+
+    /// Has a candidate tried after its pause, or forgotten when its time is over before.
+    fn retry_later(&mut self, now: Instant, id: ObjectId) {
+        let promotion = &self.config.promotion;
+        let Candidate { tried, .. } = self.promotions.candidates.of[&id];
+        let next = retry_at(now, &promotion.backoff, tried.retries);
+        let end = tried.seen + promotion.candidate_ttl;
+        self.due.set(Due::Candidate(id), next.min(end));
     }
 
     /// Tries a key again. That does not count as a read.
@@ -108,8 +116,7 @@ impl Master {
                 // The eviction that made room may have evicted the object itself.
                 if let Some(candidate) = self.promotions.candidates.of.get_mut(&id) {
                     candidate.tried = tried;
-                    let next = retry_at(now, &self.config.promotion.backoff, retries);
-                    self.due.set(Due::Candidate(id), next.min(end));
+                    self.retry_later(now, id);
                 }
             }
             Verdict::Off

@@ -82,7 +82,7 @@ fn a_candidate_is_given_up_after_its_retries_or_its_time() {
         candidate_ttl: Duration::from_millis(5),
         ..Promotion::default()
     };
-    check(short, seconds(1), 0, 1);
+    check(short, Duration::from_millis(5), 0, 1);
 }
 
 /// Each key that was refused once woke the master for itself, more than a thousand times a second under load.

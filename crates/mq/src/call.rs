@@ -4,7 +4,7 @@ use slackwater_zmtp::{Message, PublicKey};
 use thiserror::Error;
 
 use crate::context::{Context, Origin};
-use crate::frames::{self, REPLY};
+use crate::frames::{self, KeptTag, REPLY};
 use crate::{Answer, ConnectionId, Level, Mq, Refusal, RequestError, RequestOptions, SendError};
 
 /// A reply to a command that is not a request.
@@ -26,7 +26,7 @@ pub struct Call<'a> {
 pub struct Deferred {
     context: Arc<Context>,
     origin: Arc<Origin>,
-    tag: Option<Vec<u8>>,
+    tag: Option<KeptTag>,
 }
 
 impl Call<'_> {
@@ -106,7 +106,7 @@ impl Call<'_> {
     /// # Errors
     /// [`NotARequest`] for a plain command.
     pub fn defer(&self) -> Result<Deferred, NotARequest> {
-        let tag = self.tag().ok_or(NotARequest)?.to_vec();
+        let tag = KeptTag::of(self.tag().ok_or(NotARequest)?);
         Ok(Deferred {
             context: Arc::clone(self.context),
             origin: Arc::clone(self.origin),
@@ -126,7 +126,7 @@ impl Call<'_> {
         bytes: usize,
         answer: impl FnOnce(Deferred) + Send + 'static,
     ) -> Result<(), NotARequest> {
-        let tag = self.tag().ok_or(NotARequest)?.to_vec();
+        let tag = KeptTag::of(self.tag().ok_or(NotARequest)?);
         let (context, origin) = (Arc::clone(self.context), Arc::clone(self.origin));
         // Made by the worker: the drop of one tells the peer that the request failed.
         let task = move || {
@@ -180,15 +180,17 @@ impl Deferred {
     /// Answers.
     pub fn reply<P: AsRef<[u8]>>(mut self, parts: impl IntoIterator<Item = P>) {
         if let Some(tag) = self.tag.take() {
-            self.context
-                .send_plainly(self.origin.link, frames::with_head(&[REPLY, &tag], parts));
+            self.context.send_plainly(
+                self.origin.link,
+                frames::with_head(&[REPLY, tag.bytes()], parts),
+            );
         }
     }
 
     /// Answers with a refusal; a peer that does not know the text of an extension is told `NOT_A_SERVICE_NODE` instead.
     pub fn refuse(mut self, refusal: Refusal) {
         if let Some(tag) = self.tag.take() {
-            send_refusal(&self.context, &self.origin, refusal, Some(&tag));
+            send_refusal(&self.context, &self.origin, refusal, Some(tag.bytes()));
         }
     }
 }
@@ -196,7 +198,12 @@ impl Deferred {
 impl Drop for Deferred {
     fn drop(&mut self) {
         if let Some(tag) = self.tag.take() {
-            send_refusal(&self.context, &self.origin, Refusal::Failed, Some(&tag));
+            send_refusal(
+                &self.context,
+                &self.origin,
+                Refusal::Failed,
+                Some(tag.bytes()),
+            );
         }
     }
 }

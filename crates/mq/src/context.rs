@@ -177,7 +177,7 @@ impl Context {
 
     /// Sends a message without a waiter on a link.
     pub(crate) fn send_plainly(&self, link: LinkId, message: Message) {
-        self.send(link, Sending::plain(message));
+        self.order(link.shard, LoopCommand::SendPlainly(link.serial, message));
     }
 
     pub(crate) fn new_link(&self, shard: u16) -> LinkId {

@@ -14,6 +14,26 @@ pub(crate) const TAG_BYTES: usize = 15;
 /// Longest tag that is taken: it is kept until its request is answered, however long that takes.
 pub(crate) const TAG_BYTES_MAX: usize = 64;
 
+/// A tag that is kept until its request is answered: one of the usual length without memory of its own.
+pub(crate) enum KeptTag {
+    Usual([u8; TAG_BYTES]),
+    Other(Box<[u8]>),
+}
+
+impl KeptTag {
+    pub(crate) fn of(tag: &[u8]) -> Self {
+        let usual = tag.try_into();
+        usual.map_or_else(|_| KeptTag::Other(tag.into()), KeptTag::Usual)
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        match self {
+            KeptTag::Usual(tag) => tag,
+            KeptTag::Other(tag) => tag,
+        }
+    }
+}
+
 /// Why a command was not carried out, as the peer is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Refusal {
@@ -138,8 +158,14 @@ pub(crate) fn with_head<P: AsRef<[u8]>>(
     head: &[&[u8]],
     parts: impl IntoIterator<Item = P>,
 ) -> Message {
-    let mut message = Message::of(head);
-    for part in parts {
+    let mut parts = parts.into_iter();
+    // Mostly there is one.
+    let first = parts.next();
+    let head_bytes: usize = head.iter().map(|part| part.len()).sum();
+    let first_bytes = first.as_ref().map_or(0, |part| part.as_ref().len());
+    let mut message = Message::with_capacity(head_bytes + first_bytes);
+    head.iter().for_each(|part| message.push(part));
+    for part in first.into_iter().chain(parts) {
         message.push(part.as_ref());
     }
     message

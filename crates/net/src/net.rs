@@ -378,8 +378,9 @@ impl Net {
         self.settle(protocol);
     }
 
-    /// Writes what is queued and reports the outcome to the protocol, until nothing is left to report.
+    /// Ends the turn: writes what is queued and reports the outcome to the protocol, until nothing is left to report.
     pub(crate) fn settle<P: Protocol>(&mut self, protocol: &mut P) {
+        protocol.turn_ends(self);
         while !self.dirty.is_empty() || !self.notices.is_empty() {
             let dirty = std::mem::take(&mut self.dirty);
             for conn in &dirty {
@@ -403,6 +404,7 @@ impl Net {
                     Notice::Drained(conn) => protocol.handle(self, Event::Drained { conn }),
                 }
             }
+            protocol.turn_ends(self);
         }
     }
 

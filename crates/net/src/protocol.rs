@@ -16,6 +16,12 @@ pub trait Protocol: Send + 'static {
     /// Takes one event.
     fn handle(&mut self, net: &mut Net, event: Event<'_, Self::Command>);
 
+    /// What the loop had to tell is told: before it writes what was queued for it, and sleeps, it tells no more but how that
+    /// went, after which this is called again. A protocol that gathers what belongs together acts now.
+    fn turn_ends(&mut self, net: &mut Net) {
+        let _ = net;
+    }
+
     /// A connection that [`Net::take_over`] gave to the protocol may be read or written.
     fn ready(&mut self, net: &mut Net, conn: ConnId, readiness: Readiness) {
         let _ = (net, conn, readiness);

@@ -22,6 +22,15 @@ impl Message {
         Self::default()
     }
 
+    /// The same, with room for so many bytes.
+    #[must_use]
+    pub fn with_capacity(bytes: usize) -> Self {
+        Self {
+            bytes: Vec::with_capacity(bytes),
+            ranges: Ranges::default(),
+        }
+    }
+
     /// A message of `parts`.
     pub fn of<P: AsRef<[u8]>>(parts: impl IntoIterator<Item = P>) -> Self {
         let mut message = Self::new();

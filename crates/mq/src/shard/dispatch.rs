@@ -11,7 +11,7 @@ use super::{LoopCommand, Shard};
 use crate::context::Context;
 use crate::deliver::Sending;
 use crate::frames::{self, HELLO, Inbound, TAG_BYTES, TAG_BYTES_MAX};
-use crate::registry::{Entry, Handler};
+use crate::registry::{Carried, Entry, Handler};
 use crate::{Access, Answer, Call, ConnectionId, Refusal, RequestError, Route, Run};
 
 impl Shard {
@@ -27,7 +27,11 @@ impl Shard {
             Role::Publisher(stream) => return self.on_published(stream, &message),
             Role::Commands | Role::Subscriber(_) | Role::Twin(_) => {}
         }
-        match frames::read(&message) {
+        let inbound = frames::read(&message);
+        if !matches!(inbound, Inbound::Command(_)) {
+            self.gathered.carry_out(&self.context);
+        }
+        match inbound {
             Inbound::Command(_) => self.on_command(net, at, message),
             Inbound::Reply(tag) => match Tag::try_from(tag) {
                 Ok(tag) => self.on_reply(net, at, tag, Ok(message)),
@@ -179,6 +183,14 @@ impl Shard {
             Ok(entry) => entry,
             Err(refusal) => return self.refuse(net, at, &message, refusal),
         };
+        let handler = match &entry.carried {
+            Carried::Together(handler) => {
+                let caller = (origin, level);
+                return self.gathered.take(context, handler, caller, message);
+            }
+            Carried::Alone(handler) => handler,
+        };
+        self.gathered.carry_out(context);
         if context.registry.category(entry.category).run == Run::Inline {
             return run(
                 &Call {
@@ -188,7 +200,7 @@ impl Shard {
                     message: &message,
                     is_request: entry.is_request,
                 },
-                &entry.handler,
+                handler,
             );
         }
         let bytes = message.payload_bytes();
@@ -197,7 +209,7 @@ impl Shard {
         let head = Message::of(message.parts().take(2));
         let job = {
             let (context, origin) = (Arc::clone(context), Arc::clone(origin));
-            let (is_request, handler) = (entry.is_request, Arc::clone(&entry.handler));
+            let (is_request, handler) = (entry.is_request, Arc::clone(handler));
             move || {
                 run(
                     &Call {
@@ -277,17 +289,22 @@ fn check<'a>(
 
 fn run(call: &Call<'_>, handler: &Handler) {
     if catch_unwind(AssertUnwindSafe(|| handler(call))).is_err() {
-        call.context
-            .metrics
-            .rare(&call.context.metrics.handlers_failed);
-        let name = String::from_utf8_lossy(call.message.part(0).unwrap_or_default()).into_owned();
-        tracing::warn!(
-            command = name,
-            remote = call.remote(),
-            "the handler of a command panicked"
-        );
-        crate::call::send_refusal(call.context, call.origin, Refusal::Failed, call.tag());
+        failed(call);
     }
+}
+
+/// The handler of a command panicked.
+pub(super) fn failed(call: &Call<'_>) {
+    call.context
+        .metrics
+        .rare(&call.context.metrics.handlers_failed);
+    let name = String::from_utf8_lossy(call.message.part(0).unwrap_or_default()).into_owned();
+    tracing::warn!(
+        command = name,
+        remote = call.remote(),
+        "the handler of a command panicked"
+    );
+    crate::call::send_refusal(call.context, call.origin, Refusal::Failed, call.tag());
 }
 
 /// How a link is known to others: by its node when the key is one's, else by itself.

@@ -341,6 +341,8 @@ impl Shard {
         reason: &str,
         refused: bool,
     ) {
+        // What the link has asked for came before its end.
+        self.gathered.carry_out(&self.context);
         let backoff = self.context.options.reconnect;
         let Some(peer) = self.peers.get_mut(at) else {
             return;
@@ -401,6 +403,7 @@ impl Shard {
 
     /// Ends a link; it is not opened again.
     pub(super) fn forget(&mut self, net: &mut Net, at: At, reason: &str) {
+        self.gathered.carry_out(&self.context);
         let Some(peer) = self.peers.get_mut(at) else {
             return;
         };

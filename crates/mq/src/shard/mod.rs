@@ -8,6 +8,7 @@ mod outbound;
 mod peer;
 mod peers;
 mod streams;
+mod together;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -33,6 +34,7 @@ use crate::{Admission, Level};
 use peer::{Peer, Role};
 use peers::{At, Peers};
 use streams::Stream;
+use together::Gathered;
 
 /// A command of another thread, or of another loop, to a loop.
 pub(crate) enum LoopCommand {
@@ -43,6 +45,8 @@ pub(crate) enum LoopCommand {
         server: u64,
     },
     Send(u64, Box<Sending>),
+    /// The same of a message alone, such as a reply.
+    SendPlainly(u64, Message),
     Verdict(u64, Option<Level>),
     /// The addresses of the name that a link waits for, or why there are none.
     Resolved(u64, Result<Vec<SocketAddr>, String>),
@@ -113,6 +117,7 @@ pub(crate) struct Shard {
     next_request: u64,
     timers: Map<u64, (Ticking, TimerId)>,
     streams: Map<StreamId, Stream>,
+    gathered: Gathered,
     events: Vec<slackwater_zmtp::Event>,
     scratch: Vec<u8>,
     randomness: Randomness,
@@ -155,6 +160,9 @@ impl Protocol for Shard {
     type Command = LoopCommand;
 
     fn handle(&mut self, net: &mut Net, event: NetEvent<'_, LoopCommand>) {
+        if !matches!(event, NetEvent::Bytes { .. }) {
+            self.gathered.carry_out(&self.context);
+        }
         match event {
             NetEvent::Bytes { conn, bytes } => self.on_bytes(net, conn, bytes),
             NetEvent::Command(order) => self.on_command_from_thread(net, order),
@@ -190,6 +198,10 @@ impl Protocol for Shard {
             },
         }
     }
+
+    fn turn_ends(&mut self, _: &mut Net) {
+        self.gathered.carry_out(&self.context);
+    }
 }
 
 impl Shard {
@@ -205,6 +217,7 @@ impl Shard {
             next_request: 0,
             timers: Map::default(),
             streams: Map::default(),
+            gathered: Gathered::default(),
             events: Vec::new(),
             scratch: Vec::new(),
             randomness: Randomness::new()?,
@@ -218,6 +231,9 @@ impl Shard {
         match order {
             LoopCommand::Send(serial, sending) => {
                 self.deliver(net, self.peers.find(serial), *sending)
+            }
+            LoopCommand::SendPlainly(serial, message) => {
+                self.deliver(net, self.peers.find(serial), Sending::plain(message))
             }
             LoopCommand::Local(serial, message) => {
                 self.on_message(net, self.peers.find(serial), message)

@@ -40,12 +40,13 @@ impl Shard {
         }
         let mut request = None;
         if let Some((waiter, deadline)) = sending.waiter.take() {
-            if waiter.is_gone() {
-                return;
-            }
+            // Before the question whether its caller is gone: that may have looked at the clock itself.
             if deadline <= net.now() {
                 self.context.metrics.rare(&self.context.metrics.timeouts);
                 return waiter.tell(&self.context.jobs, Err(RequestError::Timeout));
+            }
+            if waiter.is_gone() {
+                return;
             }
             let tag: Tag = self.randomness.take();
             // The sender left room for the tag in the second part.

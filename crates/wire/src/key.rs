@@ -192,8 +192,38 @@ impl Serialize for Tenant {
 
 impl<'de> Deserialize<'de> for Tenant {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let name = Option::<String>::deserialize(deserializer)?;
-        Self::new(name.as_deref().unwrap_or_default()).map_err(serde::de::Error::custom)
+        deserializer.deserialize_option(TenantVisitor)
+    }
+}
+
+/// Takes a name without memory of its own, since most are that of the default tenant.
+struct TenantVisitor;
+
+impl<'de> serde::de::Visitor<'de> for TenantVisitor {
+    type Value = Tenant;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the name of a tenant")
+    }
+
+    fn visit_none<E: serde::de::Error>(self) -> Result<Tenant, E> {
+        Ok(Tenant::DEFAULT)
+    }
+
+    fn visit_unit<E: serde::de::Error>(self) -> Result<Tenant, E> {
+        Ok(Tenant::DEFAULT)
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Tenant, D::Error> {
+        deserializer.deserialize_str(self)
+    }
+
+    fn visit_str<E: serde::de::Error>(self, name: &str) -> Result<Tenant, E> {
+        Tenant::new(name).map_err(E::custom)
+    }
+
+    fn visit_bytes<E: serde::de::Error>(self, name: &[u8]) -> Result<Tenant, E> {
+        self.visit_str(std::str::from_utf8(name).map_err(E::custom)?)
     }
 }
 
@@ -225,6 +255,30 @@ mod tests {
             Tenant::new("a\0b"),
             Err(TenantError::Control("a\0b".into()))
         );
+    }
+
+    #[test]
+    fn a_tenant_may_be_said_in_every_way_a_text_is_and_be_absent() {
+        #[derive(Deserialize)]
+        struct Named {
+            #[serde(default)]
+            tenant: Tenant,
+        }
+        let acme = Tenant::new("acme").unwrap();
+        let check = |bytes: &[u8], expected: Option<&Tenant>| {
+            let read = rmp_serde::from_slice::<Tenant>(bytes);
+            assert_eq!(read.ok().as_ref(), expected, "{bytes:x?}");
+        };
+        check(b"\xa4acme", Some(&acme));
+        check(b"\xc4\x04acme", Some(&acme));
+        check(b"\xc0", Some(&Tenant::DEFAULT));
+        check(b"\xa0", Some(&Tenant::DEFAULT));
+        check(b"\xc4\x01\xff", None);
+        check(b"\xa2_x", None);
+        check(b"\x07", None);
+        let named = |bytes: &[u8]| rmp_serde::from_slice::<Named>(bytes).unwrap().tenant;
+        assert_eq!(named(b"\x80"), Tenant::DEFAULT);
+        assert_eq!(named(b"\x81\xa6tenant\xa4acme"), acme);
     }
 
     #[test]

@@ -95,7 +95,7 @@ pub(super) fn encode(epoch: Epoch, lookups: &[Lookup], rights: &[Capability]) ->
     let lease = lease.unwrap_or_default();
     let lease_nanos = u64::try_from(lease.as_nanos()).ok()?;
     let mut writer = Writer {
-        owners: Vec::new(),
+        owners: Vec::with_capacity(1),
         by_segment: Map::default(),
         items: Vec::with_capacity(lookups.len() * ITEM_BYTES),
     };
@@ -208,11 +208,21 @@ impl Writer {
 
     /// The number of an owner, which is written where it is new.
     fn number(&mut self, owner: Owner) -> Option<u16> {
+        let number = u16::try_from(self.owners.len()).ok()?;
+        // The answer to a look-up of one key has one, which needs no index.
+        match self.owners.as_slice() {
+            [] => {
+                self.owners.push(owner);
+                return Some(0);
+            }
+            [only] if *only == owner => return Some(0),
+            [only] => drop(self.by_segment.insert(only.segment.get(), 0)),
+            _ => {}
+        }
         let known = self.by_segment.get(&owner.segment.get()).copied();
         if let Some(known) = known.filter(|at| self.owners[usize::from(*at)] == owner) {
             return Some(known);
         }
-        let number = u16::try_from(self.owners.len()).ok()?;
         self.owners.push(owner);
         self.by_segment.insert(owner.segment.get(), number);
         Some(number)

@@ -368,6 +368,11 @@ impl Catalog {
         std::hint::black_box(seen);
     }
 
+    /// The replicas with the numbers of these objects, which mostly are theirs: an object and its only replica are added together.
+    pub(crate) fn likely_replicas(&self, ids: &[u32]) -> impl Iterator<Item = &Replica> {
+        ids.iter().filter_map(|id| self.replicas.get(*id))
+    }
+
     /// Memory of index, objects and replicas, and of the reference counts before each key's bytes.
     pub(crate) fn overhead_bytes(&self) -> usize {
         let counts = self.objects.len() * 2 * size_of::<usize>();

@@ -16,7 +16,7 @@ use crate::segment::{Medium, Segment, Segments};
 const SEGMENTS_TOLD: usize = 8;
 
 /// Keys whose cache misses are started together.
-const WARMED_AT_ONCE: usize = 64;
+pub(crate) const WARMED_AT_ONCE: usize = 64;
 
 /// The working data of a read, key by key. Kept between reads, so that a read does not allocate.
 #[derive(Default)]
@@ -37,7 +37,7 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    fn begin(&mut self, hashes: impl Iterator<Item = u64>) {
+    pub(crate) fn begin(&mut self, hashes: impl Iterator<Item = u64>) {
         self.links.clear();
         self.links.extend(hashes.map(|hash| Link {
             hash,
@@ -46,6 +46,15 @@ impl Reading {
         }));
         self.resident.clear();
         self.cold.clear();
+    }
+
+    pub(crate) fn keys(&self) -> usize {
+        self.links.len()
+    }
+
+    /// The numbers of the objects that [`Master::warm`] has found last.
+    pub(crate) fn found(&self) -> &[u32] {
+        &self.ids
     }
 
     /// Orders the replicas found by segment. They are in the order of the request, which stays within each segment: counting
@@ -105,7 +114,7 @@ impl Master {
             self.metrics.get_misses += get.keys.len() as u64;
             return Reply::Get(vec![Lookup::Missing; get.keys.len()]);
         };
-        let mut reading = std::mem::take(&mut self.reading);
+        let mut reading = self.reading.take().unwrap_or_default();
         reading.begin(get.keys.iter().map(|key| self.tenants.hash(tenant, key)));
         if let Some(first) = reading.links.first() {
             let tenant = &self.tenants.at(tenant).tenant;
@@ -149,7 +158,7 @@ impl Master {
             chain,
             caller.host.as_deref(),
         );
-        self.reading = reading;
+        self.reading = Some(reading);
         Reply::Get(answers)
     }
 
@@ -180,7 +189,7 @@ impl Master {
 
     /// Starts the cache misses of the keys from `from` on together, so that they overlap: of no more than stay in the cache
     /// until they are looked up.
-    fn warm(&self, reading: &mut Reading, from: usize) {
+    pub(crate) fn warm(&self, reading: &mut Reading, from: usize) {
         let Reading { links, ids, .. } = reading;
         let step = &links[from..links.len().min(from + WARMED_AT_ONCE)];
         self.catalog.warm(step, ids, |replica| {
@@ -439,7 +448,7 @@ impl Master {
         let Some(tenant) = self.tenants.find(&exists.tenant) else {
             return Reply::Exists(vec![false; exists.keys.len()]);
         };
-        let mut reading = std::mem::take(&mut self.reading);
+        let mut reading = self.reading.take().unwrap_or_default();
         let mut keys = exists.keys.iter();
         reading.begin(keys.clone().map(|key| self.tenants.hash(tenant, key)));
         let mut there = Vec::with_capacity(exists.keys.len());
@@ -449,7 +458,7 @@ impl Master {
             let step = keys.by_ref().take(links.len()).zip(links);
             there.extend(step.map(|(key, link)| self.probe(now, (tenant, key), link.hash)));
         }
-        self.reading = reading;
+        self.reading = Some(reading);
         Reply::Exists(there)
     }
 

@@ -9,6 +9,7 @@ pub mod evict;
 pub mod replay;
 mod replicate;
 
+mod ahead;
 mod answers;
 mod books;
 mod budget;

@@ -135,7 +135,7 @@ pub struct Master {
     pub(crate) jobs: Jobs,
     pub(crate) answers: Answers,
     pub(crate) held: Held,
-    pub(crate) reading: Reading,
+    pub(crate) reading: Option<Box<Reading>>,
     pub(crate) outbox: Outbox,
     pub(crate) metrics: Metrics,
     pub(crate) numbers: Numbers,
@@ -258,7 +258,7 @@ impl Master {
             decisions: Decisions::default(),
             hottest: Hottest::default(),
             feed: Feed::default(),
-            reading: Reading::default(),
+            reading: None,
             answers: Answers::new(&config.limits),
             config,
         }

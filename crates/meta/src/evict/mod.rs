@@ -97,6 +97,9 @@ impl<'a> Walk<'a> {
     }
 }
 
+/// Steps of [`Evict::warm`].
+pub const WARM_STEPS: usize = 3;
+
 /// A policy of eviction for one segment.
 ///
 /// The calls for a slot: `insert` → any number of `read`, `exclude`/`include` → `remove` or `evicted`. Excluded slots
@@ -107,6 +110,13 @@ pub trait Evict: Send {
 
     /// A request read along this chain. Links without a slot were misses here.
     fn read(&mut self, walk: &Walk<'_>);
+
+    /// Reads ahead what a read of this block will need, as far as it can be found after the earlier of [`WARM_STEPS`] steps: a
+    /// caller that does a step for many blocks before the next one overlaps their cache misses. The number follows from what
+    /// was read, and says nothing.
+    fn warm(&self, _slot: Slot, _step: usize) -> u32 {
+        0
+    }
 
     /// The links that have a slot became resident in this segment. Links without one were not placed here.
     fn insert(&mut self, walk: &Walk<'_>);

@@ -169,6 +169,7 @@ impl MasterServer {
             backend: Arc::clone(&shell) as _,
             outgoing: Arc::clone(&shell.outgoing),
             allowed: links.allowed.clone(),
+            gathered: Mutex::default(),
         });
         let mut builder = builder(&handlers, links.keys.clone())?;
         builder.category(

@@ -4,14 +4,16 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
+use std::vec::Drain;
 
 use slackwater_meta::Input;
 use slackwater_mq::{ConnectionId, RequestOptions};
+use slackwater_trace::within;
 use slackwater_transfer::Segment as Contact;
 use slackwater_wire::limits::BATCH_KEYS_MAX;
 use slackwater_wire::{
-    CheckWritten, ClientId, ErrorCode, NodeId, PutEnd, ReadRecord, RecordStaged, Release, Reply,
-    Request, SegmentKind, StageRecord, Written, body,
+    CheckWritten, ClientId, ErrorCode, NodeId, OperationId, PutEnd, ReadRecord, RecordStaged,
+    Release, Reply, Request, SegmentKind, StageRecord, Traceparent, Written, body,
 };
 use slackwater_zmtp::PublicKey;
 
@@ -74,6 +76,39 @@ impl MasterShell {
         Ok(())
     }
 
+    /// Makes requests under one lock, and tells `refused` of each where the master is broken.
+    fn ask_at_once(
+        &self,
+        requests: Drain<'_, (Traceparent, RemoteRequest)>,
+        refused: &dyn Fn(ClientId, OperationId, ErrorCode),
+    ) {
+        let all = requests.as_slice().iter();
+        let all: Vec<_> = all
+            .map(|(parent, remote)| {
+                let look_up = matches!(remote.request, Request::Get(_)).then_some(*parent);
+                (remote.client, remote.operation, look_up)
+            })
+            .collect();
+        let begun = Instant::now();
+        let asked = self.with(|host, now| {
+            let each = requests.as_slice().iter();
+            host.core
+                .read_ahead(each.map(|(_, remote)| &remote.request));
+            for (_, remote) in requests {
+                host.ask_for(now, remote);
+            }
+        });
+        let took = begun.elapsed();
+        for (client, operation, look_up) in all {
+            if let Some(parent) = look_up {
+                within(parent, || self.phases.look_up.add(took));
+            }
+            if let Err(code) = asked {
+                refused(client, operation, code);
+            }
+        }
+    }
+
     fn publish(&self, remote: RemoteRequest, end: &PutEnd, checked: Result<(), ErrorCode>) {
         let (client, operation) = (remote.client, remote.operation);
         let published = match checked {
@@ -88,6 +123,15 @@ impl MasterShell {
         if let Err(code) = published {
             self.outgoing.answer(client, operation, Reply::Failed(code));
         }
+    }
+}
+
+/// Whether a request is the look-up of one key, or the question whether it is there: a master has answered it in a microsecond.
+fn is_short(request: &Request) -> bool {
+    match request {
+        Request::Get(get) => get.keys.len() == 1,
+        Request::Exists(exists) => exists.keys.len() == 1,
+        _ => false,
     }
 }
 
@@ -120,12 +164,26 @@ impl Backend for MasterShell {
                 return self.publish_checked(remote, &end, &written);
             }
         }
-        let look_up = matches!(&remote.request, Request::Get(_)).then(Instant::now);
-        let asked = self.with(|host, now| host.ask_for(now, remote));
-        if let Some(begun) = look_up {
-            self.phases.look_up.add(begun.elapsed());
+        self.with(|host, now| host.ask_for(now, remote))
+    }
+
+    fn ask_for_all(
+        &self,
+        requests: &mut Vec<(Traceparent, RemoteRequest)>,
+        refused: &dyn Fn(ClientId, OperationId, ErrorCode),
+    ) {
+        // A lock for each that takes long, so that none waits for more than one of them, and one for those that do not.
+        while let Some((_, first)) = requests.first() {
+            let few = if is_short(&first.request) {
+                let short = requests
+                    .iter()
+                    .take_while(|(_, one)| is_short(&one.request));
+                short.count()
+            } else {
+                1
+            };
+            self.ask_at_once(requests.drain(..few), refused);
         }
-        asked
     }
 
     fn lose_client(&self, client: ClientId) {
@@ -198,5 +256,83 @@ impl Backend for MasterShell {
         if let (Some(link), Some(mq), Ok(body)) = (link, mq, body::encode(release)) {
             mq.send(link, "node.release", [body]);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use slackwater_wire::{Chain, Exists, Get, Hold, Key, OperationId, Permissions, Tenant};
+
+    use super::*;
+    use crate::Config;
+    use crate::pool::{MasterOptions, MasterServer};
+
+    /// Requests of one client: a look-up, a question whether the object is there, and a look-up.
+    fn requests() -> Vec<(Traceparent, RemoteRequest)> {
+        let keys = || vec![Key::new(b"k").unwrap()];
+        let look_up = || {
+            Request::Get(Get {
+                tenant: Tenant::DEFAULT,
+                keys: keys(),
+                chain: Chain::default(),
+                hold: Hold::Lease,
+                prefix_only: false,
+            })
+        };
+        let exists = Request::Exists(Exists {
+            tenant: Tenant::DEFAULT,
+            keys: keys().into(),
+        });
+        let each = [look_up(), exists, look_up()].into_iter().zip(1..);
+        each.map(|(request, operation)| {
+            let remote = RemoteRequest {
+                client: ClientId(1 << 40),
+                host: None,
+                operation: OperationId(operation),
+                permissions: Permissions::FULL,
+                request,
+            };
+            (
+                Traceparent(slackwater_wire::TraceContext::new(7, operation)),
+                remote,
+            )
+        })
+        .collect()
+    }
+
+    #[test]
+    fn what_came_together_is_counted_one_by_one_and_each_is_refused_by_a_broken_master() {
+        let options = MasterOptions {
+            listen: ([127, 0, 0, 1], 0).into(),
+            ..MasterOptions::default()
+        };
+        let master = MasterServer::start(&Config::default(), &options).unwrap();
+        let shell = master.shell();
+        let check = |expected: &[u64], look_ups| {
+            let (mut requests, refused) = (requests(), RefCell::new(Vec::new()));
+            shell.ask_for_all(&mut requests, &|client, operation, code| {
+                assert_eq!(
+                    (client, code),
+                    (ClientId(1 << 40), ErrorCode::InternalError)
+                );
+                refused.borrow_mut().push(operation.0);
+            });
+            assert_eq!(
+                (&*refused.borrow(), requests.len()),
+                (&expected.to_vec(), 0)
+            );
+            assert_eq!(shell.phases.times().look_up.count, look_ups);
+        };
+        check(&[], 2);
+        let asked = shell.with(|host, _| {
+            let metrics = host.core.metrics();
+            (metrics.get_misses, metrics.probes)
+        });
+        assert_eq!(asked, Ok((2, 1)));
+        let panics: Result<(), _> = shell.with(|_, _| panic!("on purpose"));
+        assert_eq!(panics, Err(ErrorCode::InternalError));
+        check(&[1, 2, 3], 4);
     }
 }

@@ -1,6 +1,9 @@
 use slackwater_mq::ConnectionId;
+use slackwater_trace::within;
 use slackwater_transfer::Segment as Contact;
-use slackwater_wire::{ClientId, ErrorCode, ReadRecord, Release, StagedRecord};
+use slackwater_wire::{
+    ClientId, ErrorCode, OperationId, ReadRecord, Release, StagedRecord, Traceparent,
+};
 use slackwater_zmtp::PublicKey;
 
 use super::memory::ServedMemory;
@@ -20,11 +23,26 @@ pub(crate) trait Backend: Send + Sync {
     /// Whether there is an SSD.
     fn has_ssd(&self) -> bool;
 
-    /// Makes a request of the master. The answer is outgoing, unless this refuses.
+    /// Makes a request of the master, which may be the end of a put. The answer is outgoing, unless this refuses.
     ///
     /// # Errors
     /// Why the request is not made.
     fn ask_for(&self, remote: RemoteRequest) -> Result<(), ErrorCode>;
+
+    /// Makes requests that came together, in their order; none is the end of a put. Takes all out of `requests`, each of which
+    /// belongs to a trace, and tells `refused` of those that are refused.
+    fn ask_for_all(
+        &self,
+        requests: &mut Vec<(Traceparent, RemoteRequest)>,
+        refused: &dyn Fn(ClientId, OperationId, ErrorCode),
+    ) {
+        for (parent, remote) in requests.drain(..) {
+            let (client, operation) = (remote.client, remote.operation);
+            if let Err(code) = within(parent, || self.ask_for(remote)) {
+                refused(client, operation, code);
+            }
+        }
+    }
 
     /// Ends what a client holds, whose last link is gone.
     fn lose_client(&self, client: ClientId);

@@ -5,6 +5,7 @@
 //! a link with another key cannot take part in its operations.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use slackwater_wire::{ClientId, ErrorCode, OperationId};
@@ -13,7 +14,28 @@ use slackwater_wire::{ClientId, ErrorCode, OperationId};
 pub(crate) struct Clients<L, K, A> {
     by_id: BTreeMap<ClientId, Client<L, K>>,
     by_link: BTreeMap<L, ClientId>,
-    waiting: BTreeMap<(ClientId, OperationId), Vec<A>>,
+    /// Where in `places` what waits for an operation is.
+    waiting: BTreeMap<(ClientId, OperationId), u32>,
+    places: Vec<Option<Waiting<A>>>,
+    free: Vec<u32>,
+}
+
+/// What waits for the answer to an operation: mostly one. Its owner lets go of it once others may use the table again.
+#[derive(Debug)]
+pub(crate) struct Waiting<A> {
+    first: A,
+    repeated: Vec<A>,
+}
+
+impl<A> Waiting<A> {
+    /// From the oldest on.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &A> {
+        std::iter::once(&self.first).chain(&self.repeated)
+    }
+
+    pub(crate) fn into_iter(self) -> impl Iterator<Item = A> {
+        std::iter::once(self.first).chain(self.repeated)
+    }
 }
 
 struct Client<L, K> {
@@ -28,6 +50,8 @@ const LINKS_MAX: usize = 16;
 const HOST_BYTES_MAX: usize = 64;
 /// Most repetitions of one operation that are answered.
 const REPEATED_MAX: usize = 4;
+/// Operations that waited at once, above which their places are given back when none waits any more.
+const PLACES_KEPT: usize = 1024;
 /// Names up to this one are the process's own.
 const OWN_NAMES: ClientId = ClientId(u32::MAX as u64);
 
@@ -37,6 +61,8 @@ impl<L: Copy + Ord, K: Copy + Eq, A> Clients<L, K, A> {
             by_id: BTreeMap::new(),
             by_link: BTreeMap::new(),
             waiting: BTreeMap::new(),
+            places: Vec::new(),
+            free: Vec::new(),
         }
     }
 
@@ -98,8 +124,8 @@ impl<L: Copy + Ord, K: Copy + Eq, A> Clients<L, K, A> {
         self.by_id.remove(&client);
         let of = (client, OperationId(0))..=(client, OperationId(u64::MAX));
         let waiting: Vec<_> = self.waiting.range(of).map(|(of, _)| *of).collect();
-        let waiting = waiting.iter().filter_map(|of| self.waiting.remove(of));
-        Some((client, waiting.flatten().collect()))
+        let waiting = waiting.into_iter().filter_map(|of| self.take(of));
+        Some((client, waiting.flat_map(Waiting::into_iter).collect()))
     }
 
     /// Whether the link is one of this client.
@@ -120,10 +146,43 @@ impl<L: Copy + Ord, K: Copy + Eq, A> Clients<L, K, A> {
         if !self.is(link, client) {
             return Some(answer);
         }
-        let waiting = self.waiting.entry((client, operation)).or_default();
-        let oldest = (waiting.len() == REPEATED_MAX).then(|| waiting.remove(0));
-        waiting.push(answer);
-        oldest
+        let Entry::Vacant(vacant) = self.waiting.entry((client, operation)) else {
+            return self.repeat((client, operation), answer);
+        };
+        let waiting = Some(Waiting {
+            first: answer,
+            repeated: Vec::new(),
+        });
+        if let Some(place) = self.free.pop() {
+            self.places[place as usize] = waiting;
+            vacant.insert(place);
+        } else {
+            vacant.insert(self.places.len() as u32);
+            self.places.push(waiting);
+        }
+        None
+    }
+
+    /// An operation waits once more, and the oldest that did so no longer if those are too many.
+    fn repeat(&mut self, of: (ClientId, OperationId), answer: A) -> Option<A> {
+        let place = self.waiting.get(&of).copied();
+        let waiting = place.and_then(|place| self.places.get_mut(place as usize)?.as_mut());
+        let Some(waiting) = waiting else {
+            return Some(answer);
+        };
+        waiting.repeated.push(answer);
+        (waiting.repeated.len() == REPEATED_MAX)
+            .then(|| std::mem::replace(&mut waiting.first, waiting.repeated.remove(0)))
+    }
+
+    fn take(&mut self, of: (ClientId, OperationId)) -> Option<Waiting<A>> {
+        let place = self.waiting.remove(&of)?;
+        let waiting = self.places[place as usize].take();
+        self.free.push(place);
+        if self.waiting.is_empty() && self.places.len() > PLACES_KEPT {
+            (self.places, self.free) = (Vec::new(), Vec::new());
+        }
+        waiting
     }
 
     /// Everything that waits for the answer to an operation, and the key of its client.
@@ -131,10 +190,10 @@ impl<L: Copy + Ord, K: Copy + Eq, A> Clients<L, K, A> {
         &mut self,
         client: ClientId,
         operation: OperationId,
-    ) -> (Vec<A>, Option<K>) {
-        let waiting = self.waiting.remove(&(client, operation));
+    ) -> (Option<Waiting<A>>, Option<K>) {
+        let waiting = self.take((client, operation));
         let key = self.by_id.get(&client).and_then(|known| known.key);
-        (waiting.unwrap_or_default(), key)
+        (waiting, key)
     }
 
     /// Clients with a link.
@@ -188,14 +247,40 @@ mod tests {
         assert_eq!(wait(2, BERT, "another's"), None);
         let gone = "of a link that is gone";
         assert_eq!(wait(3, ANNA, gone), Some(gone));
-        let answered = table.answer(ANNA, operation);
-        assert_eq!(answered, (vec!["first", "again"], Some('a')));
-        assert_eq!(table.answer(ANNA, operation).0, Vec::<&str>::new());
+        let (answered, key) = table.answer(ANNA, operation);
+        let answered: Vec<_> = answered.into_iter().flat_map(Waiting::into_iter).collect();
+        assert_eq!((answered, key), (vec!["first", "again"], Some('a')));
+        assert!(table.answer(ANNA, operation).0.is_none());
         let all = ["1", "2", "3", "4", "5", "6"];
         let displaced = all.map(|answer| table.wait(1, ANNA, operation, answer));
         assert_eq!(displaced, [None, None, None, None, Some("1"), Some("2")]);
         assert_eq!(table.leave(1), Some((ANNA, vec!["3", "4", "5", "6"])));
         assert_eq!(table.waiting.len(), 1, "the other client's");
+    }
+
+    #[test]
+    fn places_are_used_again_and_given_back() {
+        let mut table = Table::new();
+        table.arrive(1, ANNA, None).unwrap();
+        let many = PLACES_KEPT as u64 + 1;
+        let mut check = |count: u64, places: usize| {
+            for operation in (0..count).map(OperationId) {
+                assert_eq!(table.wait(1, ANNA, operation, "first"), None);
+            }
+            assert_eq!(table.wait(1, ANNA, OperationId(1), "again"), None);
+            for operation in (0..count).map(OperationId) {
+                let answered = table.answer(ANNA, operation).0.unwrap();
+                assert_eq!(answered.iter().count(), 1 + usize::from(operation.0 == 1));
+            }
+            assert_eq!(table.places.len(), places, "{count}");
+            assert!(table.places.iter().all(Option::is_none));
+        };
+        check(2, 2);
+        check(3, 3);
+        check(2, 3);
+        check(many, 0);
+        check(many - 1, PLACES_KEPT);
+        check(2, PLACES_KEPT);
     }
 
     /// A request that is let go of is refused on its link, and who sends something may find other work of the loop to do first,

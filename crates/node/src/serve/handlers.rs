@@ -1,12 +1,12 @@
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use slackwater_mq::{AllowList, Call, Level, LinkEvent};
 use slackwater_trace::{SpanKind, TraceSpan, within};
 use slackwater_transfer::holder_of;
 use slackwater_wire::{
-    Asked, ClientId, Durability, Epoch, ErrorCode, Hello, Hold, NodeId, Permissions, ReadRecord,
-    RecordStaged, Release, Request, StagedRecord, Tenant, Traceparent, Welcome, body,
+    Asked, ClientId, Durability, Epoch, ErrorCode, Hello, Hold, NodeId, OperationId, Permissions,
+    ReadRecord, RecordStaged, Release, Request, StagedRecord, Tenant, Traceparent, Welcome, body,
 };
 use slackwater_zmtp::PublicKey;
 
@@ -23,6 +23,8 @@ pub(crate) struct Handlers {
     pub(crate) outgoing: Arc<Outgoing>,
     /// The keys that may connect; none on a loopback without keys.
     pub(crate) allowed: Option<AllowList>,
+    /// Empty: the memory in which requests that came together are gathered.
+    pub(crate) gathered: Mutex<Vec<(Traceparent, RemoteRequest)>>,
 }
 
 impl Handlers {
@@ -44,16 +46,26 @@ impl Handlers {
         reply(call, &body::encode(&welcome).expect("a welcome is short"));
     }
 
-    /// `pool.request`: the answer leaves when the store delivers it.
-    pub(crate) fn request(&self, call: &Call<'_>) {
-        let Some(asked) = self.read::<Asked>(call) else {
-            return;
-        };
-        if let Request::PutEnd(_) = asked.request {
-            return self.refuse(call, ErrorCode::NotSupported);
-        }
-        let admitted = self.admit(call, asked.epoch, asked.client);
-        self.ask_for(call, admitted, asked);
+    /// `pool.request`, those that came together: the answers leave when the store delivers them.
+    pub(crate) fn requests(&self, calls: &[Call<'_>]) {
+        let asked = calls.iter().filter_map(|call| {
+            let asked = self.read::<Asked>(call)?;
+            if let Request::PutEnd(_) = asked.request {
+                self.refuse(call, ErrorCode::NotSupported);
+                return None;
+            }
+            let admitted = self.admit(call, asked.epoch, asked.client);
+            self.take_in(call, admitted, asked)
+        });
+        let mut requests = std::mem::take(&mut *self.gathered());
+        requests.extend(asked);
+        let refused = |client, operation, code| self.fail(client, operation, code);
+        self.backend.ask_for_all(&mut requests, &refused);
+        *self.gathered() = requests;
+    }
+
+    fn gathered(&self) -> MutexGuard<'_, Vec<(Traceparent, RemoteRequest)>> {
+        self.gathered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// `records.put_end`: runs on a worker where the bytes that were written are read in this process.
@@ -65,10 +77,22 @@ impl Handlers {
             return self.refuse(call, ErrorCode::NotSupported);
         };
         let admitted = self.recognise(call, asked.epoch, asked.client);
-        self.ask_for(call, admitted, asked);
+        let Some((parent, remote)) = self.take_in(call, admitted, asked) else {
+            return;
+        };
+        let (client, operation) = (remote.client, remote.operation);
+        if let Err(code) = within(parent, || self.backend.ask_for(remote)) {
+            self.fail(client, operation, code);
+        }
     }
 
-    fn ask_for(&self, call: &Call<'_>, admitted: Result<Permissions, ErrorCode>, asked: Asked) {
+    /// A request waits for its answer from now on, unless it is refused.
+    fn take_in(
+        &self,
+        call: &Call<'_>,
+        admitted: Result<Permissions, ErrorCode>,
+        asked: Asked,
+    ) -> Option<(Traceparent, RemoteRequest)> {
         let Asked {
             client,
             operation,
@@ -86,11 +110,12 @@ impl Handlers {
         });
         let permissions = match permissions {
             Ok(permissions) => permissions,
-            Err(code) => return self.refuse(call, code),
+            Err(code) => {
+                self.refuse(call, code);
+                return None;
+            }
         };
-        let Ok(deferred) = call.defer() else {
-            return;
-        };
+        let deferred = call.defer().ok()?;
         let span = TraceSpan::of(trace, span_name(&request), SpanKind::Server);
         let parent = Traceparent(span.context());
         let unanswered = Unanswered {
@@ -112,10 +137,12 @@ impl Handlers {
             permissions,
             request,
         };
-        if let Err(code) = within(parent, || self.backend.ask_for(remote)) {
-            let reply = slackwater_wire::Reply::Failed(code);
-            self.outgoing.answer(client, operation, reply);
-        }
+        Some((parent, remote))
+    }
+
+    fn fail(&self, client: ClientId, operation: OperationId, code: ErrorCode) {
+        let reply = slackwater_wire::Reply::Failed(code);
+        self.outgoing.answer(client, operation, reply);
     }
 
     /// `records.read`: runs on a worker where it waits for the SSD.

@@ -17,7 +17,7 @@ mod staging;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use slackwater_base::ByteSize;
@@ -332,6 +332,7 @@ fn handlers(store: &Store, memory: ServedMemory, allowed: Option<AllowList>) -> 
         backend: Arc::new(memory),
         outgoing,
         allowed,
+        gathered: Mutex::default(),
     }
 }
 
@@ -388,7 +389,8 @@ pub(crate) fn builder(
         move |call: &slackwater_mq::Call<'_>| handle(&handlers, call)
     };
     builder.request_command("pool.hello", with(Handlers::hello))?;
-    builder.request_command("pool.request", with(Handlers::request))?;
+    let together = Arc::clone(handlers);
+    builder.request_command_together("pool.request", move |calls| together.requests(calls))?;
     builder.request_command("records.put_end", with(Handlers::put_end))?;
     builder.request_command("records.read", with(Handlers::read_record))?;
     builder.command("records.release", with(Handlers::release))?;

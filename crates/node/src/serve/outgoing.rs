@@ -47,9 +47,7 @@ impl Outgoing {
     /// Answers an operation, at every place that waits for it.
     pub(crate) fn answer(&self, client: ClientId, operation: OperationId, reply: Reply) {
         let (waiting, key) = self.clients().answer(client, operation);
-        if waiting.is_empty() {
-            return;
-        }
+        let Some(waiting) = waiting else { return };
         let failure = match &reply {
             Reply::Failed(code) => Some(*code),
             _ => None,
@@ -57,7 +55,7 @@ impl Outgoing {
         // Repetitions are of one client, which reads what it always did.
         let reads = waiting.iter().map(|unanswered| unanswered.reads).min();
         let body = self.body(reply, key, reads.unwrap_or(body::FORMAT));
-        for unanswered in waiting {
+        for unanswered in waiting.into_iter() {
             let Unanswered {
                 deferred, mut span, ..
             } = unanswered;

@@ -356,6 +356,18 @@ impl Evict for Gittins {
         self.read_walk(walk);
     }
 
+    fn warm(&self, slot: Slot, step: usize) -> u32 {
+        match step {
+            0 => {
+                let mark = self.marks.get(slot.0 as usize);
+                let count = mark.map_or(0, |mark| mark.count());
+                self.segment_of(slot).unwrap_or_default() ^ u32::from(count)
+            }
+            1 => (self.segment_of(slot)).map_or(0, |number| self.segments.warm_one(number)),
+            _ => (self.segment_of(slot)).map_or(0, |number| self.segments.warm_beside(number)),
+        }
+    }
+
     fn insert(&mut self, walk: &Walk<'_>) {
         self.advance(walk.now);
         self.insert_walk(walk);

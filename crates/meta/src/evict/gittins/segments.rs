@@ -210,18 +210,31 @@ impl ChainSegments {
     /// Reads segments and their neighbours in their lists ahead of their moves, first all segments and then all neighbours,
     /// so that cache misses overlap.
     pub(super) fn warm(&self, numbers: impl Iterator<Item = u32> + Clone) {
-        let blocks = |number: u32| {
-            let segment = self.records.get(number as usize);
-            segment.map_or(0, |segment| segment.blocks)
+        let each = |of: fn(&Self, u32) -> u32| {
+            let seen = numbers
+                .clone()
+                .fold(0, |seen, number| seen ^ of(self, number));
+            std::hint::black_box(seen);
         };
-        let seen = numbers
-            .clone()
-            .fold(0, |seen, number| seen ^ blocks(number));
-        std::hint::black_box(seen);
-        let segments = numbers.filter_map(|number| self.records.get(number as usize));
-        let links = segments.flat_map(|segment| segment.links);
-        let seen = links.fold(0, |seen, at| seen ^ blocks(at.older) ^ blocks(at.newer));
-        std::hint::black_box(seen);
+        each(Self::warm_one);
+        each(Self::warm_beside);
+    }
+
+    /// Reads a segment.
+    pub(super) fn warm_one(&self, number: u32) -> u32 {
+        let segment = self.records.get(number as usize);
+        segment.map_or(0, |segment| segment.blocks.into())
+    }
+
+    /// Reads the neighbours of a segment in its lists.
+    pub(super) fn warm_beside(&self, number: u32) -> u32 {
+        let segment = self.records.get(number as usize);
+        segment.map_or(0, |segment| {
+            let beside = segment.links.iter();
+            beside.fold(0, |seen, at| {
+                seen ^ self.warm_one(at.older) ^ self.warm_one(at.newer)
+            })
+        })
     }
 
     pub(super) fn overhead_bytes(&self) -> usize {

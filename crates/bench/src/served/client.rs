@@ -14,6 +14,8 @@ use crate::usage::quantile;
 
 /// Memory that the buffers of all threads lie in: more than a cache holds.
 const BUFFER_BYTES: usize = 64 << 20;
+/// How long a put may wait for room.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// Values that a thread puts in turn.
 const PUTS: usize = 4;
 
@@ -202,6 +204,8 @@ impl Run {
                     named.iter().map(Vec::as_slice).zip(values).collect();
                 let upsert = PutOptions {
                     mode: PutMode::Upsert,
+                    // Large batches of many callers want more room at once than there is.
+                    wait: Some(PATIENCE),
                     ..PutOptions::default()
                 };
                 let stored = client.put_batch(&entries, &upsert);

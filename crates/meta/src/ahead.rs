@@ -1,6 +1,6 @@
 //! Reading ahead for requests that came together.
 
-use slackwater_wire::{Exists, Get, Request};
+use slackwater_wire::{DiskEntry, Exists, Get, Request};
 
 use crate::evict::{Slot, WARM_STEPS};
 use crate::get::WARMED_AT_ONCE;
@@ -25,6 +25,14 @@ impl Master {
             }
             std::hint::black_box(seen);
         }
+        self.reading = Some(reading);
+    }
+
+    /// The same for what a node announces next, which mostly is not there yet, or on another medium.
+    pub(crate) fn read_ahead_of<'a>(&mut self, named: impl Iterator<Item = &'a DiskEntry>) {
+        let mut reading = self.reading.take().unwrap_or_default();
+        reading.begin(named.map(|entry| self.tenants.hash_of(&entry.tenant, &entry.key)));
+        self.warm(&mut reading, 0);
         self.reading = Some(reading);
     }
 

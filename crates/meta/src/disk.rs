@@ -4,6 +4,7 @@ use slackwater_base::Instant;
 use slackwater_wire::{DiskEntry, DiskState, NodeId, ReportedEntry, SegmentId, Version};
 
 use crate::catalog::{Mark, ObjectId, ReplicaId, SegmentIndex};
+use crate::get::WARMED_AT_ONCE;
 use crate::master::Master;
 use crate::numbers::VERSION_MAX;
 use crate::prospect;
@@ -29,25 +30,30 @@ impl Master {
             return;
         }
         let mut fresh = Vec::with_capacity(entries.len());
-        for reported in entries {
-            self.metrics.records_announced += 1;
-            self.numbers.start_above(reported.entry.version);
-            match self.adopt(now, node, index, reported) {
-                Adopted::New(replica) => fresh.push(replica),
-                Adopted::Known => {}
-                Adopted::Stale => {
-                    self.metrics.records_stale += 1;
-                    let hash = self
-                        .tenants
-                        .hash_of(&reported.entry.tenant, &reported.entry.key);
-                    self.drop_record(index, hash, reported.entry.clone(), None);
-                    if self.segments.at(index).outlives {
-                        self.keep_drop((hash, reported.entry.version, index));
-                    }
+        for entries in entries.chunks(WARMED_AT_ONCE) {
+            self.read_ahead_of(entries.iter().map(|reported| &reported.entry));
+            for reported in entries {
+                self.metrics.records_announced += 1;
+                self.numbers.start_above(reported.entry.version);
+                match self.adopt(now, node, index, reported) {
+                    Adopted::New(replica) => fresh.push(replica),
+                    Adopted::Known => {}
+                    Adopted::Stale => self.refuse_announced(index, reported),
                 }
             }
         }
         self.introduce_announced(now, fresh);
+    }
+
+    /// An announced record is of no use: its node is told to drop it.
+    fn refuse_announced(&mut self, index: SegmentIndex, reported: &ReportedEntry) {
+        let entry = &reported.entry;
+        self.metrics.records_stale += 1;
+        let hash = self.tenants.hash_of(&entry.tenant, &entry.key);
+        self.drop_record(index, hash, entry.clone(), None);
+        if self.segments.at(index).outlives {
+            self.keep_drop((hash, entry.version, index));
+        }
     }
 
     fn adopt(

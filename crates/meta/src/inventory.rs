@@ -7,6 +7,7 @@ use slackwater_wire::{
 };
 
 use crate::catalog::{Mark, ObjectId, PinKind, Replica, ReplicaId, SegmentIndex, TenantIndex};
+use crate::get::WARMED_AT_ONCE;
 use crate::master::Master;
 use crate::numbers::VERSION_MAX;
 use crate::publish::{self, Fresh};
@@ -83,12 +84,15 @@ impl Master {
             return;
         }
         let mut fresh = Vec::with_capacity(entries.len());
-        for published in entries {
-            self.metrics.extents_announced += 1;
-            self.numbers.start_above(published.entry.version);
-            match self.adopt_extent(now, node, index, published) {
-                Some(replica) => fresh.push(replica),
-                None => self.metrics.extents_stale += 1,
+        for entries in entries.chunks(WARMED_AT_ONCE) {
+            self.read_ahead_of(entries.iter().map(|published| &published.entry));
+            for published in entries {
+                self.metrics.extents_announced += 1;
+                self.numbers.start_above(published.entry.version);
+                match self.adopt_extent(now, node, index, published) {
+                    Some(replica) => fresh.push(replica),
+                    None => self.metrics.extents_stale += 1,
+                }
             }
         }
         self.introduce_announced(now, fresh);

@@ -28,7 +28,8 @@ impl Master {
         self.reading = Some(reading);
     }
 
-    /// The same for what a node announces next, which mostly is not there yet, or on another medium.
+    /// The same of the catalog alone, for as many objects as are read ahead for at once that a node announces next: mostly they are
+    /// not there yet, or on another medium.
     pub(crate) fn read_ahead_of<'a>(&mut self, named: impl Iterator<Item = &'a DiskEntry>) {
         let mut reading = self.reading.take().unwrap_or_default();
         reading.begin(named.map(|entry| self.tenants.hash_of(&entry.tenant, &entry.key)));

@@ -16,8 +16,8 @@ pub trait Protocol: Send + 'static {
     /// Takes one event.
     fn handle(&mut self, net: &mut Net, event: Event<'_, Self::Command>);
 
-    /// What the loop had to tell is told: before it writes what was queued for it, and sleeps, it tells no more but how that
-    /// went, after which this is called again. A protocol that gathers what belongs together acts now.
+    /// What the loop had to tell is told, and it will write what was queued for it; this is called again when it has told how that
+    /// went, or anything else, so always before it sleeps. A protocol that gathers what belongs together acts now.
     fn turn_ends(&mut self, net: &mut Net) {
         let _ = net;
     }

@@ -269,7 +269,7 @@ mod tests {
     use crate::Config;
     use crate::pool::{MasterOptions, MasterServer};
 
-    /// Requests of one client: a look-up, a question whether the object is there, and a look-up.
+    /// Requests of one client: a look-up, a question whether the object is there, one that takes longer, and a look-up.
     fn requests() -> Vec<(Traceparent, RemoteRequest)> {
         let keys = || vec![Key::new(b"k").unwrap()];
         let look_up = || {
@@ -285,7 +285,8 @@ mod tests {
             tenant: Tenant::DEFAULT,
             keys: keys().into(),
         });
-        let each = [look_up(), exists, look_up()].into_iter().zip(1..);
+        let each = [look_up(), exists, Request::Quotas, look_up()];
+        let each = each.into_iter().zip(1..);
         each.map(|(request, operation)| {
             let remote = RemoteRequest {
                 client: ClientId(1 << 40),
@@ -300,6 +301,33 @@ mod tests {
             )
         })
         .collect()
+    }
+
+    #[test]
+    fn only_look_ups_of_one_key_share_a_lock() {
+        let keys = |count: usize| vec![Key::new(b"k").unwrap(); count];
+        let get = |count| {
+            Request::Get(Get {
+                tenant: Tenant::DEFAULT,
+                keys: keys(count),
+                chain: Chain::default(),
+                hold: Hold::Lease,
+                prefix_only: false,
+            })
+        };
+        let exists = |count| {
+            Request::Exists(Exists {
+                tenant: Tenant::DEFAULT,
+                keys: keys(count).into(),
+            })
+        };
+        let check = |request: Request, short| assert_eq!(is_short(&request), short, "{request:?}");
+        check(get(1), true);
+        check(get(2), false);
+        check(get(0), false);
+        check(exists(1), true);
+        check(exists(2), false);
+        check(Request::Quotas, false);
     }
 
     #[test]
@@ -333,6 +361,6 @@ mod tests {
         assert_eq!(asked, Ok((2, 1)));
         let panics: Result<(), _> = shell.with(|_, _| panic!("on purpose"));
         assert_eq!(panics, Err(ErrorCode::InternalError));
-        check(&[1, 2, 3], 4);
+        check(&[1, 2, 3, 4], 4);
     }
 }

@@ -177,7 +177,8 @@ pub struct Latencies {
 /// How long the parts of reads took that a process sees: of a read for another process the rest is that process's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Phases {
-    /// The look-up of a call, with its wait for the lock of the master.
+    /// The look-up of a call, with its wait for the lock of the master. At a master with nodes, look-ups of single keys that came
+    /// together are answered together: each took as long as all of them.
     pub look_up: Latency,
     /// A read from SSD before it began: behind the others of its call.
     pub queue: Latency,

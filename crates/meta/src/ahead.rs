@@ -1,6 +1,6 @@
 //! Reading ahead for requests that came together.
 
-use slackwater_wire::{DiskEntry, Exists, Get, Request};
+use slackwater_wire::{DiskEntry, Exists, Get, Request, Tenant};
 
 use crate::evict::{Slot, WARM_STEPS};
 use crate::get::WARMED_AT_ONCE;
@@ -11,10 +11,18 @@ impl Master {
     /// requests that came together overlap instead of following one another. Nothing follows from it but time.
     pub fn read_ahead<'a>(&mut self, requests: impl Iterator<Item = &'a Request>) {
         let mut reading = self.reading.take().unwrap_or_default();
-        reading.begin(requests.filter_map(|request| self.hash_of_single(request)));
-        let keys = reading.keys();
-        // Nothing overlaps with one alone, and calls of many keys read ahead for themselves.
-        for from in (0..keys).step_by(WARMED_AT_ONCE).filter(|_| keys > 1) {
+        // Calls of many keys read ahead for themselves.
+        reading.begin(requests.filter_map(single_key).filter_map(|(tenant, key)| {
+            let tenant = self.tenants.find(tenant)?;
+            Some(self.tenants.hash(tenant, key))
+        }));
+        // Nothing overlaps with one alone.
+        let keys = if reading.keys() > 1 {
+            reading.keys()
+        } else {
+            0
+        };
+        for from in (0..keys).step_by(WARMED_AT_ONCE) {
             self.warm(&mut reading, from);
             let mut seen = 0;
             for step in 0..WARM_STEPS {
@@ -36,17 +44,19 @@ impl Master {
         self.warm(&mut reading, 0);
         self.reading = Some(reading);
     }
+}
 
-    fn hash_of_single(&self, request: &Request) -> Option<u64> {
-        let (tenant, key) = match request {
-            Request::Get(Get { tenant, keys, .. }) if keys.len() == 1 => {
-                (tenant, keys[0].as_bytes())
-            }
-            Request::Exists(Exists { tenant, keys }) if keys.len() == 1 => {
-                (tenant, keys.iter().next()?)
-            }
-            _ => return None,
-        };
-        Some(self.tenants.hash(self.tenants.find(tenant)?, key))
+/// The key of a look-up of one, or of the question whether one is there: what a master has answered in a microsecond, if it need
+/// not wait for the cache.
+#[must_use]
+pub fn single_key(request: &Request) -> Option<(&Tenant, &[u8])> {
+    match request {
+        Request::Get(Get { tenant, keys, .. }) if keys.len() == 1 => {
+            Some((tenant, keys[0].as_bytes()))
+        }
+        Request::Exists(Exists { tenant, keys }) if keys.len() == 1 => {
+            Some((tenant, keys.iter().next()?))
+        }
+        _ => None,
     }
 }

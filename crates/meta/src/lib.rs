@@ -54,6 +54,7 @@ mod slab;
 mod suspect;
 mod tenant;
 
+pub use ahead::single_key;
 pub use books::{Books, Imbalance, SegmentBooks};
 pub use config::{
     Absence, ConfigWarning, Eviction, Limits, MasterConfig, Offload, OffloadMode, OnHit, Placement,

@@ -46,7 +46,7 @@ pub use jobs::{Queueing, Workers};
 pub use metrics::Metrics;
 pub use mq::Mq;
 pub use options::{Options, StartError};
-pub use registry::{Builder, Category, Handler, RegistryError, Run, TogetherHandler};
+pub use registry::{Builder, Category, Handler, RegistryError, Run};
 pub use request::{Answer, BegunRequest, RequestError, RequestOptions};
 pub use slackwater_keys::{
     AllowList, AllowListError, Allowed, KeyFileError, Level, load_key, new_keys, write_key,

@@ -14,7 +14,7 @@ use crate::{Access, Address, Call, LinkEvent, Options, Queueing};
 pub type Handler = Arc<dyn Fn(&Call<'_>) + Send + Sync>;
 
 /// What carries out requests that came together, in the order in which they came.
-pub type TogetherHandler = Arc<dyn Fn(&[Call<'_>]) + Send + Sync>;
+pub(crate) type TogetherHandler = Arc<dyn Fn(&[Call<'_>]) + Send + Sync>;
 
 /// Where the handlers of a category run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

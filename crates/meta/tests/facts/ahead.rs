@@ -2,15 +2,15 @@
 
 use proptest::prelude::*;
 use slackwater_meta::evict::PolicyKind;
-use slackwater_meta::{Eviction, MasterConfig, Tenancy};
+use slackwater_meta::{Eviction, MasterConfig, Tenancy, single_key};
 use slackwater_wire::*;
 
 use crate::world::*;
 
-fn get(tenant: &Tenant, name: u8) -> Request {
+fn get(tenant: &Tenant, names: &[u8]) -> Request {
     Request::Get(Get {
         tenant: tenant.clone(),
-        keys: vec![key(&name.to_string())],
+        keys: names.iter().map(|name| key(&name.to_string())).collect(),
         chain: Chain::default(),
         hold: Hold::Lease,
         prefix_only: false,
@@ -23,6 +23,22 @@ fn exists(tenant: &Tenant, names: &[u8]) -> Request {
         tenant: tenant.clone(),
         keys: keys.into(),
     })
+}
+
+#[test]
+fn only_requests_of_one_key_are_read_ahead_for() {
+    let tenant = Tenant::new("a").unwrap();
+    let check = |request: Request, expected: Option<&[u8]>| {
+        let expected = expected.map(|key| (&tenant, key));
+        assert_eq!(single_key(&request), expected, "{request:?}");
+    };
+    check(get(&tenant, &[7]), Some(b"7"));
+    check(get(&tenant, &[7, 8]), None);
+    check(get(&tenant, &[]), None);
+    check(exists(&tenant, &[7]), Some(b"7"));
+    check(exists(&tenant, &[7, 8]), None);
+    check(exists(&tenant, &[]), None);
+    check(Request::Quotas, None);
 }
 
 proptest! {
@@ -44,10 +60,10 @@ proptest! {
             let requests: Vec<Request> = (step.iter())
                 .map(|(kind, name)| match kind {
                     0 => start(&name.to_string(), BLOCK, PutConfig::default()),
-                    1 => get(&unknown, *name),
+                    1 => get(&unknown, &[*name]),
                     2 => exists(&Tenant::DEFAULT, &[*name]),
                     3 => exists(&Tenant::DEFAULT, &[*name, name + 1]),
-                    _ => get(&Tenant::DEFAULT, *name),
+                    _ => get(&Tenant::DEFAULT, &[*name]),
                 })
                 .collect();
             ahead.master.read_ahead(requests.iter());

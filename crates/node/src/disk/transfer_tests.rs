@@ -180,10 +180,8 @@ fn a_read_gives_out_what_was_asked_for_when_it_has_ended() {
 #[test]
 fn what_a_system_call_says_decides_how_it_goes_on() {
     let root = tempfile::tempdir().unwrap();
-    let file = Directory::hold(root.path())
-        .unwrap()
-        .create(FileId(1))
-        .unwrap();
+    let directory = Directory::hold(root.path()).unwrap();
+    let file = directory.create(FileId(1)).unwrap();
     let segment = segment(1 << 20);
     let check = |into: Option<Target>, result: Result<usize, i32>, expected: Progress| {
         let file = Arc::clone(&file);
@@ -240,10 +238,8 @@ fn what_a_system_call_says_decides_how_it_goes_on() {
 #[test]
 fn extents_of_others_and_too_short_ones_are_refused() {
     let root = tempfile::tempdir().unwrap();
-    let file = Directory::hold(root.path())
-        .unwrap()
-        .create(FileId(1))
-        .unwrap();
+    let directory = Directory::hold(root.path()).unwrap();
+    let file = directory.create(FileId(1)).unwrap();
     let segment = segment(1 << 20);
     let refused = [
         ExtentRef {

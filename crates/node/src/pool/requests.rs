@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use std::vec::Drain;
 
-use slackwater_meta::Input;
+use slackwater_meta::{Input, single_key};
 use slackwater_mq::{ConnectionId, RequestOptions};
 use slackwater_trace::within;
 use slackwater_transfer::Segment as Contact;
@@ -126,15 +126,6 @@ impl MasterShell {
     }
 }
 
-/// Whether a request is the look-up of one key, or the question whether it is there: a master has answered it in a microsecond.
-fn is_short(request: &Request) -> bool {
-    match request {
-        Request::Get(get) => get.keys.len() == 1,
-        Request::Exists(exists) => exists.keys.len() == 1,
-        _ => false,
-    }
-}
-
 impl Backend for MasterShell {
     fn nodes(&self) -> (Vec<Contact>, u64) {
         let (contacts, largest) = self.members.contacts();
@@ -173,15 +164,11 @@ impl Backend for MasterShell {
         refused: &dyn Fn(ClientId, OperationId, ErrorCode),
     ) {
         // A lock for each that takes long, so that none waits for more than one of them, and one for those that do not.
-        while let Some((_, first)) = requests.first() {
-            let few = if is_short(&first.request) {
-                let short = requests
-                    .iter()
-                    .take_while(|(_, one)| is_short(&one.request));
-                short.count()
-            } else {
-                1
-            };
+        while !requests.is_empty() {
+            let short = (requests.iter())
+                .take_while(|(_, remote)| single_key(&remote.request).is_some())
+                .count();
+            let few = short.max(1);
             self.ask_at_once(requests.drain(..few), refused);
         }
     }
@@ -301,33 +288,6 @@ mod tests {
             )
         })
         .collect()
-    }
-
-    #[test]
-    fn only_look_ups_of_one_key_share_a_lock() {
-        let keys = |count: usize| vec![Key::new(b"k").unwrap(); count];
-        let get = |count| {
-            Request::Get(Get {
-                tenant: Tenant::DEFAULT,
-                keys: keys(count),
-                chain: Chain::default(),
-                hold: Hold::Lease,
-                prefix_only: false,
-            })
-        };
-        let exists = |count| {
-            Request::Exists(Exists {
-                tenant: Tenant::DEFAULT,
-                keys: keys(count).into(),
-            })
-        };
-        let check = |request: Request, short| assert_eq!(is_short(&request), short, "{request:?}");
-        check(get(1), true);
-        check(get(2), false);
-        check(get(0), false);
-        check(exists(1), true);
-        check(exists(2), false);
-        check(Request::Quotas, false);
     }
 
     #[test]

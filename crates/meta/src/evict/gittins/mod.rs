@@ -363,7 +363,7 @@ impl Evict for Gittins {
                 let count = mark.map_or(0, |mark| mark.count());
                 self.segment_of(slot).unwrap_or_default() ^ u32::from(count)
             }
-            1 => (self.segment_of(slot)).map_or(0, |number| self.segments.warm_one(number)),
+            1 => (self.segment_of(slot)).map_or(0, |number| self.segments.warm(number)),
             _ => (self.segment_of(slot)).map_or(0, |number| self.segments.warm_beside(number)),
         }
     }

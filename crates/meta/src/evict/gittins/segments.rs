@@ -207,32 +207,19 @@ impl ChainSegments {
         }
     }
 
-    /// Reads segments and their neighbours in their lists ahead of their moves, first all segments and then all neighbours,
-    /// so that cache misses overlap.
-    pub(super) fn warm(&self, numbers: impl Iterator<Item = u32> + Clone) {
-        let each = |of: fn(&Self, u32) -> u32| {
-            let seen = numbers
-                .clone()
-                .fold(0, |seen, number| seen ^ of(self, number));
-            std::hint::black_box(seen);
-        };
-        each(Self::warm_one);
-        each(Self::warm_beside);
-    }
-
-    /// Reads a segment.
-    pub(super) fn warm_one(&self, number: u32) -> u32 {
+    /// Reads a segment ahead of need.
+    pub(super) fn warm(&self, number: u32) -> u32 {
         let segment = self.records.get(number as usize);
         segment.map_or(0, |segment| segment.blocks.into())
     }
 
-    /// Reads the neighbours of a segment in its lists.
+    /// Reads the neighbours of a segment in its lists, which its moves will change.
     pub(super) fn warm_beside(&self, number: u32) -> u32 {
         let segment = self.records.get(number as usize);
         segment.map_or(0, |segment| {
             let beside = segment.links.iter();
             beside.fold(0, |seen, at| {
-                seen ^ self.warm_one(at.older) ^ self.warm_one(at.newer)
+                seen ^ self.warm(at.older) ^ self.warm(at.newer)
             })
         })
     }

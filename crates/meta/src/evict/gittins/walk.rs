@@ -9,7 +9,8 @@ use super::class::{
 use super::pending::{Found, GhostRuns, Pending};
 use super::segments::{CHECKPOINT_SPACING, ChainSegment, NONE, Place};
 use super::shelves::octave;
-use super::{Gittins, Link, Walk};
+use super::{Evict, Gittins, Link, Walk};
+use crate::evict::WARM_STEPS;
 use crate::evict::ghosts::tag;
 use crate::evict::queues::grow;
 
@@ -41,7 +42,7 @@ const WARMED_BLOCKS: usize = 1 << 18;
 impl Gittins {
     pub(super) fn read_walk(&mut self, walk: &Walk<'_>) {
         if self.nodes.len() >= WARMED_BLOCKS {
-            self.warm(walk);
+            self.warm_walk(walk);
         }
         let mut known = self.take_resident(walk);
         self.match_ghosts(walk, &mut known);
@@ -99,16 +100,12 @@ impl Gittins {
         }
     }
 
-    /// Reads what the walk will need, one table at a time, so that the cache misses of its blocks overlap.
-    fn warm(&self, walk: &Walk<'_>) {
-        let slots = walk.placed().map(|(.., slot)| slot);
-        let counts = slots.clone().map(|slot| {
-            let mark = self.marks.get(slot.0 as usize);
-            mark.map_or(0, |mark| mark.count())
-        });
-        std::hint::black_box(counts.fold(0, |seen, count| seen ^ count));
-        let numbers = slots.filter_map(|slot| self.segment_of(slot));
-        self.segments.warm(numbers);
+    /// Reads what the walk will need, a step for all of its blocks before the next one, so that their cache misses overlap.
+    fn warm_walk(&self, walk: &Walk<'_>) {
+        for step in 0..WARM_STEPS {
+            let slots = walk.placed().map(|(.., slot)| slot);
+            std::hint::black_box(slots.fold(0, |seen, slot| seen ^ self.warm(slot, step)));
+        }
     }
 
     /// Unlinks every resident block of the walk, and records one event for each run of them in a segment.

@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::ops::{Index, IndexMut};
 
 use thiserror::Error;
@@ -80,8 +81,17 @@ pub struct ExtentAllocator {
     heads: Box<[[u32; COLUMNS]; ROWS]>,
     books: ExtentBooks,
     next_generation: u64,
-    /// The piece with the highest address.
-    last: u32,
+    /// Free pieces of which extents may be taken over, by their first granules; none once something was allocated.
+    gaps: BTreeMap<u32, u32>,
+}
+
+/// How extents that are taken over follow one another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// In the order of their addresses: what is free before one stays so.
+    InOrder,
+    /// Before its turn.
+    Ahead,
 }
 
 /// Twenty-eight bytes, because there is one for every extent: fields of free pieces and fields of held ones share their
@@ -212,7 +222,7 @@ impl ExtentAllocator {
                 quarantined: 0,
             },
             next_generation: first_generation,
-            last: 0,
+            gaps: BTreeMap::from([(0, 0)]),
         };
         allocator.link(0);
         allocator
@@ -243,6 +253,7 @@ impl ExtentAllocator {
                 largest: self.largest_free(),
             });
         };
+        self.gaps.clear();
         self.unlink(index);
         if self.pieces[index as usize].len > len {
             self.split(index, len);
@@ -263,30 +274,47 @@ impl ExtentAllocator {
         Ok(extent)
     }
 
-    /// Takes over an extent that an earlier allocator of the same bytes gave out, under the generation that it had there.
-    /// Extents are taken over in the order of their addresses, before any other is allocated behind them. None when the
-    /// bytes are not whole granules of the free end of the segment, or the generation is one that this allocator gives.
-    pub fn adopt(&mut self, offset: u64, bytes: u64, generation: u64) -> Option<Extent> {
+    /// Takes over an extent that an earlier allocator of the same bytes gave out, under the generation that it had there,
+    /// before any other is allocated. None when its bytes are not whole granules that are free and whose turn has not
+    /// passed, or when its generation is one that this allocator gives.
+    pub fn adopt(
+        &mut self,
+        offset: u64,
+        bytes: u64,
+        generation: u64,
+        turn: Turn,
+    ) -> Option<Extent> {
         let end = offset.checked_add(bytes)?;
         let whole = offset.is_multiple_of(self.granule) && bytes.is_multiple_of(self.granule);
-        let free = self.pieces[self.last as usize];
-        let begins = u64::from(free.start) * self.granule;
-        let inside = bytes > 0 && offset >= begins && end <= self.books.capacity;
+        let inside = bytes > 0 && end <= self.books.capacity;
         let known = generation < self.next_generation;
-        if free.state != State::Free || !whole || !inside || !known {
+        if !whole || !inside || !known {
             return None;
         }
-        let mut index = self.last;
+        let (start, len) = (
+            (offset / self.granule) as u32,
+            (bytes / self.granule) as u32,
+        );
+        let (gap_start, mut index) = self.gap_of(start, len)?;
         self.unlink(index);
-        if offset > begins {
-            self.split(index, ((offset - begins) / self.granule) as u32);
+        if start > gap_start {
+            self.split(index, start - gap_start);
             self.link(index);
             index = self.pieces[index as usize].right;
             self.unlink(index);
         }
-        let len = (bytes / self.granule) as u32;
+        if start == gap_start || turn == Turn::InOrder {
+            self.gaps.remove(&gap_start);
+        }
         if self.pieces[index as usize].len > len {
             self.split(index, len);
+            let right = self.pieces[index as usize].right;
+            self.gaps.insert(start + len, right);
+        }
+        if turn == Turn::InOrder {
+            while let Some(passed) = self.gaps.first_entry().filter(|gap| *gap.key() < start) {
+                passed.remove();
+            }
         }
         let piece = &mut self.pieces[index as usize];
         piece.state = State::Live;
@@ -299,6 +327,13 @@ impl ExtentAllocator {
             generation,
             slot: index,
         })
+    }
+
+    /// The gap that these granules lie in: its first granule and its piece.
+    fn gap_of(&self, start: u32, len: u32) -> Option<(u32, u32)> {
+        let (gap, index) = self.gaps.range(..=start).next_back()?;
+        let end = gap + self.pieces[*index as usize].len;
+        (start + len <= end).then_some((*gap, *index))
     }
 
     /// The generation of the next extent.
@@ -328,7 +363,9 @@ impl ExtentAllocator {
         self.books.free += extent.bytes;
         let mut index = extent.slot;
         let Piece { left, right, .. } = self.pieces[index as usize];
+        let mut gap = None;
         if right != NONE && self.pieces[right as usize].state == State::Free {
+            gap = self.gaps.remove(&self.pieces[right as usize].start);
             self.unlink(right);
             self.merge(index, right);
         }
@@ -338,6 +375,9 @@ impl ExtentAllocator {
             index = left;
         }
         self.link(index);
+        if gap.is_some() {
+            self.gaps.insert(self.pieces[index as usize].start, index);
+        }
     }
 
     /// The extent of the number that [`Extent::slot`] returned, until it is released.
@@ -395,7 +435,8 @@ impl ExtentAllocator {
     /// Memory of the allocator itself, in bytes.
     #[must_use]
     pub fn overhead_bytes(&self) -> usize {
-        self.pieces.overhead_bytes() + size_of::<[[u32; COLUMNS]; ROWS]>()
+        let gaps = self.gaps.len() * size_of::<(u32, u32)>();
+        self.pieces.overhead_bytes() + size_of::<[[u32; COLUMNS]; ROWS]>() + gaps
     }
 
     /// A free piece of at least `len` granules: the head of the first class all of whose pieces are long enough, or,
@@ -458,8 +499,6 @@ impl ExtentAllocator {
         };
         if whole.right != NONE {
             self.pieces[whole.right as usize].left = rest_index;
-        } else {
-            self.last = rest_index;
         }
         let piece = &mut self.pieces[index as usize];
         piece.len = len;
@@ -475,8 +514,6 @@ impl ExtentAllocator {
         piece.right = gone.right;
         if gone.right != NONE {
             self.pieces[gone.right as usize].left = left;
-        } else {
-            self.last = left;
         }
         let slot = &mut self.pieces[right as usize];
         slot.state = State::Spare;
@@ -649,28 +686,44 @@ mod tests {
     }
 
     #[test]
-    fn only_free_granules_behind_all_others_are_taken_over_under_an_old_generation() {
-        let mut allocator = ExtentAllocator::new(8 * 4096, 4096, 7);
-        let mut check = |granule: u64, granules: u64, generation: u64, taken: bool| {
+    fn only_free_granules_whose_turn_has_not_passed_are_taken_over_under_an_old_generation() {
+        use Turn::{Ahead, InOrder};
+        let mut allocator = ExtentAllocator::new(16 * 4096, 4096, 7);
+        let mut check = |turn: Turn, granule: u64, granules: u64, generation: u64, taken: bool| {
             let (offset, bytes) = (granule * 4096, granules * 4096);
-            let adopted = allocator.adopt(offset, bytes, generation);
+            let adopted = allocator.adopt(offset, bytes, generation, turn);
             let expected = taken.then_some((offset, bytes, generation));
             let found = adopted.map(|it| (it.offset, it.bytes, it.generation));
-            assert_eq!(found, expected, "{granules} from {granule}");
+            assert_eq!(found, expected, "{granules} from {granule} {turn:?}");
         };
-        check(1, 2, 3, true);
-        check(2, 1, 4, false);
-        check(0, 1, 4, false);
-        check(3, 0, 4, false);
-        check(3, 6, 4, false);
-        check(3, 1, 7, false);
-        check(u64::MAX / 4096, 2, 4, false);
-        check(3, 1, 6, true);
-        check(6, 2, 1, true);
-        check(7, 1, 1, false);
-        assert_eq!(allocator.adopt(3 * 4096 + 1, 4096, 1), None);
+        check(Ahead, 5, 2, 2, true);
+        check(Ahead, 9, 1, 2, true);
+        check(Ahead, 4, 2, 2, false);
+        check(Ahead, 6, 1, 2, false);
+        check(InOrder, 1, 2, 3, true);
+        check(InOrder, 2, 1, 4, false);
+        check(InOrder, 0, 1, 4, false);
+        check(Ahead, 0, 1, 4, false);
+        check(InOrder, 3, 0, 4, false);
+        check(InOrder, 3, 3, 4, false);
+        check(InOrder, 3, 14, 4, false);
+        check(InOrder, 3, 1, 7, false);
+        check(InOrder, u64::MAX / 4096, 2, 4, false);
+        check(InOrder, 3, 2, 6, true);
+        check(Ahead, 8, 1, 2, true);
+        check(InOrder, 7, 1, 1, true);
+        check(InOrder, 12, 2, 1, true);
+        check(InOrder, 10, 1, 1, false);
+        check(Ahead, 11, 1, 1, false);
+        check(Ahead, 15, 1, 1, true);
+        check(InOrder, 14, 1, 1, true);
+        for turn in [InOrder, Ahead] {
+            assert_eq!(allocator.adopt(10 * 4096 + 1, 4096, 1, turn), None);
+        }
         let next = allocator.allocate(2 * 4096).unwrap();
-        assert_eq!((next.offset, next.generation), (4 * 4096, 7));
+        assert_eq!((next.offset, next.generation), (10 * 4096, 7));
+        let late = allocator.adopt(0, 4096, 1, InOrder);
+        assert_eq!(late, None, "something was allocated");
     }
 
     #[derive(Clone, Debug)]
@@ -728,7 +781,7 @@ mod tests {
             live.sort_unstable_by_key(|extent| extent.offset);
             let mut next = ExtentAllocator::new(1 << 20, 4096, allocator.next_generation());
             for extent in &live {
-                let adopted = next.adopt(extent.offset, extent.bytes, extent.generation);
+                let adopted = next.adopt(extent.offset, extent.bytes, extent.generation, Turn::InOrder);
                 prop_assert!(adopted.is_some_and(|adopted| next.held(adopted.slot()) == adopted));
             }
             prop_assert_eq!(next.books().live, allocator.books().live);
@@ -742,6 +795,59 @@ mod tests {
                 allocator.release(extent);
             }
             prop_assert!(allocator.allocate(1 << 20).is_ok(), "all of it in one piece again");
+        }
+
+        /// Against a map: any are taken over ahead, some are freed, and the rest has its turn. `order` says which go ahead,
+        /// and in what order.
+        #[test]
+        fn extents_are_taken_over_ahead_of_their_turn(
+            lengths in prop::collection::vec((0u64..3, 1u64..4), 1..40),
+            order in prop::collection::vec(any::<prop::sample::Index>(), 0..40),
+            freed in prop::collection::vec(any::<bool>(), 80),
+        ) {
+            let mut at = 0;
+            let places: Vec<(u64, u64)> = lengths.iter().map(|(hole, granules)| {
+                let start = at + hole;
+                at = start + granules;
+                (start * 4096, granules * 4096)
+            }).collect();
+            let mut allocator = ExtentAllocator::new((at + 2) * 4096, 4096, 100);
+            let mut held: BTreeMap<u64, Option<Extent>> = BTreeMap::new();
+            let mut freed = freed.into_iter();
+            let mut adopt = |allocator: &mut ExtentAllocator, (offset, bytes), turn| {
+                let extent = allocator.adopt(offset, bytes, 1, turn)?;
+                let free = freed.next() == Some(true);
+                if free {
+                    allocator.retire(extent);
+                    allocator.release(extent);
+                }
+                Some((!free).then_some(extent))
+            };
+            for pick in order {
+                let place = *pick.get(&places);
+                if !held.contains_key(&place.0) {
+                    let adopted = adopt(&mut allocator, place, Turn::Ahead);
+                    prop_assert!(adopted.is_some(), "{place:?} ahead");
+                    held.insert(place.0, adopted.flatten());
+                }
+            }
+            for place in places {
+                if !held.contains_key(&place.0) {
+                    let adopted = adopt(&mut allocator, place, Turn::InOrder);
+                    prop_assert!(adopted.is_some(), "{place:?} in its turn");
+                    held.insert(place.0, adopted.flatten());
+                }
+            }
+            let held: Vec<Extent> = held.into_values().flatten().collect();
+            let live = held.iter().map(|extent| extent.bytes).sum::<u64>();
+            prop_assert_eq!(allocator.books().live, live);
+            prop_assert_eq!(allocator.books().free + live, allocator.books().capacity);
+            for extent in held {
+                prop_assert_eq!(allocator.held(extent.slot()), extent);
+                allocator.retire(extent);
+                allocator.release(extent);
+            }
+            prop_assert!(allocator.allocate((at + 2) * 4096).is_ok(), "all of it in one piece again");
         }
     }
 }

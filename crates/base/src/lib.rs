@@ -17,7 +17,7 @@ mod units;
 
 pub use backoff::{Backoff, Jitter};
 pub use checksum::{Checksum, Checksummer};
-pub use extent::{AllocError, Extent, ExtentAllocator, ExtentBooks};
+pub use extent::{AllocError, Extent, ExtentAllocator, ExtentBooks, Turn};
 pub use hash::{KeyHash, Map, Set, hash64};
 pub use heavy::{Counter, HeavyHitters};
 #[cfg(feature = "planted")]

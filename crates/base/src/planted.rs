@@ -28,6 +28,8 @@ pub enum Planted {
     FencedIsAnnounced,
     /// What is left of an announcement to one master is said to the next.
     AnnouncementGoesOn,
+    /// What was announced ahead of its turn is taken for a mistake of its node in its turn.
+    AheadIsForgotten,
     /// Memory is given out before its node has announced what it holds.
     PlacedBeforeAnnounced,
     /// A failed promotion keeps its hold on the source.
@@ -198,6 +200,7 @@ impl Planted {
         Self::RemoveBeforeForgotten,
         Self::FencedIsAnnounced,
         Self::AnnouncementGoesOn,
+        Self::AheadIsForgotten,
         Self::PlacedBeforeAnnounced,
         Self::ForgetOwedRemoval,
         Self::AccessWithoutGeneration,

@@ -201,7 +201,7 @@ impl Bench {
         self.master.handle(self.now, input, &mut self.out);
         let reply = self.out.drain(..).find_map(|output| match output {
             Output::Reply { reply, .. } => Some(reply),
-            Output::Order { .. } | Output::Copy { .. } => None,
+            Output::Order { .. } | Output::Copy { .. } | Output::AnnounceFirst { .. } => None,
         });
         reply.expect("a master with room answers at once")
     }

@@ -29,6 +29,7 @@ impl Master {
         if owner != node || self.segments.at(index).disk().is_none() {
             return;
         }
+        self.ask_announcing(index);
         let mut fresh = Vec::with_capacity(entries.len());
         for entries in entries.chunks(WARMED_AT_ONCE) {
             self.read_ahead_of(entries.iter().map(|reported| &reported.entry));

@@ -1,7 +1,7 @@
 //! Memory that outlives its master: nodes are told what is published there, announce it to the next master, and say when
 //! they have forgotten what was withdrawn.
 
-use slackwater_base::{Instant, Planted, planted};
+use slackwater_base::{Instant, Map, Planted, Turn, planted};
 use slackwater_wire::{
     ChainPlace, Durability, ExtentRef, NodeId, Pin, Presence, Published, SegmentId, Version,
 };
@@ -75,6 +75,7 @@ impl Master {
         node: NodeId,
         segment: SegmentId,
         entries: &[Published],
+        turn: Turn,
     ) {
         let Some(index) = self.segments.find(segment) else {
             return;
@@ -83,19 +84,32 @@ impl Master {
         if segment.node != node || !segment.announcing || segment.memory().is_none() {
             return;
         }
+        self.ask_announcing(index);
         let mut fresh = Vec::with_capacity(entries.len());
         for entries in entries.chunks(WARMED_AT_ONCE) {
             self.read_ahead_of(entries.iter().map(|published| &published.entry));
             for published in entries {
-                self.metrics.extents_announced += 1;
                 self.numbers.start_above(published.entry.version);
-                match self.adopt_extent(now, node, index, published) {
+                if self.was_ahead(index, &published.extent) {
+                    continue;
+                }
+                self.metrics.extents_announced += 1;
+                match self.adopt_extent(now, node, index, published, turn) {
                     Some(replica) => fresh.push(replica),
                     None => self.metrics.extents_stale += 1,
                 }
             }
         }
         self.introduce_announced(now, fresh);
+    }
+
+    /// Whether an extent was announced before, ahead of its turn. What became of it since then, its node is told.
+    fn was_ahead(&self, index: SegmentIndex, extent: &ExtentRef) -> bool {
+        let segment = self.segments.at(index);
+        let ahead = segment.memory().map(|memory| &memory.ahead);
+        segment.incarnation == extent.incarnation
+            && !planted(Planted::AheadIsForgotten)
+            && ahead.is_some_and(|ahead| ahead.get(&extent.offset) == Some(&extent.generation))
     }
 
     /// Takes an announced extent over; none when its object was removed or replaced, or is of no use: the node is told to
@@ -106,6 +120,7 @@ impl Master {
         node: NodeId,
         index: SegmentIndex,
         published: &Published,
+        turn: Turn,
     ) -> Option<Fresh> {
         let Published { extent, entry, .. } = published;
         let segment = self.segments.at_mut(index);
@@ -119,10 +134,17 @@ impl Master {
                 generation,
                 ..
             } = *extent;
-            memory.extents.adopt(offset, bytes, generation)
+            let held = memory.extents.adopt(offset, bytes, generation, turn)?;
+            if turn == Turn::Ahead {
+                memory.ahead.insert(offset, generation);
+            }
+            Some(held)
         });
         let Some(held) = adopted else {
-            self.outbox.fence(node, *extent);
+            // Whether it is of any use is judged in its turn.
+            if turn == Turn::InOrder {
+                self.outbox.fence(node, *extent);
+            }
             return None;
         };
         let named = Version(1)..=VERSION_MAX;
@@ -248,6 +270,9 @@ impl Master {
         self.numbers.start_above(highest);
         let segment = self.segments.at_mut(index);
         (segment.announcing, segment.unannounced) = (false, false);
+        if let Some(memory) = segment.memory_mut() {
+            memory.ahead = Map::default();
+        }
         let mut of_node = self.segments.of_node(node).into_iter();
         if of_node.all(|index| !self.segments.at(index).unannounced) {
             self.notes.complete(node);

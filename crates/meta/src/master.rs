@@ -1,9 +1,9 @@
 use std::sync::Arc;
 
-use slackwater_base::{Instant, Map, Rng};
+use slackwater_base::{Instant, Map, Rng, Turn};
 use slackwater_wire::{
-    ClientId, CopyTask, ErrorCode, ExtentRef, JobId, NodeId, OperationId, Order, Permissions,
-    Reply, Report, Request, SegmentId, SegmentKind, SegmentState, TicketId, Version,
+    ClientId, CopyTask, ErrorCode, ExtentRef, JobId, Key, NodeId, OperationId, Order, Permissions,
+    Reply, Report, Request, SegmentId, SegmentKind, SegmentState, Tenant, TicketId, Version,
 };
 
 use crate::answers::{Answers, Arrival};
@@ -103,6 +103,14 @@ pub enum Output {
         /// What it is to bring.
         task: CopyTask,
     },
+    /// Have nodes that are announcing what they hold say at once what they have of these keys. Nobody waits for an answer:
+    /// where a node does not hear of it, each key comes in its turn.
+    AnnounceFirst {
+        /// The nodes.
+        nodes: Vec<NodeId>,
+        /// Tenants and keys.
+        names: Vec<(Tenant, Key)>,
+    },
 }
 
 /// The decisions of a store: objects, their replicas, and what is evicted, offloaded and promoted.
@@ -182,6 +190,8 @@ pub(crate) enum Due {
     Job(JobId),
     /// Look-ups have waited for nodes for long enough.
     Held,
+    /// Nodes may be asked for what look-ups wait for.
+    Asking,
 }
 
 impl Due {
@@ -331,8 +341,8 @@ impl Master {
                 Due::Copy(ticket) => self.copied(now, ticket, Err(ErrorCode::RpcTimeout)),
                 Due::Jobs => self.unsettled.jobs(),
                 Due::Job(job) => self.job_late(now, job),
-                // They are answered at the end of the step.
-                Due::Held => {}
+                // They are answered, and nodes are asked, at the end of the step.
+                Due::Held | Due::Asking => {}
             }
         }
         self.segments.run_policies(now);
@@ -460,7 +470,14 @@ impl Master {
             Report::Lost(entries) => self.lost(now, node, &entries),
             Report::Fenced(extents) => self.fenced(node, &extents),
             Report::Retired(extents) => self.forgotten(node, &extents),
-            Report::Holds { segment, entries } => self.holds(now, node, segment, &entries),
+            Report::Holds {
+                segment,
+                entries,
+                ahead,
+            } => {
+                let turn = if ahead { Turn::Ahead } else { Turn::InOrder };
+                self.holds(now, node, segment, &entries, turn);
+            }
             Report::Disk(state) => self.disk_state(node, &state),
             Report::Announce { segment, entries } => self.announce(now, node, segment, &entries),
             Report::Announced { segment, highest } => self.announced(node, segment, highest),

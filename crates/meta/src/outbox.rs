@@ -3,8 +3,8 @@ use std::collections::BTreeMap;
 use slackwater_base::Map;
 use slackwater_wire::limits::BATCH_KEYS_MAX;
 use slackwater_wire::{
-    ClientId, CopyTask, DiskEntry, ErrorCode, ExtentRef, NodeId, OffloadTask, OperationId, Order,
-    Published, Reply, SegmentId,
+    ClientId, CopyTask, DiskEntry, ErrorCode, ExtentRef, Key, NodeId, OffloadTask, OperationId,
+    Order, Published, Reply, SegmentId, Tenant,
 };
 
 use crate::Output;
@@ -19,6 +19,7 @@ pub(crate) struct Outbox {
     published: BTreeMap<NodeId, Vec<Published>>,
     fences: BTreeMap<NodeId, Vec<ExtentRef>>,
     copies: Vec<Output>,
+    asked: Vec<Output>,
 }
 
 impl Outbox {
@@ -54,6 +55,10 @@ impl Outbox {
         self.copies.push(Output::Copy { node, task });
     }
 
+    pub(crate) fn announce_first(&mut self, nodes: Vec<NodeId>, names: Vec<(Tenant, Key)>) {
+        self.asked.push(Output::AnnounceFirst { nodes, names });
+    }
+
     /// A segment is gone: its extents cannot be fenced any more, and need not be.
     pub(crate) fn forget_segment(&mut self, segment: SegmentId) {
         for extents in self.fences.values_mut() {
@@ -80,6 +85,7 @@ impl Outbox {
         in_parts(&mut self.published, Order::Published, out);
         in_parts(&mut self.fences, Order::Fence, out);
         out.append(&mut self.copies);
+        out.append(&mut self.asked);
         out.append(&mut self.replies);
     }
 }

@@ -1,15 +1,19 @@
 //! Look-ups just after a restart of the master. What they do not find may be on a node that has yet to say what it holds, so
 //! they wait until it is found, until no such node is left, or until the master has waited for long enough.
 //!
-//! What is awaited is listed by the hash of its key: an announcement finds the calls that it ends, and asks no other.
+//! What is awaited is listed by the hash of its key: an announcement finds the calls that it ends, and asks no other. Nodes
+//! are told what is awaited, and announce it first. Where they do not hear of it, its turn comes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
 
 use slackwater_base::Instant;
-use slackwater_wire::{ClientId, OperationId, Request, Tenant};
+use slackwater_wire::{ClientId, Key, NodeId, OperationId, Presence, Request, Tenant};
 
+use crate::catalog::SegmentIndex;
 use crate::config::Limits;
 use crate::master::{Caller, Due, Master};
+use crate::segment::Segment;
 
 /// The look-ups that wait. None does without an earlier master.
 #[derive(Default)]
@@ -23,6 +27,10 @@ pub(crate) struct Held {
     found: BTreeSet<Name>,
     all: Kept,
     of_client: BTreeMap<ClientId, Kept>,
+    /// What nodes are still to be asked for, in the order in which it was missed.
+    asking: VecDeque<(Tenant, Key)>,
+    /// They are not asked again before.
+    asks_from: Instant,
 }
 
 /// What is kept: the requests whole, whatever few of their keys are awaited.
@@ -40,16 +48,36 @@ struct HeldCall {
     request: Request,
     /// Keys of the request.
     keys: usize,
-    /// Hashes that were not found.
-    missing: Vec<u64>,
-    /// How many of them are awaited still.
+    /// What was not found, each once, in the order of the request.
+    missing: Vec<Missing>,
+    /// How many of the first of them the call waits for: of a prefix one.
+    waits_for: usize,
+    /// How many of those are awaited still.
     awaited: usize,
+}
+
+/// A key that nobody can read now.
+#[derive(Clone, Copy)]
+struct Missing {
+    hash: u64,
+    /// Its place in the request.
+    at: usize,
 }
 
 /// Keys of the calls that are answered in one step, beyond which no other call is begun.
 const STEP: usize = 4096;
 /// One client may keep one part of this of what may wait.
 const SHARE: usize = 4;
+/// Keys for which nodes are asked at once.
+const ASKED_AT_ONCE: usize = 1024;
+/// The time between two such messages: one costs as much as there are nodes.
+const ASKED_APART: Duration = Duration::from_millis(5);
+/// Keys that wait to be asked for. Of more each comes in its turn.
+const ASKING_MAX: usize = 16 * ASKED_AT_ONCE;
+/// Keys for which a node is asked when it begins to announce a segment.
+const ASKED_FIRST: usize = 4 * ASKED_AT_ONCE;
+/// Keys of one call before those of the next one.
+const OF_CALL_FIRST: usize = 64;
 
 impl Kept {
     fn add(&mut self, keys: usize) {
@@ -69,15 +97,48 @@ impl Kept {
     }
 }
 
+impl HeldCall {
+    fn awaits(&self) -> &[Missing] {
+        &self.missing[..self.waits_for]
+    }
+
+    /// The names of those of its missing keys that are `chosen`.
+    fn names<'a>(
+        &'a self,
+        chosen: impl FnMut(&&Missing) -> bool + 'a,
+    ) -> impl Iterator<Item = (Tenant, Key)> + 'a {
+        let (tenant, keys): (&Tenant, Vec<&[u8]>) = match &self.request {
+            Request::Get(get) => (&get.tenant, get.keys.iter().map(Key::as_bytes).collect()),
+            Request::Exists(exists) => (&exists.tenant, exists.keys.iter().collect()),
+            Request::Describe { tenant, key } => (tenant, vec![key.as_bytes()]),
+            _ => (&Tenant::DEFAULT, Vec::new()),
+        };
+        let chosen = self.missing.iter().filter(chosen);
+        chosen.filter_map(move |missing| {
+            let key = Key::new(keys.get(missing.at)?).ok()?;
+            Some((tenant.clone(), key))
+        })
+    }
+}
+
 impl Held {
+    /// The calls that wait for a key.
+    fn waiting_for(&self, hash: u64) -> impl Iterator<Item = &(u64, Name)> {
+        let (first, last) = (ClientId(0), ClientId(u64::MAX));
+        let of_hash = (hash, (first, OperationId(0)))..=(hash, (last, OperationId(u64::MAX)));
+        self.awaited.range(of_hash)
+    }
+
+    fn awaits(&self, hash: u64) -> bool {
+        self.waiting_for(hash).next().is_some()
+    }
+
     /// A replica of a key has become readable.
     pub(crate) fn heard(&mut self, hash: u64) {
         if self.awaited.is_empty() {
             return;
         }
-        let (first, last) = (ClientId(0), ClientId(u64::MAX));
-        let of_hash = (hash, (first, OperationId(0)))..=(hash, (last, OperationId(u64::MAX)));
-        let waiting: Vec<(u64, Name)> = self.awaited.range(of_hash).copied().collect();
+        let waiting: Vec<(u64, Name)> = self.waiting_for(hash).copied().collect();
         for entry in waiting {
             self.awaited.remove(&entry);
             let (_, name) = entry;
@@ -100,14 +161,18 @@ impl Held {
                 self.of_client.remove(&name.0);
             }
         }
-        for hash in &call.missing {
-            self.awaited.remove(&(*hash, name));
+        for missing in call.awaits() {
+            self.awaited.remove(&(missing.hash, name));
         }
         Some(call)
     }
 
     fn keep(&mut self, name: Name, call: HeldCall) {
-        let entries = call.missing.iter().map(|hash| (*hash, name));
+        let room = ASKING_MAX.saturating_sub(self.asking.len());
+        let fresh = |missing: &&Missing| !self.awaits(missing.hash);
+        let fresh: Vec<_> = call.names(fresh).take(room).collect();
+        self.asking.extend(fresh);
+        let entries = call.awaits().iter().map(|missing| (missing.hash, name));
         self.awaited.extend(entries);
         self.all.add(call.keys);
         self.of_client.entry(name.0).or_default().add(call.keys);
@@ -117,6 +182,24 @@ impl Held {
     fn has_room(&self, client: ClientId, keys: usize, limits: &Limits) -> bool {
         let own = self.of_client.get(&client).copied().unwrap_or_default();
         self.all.fits(keys, limits, 1) && own.fits(keys, limits, SHARE)
+    }
+
+    /// What calls miss, each once: a few keys of each call, then others.
+    fn missed(&self) -> Vec<(Tenant, Key)> {
+        let mut seen = BTreeSet::new();
+        let mut names = Vec::new();
+        for first in [true, false] {
+            for call in self.calls.values() {
+                let mut rank = 0..;
+                let chosen = |missing: &&Missing| {
+                    let is_first = rank.next().is_some_and(|rank| rank < OF_CALL_FIRST);
+                    is_first == first && seen.insert(missing.hash)
+                };
+                let room = ASKED_FIRST - names.len();
+                names.extend(call.names(chosen).take(room));
+            }
+        }
+        names
     }
 
     /// Ends the wait of a client, or of one operation of it, without an answer.
@@ -153,16 +236,18 @@ impl Master {
         if !self.is_partial() {
             return Some(request);
         }
-        let (keys, missing) = match &request {
+        let (keys, missing, is_prefix) = match &request {
             Request::Get(get) => (
                 get.keys.len(),
-                self.not_found(&get.tenant, &get.keys, get.prefix_only),
+                self.not_found(&get.tenant, &get.keys),
+                get.prefix_only,
             ),
             Request::Exists(exists) => (
                 exists.keys.len(),
-                self.not_found(&exists.tenant, exists.keys.iter(), false),
+                self.not_found(&exists.tenant, exists.keys.iter()),
+                false,
             ),
-            Request::Describe { tenant, key } => (1, self.not_found(tenant, [key], false)),
+            Request::Describe { tenant, key } => (1, self.not_found(tenant, [key]), false),
             _ => return Some(request),
         };
         // One of too many keys is refused.
@@ -171,12 +256,14 @@ impl Master {
         if missing.is_empty() || !room {
             return Some(request);
         }
+        let waits_for = if is_prefix { 1 } else { missing.len() };
         let call = HeldCall {
             caller: caller.clone(),
             request,
             keys,
-            awaited: missing.len(),
             missing,
+            waits_for,
+            awaited: waits_for,
         };
         self.held.keep(name, call);
         self.metrics.look_ups_held += 1;
@@ -184,15 +271,14 @@ impl Master {
         None
     }
 
-    /// The hashes of keys that nobody can read now; with `first`, of the first such key alone.
+    /// The keys that nobody can read now, each once.
     fn not_found<K: AsRef<[u8]>>(
         &self,
         tenant: &Tenant,
         keys: impl IntoIterator<Item = K>,
-        first: bool,
-    ) -> Vec<u64> {
+    ) -> Vec<Missing> {
         let index = self.tenants.find(tenant);
-        let missing = keys.into_iter().filter_map(|key| {
+        let missing = keys.into_iter().enumerate().filter_map(|(at, key)| {
             let hash = self.tenants.hash_of(tenant, &key);
             let found = index.and_then(|index| self.catalog.find(index, key, hash));
             // An object without replicas is being put, and answered as such.
@@ -200,13 +286,50 @@ impl Master {
                 let object = self.catalog.object(id);
                 !object.has_replicas() || self.segments.is_readable(&self.catalog, id)
             });
-            (!known).then_some(hash)
+            (!known).then_some(Missing { hash, at })
         });
-        let most = if first { 1 } else { usize::MAX };
-        let mut missing: Vec<u64> = missing.take(most).collect();
-        missing.sort_unstable();
-        missing.dedup();
+        let mut missing: Vec<Missing> = missing.collect();
+        missing.sort_unstable_by_key(|missing| (missing.hash, missing.at));
+        missing.dedup_by_key(|missing| missing.hash);
+        missing.sort_unstable_by_key(|missing| missing.at);
         missing
+    }
+
+    /// Asks the nodes that are announcing for what was missed, a limited number of times a second.
+    pub(crate) fn ask_for_missed(&mut self, now: Instant) {
+        if self.held.asking.is_empty() {
+            return;
+        }
+        if now >= self.held.asks_from {
+            let most = self.held.asking.len().min(ASKED_AT_ONCE);
+            let names: Vec<_> = self.held.asking.drain(..most).collect();
+            let announcing = |it: &Segment| it.announcing && it.presence == Presence::Here;
+            let segments = self.segments.iter().map(|(_, segment)| segment);
+            let nodes = segments.filter(|it| announcing(it)).map(|it| it.node);
+            let nodes: BTreeSet<NodeId> = nodes.collect();
+            if !nodes.is_empty() {
+                self.outbox
+                    .announce_first(nodes.into_iter().collect(), names);
+                self.held.asks_from = now + ASKED_APART;
+            }
+        }
+        if !self.held.asking.is_empty() {
+            self.due.set(Due::Asking, self.held.asks_from);
+        }
+    }
+
+    /// A node has begun to announce a segment. What was missed before is not there yet, or the node would not have heard.
+    pub(crate) fn ask_announcing(&mut self, index: SegmentIndex) {
+        let segment = self.segments.at_mut(index);
+        let (node, asked) = (segment.node, std::mem::replace(&mut segment.asked, true));
+        if asked || self.held.calls.is_empty() {
+            return;
+        }
+        let mut missed = self.held.missed().into_iter().peekable();
+        while missed.peek().is_some() {
+            let names = missed.by_ref().take(ASKED_AT_ONCE).collect();
+            self.outbox.announce_first(vec![node], names);
+        }
     }
 
     /// Answers what has waited for long enough: a limited number in each step.

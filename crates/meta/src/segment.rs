@@ -29,6 +29,8 @@ pub(crate) struct Segment {
     pub(crate) announcing: bool,
     /// Removals are kept until all of it is announced.
     pub(crate) unannounced: bool,
+    /// Its node has begun to announce it, and was asked for what was missed by then.
+    pub(crate) asked: bool,
     pub(crate) draining: Draining,
     pub(crate) policy: Box<dyn Evict>,
     /// The SSD to which evicted objects may be written.
@@ -52,6 +54,8 @@ pub(crate) enum Medium {
 /// Extents of a memory segment, and freed extents that wait for their fence.
 pub(crate) struct MemoryExtents {
     pub(crate) extents: ExtentAllocator,
+    /// Generations of extents that were announced ahead of their turn, by their first bytes.
+    pub(crate) ahead: Map<u64, u64>,
     /// By their first bytes.
     pub(crate) fencing: Map<u64, Extent>,
     /// Published extents that were withdrawn and that the node may still announce to another master, by their first
@@ -89,6 +93,7 @@ impl Segment {
         let medium = match mount.kind {
             SegmentKind::Memory => Medium::Memory(Box::new(MemoryExtents {
                 extents: ExtentAllocator::new(mount.bytes, granule, generations),
+                ahead: Map::default(),
                 fencing: Map::default(),
                 forgetting: Map::default(),
             })),
@@ -112,6 +117,7 @@ impl Segment {
             outlives: mount.generations.is_some(),
             announcing: mount.generations.is_some(),
             unannounced: mount.generations.is_some() || mount.kind == SegmentKind::Disk,
+            asked: false,
             draining: Draining::No,
             policy,
             below: None,

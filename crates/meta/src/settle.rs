@@ -54,6 +54,7 @@ impl Master {
     /// Ends an input or a deadline.
     pub(crate) fn settle(&mut self, now: Instant) {
         self.answer_held(now);
+        self.ask_for_missed(now);
         let mut pressed = std::mem::take(&mut self.unsettled.pressed);
         pressed.sort_unstable();
         pressed.dedup();

@@ -13,6 +13,8 @@ pub struct AgentConfig {
     /// Whether it lives on when its master is gone, and announces what it holds with
     /// [`Agent::announce`](crate::Agent::announce). Otherwise what a log holds is reported as it is opened.
     pub outlives: bool,
+    /// Most extents in one report of what memory holds.
+    pub announce_extents_max: usize,
     /// Promotions that are staged or being read at a time.
     pub promotions_in_flight_max: usize,
     /// Bytes of promotions that are staged or being read at a time; a larger promotion runs alone.
@@ -31,6 +33,7 @@ impl AgentConfig {
             node,
             log: None,
             outlives: false,
+            announce_extents_max: 1024,
             promotions_in_flight_max: 32,
             promotion_bytes_in_flight_max: ByteSize::mib(64).0,
             promotions_queued_max: 50_000,

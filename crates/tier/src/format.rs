@@ -307,13 +307,18 @@ pub(crate) fn alone_overhead(entry: &DiskEntry) -> u64 {
 /// The stable name of a record: a hash over key and tenant, so that equal keys of two tenants are
 /// two records.
 pub(crate) fn name_of(entry: &DiskEntry) -> KeyHash {
-    if entry.tenant.is_default() {
-        return KeyHash::of(0, entry.key.as_bytes());
+    named(&entry.tenant, &entry.key)
+}
+
+/// The same of a tenant and a key.
+pub(crate) fn named(tenant: &Tenant, key: &Key) -> KeyHash {
+    if tenant.is_default() {
+        return KeyHash::of(0, key.as_bytes());
     }
     // A tenant's name has no NUL, so the last NUL separates the two whatever the key contains.
-    let mut joined = entry.key.as_bytes().to_vec();
+    let mut joined = key.as_bytes().to_vec();
     joined.push(0);
-    joined.extend_from_slice(entry.tenant.name().as_bytes());
+    joined.extend_from_slice(tenant.name().as_bytes());
     KeyHash::of(1, &joined)
 }
 

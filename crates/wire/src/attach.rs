@@ -9,8 +9,8 @@ use slackwater_base::Checksum;
 
 use crate::data::{Capability, MacKind, Segment};
 use crate::{
-    DiskEntry, Epoch, ErrorCode, ExtentRef, JobState, Mount, NodeId, Numbered, Order, Published,
-    ReadRecord, Report, checksum_serde,
+    DiskEntry, Epoch, ErrorCode, ExtentRef, JobState, Key, Mount, NodeId, Numbered, Order,
+    Published, ReadRecord, Report, Tenant, checksum_serde,
 };
 
 /// One life of a node, or as much of it as one master has known without a break: random, and compared for equality only.
@@ -126,6 +126,17 @@ pub struct Reports {
     /// Reports in a row; none where only a number is said.
     #[serde(deserialize_with = "crate::body::list")]
     pub reports: Vec<Report>,
+}
+
+/// Has a node that is announcing what it holds say at once what it has of these keys, which somebody waits for. Not
+/// answered: what it has comes with its reports, and what it has not does not come.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AnnounceFirst {
+    /// The epoch of the master.
+    pub epoch: Epoch,
+    /// Tenants and keys.
+    #[serde(deserialize_with = "crate::body::list")]
+    pub names: Vec<(Tenant, Key)>,
 }
 
 /// Asks a node to take no more writes to these extents, and whether they hold what their writer says. Answered by

@@ -17,9 +17,9 @@ use thiserror::Error;
 
 use crate::limits::{BATCH_KEYS_MAX, BODY_BYTES_MAX, REQUEST_BYTES_MAX, SMALL_BYTES_MAX};
 use crate::{
-    Answered, Asked, BytesCopied, CheckWritten, CopyBytes, Hello, NodeHello, NodeLeave, NodeLeft,
-    NodeWelcome, Order, Orders, ReadRecord, RecordStaged, Release, Reply, Report, Reports, Request,
-    StageRecord, Welcome, WrittenChecked,
+    AnnounceFirst, Answered, Asked, BytesCopied, CheckWritten, CopyBytes, Hello, NodeHello,
+    NodeLeave, NodeLeft, NodeWelcome, Order, Orders, ReadRecord, RecordStaged, Release, Reply,
+    Report, Reports, Request, StageRecord, Welcome, WrittenChecked,
 };
 
 /// The format of all messages: what this release writes, except as [`encode_for`] says.
@@ -146,6 +146,10 @@ impl Message for Reports {
     const BYTES_MAX: usize = BODY_BYTES_MAX;
 }
 
+impl Message for AnnounceFirst {
+    const BYTES_MAX: usize = REQUEST_BYTES_MAX;
+}
+
 impl Message for CheckWritten {
     const BYTES_MAX: usize = REQUEST_BYTES_MAX;
 }
@@ -180,6 +184,7 @@ mod sealed {
     impl Sealed for crate::NodeWelcome {}
     impl Sealed for crate::Orders {}
     impl Sealed for crate::Reports {}
+    impl Sealed for crate::AnnounceFirst {}
     impl Sealed for crate::CheckWritten {}
     impl Sealed for crate::WrittenChecked {}
     impl Sealed for crate::CopyBytes {}

@@ -26,8 +26,9 @@ mod request;
 mod trace;
 
 pub use attach::{
-    Attached, BytesCopied, CheckWritten, CopyBytes, MemoryAccess, NodeHello, NodeLeave, NodeLeft,
-    NodeLife, NodeWelcome, Orders, Reports, Secret, StageRecord, Written, WrittenChecked,
+    AnnounceFirst, Attached, BytesCopied, CheckWritten, CopyBytes, MemoryAccess, NodeHello,
+    NodeLeave, NodeLeft, NodeLife, NodeWelcome, Orders, Reports, Secret, StageRecord, Written,
+    WrittenChecked,
 };
 pub use error::{Class, ErrorCode};
 pub use id::{

@@ -167,6 +167,10 @@ pub enum Report {
         /// Some of its extents.
         #[serde(deserialize_with = "crate::body::list")]
         entries: Vec<Published>,
+        /// These were asked for, and are said before their turn: see [`AnnounceFirst`](crate::AnnounceFirst). They are said
+        /// again in their turn.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        ahead: bool,
     },
     /// Whether the SSD log takes records; sent when that changes.
     Disk(DiskState),

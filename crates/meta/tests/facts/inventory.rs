@@ -59,7 +59,25 @@ pub(crate) fn mount_as(world: &mut World, segment: SegmentId, kind: SegmentKind,
 
 pub(crate) fn holds(world: &mut World, entries: Vec<Published>) {
     let segment = MEMORY;
-    world.report(NODE, Report::Holds { segment, entries });
+    world.report(
+        NODE,
+        Report::Holds {
+            segment,
+            entries,
+            ahead: false,
+        },
+    );
+}
+
+/// Before their turn.
+pub(crate) fn holds_ahead(world: &mut World, entries: Vec<Published>) {
+    let (segment, ahead) = (MEMORY, true);
+    let report = Report::Holds {
+        segment,
+        entries,
+        ahead,
+    };
+    world.report(NODE, report);
 }
 
 pub(crate) fn announced(world: &mut World) {

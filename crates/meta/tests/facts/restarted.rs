@@ -5,7 +5,7 @@ use std::time::Duration;
 use slackwater_meta::{Absence, Input, Journaled, Limits, MasterConfig, Output};
 use slackwater_wire::*;
 
-use crate::inventory::{announced, entry, holds, mount_as};
+use crate::inventory::{announced, entry, holds, holds_ahead, mount_as};
 use crate::world::*;
 
 const WAIT: Duration = Duration::from_secs(5);
@@ -296,5 +296,158 @@ fn puts_wait_for_what_only_nodes_that_are_to_come_can_hold() {
             matches!(&granted, Some(Reply::PutStart(results)) if matches!(results[0], PutStarted::Granted { .. })),
             "{granted:?}"
         );
+    }
+}
+
+/// The keys that nodes were asked for since the last call, with the nodes.
+fn asked(world: &mut World) -> Vec<(Vec<NodeId>, Vec<String>)> {
+    let text = |key: &Key| String::from_utf8_lossy(key.as_bytes()).into_owned();
+    let asked = std::mem::take(&mut world.asked).into_iter();
+    let keys = |names: Vec<(Tenant, Key)>| names.iter().map(|(_, key)| text(key)).collect();
+    asked.map(|(nodes, names)| (nodes, keys(names))).collect()
+}
+
+fn names<const N: usize>(names: [&str; N]) -> Vec<String> {
+    names.map(str::to_owned).into()
+}
+
+/// A look-up waited for the turn of its key among all that its node held: seconds with a million values.
+#[test]
+fn nodes_are_asked_for_what_look_ups_miss() {
+    let mut world = restarted(config(WAIT), &[NODE, NodeId(2)]);
+    let early = world.send(ME, get(&["a", "b", "a"], false));
+    assert_eq!(asked(&mut world), [], "nobody is there");
+    mount(&mut world);
+    mount_as(&mut world, DISK, SegmentKind::Disk, 0);
+    assert_eq!(asked(&mut world), [], "it would not know what is meant");
+    holds(&mut world, vec![entry("c", 50, 0)]);
+    let first = (vec![NODE], names(["a", "b"]));
+    assert_eq!(asked(&mut world), [first.clone()]);
+    holds(&mut world, vec![entry("d", 50, 1)]);
+    assert_eq!(asked(&mut world), [], "it was asked");
+    let entries = vec![reported("c", 50, BLOCK)];
+    let segment = DISK;
+    world.report(NODE, Report::Announce { segment, entries });
+    assert_eq!(asked(&mut world), [first], "of the other segment too");
+
+    // What others wait for already is not asked for again, and what is there neither.
+    let late = world.send(OTHER, get(&["e", "b", "c", "f"], true));
+    assert_eq!(asked(&mut world), [(vec![NODE], names(["e", "f"]))]);
+    world.send(OTHER, exists(&["f"]));
+    assert_eq!(asked(&mut world), [], "a moment ago");
+    world.pass(Duration::from_millis(5));
+    assert_eq!(asked(&mut world), [(vec![NODE], names(["f"]))]);
+
+    let ahead = ["e", "f", "b", "a"].into_iter().zip([9, 6, 5, 12]);
+    let ahead: Vec<Published> = ahead.map(|(name, at)| entry(name, 50, at)).collect();
+    holds_ahead(&mut world, ahead.clone());
+    assert_eq!(found(world.reply(early)), Some(vec![true; 3]));
+    assert_eq!(found(world.reply(late)), Some(vec![true; 4]));
+    // In their turn, with what lies between.
+    let mut all = ahead.clone();
+    all.extend([entry("g", 50, 2), entry("h", 50, 7), entry("i", 50, 13)]);
+    all.sort_by_key(|published| published.extent.offset);
+    holds(&mut world, all);
+    holds_ahead(&mut world, ahead);
+    assert_eq!(world.master.metrics().extents_announced, 9);
+    assert_eq!(world.master.metrics().extents_stale, 0);
+    announced(&mut world);
+    let fences = world.orders.iter();
+    let fences = fences.filter(|(_, order)| matches!(order, Order::Fence(_)));
+    assert_eq!(fences.count(), 0);
+    let each = ["a", "b", "c", "d", "e", "f", "g", "h", "i"];
+    let all = world.send(ME, exists(&each));
+    assert_eq!(found(world.reply(all)), Some(vec![true; 9]));
+    // Thirteen of sixteen blocks are behind the first of them, nine are taken.
+    assert_eq!(world.master.segments()[0].used_bytes, 9 * BLOCK);
+}
+
+/// What was announced ahead is removed or replaced before its turn, which may be under way then.
+#[test]
+fn what_was_ahead_may_be_gone_in_its_turn() {
+    let mut world = restarted(config(WAIT), &[NODE]);
+    world.obedient = false;
+    mount(&mut world);
+    let a = entry("a", 50, 7);
+    holds_ahead(&mut world, vec![a.clone()]);
+    let remove = world.send(
+        ME,
+        Request::Remove(Remove {
+            tenant: Tenant::DEFAULT,
+            keys: vec![key("a")],
+            force: true,
+        }),
+    );
+    let fence = |world: &mut World| {
+        let fences = world.orders.drain(..);
+        let fences = fences.filter_map(|(_, order)| match order {
+            Order::Fence(extents) => Some(extents),
+            _ => None,
+        });
+        fences.flatten().collect::<Vec<_>>()
+    };
+    assert_eq!(fence(&mut world), [a.extent]);
+    holds(&mut world, vec![entry("b", 50, 1), a.clone()]);
+    assert_eq!(fence(&mut world), [], "it was told");
+    let a_there = world.send(ME, exists(&["a"]));
+    assert_eq!(world.reply(remove), None, "its node has not forgotten it");
+    world.report(NODE, Report::Fenced(vec![a.extent]));
+    assert_eq!(world.reply(remove), Some(Reply::Each(vec![Ok(())])));
+    holds(&mut world, vec![entry("c", 50, 9)]);
+    announced(&mut world);
+    assert_eq!(found(world.reply(a_there)), Some(vec![false]));
+    assert_eq!(world.master.segments()[0].used_bytes, 2 * BLOCK);
+    // Only with its place are seven blocks in a row free.
+    world.put("long", 7 * BLOCK);
+    assert_eq!(world.master.segments()[0].used_bytes, 9 * BLOCK);
+}
+
+/// What cannot be right ahead of its turn is left to its turn: it may have come.
+#[test]
+fn what_does_not_fit_ahead_is_no_mistake() {
+    let mut world = restarted(config(WAIT), &[NODE]);
+    mount(&mut world);
+    holds(&mut world, vec![entry("a", 50, 3)]);
+    holds_ahead(&mut world, vec![entry("b", 50, 1), entry("c", 51, 3)]);
+    assert_eq!(world.orders.len(), 0);
+    let all = world.send(ME, exists(&["a", "b", "c"]));
+    assert_eq!(world.reply(all), None);
+    announced(&mut world);
+    assert_eq!(found(world.reply(all)), Some(vec![true, false, false]));
+}
+
+/// Each key that a client made up would have been a message to every node.
+#[test]
+fn nodes_are_asked_seldom_and_for_few_keys() {
+    let mut world = restarted(config(WAIT), &[NODE]);
+    mount(&mut world);
+    let long = |call: u64| -> Vec<String> { (0..4000).map(|at| format!("{call} {at}")).collect() };
+    let send = |world: &mut World, client: u64, keys: &[String]| {
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        world.send(ClientId(100 + client), exists(&keys))
+    };
+    for call in 0..8 {
+        let _ = send(&mut world, call / 2, &long(call));
+    }
+    let mut messages = asked(&mut world);
+    assert_eq!(messages.len(), 1, "the others wait");
+    for millis in 1..100 {
+        world.pass(Duration::from_millis(1));
+        let now = asked(&mut world);
+        assert_eq!(
+            now.len(),
+            usize::from(millis % 5 == 0 && millis <= 80),
+            "{millis}"
+        );
+        messages.extend(now);
+    }
+    assert!(messages.iter().all(|(_, keys)| keys.len() == 1024));
+    // A node that begins later is asked for some of each call.
+    holds(&mut world, vec![entry("a", 50, 0)]);
+    let of_begun = asked(&mut world);
+    let keys: Vec<&String> = of_begun.iter().flat_map(|(_, keys)| keys).collect();
+    assert_eq!(keys.len(), 4096);
+    for call in 0..8 {
+        assert!(keys.contains(&&format!("{call} 63")), "{call}");
     }
 }

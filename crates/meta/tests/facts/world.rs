@@ -24,6 +24,7 @@ pub(crate) struct World {
     pub(crate) orders: VecDeque<(NodeId, Order)>,
     /// Copies that no node has made yet.
     pub(crate) copies: VecDeque<(NodeId, CopyTask)>,
+    pub(crate) asked: Vec<(Vec<NodeId>, Vec<(Tenant, Key)>)>,
     /// The host of the clients, if they say it.
     pub(crate) host: Option<&'static str>,
     replies: Vec<(ClientId, OperationId, Reply)>,
@@ -41,6 +42,7 @@ impl World {
             now: Instant::from_nanos(1_000_000_000),
             orders: VecDeque::new(),
             copies: VecDeque::new(),
+            asked: Vec::new(),
             host: None,
             replies: Vec::new(),
             next_operation: 0,
@@ -121,6 +123,7 @@ impl World {
                 } => self.replies.push((client, operation, reply)),
                 Output::Order { node, order } => self.orders.push_back((node, order)),
                 Output::Copy { node, task } => self.copies.push_back((node, task)),
+                Output::AnnounceFirst { nodes, names } => self.asked.push((nodes, names)),
             }
         }
         if self.obedient {

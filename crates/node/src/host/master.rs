@@ -1,8 +1,8 @@
 use slackwater_base::{Instant, Map};
 use slackwater_meta::{Input, Master, Output};
 use slackwater_wire::{
-    ClientId, CopyTask, Epoch, NodeId, OperationId, Order, Permissions, PutEnd, Reply, Report,
-    Request, Written,
+    ClientId, CopyTask, Epoch, Key, NodeId, OperationId, Order, Permissions, PutEnd, Reply, Report,
+    Request, Tenant, Written,
 };
 
 use std::sync::Arc;
@@ -35,6 +35,8 @@ pub(crate) struct MasterHost {
     pub(crate) orders: Vec<(NodeId, Order)>,
     /// Values that nodes are to bring from others. The owner takes them.
     pub(crate) copies: Vec<(NodeId, CopyTask)>,
+    /// What nodes that outlive their master are to announce first. The owner takes it, where it has such nodes.
+    pub(crate) awaited: Vec<(Vec<NodeId>, Vec<(Tenant, Key)>)>,
     /// Answers to clients of other processes. The owner takes them.
     pub(crate) replies: Vec<(ClientId, OperationId, Reply)>,
     /// Where it is told what becomes readable and what goes; none when nobody wants to know.
@@ -57,6 +59,7 @@ impl MasterHost {
             unanswered: Map::default(),
             orders: Vec::new(),
             copies: Vec::new(),
+            awaited: Vec::new(),
             replies: Vec::new(),
             events: None,
             has_more_events: false,
@@ -255,6 +258,7 @@ impl MasterHost {
                 } => self.reply(operation, reply),
                 Output::Order { node, order } => self.orders.push((node, order)),
                 Output::Copy { node, task } => self.copies.push((node, task)),
+                Output::AnnounceFirst { nodes, names } => self.awaited.push((nodes, names)),
             }
         }
     }

@@ -299,6 +299,7 @@ impl MasterShell {
             replies = journal.queue(state.host.core.take_notes(), replies);
         }
         let copies = std::mem::take(&mut state.host.copies);
+        let awaited = std::mem::take(&mut state.host.awaited);
         let orders = std::mem::take(&mut state.host.orders);
         // What is removed is mostly fenced when its client hears of it. Nobody waits for what a node is to remember.
         let orders_first = (orders.iter()).any(|(_, order)| !matches!(order, Order::Published(_)));
@@ -319,6 +320,9 @@ impl MasterShell {
         }
         if !orders_first {
             tell();
+        }
+        for (nodes, names) in awaited {
+            self.members.ask_first(&nodes, names);
         }
         self.begin_copies(copies);
         if ring {

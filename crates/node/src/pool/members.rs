@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use slackwater_mq::{ConnectionId, Mq, SendOptions};
 use slackwater_transfer::Segment as Contact;
 use slackwater_wire::{
-    Epoch, NodeHello, NodeId, NodeLife, NumberedReceiver, NumberedSender, Order, Orders, OutOfStep,
-    Report, Reports, SegmentKind, body,
+    AnnounceFirst, Epoch, Key, NodeHello, NodeId, NodeLife, NumberedReceiver, NumberedSender,
+    Order, Orders, OutOfStep, Report, Reports, SegmentKind, Tenant, body,
 };
 use slackwater_zmtp::PublicKey;
 
@@ -293,6 +293,20 @@ impl Members {
                     return;
                 }
             }
+        }
+    }
+
+    /// Tells nodes which keys to announce first. What does not reach one has its turn.
+    pub(super) fn ask_first(&self, nodes: &[NodeId], names: Vec<(Tenant, Key)>) {
+        let message = AnnounceFirst {
+            epoch: self.epoch,
+            names,
+        };
+        let (Some(mq), Ok(body)) = (self.mq(), body::encode(&message)) else {
+            return;
+        };
+        for link in nodes.iter().filter_map(|node| self.link_of(*node)) {
+            mq.send(link, "node.announce_first", [body.clone()]);
         }
     }
 

@@ -604,6 +604,7 @@ fn messages(
         move |call: &Call<'_>| handle(&uplink, &memory, call)
     };
     builder.command("node.orders", with(Uplink::orders))?;
+    builder.command("node.announce_first", with(Uplink::announce_first))?;
     builder.command(
         "node.release",
         with(|_, memory, call| Uplink::release(memory, call)),

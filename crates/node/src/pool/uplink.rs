@@ -13,9 +13,10 @@ use slackwater_mq::{
 use slackwater_trace::{SpanKind, TraceSpan};
 use slackwater_wait::{Event, Park, Site, Waiting, failpoint, now};
 use slackwater_wire::{
-    Attached, BytesCopied, CheckWritten, CopyBytes, Epoch, ErrorCode, JobState, NodeHello,
-    NodeLeave, NodeLeft, NodeLife, NodeName, NodeWelcome, NumberedReceiver, NumberedSender, Orders,
-    RecordStaged, Release, Report, Reports, StageRecord, Written, WrittenChecked, body,
+    AnnounceFirst, Attached, BytesCopied, CheckWritten, CopyBytes, Epoch, ErrorCode, JobState,
+    NodeHello, NodeLeave, NodeLeft, NodeLife, NodeName, NodeWelcome, NumberedReceiver,
+    NumberedSender, Orders, RecordStaged, Release, Report, Reports, StageRecord, Written,
+    WrittenChecked, body,
 };
 use slackwater_zmtp::PublicKey;
 
@@ -335,6 +336,17 @@ impl Uplink {
         }
         drop(receiver);
         self.send(owes);
+    }
+
+    /// `node.announce_first`, which is not answered.
+    pub(super) fn announce_first(&self, memory: &ServedMemory, call: &Call<'_>) {
+        let asked = body::decode::<AnnounceFirst>(call.part(0).unwrap_or_default());
+        let Some(asked) = asked.ok().filter(|asked| self.hear(asked.epoch).is_ok()) else {
+            return;
+        };
+        if memory.store.announce_first(&asked.names).is_err() {
+            self.tell(Happened::StoreBroken);
+        }
     }
 
     /// `bytes.check`: at once, unless it takes long or has to wait.

@@ -7,8 +7,8 @@ use slackwater_tier::arena::{Access, AccessId};
 use slackwater_tier::io::{DiskDone, DiskOp, OpId};
 use slackwater_tier::{Agent, AgentInput, FormatError, Opened, ReadEnd, RecordRead};
 use slackwater_wire::{
-    ClientId, DiskEntry, Epoch, ErrorCode, ExtentRef, GetEnd, NodeId, Order, PutEnd, Reply, Report,
-    Request, TicketId, Written,
+    ClientId, DiskEntry, Epoch, ErrorCode, ExtentRef, GetEnd, Key, NodeId, Order, PutEnd, Reply,
+    Report, Request, Tenant, TicketId, Written,
 };
 
 use super::StoreError;
@@ -167,6 +167,11 @@ impl Core {
     pub(super) fn begin_announcing(&mut self, now: Instant, floor: u64) {
         self.node.begin_announcing(now, floor);
         self.settle(now);
+    }
+
+    /// It wants to hear of these keys first.
+    pub(super) fn announce_first(&mut self, names: &[(Tenant, Key)]) {
+        self.node.agent.announce_first(names);
     }
 
     /// The master in another process that was being told does not know this node any more.

@@ -8,8 +8,8 @@ use slackwater_base::{Checksum, Instant};
 use slackwater_transfer::Extent;
 use slackwater_wait::now;
 use slackwater_wire::{
-    ClientId, Epoch, ErrorCode, ExtentRef, Lookup, Mount, NodeId, NodeName, Object, OperationId,
-    Order, Permissions, PutEnd, ReadRecord, Reply, Report, Request, Written,
+    ClientId, Epoch, ErrorCode, ExtentRef, Key, Lookup, Mount, NodeId, NodeName, Object,
+    OperationId, Order, Permissions, PutEnd, ReadRecord, Reply, Report, Request, Tenant, Written,
 };
 
 use super::get::Reader;
@@ -214,6 +214,14 @@ impl Store {
             .with(|core, now| core.begin_announcing(now, floor))
     }
 
+    /// A master in another process that is being told what this node holds wants to hear of these keys first.
+    ///
+    /// # Errors
+    /// When the store is closed or broken.
+    pub(crate) fn announce_first(&self, names: &[(Tenant, Key)]) -> Result<(), StoreError> {
+        self.shared().with(|core, _| core.announce_first(names))
+    }
+
     /// A master in another process does not know this node any more: nothing is announced until one takes what it lends.
     ///
     /// # Errors
@@ -390,7 +398,7 @@ mod tests {
     use slackwater_base::ByteSize;
     use slackwater_transfer::{Gate, Rights as Reach};
     use slackwater_wire::{
-        Chain, DiskEntry, Key, PutConfig, PutDone, PutEntry, PutStart, PutStarted, Tenant, Version,
+        Chain, DiskEntry, PutConfig, PutDone, PutEntry, PutStart, PutStarted, Version,
     };
 
     use super::*;

@@ -38,7 +38,7 @@ impl World {
                 order: Order::Staged { extent, .. },
                 ..
             } => self.grant(*extent),
-            Output::Order { .. } => Ok(()),
+            Output::Order { .. } | Output::AnnounceFirst { .. } => Ok(()),
             Output::Copy { task, .. } => self.grant(task.target),
         }
     }

@@ -281,6 +281,8 @@ impl World {
                         self.say(session, Process::Master, body);
                     }
                 }
+                // No node of these outlives its master.
+                Output::AnnounceFirst { .. } => {}
             }
             self.note_sent(Process::Master)?;
         }

@@ -141,6 +141,14 @@ impl Pool {
         Attached::New { floor }
     }
 
+    /// Behind what is on the link of a node, if it has one.
+    pub(super) fn ask_first(&mut self, node: u32, names: Vec<(Tenant, Key)>) {
+        let link = self.nodes[node as usize].link.as_mut();
+        if let Some(link) = link.filter(|link| link.greeted) {
+            link.down.push_back(Down::AnnounceFirst(names));
+        }
+    }
+
     pub(super) fn arrived_down(&mut self, at: usize, message: Down) {
         let now = self.now;
         let life = self.rng.next_u64();
@@ -169,6 +177,7 @@ impl Pool {
                 self.connect(at);
             }
             Down::Welcome(Attached::Refused(code)) => panic!("refused: {code}"),
+            Down::AnnounceFirst(names) => node.agent.announce_first(&names),
             Down::Orders(taken, first, orders) => {
                 node.reports.acknowledge(taken).expect("it was sent");
                 for order in node.orders.accept(first, orders).expect("in order") {

@@ -178,6 +178,11 @@ impl Pool {
                     assert!([WATCHER, READER].contains(&client) || reply == Reply::Done);
                 }
                 Output::Copy { node, task } => self.ask_copy(node, task),
+                Output::AnnounceFirst { nodes, names } => {
+                    for node in nodes {
+                        self.ask_first(node.0, names.clone());
+                    }
+                }
             }
         }
         self.judge(judged);

@@ -5,6 +5,7 @@ use super::*;
 /// What goes down a link to a node.
 pub(super) enum Down {
     Welcome(Attached),
+    AnnounceFirst(Vec<(Tenant, Key)>),
     Orders(u64, u64, Vec<Order>),
 }
 
@@ -117,6 +118,7 @@ impl Node {
 fn process(node: u32, process: u64) -> Agent {
     let mut agent = Agent::new(AgentConfig {
         outlives: true,
+        announce_extents_max: 3,
         ..AgentConfig::new(NodeId(node))
     });
     agent.add_segment(MemorySegment {

@@ -4,6 +4,8 @@
 //! parts, when the shell has room for them. Memory is announced at once, and counts as announced when nothing that nobody
 //! published is accessed any more. The log is announced when everything that an earlier master ordered is durable or over:
 //! what is removed from then on is either announced or gone for good.
+//!
+//! What somebody waits for is announced ahead of its turn, and once more in its turn.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound::{Excluded, Unbounded};
@@ -13,22 +15,21 @@ use slackwater_wire::{
     DiskEntry, ExtentRef, Key, Pin, Published, Report, ReportedEntry, SegmentId, Tenant, TicketId,
 };
 
+use super::asked::Asked;
 use super::{Agent, AgentOutput};
 use crate::format::name_of;
 
-/// Extents in one report.
-const EXTENTS_MAX: usize = 1024;
 /// Flushes of the agent itself have numbers from here on.
 pub(super) const OWN_FLUSH: u64 = 1 << 63;
 
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Inventory {
-    memory: BTreeMap<Place, Held>,
-    names: BTreeMap<KeyHash, (Tenant, Key)>,
+    pub(super) memory: BTreeMap<Place, Held>,
+    pub(super) names: BTreeMap<KeyHash, (Tenant, Key)>,
     /// The highest generation that any extent was seen to have.
     generation: u64,
-    announcing: Option<Announcing>,
+    pub(super) announcing: Option<Announcing>,
     /// Offloads that an earlier master ordered.
     orphaned: BTreeMap<TicketId, DiskEntry>,
     /// What the device may hold of them or not, and no master would have dropped.
@@ -37,24 +38,25 @@ pub(super) struct Inventory {
 }
 
 /// The segment and first byte of an extent.
-type Place = (SegmentId, u64);
+pub(super) type Place = (SegmentId, u64);
 
 #[derive(Debug)]
-struct Held {
+pub(super) struct Held {
     published: Published,
     /// The end of its soft pin.
     soft_until: Instant,
 }
 
 #[derive(Debug)]
-struct Announcing {
-    memory: Memory,
-    disk: Disk,
+pub(super) struct Announcing {
+    pub(super) memory: Memory,
+    pub(super) disk: Disk,
+    pub(super) asked: Asked,
 }
 
 /// How far the announcement of memory is.
 #[derive(Debug)]
-enum Memory {
+pub(super) enum Memory {
     /// What lies behind this place is still to be announced.
     Behind(Option<Place>),
     /// All is said, and the end of accesses is awaited.
@@ -64,7 +66,7 @@ enum Memory {
 
 /// How far the announcement of the log is.
 #[derive(Debug)]
-enum Disk {
+pub(super) enum Disk {
     /// Offloads of an earlier master are under way.
     Ending,
     /// This flush is under way.
@@ -72,6 +74,45 @@ enum Disk {
     /// Records of names behind this one are still to be announced.
     Behind(Option<KeyHash>),
     Done,
+}
+
+impl Memory {
+    /// Whether what lies there is still to be announced.
+    pub(super) fn is_to_come(&self, place: Place) -> bool {
+        match self {
+            Self::Behind(said) => said.is_none_or(|said| said < place),
+            Self::Draining | Self::Done => false,
+        }
+    }
+}
+
+impl Disk {
+    /// Whether a record of this name is still to be announced.
+    pub(super) fn is_to_come(&self, name: KeyHash) -> bool {
+        match self {
+            Self::Ending | Self::Flushing(_) => true,
+            Self::Behind(said) => said.is_none_or(|said| said < name),
+            Self::Done => false,
+        }
+    }
+}
+
+impl Held {
+    pub(super) fn entry(&self) -> &DiskEntry {
+        &self.published.entry
+    }
+
+    /// What is said of it now.
+    pub(super) fn announced(&self, now: Instant) -> Published {
+        let pin = match self.published.pin {
+            Pin::Soft(_) => Pin::Soft(Some(now.until(self.soft_until))),
+            pin => pin,
+        };
+        Published {
+            pin,
+            ..self.published.clone()
+        }
+    }
 }
 
 impl Inventory {
@@ -131,22 +172,13 @@ impl Inventory {
         }
     }
 
-    fn memory_behind(&self, now: Instant, place: Option<Place>) -> Vec<Published> {
+    fn memory_behind(&self, now: Instant, place: Option<Place>, most: usize) -> Vec<Published> {
         let from = place.map_or(Unbounded, Excluded);
         let mut behind = self.memory.range((from, Unbounded)).peekable();
         let segment = behind.peek().map(|((segment, _), _)| *segment);
         let of_one = behind.take_while(|((of, _), _)| Some(*of) == segment);
-        let entries = of_one.take(EXTENTS_MAX).map(|(_, held)| {
-            let pin = match held.published.pin {
-                Pin::Soft(_) => Pin::Soft(Some(now.until(held.soft_until))),
-                pin => pin,
-            };
-            Published {
-                pin,
-                ..held.published.clone()
-            }
-        });
-        entries.collect()
+        let entries = of_one.take(most);
+        entries.map(|(_, held)| held.announced(now)).collect()
     }
 }
 
@@ -168,6 +200,7 @@ impl Agent {
                 Some(_) => Disk::Ending,
                 None => Disk::Done,
             },
+            asked: Asked::default(),
         });
         self.reported = None;
         self.with_log(out, |log, events| log.withdraw_all(events));
@@ -191,17 +224,25 @@ impl Agent {
     /// Reports the next part of what is to be announced; false when there is nothing to be said now. `quiet` says that no
     /// other process accesses memory that nobody published.
     pub fn announce(&mut self, now: Instant, quiet: bool, out: &mut Vec<AgentOutput>) -> bool {
+        if self.announce_asked(now, out) {
+            return true;
+        }
         let Some(announcing) = &mut self.inventory.announcing else {
             return false;
         };
         if let Memory::Behind(place) = announcing.memory {
-            let entries = self.inventory.memory_behind(now, place);
+            let most = self.config.announce_extents_max;
+            let entries = self.inventory.memory_behind(now, place, most);
             let last = entries
                 .last()
                 .map(|it| (it.extent.segment, it.extent.offset));
             self.inventory.go_on_behind(last);
             if let Some((segment, _)) = last {
-                out.push(AgentOutput::Report(Report::Holds { segment, entries }));
+                out.push(AgentOutput::Report(Report::Holds {
+                    segment,
+                    entries,
+                    ahead: false,
+                }));
             }
             return true;
         }
@@ -230,19 +271,8 @@ impl Agent {
         let names = self.inventory.names.range((from, Unbounded));
         let part: Vec<_> = names.take(log.announced_at_once()).collect();
         let last = part.last().map(|(name, _)| **name);
-        let entries = part.into_iter().filter_map(|(name, (tenant, key))| {
-            let (version, bytes, checksum) = log.newest_of(*name)?;
-            let (tenant, key) = (tenant.clone(), key.clone());
-            Some(ReportedEntry {
-                entry: DiskEntry {
-                    tenant,
-                    key,
-                    version,
-                },
-                bytes,
-                checksum,
-            })
-        });
+        let entries = part.into_iter();
+        let entries = entries.filter_map(|(name, called)| self.record_announced(*name, called));
         let entries: Vec<_> = entries.collect();
         let (segment, highest) = (log.segment(), log.highest_version());
         let report = match last {
@@ -255,6 +285,25 @@ impl Agent {
             announcing.disk = last.map_or(Disk::Done, |last| Disk::Behind(Some(last)));
         }
         true
+    }
+
+    /// What is said of a record now; none when it is gone.
+    pub(super) fn record_announced(
+        &self,
+        name: KeyHash,
+        (tenant, key): &(Tenant, Key),
+    ) -> Option<ReportedEntry> {
+        let (version, bytes, checksum) = self.log.as_ref()?.newest_of(name)?;
+        let (tenant, key) = (tenant.clone(), key.clone());
+        Some(ReportedEntry {
+            entry: DiskEntry {
+                tenant,
+                key,
+                version,
+            },
+            bytes,
+            checksum,
+        })
     }
 
     /// Has what earlier masters ordered made durable as soon as it is over, before the log is announced.

@@ -1,6 +1,7 @@
 //! The agent of one node: carries out the master's orders on arena and log.
 
 mod api;
+mod asked;
 mod inventory;
 mod promote;
 

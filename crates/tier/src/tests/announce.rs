@@ -30,6 +30,20 @@ impl World {
         self.take(out);
     }
 
+    /// The next part.
+    fn tell_once(&mut self) {
+        let mut out = Vec::new();
+        assert!(self.agent.announce(self.now, true, &mut out));
+        self.take(out);
+    }
+
+    fn ask_first(&mut self, keys: &[&[u8]]) {
+        let names = keys
+            .iter()
+            .map(|key| (Tenant::DEFAULT, Key::new(key).unwrap()));
+        self.agent.announce_first(&names.collect::<Vec<_>>());
+    }
+
     /// Publishes a value in an extent that is free; where it is.
     fn publish(&mut self, key: &[u8], version: u64, pin: Pin) -> ExtentRef {
         self.generation += 1;
@@ -238,4 +252,76 @@ fn what_is_left_of_an_announcement_is_not_said_to_the_next_master() {
     world.begin();
     world.tell(true);
     assert_eq!(world.extents_told(), [a]);
+}
+
+/// A key was announced in its turn only, while somebody waited for it: seconds later, with a million values.
+#[test]
+fn what_is_asked_for_is_announced_ahead_of_its_turn() {
+    let mut world = world(1);
+    world.config.announce_extents_max = 4;
+    world.boot();
+    world.rest();
+    let extents: Vec<ExtentRef> = (0..12u8)
+        .map(|key| world.publish(&[key], 1, Pin::None))
+        .collect();
+    let newer = world.publish(&[1], 2, Pin::None);
+    for key in 0..20u8 {
+        world.put(&[key], 1, 100);
+    }
+    world.rest();
+    world.asked_records = true;
+    let mut in_order = extents.clone();
+    in_order.push(newer);
+    in_order.sort_by_key(|extent| extent.offset);
+
+    world.ask_first(&[&[0]]);
+    world.begin();
+    world.tell_once();
+    assert_eq!(
+        world.extents_told(),
+        in_order[..4],
+        "nothing was asked of this announcement"
+    );
+    let is_told = |extent: &ExtentRef| in_order[..4].contains(extent);
+    world.ask_first(&[&[0], &[1], &[5], &[7], &[99], &[11], &[5]]);
+    world.give(AgentInput::Order(Order::Fence(vec![extents[7]])));
+    world.tell_once();
+    let mut asked = vec![extents[0], newer, extents[5], extents[11]];
+    asked.retain(|extent| !is_told(extent));
+    asked.sort_by_key(|extent| extent.offset);
+    let ahead: Vec<ExtentRef> = world.ahead.iter().map(|it| it.extent).collect();
+    assert_eq!(ahead, asked);
+    assert!(ahead.len() < 4, "some were told before: {ahead:?}");
+    world.tell(true);
+    world.ask_first(&[&[5]]);
+    world.tell(true);
+    in_order.retain(|extent| *extent != extents[7]);
+    assert_eq!(world.extents_told(), in_order, "each in its turn too");
+    assert_eq!(world.ahead.len(), asked.len(), "its turn has passed");
+}
+
+/// Of the log nothing is said before everything could be: what an earlier master had written may not be durable yet.
+#[test]
+fn records_that_are_asked_for_come_first_once_the_log_is_announced() {
+    let mut world = world(1);
+    for key in 0..30u8 {
+        world.put(&[key], 1, 100);
+    }
+    world.rest();
+    world.remove(&[4], 1);
+    world.put(&[40], 1, 100);
+    world.step_to_deadline();
+    world.begin();
+    world.ask_first(&[&[3], &[4], &[9], &[99]]);
+    world.tell(true);
+    assert!(world.announced.is_empty(), "the log says nothing yet");
+    world.rest();
+    world.asked_records = true;
+    world.tell_once();
+    let first: Vec<Vec<u8>> = world.announced.keys().cloned().collect();
+    assert_eq!(first, [[3], [9]]);
+    world.tell(true);
+    assert_eq!(world.announced.len(), 30, "each in its turn too");
+    world.ask_first(&[&[3]]);
+    assert!(!world.agent.is_announcing());
 }

@@ -90,6 +90,10 @@ struct World {
     fenced: Vec<ExtentRef>,
     retired: Vec<ExtentRef>,
     holds: Vec<Published>,
+    /// What was said ahead of its turn.
+    ahead: Vec<Published>,
+    /// Records were asked for: they are announced twice.
+    asked_records: bool,
     /// Segments of which everything was announced.
     told_all: Vec<SegmentId>,
     lost: Vec<DiskEntry>,
@@ -184,6 +188,8 @@ impl World {
             fenced: Vec::new(),
             retired: Vec::new(),
             holds: Vec::new(),
+            ahead: Vec::new(),
+            asked_records: false,
             told_all: Vec::new(),
             lost: Vec::new(),
             dropped: Vec::new(),
@@ -329,16 +335,23 @@ impl World {
                         "{:?} came back, gone {gone}",
                         reported.entry
                     );
-                    assert_eq!(
-                        self.announced.insert(key, reported.entry.version.0),
-                        None,
-                        "announced twice"
-                    );
+                    let before = self.announced.insert(key, reported.entry.version.0);
+                    assert!(before.is_none() || self.asked_records, "announced twice");
                 }
             }
-            Report::Holds { segment, entries } => {
+            Report::Holds {
+                segment,
+                entries,
+                ahead,
+            } => {
                 assert!(segment == MEMORY && !entries.is_empty());
-                self.holds.extend(entries);
+                assert!(entries.len() <= self.config.announce_extents_max);
+                let told = if ahead {
+                    &mut self.ahead
+                } else {
+                    &mut self.holds
+                };
+                told.extend(entries);
             }
             Report::Announced { segment, .. } if segment == MEMORY => self.told_all.push(segment),
             Report::Announced { segment, highest } => {

@@ -353,6 +353,7 @@ fn reports() -> Vec<Report> {
         Report::Holds {
             segment,
             entries: vec![published()],
+            ahead: false,
         },
         Report::Disk(DiskState {
             node: NodeId(2),
@@ -371,6 +372,11 @@ fn reports() -> Vec<Report> {
         Report::Announced {
             segment,
             highest: Version(1 << 40),
+        },
+        Report::Holds {
+            segment,
+            entries: vec![published()],
+            ahead: true,
         },
     ]
 }

@@ -66,7 +66,14 @@ impl Pool {
                 (extent.segment, extent.incarnation) == (segment, Incarnation(life))
             };
             let entries: Vec<Published> = held.iter().filter(of_it).cloned().collect();
-            self.world.report(node, Report::Holds { segment, entries });
+            self.world.report(
+                node,
+                Report::Holds {
+                    segment,
+                    entries,
+                    ahead: false,
+                },
+            );
             let highest = Version(0);
             self.world
                 .report(node, Report::Announced { segment, highest });

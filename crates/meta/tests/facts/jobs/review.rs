@@ -77,6 +77,7 @@ fn a_drain_discards_nothing_of_a_segment_that_was_mounted_anew() {
         Report::Holds {
             segment: SegmentId(30),
             entries: entries.collect(),
+            ahead: false,
         },
     );
     world.report(THIRD, announced());
@@ -385,7 +386,14 @@ pub(super) fn mount_untold(
     };
     assert_eq!(world.ask(Request::Mount(mount)), Reply::Done);
     let entries = held.to_vec();
-    world.report(node, Report::Holds { segment, entries });
+    world.report(
+        node,
+        Report::Holds {
+            segment,
+            entries,
+            ahead: false,
+        },
+    );
     segment
 }
 

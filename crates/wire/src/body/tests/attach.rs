@@ -72,6 +72,13 @@ fn report_messages() -> Vec<Reports> {
     }]
 }
 
+fn announced_first() -> Vec<AnnounceFirst> {
+    vec![AnnounceFirst {
+        epoch: Epoch(4),
+        names: vec![(entry().tenant, entry().key)],
+    }]
+}
+
 fn checks() -> Vec<CheckWritten> {
     vec![CheckWritten {
         epoch: Epoch(4),
@@ -146,6 +153,7 @@ fn messages_survive_and_nothing_shorter_or_longer_is_one() {
     round_trips(&node_welcomes());
     round_trips(&order_messages());
     round_trips(&report_messages());
+    round_trips(&announced_first());
     round_trips(&checks());
     round_trips(&checked());
     round_trips(&stage_requests());
@@ -163,6 +171,7 @@ fn the_bytes_between_nodes_and_masters_stay_as_they_are() {
     lines(&node_welcomes(), &mut found);
     lines(&order_messages(), &mut found);
     lines(&report_messages(), &mut found);
+    lines(&announced_first(), &mut found);
     lines(&checks(), &mut found);
     lines(&checked(), &mut found);
     lines(&stage_requests(), &mut found);

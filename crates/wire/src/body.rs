@@ -1,5 +1,6 @@
 //! Control messages as bytes: one byte that names the format, then MessagePack with named fields; answers to look-ups, of
-//! which there are most, in a fixed layout for those who say that they read it.
+//! which there are most, and reports of what nodes hold, which are the longest, in fixed layouts for those who say that they
+//! read them.
 //!
 //! Fields that a peer does not know are skipped, and fields that it does not send have defaults, so that releases on
 //! both sides of a change understand each other. A kind of message that a peer does not know is refused as malformed.
@@ -22,11 +23,14 @@ use crate::{
     Report, Reports, Request, StageRecord, Welcome, WrittenChecked,
 };
 
-/// The format of all messages: what this release writes, except as [`encode_for`] says.
+/// The format of all messages: what this release writes, except as [`encode_for`] and [`encode_reports`] say.
 pub const FORMAT: u8 = 1;
 
 /// The format of answers to look-ups, for those who read it.
 pub const LOOK_UPS: u8 = 2;
+
+/// The format of reports of what nodes hold, for masters that read it.
+pub const HELD: u8 = 3;
 
 /// Deepest nesting of maps and lists that is read.
 const DEPTH_MAX: usize = 32;
@@ -47,7 +51,8 @@ pub enum BodyError {
     Empty,
     /// A release that is too new, or something else altogether, wrote the body.
     #[error(
-        "a control message of format {found}: this release reads format {FORMAT}, and answers in format {LOOK_UPS}"
+        "a control message of format {found}: this release reads format {FORMAT}, answers in format {LOOK_UPS}, and reports in \
+         format {HELD}"
     )]
     Format {
         /// The first byte.
@@ -144,6 +149,13 @@ impl Message for Orders {
 
 impl Message for Reports {
     const BYTES_MAX: usize = BODY_BYTES_MAX;
+
+    fn of_format(format: u8, bytes: &[u8]) -> Result<Self, BodyError> {
+        match format {
+            HELD => held::decode(bytes),
+            found => Err(BodyError::Format { found }),
+        }
+    }
 }
 
 impl Message for AnnounceFirst {
@@ -211,13 +223,16 @@ mod sealed {
 /// [`BodyError::TooLong`], for a message that no peer would read.
 pub fn encode<M: Message>(message: &M) -> Result<Vec<u8>, BodyError> {
     let mut body = vec![FORMAT];
-    message
-        .serialize(&mut rmp_serde::Serializer::new(&mut body).with_struct_map())
-        .map_err(|error| BodyError::Malformed {
-            what: error.to_string(),
-        })?;
+    pack(message, &mut body)?;
     within::<M>(&body)?;
     Ok(body)
+}
+
+fn pack<M: Message>(message: &M, body: &mut Vec<u8>) -> Result<(), BodyError> {
+    let packed = message.serialize(&mut rmp_serde::Serializer::new(body).with_struct_map());
+    packed.map_err(|error| BodyError::Malformed {
+        what: error.to_string(),
+    })
 }
 
 /// The bytes of an answer to a client whose request says up to which format it reads: an answer to a look-up in the
@@ -238,6 +253,18 @@ pub fn encode_for(reads: u8, answered: &Answered) -> Result<Vec<u8>, BodyError> 
     }
 }
 
+/// The bytes of reports to a master that says up to which format it reads: those of what a node holds in the shortest of
+/// these.
+///
+/// # Errors
+/// [`BodyError::TooLong`], for reports that no master would read.
+pub fn encode_reports(reads: u8, reports: &Reports) -> Result<Vec<u8>, BodyError> {
+    match (reads >= HELD).then(|| held::encode(reports)).flatten() {
+        Some(body) => within::<Reports>(&body).map(|()| body),
+        None => encode(reports),
+    }
+}
+
 /// The message of these bytes, all of them.
 ///
 /// # Errors
@@ -248,7 +275,11 @@ pub fn decode<M: Message>(body: &[u8]) -> Result<M, BodyError> {
     if *format != FORMAT {
         return M::of_format(*format, rest);
     }
-    let mut reader = rmp_serde::Deserializer::from_read_ref(rest);
+    unpack(rest)
+}
+
+fn unpack<M: Message>(bytes: &[u8]) -> Result<M, BodyError> {
+    let mut reader = rmp_serde::Deserializer::from_read_ref(bytes);
     reader.set_max_depth(DEPTH_MAX);
     let message = M::deserialize(&mut reader).map_err(|error| BodyError::Malformed {
         what: error.to_string(),
@@ -299,6 +330,8 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for ListVisitor<T> {
     }
 }
 
+mod fixed;
+mod held;
 mod look_ups;
 #[cfg(test)]
 mod tests;

@@ -60,12 +60,12 @@ pub struct Asked {
     pub trace: Option<TraceContext>,
 }
 
-fn first() -> u8 {
+pub(crate) fn first() -> u8 {
     crate::body::FORMAT
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
-fn is_first(reads: &u8) -> bool {
+pub(crate) fn is_first(reads: &u8) -> bool {
     *reads == first()
 }
 

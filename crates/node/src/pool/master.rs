@@ -419,6 +419,7 @@ impl MasterShell {
         let welcome = NodeWelcome {
             epoch: self.outgoing.epoch,
             attached,
+            reads: body::HELD,
         };
         reply(call, &body::encode(&welcome).expect("a welcome is short"));
         self.members.send(node);

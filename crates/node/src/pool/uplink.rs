@@ -50,6 +50,8 @@ struct UplinkReports {
     sender: NumberedSender<Report>,
     /// The link on which the master has welcomed the node.
     link: Option<ConnectionId>,
+    /// Up to which format the master reads reports.
+    reads: u8,
     welcomed: bool,
 }
 
@@ -119,6 +121,7 @@ impl Uplink {
                 room_wanted: false,
                 sender: NumberedSender::new(),
                 link: None,
+                reads: body::FORMAT,
                 welcomed: false,
             }),
             news: Arc::default(),
@@ -213,6 +216,7 @@ impl Uplink {
             room_wanted: false,
             sender: NumberedSender::new(),
             link: None,
+            reads: body::FORMAT,
             welcomed: false,
         };
         *orders = NumberedReceiver::default();
@@ -289,6 +293,7 @@ impl Uplink {
         };
         if goes_on {
             reports.link = Some(link);
+            reports.reads = welcome.reads;
             reports.welcomed = true;
         }
         drop(reports);
@@ -485,7 +490,7 @@ impl Uplink {
                 clock_nanos: now().as_nanos(),
                 reports: messages,
             };
-            match body::encode(&message) {
+            match body::encode_reports(reports.reads, &message) {
                 Ok(body) => {
                     let (news, attempt) = (Arc::clone(&self.news), self.news.attempt());
                     // What a link cannot take is sent again on the next one.

@@ -43,6 +43,7 @@ fn master(
             let welcome = NodeWelcome {
                 epoch: EPOCH,
                 attached,
+                reads: body::FORMAT,
             };
             call.reply([body::encode(&welcome).unwrap()]).unwrap();
             greeted.send((call.from(), hello)).unwrap();

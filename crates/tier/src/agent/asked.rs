@@ -118,10 +118,13 @@ fn places_of(memory: &BTreeMap<Place, Held>) -> Map<KeyHash, Place> {
     let mut places: Map<KeyHash, Place> = Map::default();
     places.reserve(memory.len());
     for (place, held) in memory {
-        let kept = places.entry(name_of(held.entry())).or_insert(*place);
-        let is_older = |kept: &Held| kept.entry().version < held.entry().version;
-        if memory.get(kept).is_some_and(is_older) {
-            *kept = *place;
+        let name = name_of(held.entry());
+        let Some(other) = places.insert(name, *place) else {
+            continue;
+        };
+        let is_newer = |other: &Held| other.entry().version > held.entry().version;
+        if memory.get(&other).is_some_and(is_newer) {
+            places.insert(name, other);
         }
     }
     places

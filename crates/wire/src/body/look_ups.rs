@@ -11,6 +11,7 @@ use slackwater_base::{Checksum, Map};
 use zerocopy::little_endian::{I32, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::fixed::{Reader, malformed};
 use super::{BodyError, LOOK_UPS};
 use crate::data::{Capability, Grant, Rights};
 use crate::limits::BATCH_KEYS_MAX;
@@ -273,9 +274,7 @@ pub(super) fn decode(body: &[u8]) -> Result<Answered, BodyError> {
             _ => return Err(malformed("an unknown kind of item")),
         });
     }
-    if !reader.0.is_empty() {
-        return Err(BodyError::Trailing);
-    }
+    reader.end()?;
     Ok(Answered {
         epoch: Epoch(header.epoch.get()),
         reply: Reply::Get(lookups),
@@ -283,27 +282,7 @@ pub(super) fn decode(body: &[u8]) -> Result<Answered, BodyError> {
     })
 }
 
-struct Reader<'a>(&'a [u8]);
-
-impl<'a> Reader<'a> {
-    fn take<T: FromBytes + Immutable + KnownLayout + Unaligned>(
-        &mut self,
-    ) -> Result<&'a T, BodyError> {
-        let (value, rest) = T::ref_from_prefix(self.0).map_err(|_| ends_early())?;
-        self.0 = rest;
-        Ok(value)
-    }
-
-    fn all<T: FromBytes + Immutable + Unaligned>(
-        &mut self,
-        count: usize,
-    ) -> Result<&'a [T], BodyError> {
-        let all = <[T]>::ref_from_prefix_with_elems(self.0, count);
-        let (values, rest) = all.map_err(|_| ends_early())?;
-        self.0 = rest;
-        Ok(values)
-    }
-
+impl Reader<'_> {
     fn object(
         &mut self,
         owners: &[Owner],
@@ -343,14 +322,4 @@ impl<'a> Reader<'a> {
             guard: None,
         })
     }
-}
-
-fn malformed(what: &str) -> BodyError {
-    BodyError::Malformed {
-        what: what.to_owned(),
-    }
-}
-
-fn ends_early() -> BodyError {
-    malformed("an answer that ends early")
 }

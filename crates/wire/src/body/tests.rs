@@ -9,6 +9,7 @@ use super::*;
 use crate::*;
 
 mod attach;
+mod held;
 mod look_ups;
 
 fn key(text: &str) -> Key {

@@ -40,17 +40,18 @@ fn hellos() -> Vec<NodeHello> {
 
 fn node_welcomes() -> Vec<NodeWelcome> {
     let refused = Attached::Refused(ErrorCode::RoleNotPermitted);
-    [
-        Attached::New { floor: 1 << 40 },
-        Attached::Resumed { taken: 3 },
-        Attached::Unknown,
-        refused,
-    ]
-    .map(|attached| NodeWelcome {
+    let of = |attached, reads| NodeWelcome {
         epoch: Epoch(4),
         attached,
-    })
-    .into()
+        reads,
+    };
+    vec![
+        of(Attached::New { floor: 1 << 40 }, FORMAT),
+        of(Attached::Resumed { taken: 3 }, FORMAT),
+        of(Attached::Unknown, FORMAT),
+        of(refused, FORMAT),
+        of(Attached::Resumed { taken: 3 }, HELD),
+    ]
 }
 
 fn order_messages() -> Vec<Orders> {

@@ -44,6 +44,7 @@ impl Pool {
             let welcome = NodeWelcome {
                 epoch: EPOCH,
                 attached: Attached::New { floor: FLOOR },
+                reads: body::FORMAT,
             };
             call.reply([body::encode(&welcome).unwrap()]).unwrap();
             let hello: NodeHello = body::decode(call.part(0).unwrap()).unwrap();

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use slackwater_base::{Instant, KeyHash, Map};
+use slackwater_base::{Instant, KeyHash};
 use slackwater_wire::{Key, Report, Tenant};
 
 use super::inventory::{Announcing, Disk, Held, Inventory, Memory, Place};
@@ -12,15 +12,27 @@ use crate::format::{name_of, named};
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Asked {
-    /// Where the newest value of each name was when something was asked for the first time: until all of memory is
-    /// announced. Without it each message would be a walk over all values.
-    places: Option<Map<KeyHash, Place>>,
+    /// From the first time that something is asked for until all of memory is announced.
+    places: Option<Places>,
     extents: BTreeSet<Place>,
     records: BTreeSet<KeyHash>,
 }
 
+/// The places of memory by the names of what is there: without it each message would be a walk over all values. Made in one
+/// go while somebody waits, so it touches as little memory as it can.
+#[derive(Debug)]
+struct Places {
+    /// For the low bits of a name's hash, one more than the number of the last place of it; zero for none.
+    last: Vec<u32>,
+    /// By the number of a place: the place, and the same of the one before it.
+    places: Vec<(Place, u32)>,
+}
+
 /// Extents, and records, that may wait. Of more each has its turn.
 const ASKED_MAX: usize = 16_384;
+
+/// Places that are looked at for one name. Only names that were made for it have so many of one hash.
+const ALIKE_MAX: usize = 64;
 
 impl Agent {
     /// Has these keys announced ahead of their turn, as far as they are here and it has not come.
@@ -40,13 +52,14 @@ impl Agent {
             return;
         };
         match said {
-            Memory::Behind(_) => _ = asked.places.get_or_insert_with(|| places_of(memory)),
+            Memory::Behind(_) => _ = asked.places.get_or_insert_with(|| Places::of(memory)),
             Memory::Draining | Memory::Done => asked.places = None,
         }
         for (tenant, key) in names {
             let name = named(tenant, key);
-            let place = asked.places.as_ref().and_then(|places| places.get(&name));
-            if let Some(place) = place.copied().filter(|place| said.is_to_come(*place))
+            let found = |places: &Places| places.newest(memory, name, (tenant, key));
+            let place = asked.places.as_ref().and_then(found);
+            if let Some(place) = place.filter(|place| said.is_to_come(*place))
                 && asked.extents.len() < ASKED_MAX
             {
                 asked.extents.insert(place);
@@ -113,19 +126,42 @@ impl Agent {
     }
 }
 
-/// The newest value of each name in memory.
-fn places_of(memory: &BTreeMap<Place, Held>) -> Map<KeyHash, Place> {
-    let mut places: Map<KeyHash, Place> = Map::default();
-    places.reserve(memory.len());
-    for (place, held) in memory {
-        let name = name_of(held.entry());
-        let Some(other) = places.insert(name, *place) else {
-            continue;
+impl Places {
+    fn of(memory: &BTreeMap<Place, Held>) -> Self {
+        let mut all = Self {
+            last: vec![0; memory.len().next_power_of_two()],
+            places: Vec::with_capacity(memory.len()),
         };
-        let is_newer = |other: &Held| other.entry().version > held.entry().version;
-        if memory.get(&other).is_some_and(is_newer) {
-            places.insert(name, other);
+        for (place, held) in memory {
+            let last = all.last_of(name_of(held.entry()));
+            let number = all.places.len() as u32 + 1;
+            let before = std::mem::replace(&mut all.last[last], number);
+            all.places.push((*place, before));
         }
+        all
     }
-    places
+
+    fn last_of(&self, name: KeyHash) -> usize {
+        name.low64() as usize & (self.last.len() - 1)
+    }
+
+    /// Where the newest value of a name is.
+    fn newest(
+        &self,
+        memory: &BTreeMap<Place, Held>,
+        name: KeyHash,
+        (tenant, key): (&Tenant, &Key),
+    ) -> Option<Place> {
+        let mut next = self.last[self.last_of(name)];
+        let places = std::iter::from_fn(|| {
+            let (place, before) = *self.places.get((next as usize).checked_sub(1)?)?;
+            next = before;
+            Some(place)
+        });
+        let places = places.take(ALIKE_MAX);
+        let values = places.filter_map(|place| Some((place, memory.get(&place)?.entry())));
+        let of_name = values.filter(|(_, it)| (&it.tenant, &it.key) == (tenant, key));
+        let newest = of_name.max_by_key(|(_, it)| it.version);
+        newest.map(|(place, _)| place)
+    }
 }

@@ -797,13 +797,11 @@ mod tests {
             prop_assert!(allocator.allocate(1 << 20).is_ok(), "all of it in one piece again");
         }
 
-        /// Against a map: any are taken over ahead, some are freed, and the rest has its turn. `order` says which go ahead,
-        /// and in what order.
+        /// Any are taken over ahead and any are freed at any time, and each that was not is taken over in its turn.
         #[test]
         fn extents_are_taken_over_ahead_of_their_turn(
             lengths in prop::collection::vec((0u64..3, 1u64..4), 1..40),
-            order in prop::collection::vec(any::<prop::sample::Index>(), 0..40),
-            freed in prop::collection::vec(any::<bool>(), 80),
+            steps in prop::collection::vec((any::<prop::sample::Index>(), any::<bool>()), 0..160),
         ) {
             let mut at = 0;
             let places: Vec<(u64, u64)> = lengths.iter().map(|(hole, granules)| {
@@ -812,33 +810,39 @@ mod tests {
                 (start * 4096, granules * 4096)
             }).collect();
             let mut allocator = ExtentAllocator::new((at + 2) * 4096, 4096, 100);
-            let mut held: BTreeMap<u64, Option<Extent>> = BTreeMap::new();
-            let mut freed = freed.into_iter();
-            let mut adopt = |allocator: &mut ExtentAllocator, (offset, bytes), turn| {
-                let extent = allocator.adopt(offset, bytes, 1, turn)?;
-                let free = freed.next() == Some(true);
-                if free {
+            let mut said = vec![false; places.len()];
+            let mut held: Vec<Extent> = Vec::new();
+            let mut turn = 0;
+            for (pick, frees) in steps {
+                if frees && !held.is_empty() {
+                    let extent = held.swap_remove(pick.index(held.len()));
                     allocator.retire(extent);
                     allocator.release(extent);
+                } else {
+                    // Every third is the next in order.
+                    let is_ahead = pick.index(3) > 0;
+                    let place = if is_ahead { pick.index(places.len()) } else { turn };
+                    let (of, order) = (places.get(place), if is_ahead { Turn::Ahead } else { Turn::InOrder });
+                    turn += usize::from(!is_ahead);
+                    if let Some((offset, bytes)) = of && !std::mem::replace(&mut said[place], true) {
+                        let extent = allocator.adopt(*offset, *bytes, 1, order);
+                        // Ahead of nothing that was passed.
+                        prop_assert!(extent.is_some() || (is_ahead && place < turn), "{place} {order:?}");
+                        held.extend(extent);
+                    }
                 }
-                Some((!free).then_some(extent))
-            };
-            for pick in order {
-                let place = *pick.get(&places);
-                if !held.contains_key(&place.0) {
-                    let adopted = adopt(&mut allocator, place, Turn::Ahead);
-                    prop_assert!(adopted.is_some(), "{place:?} ahead");
-                    held.insert(place.0, adopted.flatten());
+                for (start, index) in &allocator.gaps {
+                    let piece = allocator.pieces[*index as usize];
+                    prop_assert_eq!((piece.start, piece.state), (*start, State::Free));
                 }
             }
-            for place in places {
-                if !held.contains_key(&place.0) {
-                    let adopted = adopt(&mut allocator, place, Turn::InOrder);
-                    prop_assert!(adopted.is_some(), "{place:?} in its turn");
-                    held.insert(place.0, adopted.flatten());
+            for (place, said) in places.iter().zip(said).skip(turn) {
+                if !said {
+                    let extent = allocator.adopt(place.0, place.1, 1, Turn::InOrder);
+                    prop_assert!(extent.is_some(), "{place:?} in its turn");
+                    held.extend(extent);
                 }
             }
-            let held: Vec<Extent> = held.into_values().flatten().collect();
             let live = held.iter().map(|extent| extent.bytes).sum::<u64>();
             prop_assert_eq!(allocator.books().live, live);
             prop_assert_eq!(allocator.books().free + live, allocator.books().capacity);

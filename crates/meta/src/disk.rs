@@ -34,8 +34,11 @@ impl Master {
         for entries in entries.chunks(WARMED_AT_ONCE) {
             self.read_ahead_of(entries.iter().map(|reported| &reported.entry));
             for reported in entries {
-                self.metrics.records_announced += 1;
                 self.numbers.start_above(reported.entry.version);
+                if self.has_record(index, reported) {
+                    continue;
+                }
+                self.metrics.records_announced += 1;
                 match self.adopt(now, node, index, reported) {
                     Adopted::New(replica) => fresh.push(replica),
                     Adopted::Known => {}
@@ -55,6 +58,17 @@ impl Master {
         if self.segments.at(index).outlives {
             self.keep_drop((hash, entry.version, index));
         }
+    }
+
+    /// Whether a record is in the catalog: it was announced before, ahead of its turn.
+    fn has_record(&self, index: SegmentIndex, reported: &ReportedEntry) -> bool {
+        let entry = &reported.entry;
+        let hash = self.tenants.hash_of(&entry.tenant, &entry.key);
+        let tenant = self.tenants.find_exact(&entry.tenant);
+        let found = tenant.and_then(|tenant| self.catalog.find(tenant, &entry.key, hash));
+        found.is_some_and(|id| {
+            self.catalog.object(id).version == entry.version && self.replica_on(id, index).is_some()
+        })
     }
 
     fn adopt(
@@ -93,9 +107,6 @@ impl Master {
                 return Adopted::Stale;
             }
             if object.version == entry.version {
-                if self.replica_on(id, index).is_some() {
-                    return Adopted::Known;
-                }
                 if (object.bytes, object.checksum) != (*bytes, *checksum) {
                     return Adopted::Stale;
                 }
@@ -189,7 +200,7 @@ impl Master {
 enum Adopted {
     /// As a new replica.
     New(Fresh),
-    /// As a replica that it has already.
+    /// As the record of what it knows as a prospect.
     Known,
     /// As removed, replaced or of no use: the node is to drop it.
     Stale,

@@ -93,11 +93,11 @@ impl Master {
                 if self.was_ahead(index, &published.extent) {
                     continue;
                 }
-                self.metrics.extents_announced += 1;
-                match self.adopt_extent(now, node, index, published, turn) {
-                    Some(replica) => fresh.push(replica),
-                    None => self.metrics.extents_stale += 1,
-                }
+                let adopted = self.adopt_extent(now, node, index, published, turn);
+                let counts = adopted.is_some() || turn == Turn::InOrder;
+                self.metrics.extents_announced += u64::from(counts);
+                self.metrics.extents_stale += u64::from(counts && adopted.is_none());
+                fresh.extend(adopted);
             }
         }
         self.introduce_announced(now, fresh);

@@ -11,6 +11,7 @@ mod replicate;
 
 mod ahead;
 mod answers;
+mod asking;
 mod books;
 mod budget;
 mod catalog;

@@ -86,6 +86,7 @@ impl Master {
             return;
         }
         self.set_presence(node, Presence::Away);
+        self.set_asked(node, false);
         self.due
             .set(Due::Absence(node), now + self.config.absence.hidden_after);
     }

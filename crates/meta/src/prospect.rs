@@ -14,7 +14,8 @@ use crate::publish::Fresh;
 use crate::release::Reason;
 use crate::segment::Segments;
 
-/// Adds prospects to the SSD below a memory segment for new replicas there, a run along their chain.
+/// Adds prospects to the SSD below a memory segment for new replicas there, a run along their chain. What has a record there
+/// is known already.
 pub(crate) fn add(catalog: &mut Catalog, segments: &mut Segments, run: &[Fresh], walk: &Walk<'_>) {
     let above = run[0].segment;
     let Some(below) = segments.at(above).below else {
@@ -23,15 +24,29 @@ pub(crate) fn add(catalog: &mut Catalog, segments: &mut Segments, run: &[Fresh],
     let mut links: Vec<Link> = walk.links.to_vec();
     for (link, fresh) in links.iter_mut().zip(run) {
         let id = segments.at(above).replica(Slot(fresh.slot));
+        link.slot = None;
+        if has_record(catalog, id, below) {
+            continue;
+        }
         let slot = segments.at_mut(below).number(id);
         catalog.replica_mut(id).set_prospect(Some(slot));
         link.slot = Some(slot);
+    }
+    if links.iter().all(|link| link.slot.is_none()) {
+        return;
     }
     let walk = Walk {
         links: &links,
         ..*walk
     };
     segments.tell_policy(below, |policy| policy.insert(&walk));
+}
+
+/// Whether the object of a memory replica has one on this SSD too.
+pub(crate) fn has_record(catalog: &Catalog, id: ReplicaId, below: SegmentIndex) -> bool {
+    let object = catalog.replica(id).object();
+    let replicas = object.into_iter().flat_map(|id| catalog.replicas(id));
+    replicas.into_iter().any(|(_, it)| it.segment == below)
 }
 
 /// Whether the slot of a segment is a prospect.

@@ -1,36 +1,30 @@
 //! Look-ups just after a restart of the master. What they do not find may be on a node that has yet to say what it holds, so
 //! they wait until it is found, until no such node is left, or until the master has waited for long enough.
 //!
-//! What is awaited is listed by the hash of its key: an announcement finds the calls that it ends, and asks no other. Nodes
-//! are told what is awaited, and announce it first. Where they do not hear of it, its turn comes.
+//! What is awaited is listed by the hash of its key: an announcement finds the calls that it ends, and asks no other.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::time::Duration;
+use std::collections::{BTreeMap, BTreeSet};
 
 use slackwater_base::Instant;
-use slackwater_wire::{ClientId, Key, NodeId, OperationId, Presence, Request, Tenant};
+use slackwater_wire::{ClientId, Key, OperationId, Request, Tenant};
 
-use crate::catalog::SegmentIndex;
+use crate::asking::{ASKED_AT_ONCE, Asking, Name};
 use crate::config::Limits;
 use crate::master::{Caller, Due, Master};
-use crate::segment::Segment;
 
 /// The look-ups that wait. None does without an earlier master.
 #[derive(Default)]
 pub(crate) struct Held {
     /// Nothing waits longer than until then.
     until: Option<Instant>,
-    calls: BTreeMap<Name, HeldCall>,
+    calls: BTreeMap<CallName, HeldCall>,
     /// Hashes of keys that are not found, with the calls that wait for them.
-    awaited: BTreeSet<(u64, Name)>,
+    awaited: BTreeSet<(u64, CallName)>,
     /// Calls for which everything is found.
-    found: BTreeSet<Name>,
+    found: BTreeSet<CallName>,
     all: Kept,
     of_client: BTreeMap<ClientId, Kept>,
-    /// What nodes are still to be asked for, in the order in which it was missed.
-    asking: VecDeque<(Tenant, Key)>,
-    /// They are not asked again before.
-    asks_from: Instant,
+    pub(crate) asking: Asking,
 }
 
 /// What is kept: the requests whole, whatever few of their keys are awaited.
@@ -41,7 +35,7 @@ struct Kept {
 }
 
 /// A client and its number for the call.
-type Name = (ClientId, OperationId);
+type CallName = (ClientId, OperationId);
 
 struct HeldCall {
     caller: Caller,
@@ -68,13 +62,7 @@ struct Missing {
 const STEP: usize = 4096;
 /// One client may keep one part of this of what may wait.
 const SHARE: usize = 4;
-/// Keys for which nodes are asked at once.
-const ASKED_AT_ONCE: usize = 1024;
-/// The time between two such messages: one costs as much as there are nodes.
-const ASKED_APART: Duration = Duration::from_millis(5);
-/// Keys that wait to be asked for. Of more each comes in its turn.
-const ASKING_MAX: usize = 16 * ASKED_AT_ONCE;
-/// Keys for which a node is asked when it begins to announce a segment.
+/// Keys for which a node is asked when it begins to announce.
 const ASKED_FIRST: usize = 4 * ASKED_AT_ONCE;
 /// Keys of one call before those of the next one.
 const OF_CALL_FIRST: usize = 64;
@@ -106,7 +94,7 @@ impl HeldCall {
     fn names<'a>(
         &'a self,
         chosen: impl FnMut(&&Missing) -> bool + 'a,
-    ) -> impl Iterator<Item = (Tenant, Key)> + 'a {
+    ) -> impl Iterator<Item = Name> + 'a {
         let (tenant, keys): (&Tenant, Vec<&[u8]>) = match &self.request {
             Request::Get(get) => (&get.tenant, get.keys.iter().map(Key::as_bytes).collect()),
             Request::Exists(exists) => (&exists.tenant, exists.keys.iter().collect()),
@@ -122,23 +110,14 @@ impl HeldCall {
 }
 
 impl Held {
-    /// The calls that wait for a key.
-    fn waiting_for(&self, hash: u64) -> impl Iterator<Item = &(u64, Name)> {
-        let (first, last) = (ClientId(0), ClientId(u64::MAX));
-        let of_hash = (hash, (first, OperationId(0)))..=(hash, (last, OperationId(u64::MAX)));
-        self.awaited.range(of_hash)
-    }
-
-    fn awaits(&self, hash: u64) -> bool {
-        self.waiting_for(hash).next().is_some()
-    }
-
     /// A replica of a key has become readable.
     pub(crate) fn heard(&mut self, hash: u64) {
         if self.awaited.is_empty() {
             return;
         }
-        let waiting: Vec<(u64, Name)> = self.waiting_for(hash).copied().collect();
+        let (first, last) = (ClientId(0), ClientId(u64::MAX));
+        let of_hash = (hash, (first, OperationId(0)))..=(hash, (last, OperationId(u64::MAX)));
+        let waiting: Vec<(u64, CallName)> = self.awaited.range(of_hash).copied().collect();
         for entry in waiting {
             self.awaited.remove(&entry);
             let (_, name) = entry;
@@ -151,7 +130,7 @@ impl Held {
         }
     }
 
-    fn take(&mut self, name: Name) -> Option<HeldCall> {
+    fn take(&mut self, name: CallName) -> Option<HeldCall> {
         let call = self.calls.remove(&name)?;
         self.found.remove(&name);
         self.all.remove(call.keys);
@@ -167,11 +146,13 @@ impl Held {
         Some(call)
     }
 
-    fn keep(&mut self, name: Name, call: HeldCall) {
-        let room = ASKING_MAX.saturating_sub(self.asking.len());
-        let fresh = |missing: &&Missing| !self.awaits(missing.hash);
-        let fresh: Vec<_> = call.names(fresh).take(room).collect();
-        self.asking.extend(fresh);
+    fn keep(&mut self, name: CallName, call: HeldCall) {
+        let room = self.asking.room(name.0);
+        if room > 0 {
+            let is_new = |missing: &&Missing| self.asking.is_new(missing.hash);
+            let names = call.names(is_new).take(room).collect();
+            self.asking.add(name.0, names);
+        }
         let entries = call.awaits().iter().map(|missing| (missing.hash, name));
         self.awaited.extend(entries);
         self.all.add(call.keys);
@@ -184,19 +165,28 @@ impl Held {
         self.all.fits(keys, limits, 1) && own.fits(keys, limits, SHARE)
     }
 
-    /// What calls miss, each once: a few keys of each call, then others.
-    fn missed(&self) -> Vec<(Tenant, Key)> {
+    /// What calls miss, each once: a few keys of each call, then others, and of one client a part.
+    pub(crate) fn missed(&self) -> Vec<Name> {
         let mut seen = BTreeSet::new();
         let mut names = Vec::new();
         for first in [true, false] {
-            for call in self.calls.values() {
+            let mut of_client = (ClientId(0), 0);
+            for ((client, _), call) in &self.calls {
+                if of_client.0 != *client {
+                    of_client = (*client, 0);
+                }
+                let room = (ASKED_FIRST / SHARE - of_client.1).min(ASKED_FIRST - names.len());
+                if room == 0 {
+                    continue;
+                }
                 let mut rank = 0..;
                 let chosen = |missing: &&Missing| {
                     let is_first = rank.next().is_some_and(|rank| rank < OF_CALL_FIRST);
                     is_first == first && seen.insert(missing.hash)
                 };
-                let room = ASKED_FIRST - names.len();
+                let before = names.len();
                 names.extend(call.names(chosen).take(room));
+                of_client.1 += names.len() - before;
             }
         }
         names
@@ -209,8 +199,11 @@ impl Held {
             None => (OperationId(0), OperationId(u64::MAX)),
         };
         let calls = self.calls.range((client, first)..=(client, last));
-        let calls: Vec<Name> = calls.map(|(name, _)| *name).collect();
+        let calls: Vec<CallName> = calls.map(|(name, _)| *name).collect();
         calls.into_iter().for_each(|name| drop(self.take(name)));
+        if operation.is_none() {
+            self.asking.forget(client);
+        }
     }
 }
 
@@ -293,43 +286,6 @@ impl Master {
         missing.dedup_by_key(|missing| missing.hash);
         missing.sort_unstable_by_key(|missing| missing.at);
         missing
-    }
-
-    /// Asks the nodes that are announcing for what was missed, a limited number of times a second.
-    pub(crate) fn ask_for_missed(&mut self, now: Instant) {
-        if self.held.asking.is_empty() {
-            return;
-        }
-        if now >= self.held.asks_from {
-            let most = self.held.asking.len().min(ASKED_AT_ONCE);
-            let names: Vec<_> = self.held.asking.drain(..most).collect();
-            let announcing = |it: &Segment| it.announcing && it.presence == Presence::Here;
-            let segments = self.segments.iter().map(|(_, segment)| segment);
-            let nodes = segments.filter(|it| announcing(it)).map(|it| it.node);
-            let nodes: BTreeSet<NodeId> = nodes.collect();
-            if !nodes.is_empty() {
-                self.outbox
-                    .announce_first(nodes.into_iter().collect(), names);
-                self.held.asks_from = now + ASKED_APART;
-            }
-        }
-        if !self.held.asking.is_empty() {
-            self.due.set(Due::Asking, self.held.asks_from);
-        }
-    }
-
-    /// A node has begun to announce a segment. What was missed before is not there yet, or the node would not have heard.
-    pub(crate) fn ask_announcing(&mut self, index: SegmentIndex) {
-        let segment = self.segments.at_mut(index);
-        let (node, asked) = (segment.node, std::mem::replace(&mut segment.asked, true));
-        if asked || self.held.calls.is_empty() {
-            return;
-        }
-        let mut missed = self.held.missed().into_iter().peekable();
-        while missed.peek().is_some() {
-            let names = missed.by_ref().take(ASKED_AT_ONCE).collect();
-            self.outbox.announce_first(vec![node], names);
-        }
     }
 
     /// Answers what has waited for long enough: a limited number in each step.

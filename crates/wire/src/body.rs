@@ -51,8 +51,7 @@ pub enum BodyError {
     Empty,
     /// A release that is too new, or something else altogether, wrote the body.
     #[error(
-        "a control message of format {found}: this release reads format {FORMAT}, answers in format {LOOK_UPS}, and reports in \
-         format {HELD}"
+        "a control message of format {found}: this release reads format {FORMAT}, {LOOK_UPS} of answers, and {HELD} of reports"
     )]
     Format {
         /// The first byte.

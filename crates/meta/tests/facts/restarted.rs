@@ -321,28 +321,31 @@ fn nodes_are_asked_for_what_look_ups_miss() {
     mount_as(&mut world, DISK, SegmentKind::Disk, 0);
     assert_eq!(asked(&mut world), [], "it would not know what is meant");
     holds(&mut world, vec![entry("c", 50, 0)]);
-    let first = (vec![NODE], names(["a", "b"]));
-    assert_eq!(asked(&mut world), [first.clone()]);
+    assert_eq!(asked(&mut world), [(vec![NODE], names(["a", "b"]))]);
     holds(&mut world, vec![entry("d", 50, 1)]);
     assert_eq!(asked(&mut world), [], "it was asked");
     let entries = vec![reported("c", 50, BLOCK)];
     let segment = DISK;
     world.report(NODE, Report::Announce { segment, entries });
-    assert_eq!(asked(&mut world), [first], "of the other segment too");
+    assert_eq!(asked(&mut world), [], "it was asked for all that it has");
 
-    // What others wait for already is not asked for again, and what is there neither.
+    // Of a prefix for all, though it waits for the first.
     let late = world.send(OTHER, get(&["e", "b", "c", "f"], true));
-    assert_eq!(asked(&mut world), [(vec![NODE], names(["e", "f"]))]);
-    world.send(OTHER, exists(&["f"]));
+    assert_eq!(asked(&mut world), [(vec![NODE], names(["e", "b", "f"]))]);
+    world.send(OTHER, exists(&["f", "x"]));
     assert_eq!(asked(&mut world), [], "a moment ago");
     world.pass(Duration::from_millis(5));
-    assert_eq!(asked(&mut world), [(vec![NODE], names(["f"]))]);
+    assert_eq!(asked(&mut world), [(vec![NODE], names(["x"]))]);
+    world.pass(Duration::from_millis(5));
+    assert_eq!(asked(&mut world), []);
 
     let ahead = ["e", "f", "b", "a"].into_iter().zip([9, 6, 5, 12]);
     let ahead: Vec<Published> = ahead.map(|(name, at)| entry(name, 50, at)).collect();
     holds_ahead(&mut world, ahead.clone());
     assert_eq!(found(world.reply(early)), Some(vec![true; 3]));
     assert_eq!(found(world.reply(late)), Some(vec![true; 4]));
+    world.pass(Duration::from_millis(5));
+    assert_eq!(asked(&mut world), []);
     // In their turn, with what lies between.
     let mut all = ahead.clone();
     all.extend([entry("g", 50, 2), entry("h", 50, 7), entry("i", 50, 13)]);
@@ -416,6 +419,58 @@ fn what_does_not_fit_ahead_is_no_mistake() {
     assert_eq!(found(world.reply(all)), Some(vec![true, false, false]));
 }
 
+/// The link of a node broke with what it was asked in it, and came back: nobody asked again.
+#[test]
+fn a_node_that_was_away_is_asked_again() {
+    let mut world = restarted(config(WAIT), &[NODE]);
+    mount(&mut world);
+    holds(&mut world, vec![entry("a", 50, 0)]);
+    let call = world.send(ME, exists(&["b"]));
+    assert_eq!(asked(&mut world).len(), 1);
+    world.input(Input::NodeAway(NODE));
+    world.pass(Duration::from_millis(5));
+    world.send(OTHER, exists(&["c"]));
+    assert_eq!(asked(&mut world), [], "it is not there");
+    world.input(Input::NodeBack(NODE));
+    holds(&mut world, vec![entry("d", 50, 1)]);
+    assert_eq!(asked(&mut world), [(vec![NODE], names(["b", "c"]))]);
+    holds_ahead(&mut world, vec![entry("b", 50, 5)]);
+    assert_eq!(found(world.reply(call)), Some(vec![true]));
+}
+
+/// Records followed the memory of their node, until they could be asked for: the policy of the SSD had such a block twice.
+#[test]
+fn a_record_may_come_before_what_is_in_memory() {
+    let mut world = restarted(config(WAIT), &[NODE]);
+    mount(&mut world);
+    mount_as(&mut world, DISK, SegmentKind::Disk, 0);
+    let entries = vec![reported("a", 50, BLOCK)];
+    let (segment, again) = (DISK, entries.clone());
+    world.report(NODE, Report::Announce { segment, entries });
+    let memory = entry("a", 50, 3);
+    let record = reported("a", 50, BLOCK);
+    assert_eq!(
+        (memory.bytes, memory.checksum),
+        (record.bytes, record.checksum)
+    );
+    holds(&mut world, vec![memory, entry("b", 50, 4)]);
+    world.report(
+        NODE,
+        Report::Announce {
+            segment,
+            entries: again,
+        },
+    );
+    assert_eq!(world.master.metrics().records_announced, 1);
+    world.master.check_books().unwrap();
+    let described = world.ask(describe("a"));
+    let replicas = match described {
+        Reply::Describe(description) => description.replicas.len(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(replicas, 2);
+}
+
 /// Each key that a client made up would have been a message to every node.
 #[test]
 fn nodes_are_asked_seldom_and_for_few_keys() {
@@ -442,7 +497,7 @@ fn nodes_are_asked_seldom_and_for_few_keys() {
         messages.extend(now);
     }
     assert!(messages.iter().all(|(_, keys)| keys.len() == 1024));
-    // A node that begins later is asked for some of each call.
+    // A node that begins later is asked for some of each call, and of each client.
     holds(&mut world, vec![entry("a", 50, 0)]);
     let of_begun = asked(&mut world);
     let keys: Vec<&String> = of_begun.iter().flat_map(|(_, keys)| keys).collect();
@@ -450,4 +505,25 @@ fn nodes_are_asked_seldom_and_for_few_keys() {
     for call in 0..8 {
         assert!(keys.contains(&&format!("{call} 63")), "{call}");
     }
+    // One of a few clients that all ask for much has its turn.
+    let mut world = restarted(config(WAIT), &[NODE]);
+    mount(&mut world);
+    for client in 0..4 {
+        send(&mut world, client, &long(client));
+    }
+    send(&mut world, 9, &["mine".to_owned()]);
+    let _ = asked(&mut world);
+    world.pass(Duration::from_millis(5));
+    let second = asked(&mut world).remove(0);
+    assert!(second.1.contains(&"mine".to_owned()));
+    // Long names make fewer of them a message.
+    let mut world = restarted(config(WAIT), &[NODE]);
+    mount(&mut world);
+    let keys: Vec<String> = (0..1000).map(|at| format!("{at:01000}")).collect();
+    send(&mut world, 0, &keys);
+    assert_eq!(asked(&mut world)[0].1.len(), 66);
+    // Those of a client that is gone are not asked for.
+    world.input(Input::ClientLost(ClientId(100)));
+    world.pass(Duration::from_millis(5));
+    assert_eq!(asked(&mut world), []);
 }

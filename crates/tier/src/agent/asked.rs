@@ -24,8 +24,17 @@ pub(super) struct Asked {
 struct Places {
     /// For the low bits of a name's hash, one more than the number of the last place of it; zero for none.
     last: Vec<u32>,
-    /// By the number of a place: the place, and the same of the one before it.
-    places: Vec<(Place, u32)>,
+    places: Vec<Named>,
+}
+
+/// A place, by its number.
+#[derive(Clone, Copy, Debug)]
+struct Named {
+    place: Place,
+    /// Other bits of its name's hash.
+    high: u32,
+    /// What [`Places::last`] says of the place before it.
+    before: u32,
 }
 
 /// Extents, and records, that may wait. Of more each has its turn.
@@ -51,9 +60,8 @@ impl Agent {
         else {
             return;
         };
-        match said {
-            Memory::Behind(_) => _ = asked.places.get_or_insert_with(|| Places::of(memory)),
-            Memory::Draining | Memory::Done => asked.places = None,
+        if matches!(said, Memory::Behind(_)) {
+            asked.places.get_or_insert_with(|| Places::of(memory));
         }
         for (tenant, key) in names {
             let name = named(tenant, key);
@@ -126,6 +134,13 @@ impl Agent {
     }
 }
 
+impl Asked {
+    /// All of memory is announced.
+    pub(super) fn end_of_memory(&mut self) {
+        self.places = None;
+    }
+}
+
 impl Places {
     fn of(memory: &BTreeMap<Place, Held>) -> Self {
         let mut all = Self {
@@ -133,10 +148,15 @@ impl Places {
             places: Vec::with_capacity(memory.len()),
         };
         for (place, held) in memory {
-            let last = all.last_of(name_of(held.entry()));
+            let name = name_of(held.entry());
+            let last = all.last_of(name);
             let number = all.places.len() as u32 + 1;
             let before = std::mem::replace(&mut all.last[last], number);
-            all.places.push((*place, before));
+            all.places.push(Named {
+                place: *place,
+                high: high_of(name),
+                before,
+            });
         }
         all
     }
@@ -154,14 +174,21 @@ impl Places {
     ) -> Option<Place> {
         let mut next = self.last[self.last_of(name)];
         let places = std::iter::from_fn(|| {
-            let (place, before) = *self.places.get((next as usize).checked_sub(1)?)?;
-            next = before;
-            Some(place)
+            let named = *self.places.get((next as usize).checked_sub(1)?)?;
+            next = named.before;
+            Some(named)
         });
         let places = places.take(ALIKE_MAX);
+        let places = places
+            .filter(|it| it.high == high_of(name))
+            .map(|it| it.place);
         let values = places.filter_map(|place| Some((place, memory.get(&place)?.entry())));
         let of_name = values.filter(|(_, it)| (&it.tenant, &it.key) == (tenant, key));
         let newest = of_name.max_by_key(|(_, it)| it.version);
         newest.map(|(place, _)| place)
     }
+}
+
+fn high_of(name: KeyHash) -> u32 {
+    (name.low64() >> 32) as u32
 }

@@ -365,7 +365,10 @@ impl Inventory {
         if let Some(announcing) = &mut self.announcing {
             announcing.memory = match last {
                 Some(place) => Memory::Behind(Some(place)),
-                None => Memory::Draining,
+                None => {
+                    announcing.asked.end_of_memory();
+                    Memory::Draining
+                }
             };
         }
     }

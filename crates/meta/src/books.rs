@@ -169,9 +169,6 @@ impl Master {
                     ensure(above && named, || {
                         format!("{id:?} is numbered in {}", segment.id)
                     })?;
-                    ensure(!prospect::has_record(&self.catalog, id, index), || {
-                        format!("{id:?} is twice in {}", segment.id)
-                    })?;
                     continue;
                 }
                 match &segment.medium {

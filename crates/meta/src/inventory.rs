@@ -103,7 +103,7 @@ impl Master {
         self.introduce_announced(now, fresh);
     }
 
-    /// Whether an extent was announced before, ahead of its turn. What became of it since then, its node is told.
+    /// Whether an extent was announced before, ahead of its turn. What happened to it since then, its node is told.
     fn was_ahead(&self, index: SegmentIndex, extent: &ExtentRef) -> bool {
         let segment = self.segments.at(index);
         let ahead = segment.memory().map(|memory| &memory.ahead);

@@ -43,7 +43,7 @@ pub(crate) fn add(catalog: &mut Catalog, segments: &mut Segments, run: &[Fresh],
 }
 
 /// Whether the object of a memory replica has one on this SSD too.
-pub(crate) fn has_record(catalog: &Catalog, id: ReplicaId, below: SegmentIndex) -> bool {
+fn has_record(catalog: &Catalog, id: ReplicaId, below: SegmentIndex) -> bool {
     let object = catalog.replica(id).object();
     let replicas = object.into_iter().flat_map(|id| catalog.replicas(id));
     replicas.into_iter().any(|(_, it)| it.segment == below)

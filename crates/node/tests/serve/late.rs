@@ -15,8 +15,9 @@ use slackwater_node::pool::{MasterOptions, MasterServer, NodeOptions, NodeServer
 use slackwater_transfer::Capability;
 use slackwater_wire::data::Segment as Contact;
 use slackwater_wire::{
-    Attached, BytesCopied, CheckWritten, CopyBytes, Epoch, ErrorCode, ExtentRef, Incarnation,
-    NodeHello, NodeWelcome, WrittenChecked, body,
+    AnnounceFirst, Attached, BytesCopied, ChainPlace, CheckWritten, ClientId, CopyBytes, DiskEntry,
+    Durability, Epoch, ErrorCode, ExtentRef, Incarnation, Key, Mount, NodeHello, NodeWelcome,
+    Order, Orders, Pin, Published, Report, Reports, Tenant, Version, WrittenChecked, body,
 };
 
 use super::LONG;
@@ -28,6 +29,20 @@ const FLOOR: u64 = 1000;
 fn master(
     attach: impl Fn(usize) -> Attached + Send + Sync + 'static,
 ) -> (Running, Endpoint, Receiver<(ConnectionId, NodeHello)>) {
+    let (master, listening, greetings, _) = reading(body::FORMAT, attach);
+    (master, listening, greetings)
+}
+
+/// The same, of one that reads reports up to this format; with the bodies of those that came.
+fn reading(
+    reads: u8,
+    attach: impl Fn(usize) -> Attached + Send + Sync + 'static,
+) -> (
+    Running,
+    Endpoint,
+    Receiver<(ConnectionId, NodeHello)>,
+    Receiver<Vec<u8>>,
+) {
     let (greeted, greetings) = channel();
     let mut builder = Builder::new(Options::default());
     let at_once = Category {
@@ -43,13 +58,19 @@ fn master(
             let welcome = NodeWelcome {
                 epoch: EPOCH,
                 attached,
-                reads: body::FORMAT,
+                reads,
             };
             call.reply([body::encode(&welcome).unwrap()]).unwrap();
             greeted.send((call.from(), hello)).unwrap();
         })
         .unwrap();
-    builder.command("nodes.reports", |_: &Call<'_>| {}).unwrap();
+    let (reported, reports) = channel();
+    builder
+        .command("nodes.reports", move |call: &Call<'_>| {
+            // Most tests do not look.
+            let _ = reported.send(call.part(0).unwrap().to_vec());
+        })
+        .unwrap();
     let master = builder.start().unwrap();
     let anybody = ListenOptions {
         admission: Admission::Everybody(Level::Admin),
@@ -60,13 +81,20 @@ fn master(
     };
     let loopback = Endpoint::Tcp((Ipv4Addr::LOCALHOST, 0).into());
     let listening = master.listen(&loopback, &anybody).unwrap();
-    (master, listening, greetings)
+    (master, listening, greetings, reports)
 }
 
 /// A node of that master, and when it was welcomed.
 fn node(listening: &Endpoint) -> (NodeServer, Receiver<Result<(), ErrorCode>>) {
+    node_of(listening, ByteSize::mib(16))
+}
+
+fn node_of(
+    listening: &Endpoint,
+    memory: ByteSize,
+) -> (NodeServer, Receiver<Result<(), ErrorCode>>) {
     let config = Config {
-        memory: ByteSize::mib(16),
+        memory,
         ssd: ByteSize(0),
         ..Config::default()
     };
@@ -204,4 +232,134 @@ fn a_master_that_wants_a_link_anew_says_no_goodbye() {
     assert!(comes_back, "{down:?}");
     assert!(matches!(next(), LinkEvent::Up { .. }));
     mq.stop();
+}
+
+/// A master was told of a key in its turn only, behind all that filled the window of its node's reports; and whatever it
+/// reads, it was told by the names of fields.
+#[test]
+fn what_a_master_asks_for_comes_next() {
+    const EXTENTS: u64 = 24_000;
+    let name = |at: u64| Key::new(format!("{at:08}").as_bytes()).unwrap();
+    for reads in [body::FORMAT, body::HELD] {
+        let (master, listening, greetings, reports) = reading(reads, |before| match before {
+            0 | 2 => Attached::New { floor: FLOOR },
+            _ => Attached::Unknown,
+        });
+        let (node, _welcomed) = node_of(&listening, ByteSize(EXTENTS * 4096));
+        let messages = master.handle();
+        let (link, hello) = greetings.recv_timeout(LONG).unwrap();
+        let Mount {
+            segment,
+            incarnation,
+            ..
+        } = hello.segments[0];
+        let extents = 0..EXTENTS;
+        let published: Vec<Published> = extents
+            .map(|at| Published {
+                extent: ExtentRef {
+                    segment,
+                    incarnation,
+                    offset: at * 4096,
+                    bytes: 4096,
+                    generation: FLOOR + at,
+                },
+                entry: DiskEntry {
+                    tenant: Tenant::DEFAULT,
+                    key: name(at),
+                    version: Version(1 + at),
+                },
+                bytes: 4096,
+                checksum: Checksum(at),
+                writer: ClientId(9),
+                pin: Pin::None,
+                durability: Durability::Memory,
+                group: None,
+                chain: ChainPlace::default(),
+            })
+            .collect();
+        let say = |link, taken: u64, first: u64, orders: Vec<Order>| {
+            let message = Orders {
+                epoch: EPOCH,
+                taken,
+                first,
+                orders,
+            };
+            messages.send(link, "node.orders", [body::encode(&message).unwrap()]);
+        };
+        for (at, part) in published.chunks(1000).enumerate() {
+            say(
+                link,
+                0,
+                1 + at as u64,
+                vec![Order::Published(part.to_vec())],
+            );
+        }
+        // It carried all of them out when it has answered what came behind them.
+        let body = body::encode(&CheckWritten {
+            epoch: EPOCH,
+            written: Vec::new(),
+        });
+        let options = RequestOptions::default();
+        let answer = messages.request_wait(link, "bytes.check", [body.unwrap()], &options);
+        answer.unwrap();
+        messages.renew(link);
+        let (_, unknown) = greetings.recv_timeout(LONG).unwrap();
+        assert!(unknown.welcomed);
+        let (link, hello) = greetings.recv_timeout(LONG).unwrap();
+        assert!(!hello.welcomed);
+        let hear = || loop {
+            let body = reports.recv_timeout(LONG).unwrap();
+            let message: Reports = body::decode(&body).unwrap();
+            let taken = message.first + message.reports.len() as u64 - 1;
+            // It told the first master of nothing that it holds.
+            let holds = message
+                .reports
+                .into_iter()
+                .filter_map(|report| match report {
+                    Report::Holds { entries, ahead, .. } => Some((entries, ahead)),
+                    _ => None,
+                });
+            let holds: Vec<(Vec<Published>, bool)> = holds.collect();
+            if !holds.is_empty() {
+                assert_eq!(body[0], reads, "the shortest that the master reads");
+                return (holds, taken);
+            }
+        };
+        // Half of it fills the window of what is not known to be taken.
+        let mut in_order = 0;
+        let mut taken = 0;
+        while in_order < EXTENTS as usize / 2 {
+            let (holds, to) = hear();
+            assert!(holds.iter().all(|(_, ahead)| !ahead));
+            in_order += holds
+                .iter()
+                .map(|(entries, _)| entries.len())
+                .sum::<usize>();
+            taken = to;
+        }
+        let names = [EXTENTS - 1, EXTENTS, 0].map(|at| (Tenant::DEFAULT, name(at)));
+        let asked = AnnounceFirst {
+            epoch: EPOCH,
+            names: names.into(),
+        };
+        messages.send(link, "node.announce_first", ["none"]);
+        messages.send(link, "node.announce_first", [body::encode(&asked).unwrap()]);
+        let ahead = loop {
+            say(link, taken, 0, Vec::new());
+            let (holds, to) = hear();
+            taken = to;
+            let (first, ahead) = &holds[0];
+            if *ahead {
+                break first
+                    .iter()
+                    .map(|it| it.entry.key.clone())
+                    .collect::<Vec<_>>();
+            }
+            in_order += first.len();
+        };
+        assert_eq!(ahead, [name(EXTENTS - 1)]);
+        assert!(in_order < EXTENTS as usize - 4096, "{in_order}");
+        node.close().unwrap();
+        master.stop();
+    }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use slackwater_base::{Instant, Set};
-use slackwater_wire::{ClientId, Key, NodeId, Presence, Tenant};
+use slackwater_wire::{ClientId, NodeId, ObjectName, Presence};
 
 use crate::catalog::SegmentIndex;
 use crate::master::{Due, Master};
@@ -14,7 +14,7 @@ use crate::master::{Due, Master};
 #[derive(Default)]
 pub(crate) struct Asking {
     /// Of each client, in the order in which it missed them.
-    queued: BTreeMap<ClientId, VecDeque<Name>>,
+    queued: BTreeMap<ClientId, VecDeque<ObjectName>>,
     /// How many there are of all clients.
     count: usize,
     /// The client whose turn was last.
@@ -24,9 +24,6 @@ pub(crate) struct Asking {
     /// Nodes are not asked again before.
     from: Instant,
 }
-
-/// A tenant and a key of it.
-pub(crate) type Name = (Tenant, Key);
 
 /// Keys for which nodes are asked at once.
 pub(crate) const ASKED_AT_ONCE: usize = 1024;
@@ -58,7 +55,7 @@ impl Asking {
     }
 
     /// Adds keys that a client misses, within [`Self::room`].
-    pub(crate) fn add(&mut self, client: ClientId, names: Vec<Name>) {
+    pub(crate) fn add(&mut self, client: ClientId, names: Vec<ObjectName>) {
         if !names.is_empty() {
             self.count += names.len();
             self.queued.entry(client).or_default().extend(names);
@@ -72,7 +69,7 @@ impl Asking {
     }
 
     /// Takes as much as is asked for at once, from all clients in turns.
-    fn take(&mut self) -> Vec<Name> {
+    fn take(&mut self) -> Vec<ObjectName> {
         let mut names = Vec::new();
         let mut bytes = 0;
         while names.len() < ASKED_AT_ONCE && bytes < BYTES_AT_ONCE {

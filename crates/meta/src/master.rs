@@ -2,8 +2,8 @@ use std::sync::Arc;
 
 use slackwater_base::{Instant, Map, Rng, Turn};
 use slackwater_wire::{
-    ClientId, CopyTask, ErrorCode, ExtentRef, JobId, Key, NodeId, OperationId, Order, Permissions,
-    Reply, Report, Request, SegmentId, SegmentKind, SegmentState, Tenant, TicketId, Version,
+    ClientId, CopyTask, ErrorCode, ExtentRef, JobId, NodeId, ObjectName, OperationId, Order,
+    Permissions, Reply, Report, Request, SegmentId, SegmentKind, SegmentState, TicketId, Version,
 };
 
 use crate::answers::{Answers, Arrival};
@@ -108,8 +108,8 @@ pub enum Output {
     AnnounceFirst {
         /// The nodes.
         nodes: Vec<NodeId>,
-        /// Tenants and keys.
-        names: Vec<(Tenant, Key)>,
+        /// The keys, with their tenants.
+        names: Vec<ObjectName>,
     },
 }
 

@@ -3,8 +3,8 @@ use std::collections::BTreeMap;
 use slackwater_base::Map;
 use slackwater_wire::limits::BATCH_KEYS_MAX;
 use slackwater_wire::{
-    ClientId, CopyTask, DiskEntry, ErrorCode, ExtentRef, Key, NodeId, OffloadTask, OperationId,
-    Order, Published, Reply, SegmentId, Tenant,
+    ClientId, CopyTask, DiskEntry, ErrorCode, ExtentRef, NodeId, ObjectName, OffloadTask,
+    OperationId, Order, Published, Reply, SegmentId,
 };
 
 use crate::Output;
@@ -55,7 +55,7 @@ impl Outbox {
         self.copies.push(Output::Copy { node, task });
     }
 
-    pub(crate) fn announce_first(&mut self, nodes: Vec<NodeId>, names: Vec<(Tenant, Key)>) {
+    pub(crate) fn announce_first(&mut self, nodes: Vec<NodeId>, names: Vec<ObjectName>) {
         self.asked.push(Output::AnnounceFirst { nodes, names });
     }
 

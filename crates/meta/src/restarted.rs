@@ -6,9 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use slackwater_base::Instant;
-use slackwater_wire::{ClientId, Key, OperationId, Request, Tenant};
+use slackwater_wire::{ClientId, Key, ObjectName, OperationId, Request, Tenant};
 
-use crate::asking::{ASKED_AT_ONCE, Asking, Name};
+use crate::asking::{ASKED_AT_ONCE, Asking};
 use crate::config::Limits;
 use crate::master::{Caller, Due, Master};
 
@@ -94,7 +94,7 @@ impl HeldCall {
     fn names<'a>(
         &'a self,
         chosen: impl FnMut(&&Missing) -> bool + 'a,
-    ) -> impl Iterator<Item = Name> + 'a {
+    ) -> impl Iterator<Item = ObjectName> + 'a {
         let (tenant, keys): (&Tenant, Vec<&[u8]>) = match &self.request {
             Request::Get(get) => (&get.tenant, get.keys.iter().map(Key::as_bytes).collect()),
             Request::Exists(exists) => (&exists.tenant, exists.keys.iter().collect()),
@@ -166,7 +166,7 @@ impl Held {
     }
 
     /// What calls miss, each once: a few keys of each call, then others, and of one client a part.
-    pub(crate) fn missed(&self) -> Vec<Name> {
+    pub(crate) fn missed(&self) -> Vec<ObjectName> {
         let mut seen = BTreeSet::new();
         let mut names = Vec::new();
         for first in [true, false] {

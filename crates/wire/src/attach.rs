@@ -135,15 +135,18 @@ pub struct Reports {
     pub reports: Vec<Report>,
 }
 
+/// A tenant and a key of it.
+pub type ObjectName = (Tenant, Key);
+
 /// Has a node that is announcing what it holds say at once what it has of these keys, which somebody waits for. Not
 /// answered: what it has comes with its reports, and what it has not does not come.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AnnounceFirst {
     /// The epoch of the master.
     pub epoch: Epoch,
-    /// Tenants and keys.
+    /// The keys, with their tenants.
     #[serde(deserialize_with = "crate::body::list")]
-    pub names: Vec<(Tenant, Key)>,
+    pub names: Vec<ObjectName>,
 }
 
 /// Asks a node to take no more writes to these extents, and whether they hold what their writer says. Answered by

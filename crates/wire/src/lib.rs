@@ -27,8 +27,8 @@ mod trace;
 
 pub use attach::{
     AnnounceFirst, Attached, BytesCopied, CheckWritten, CopyBytes, MemoryAccess, NodeHello,
-    NodeLeave, NodeLeft, NodeLife, NodeWelcome, Orders, Reports, Secret, StageRecord, Written,
-    WrittenChecked,
+    NodeLeave, NodeLeft, NodeLife, NodeWelcome, ObjectName, Orders, Reports, Secret, StageRecord,
+    Written, WrittenChecked,
 };
 pub use error::{Class, ErrorCode};
 pub use id::{

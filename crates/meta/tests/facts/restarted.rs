@@ -305,7 +305,7 @@ fn puts_wait_for_what_only_nodes_that_are_to_come_can_hold() {
 fn asked(world: &mut World) -> Vec<(Vec<NodeId>, Vec<String>)> {
     let text = |key: &Key| String::from_utf8_lossy(key.as_bytes()).into_owned();
     let asked = std::mem::take(&mut world.asked).into_iter();
-    let keys = |names: Vec<(Tenant, Key)>| names.iter().map(|(_, key)| text(key)).collect();
+    let keys = |names: Vec<ObjectName>| names.iter().map(|(_, key)| text(key)).collect();
     asked.map(|(nodes, names)| (nodes, keys(names))).collect()
 }
 

@@ -24,7 +24,7 @@ pub(crate) struct World {
     pub(crate) orders: VecDeque<(NodeId, Order)>,
     /// Copies that no node has made yet.
     pub(crate) copies: VecDeque<(NodeId, CopyTask)>,
-    pub(crate) asked: Vec<(Vec<NodeId>, Vec<(Tenant, Key)>)>,
+    pub(crate) asked: Vec<(Vec<NodeId>, Vec<ObjectName>)>,
     /// The host of the clients, if they say it.
     pub(crate) host: Option<&'static str>,
     replies: Vec<(ClientId, OperationId, Reply)>,

@@ -1,8 +1,8 @@
 use slackwater_base::{Instant, Map};
 use slackwater_meta::{Input, Master, Output};
 use slackwater_wire::{
-    ClientId, CopyTask, Epoch, Key, NodeId, OperationId, Order, Permissions, PutEnd, Reply, Report,
-    Request, Tenant, Written,
+    ClientId, CopyTask, Epoch, NodeId, ObjectName, OperationId, Order, Permissions, PutEnd, Reply,
+    Report, Request, Written,
 };
 
 use std::sync::Arc;
@@ -36,7 +36,7 @@ pub(crate) struct MasterHost {
     /// Values that nodes are to bring from others. The owner takes them.
     pub(crate) copies: Vec<(NodeId, CopyTask)>,
     /// What nodes that outlive their master are to announce first. The owner takes it, where it has such nodes.
-    pub(crate) awaited: Vec<(Vec<NodeId>, Vec<(Tenant, Key)>)>,
+    pub(crate) awaited: Vec<(Vec<NodeId>, Vec<ObjectName>)>,
     /// Answers to clients of other processes. The owner takes them.
     pub(crate) replies: Vec<(ClientId, OperationId, Reply)>,
     /// Where it is told what becomes readable and what goes; none when nobody wants to know.

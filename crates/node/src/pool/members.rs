@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use slackwater_mq::{ConnectionId, Mq, SendOptions};
 use slackwater_transfer::Segment as Contact;
 use slackwater_wire::{
-    AnnounceFirst, Epoch, Key, NodeHello, NodeId, NodeLife, NumberedReceiver, NumberedSender,
-    Order, Orders, OutOfStep, Report, Reports, SegmentKind, Tenant, body,
+    AnnounceFirst, Epoch, NodeHello, NodeId, NodeLife, NumberedReceiver, NumberedSender,
+    ObjectName, Order, Orders, OutOfStep, Report, Reports, SegmentKind, body,
 };
 use slackwater_zmtp::PublicKey;
 
@@ -297,7 +297,7 @@ impl Members {
     }
 
     /// Tells nodes which keys to announce first. What does not reach one has its turn.
-    pub(super) fn ask_first(&self, nodes: &[NodeId], names: Vec<(Tenant, Key)>) {
+    pub(super) fn ask_first(&self, nodes: &[NodeId], names: Vec<ObjectName>) {
         let message = AnnounceFirst {
             epoch: self.epoch,
             names,

@@ -7,8 +7,8 @@ use slackwater_tier::arena::{Access, AccessId};
 use slackwater_tier::io::{DiskDone, DiskOp, OpId};
 use slackwater_tier::{Agent, AgentInput, FormatError, Opened, ReadEnd, RecordRead};
 use slackwater_wire::{
-    ClientId, DiskEntry, Epoch, ErrorCode, ExtentRef, GetEnd, Key, NodeId, Order, PutEnd, Reply,
-    Report, Request, Tenant, TicketId, Written,
+    ClientId, DiskEntry, Epoch, ErrorCode, ExtentRef, GetEnd, NodeId, ObjectName, Order, PutEnd,
+    Reply, Report, Request, TicketId, Written,
 };
 
 use super::StoreError;
@@ -170,7 +170,7 @@ impl Core {
     }
 
     /// It wants to hear of these keys first.
-    pub(super) fn announce_first(&mut self, names: &[(Tenant, Key)]) {
+    pub(super) fn announce_first(&mut self, names: &[ObjectName]) {
         self.node.agent.announce_first(names);
     }
 

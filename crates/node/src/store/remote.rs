@@ -8,8 +8,8 @@ use slackwater_base::{Checksum, Instant};
 use slackwater_transfer::Extent;
 use slackwater_wait::now;
 use slackwater_wire::{
-    ClientId, Epoch, ErrorCode, ExtentRef, Key, Lookup, Mount, NodeId, NodeName, Object,
-    OperationId, Order, Permissions, PutEnd, ReadRecord, Reply, Report, Request, Tenant, Written,
+    ClientId, Epoch, ErrorCode, ExtentRef, Lookup, Mount, NodeId, NodeName, Object, ObjectName,
+    OperationId, Order, Permissions, PutEnd, ReadRecord, Reply, Report, Request, Written,
 };
 
 use super::get::Reader;
@@ -218,7 +218,7 @@ impl Store {
     ///
     /// # Errors
     /// When the store is closed or broken.
-    pub(crate) fn announce_first(&self, names: &[(Tenant, Key)]) -> Result<(), StoreError> {
+    pub(crate) fn announce_first(&self, names: &[ObjectName]) -> Result<(), StoreError> {
         self.shared().with(|core, _| core.announce_first(names))
     }
 
@@ -398,7 +398,7 @@ mod tests {
     use slackwater_base::ByteSize;
     use slackwater_transfer::{Gate, Rights as Reach};
     use slackwater_wire::{
-        Chain, DiskEntry, PutConfig, PutDone, PutEntry, PutStart, PutStarted, Version,
+        Chain, DiskEntry, Key, PutConfig, PutDone, PutEntry, PutStart, PutStarted, Tenant, Version,
     };
 
     use super::*;

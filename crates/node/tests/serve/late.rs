@@ -2,7 +2,7 @@
 
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 use slackwater_base::{ByteSize, Checksum};
 use slackwater_mq::{
@@ -29,20 +29,15 @@ const FLOOR: u64 = 1000;
 fn master(
     attach: impl Fn(usize) -> Attached + Send + Sync + 'static,
 ) -> (Running, Endpoint, Receiver<(ConnectionId, NodeHello)>) {
-    let (master, listening, greetings, _) = reading(body::FORMAT, attach);
-    (master, listening, greetings)
+    reading(body::FORMAT, channel().0, attach)
 }
 
-/// The same, of one that reads reports up to this format; with the bodies of those that came.
+/// The same, of one that reads reports up to this format; `reported` is told the bodies of those that come.
 fn reading(
     reads: u8,
+    reported: Sender<Vec<u8>>,
     attach: impl Fn(usize) -> Attached + Send + Sync + 'static,
-) -> (
-    Running,
-    Endpoint,
-    Receiver<(ConnectionId, NodeHello)>,
-    Receiver<Vec<u8>>,
-) {
+) -> (Running, Endpoint, Receiver<(ConnectionId, NodeHello)>) {
     let (greeted, greetings) = channel();
     let mut builder = Builder::new(Options::default());
     let at_once = Category {
@@ -64,7 +59,6 @@ fn reading(
             greeted.send((call.from(), hello)).unwrap();
         })
         .unwrap();
-    let (reported, reports) = channel();
     builder
         .command("nodes.reports", move |call: &Call<'_>| {
             // Most tests do not look.
@@ -81,7 +75,7 @@ fn reading(
     };
     let loopback = Endpoint::Tcp((Ipv4Addr::LOCALHOST, 0).into());
     let listening = master.listen(&loopback, &anybody).unwrap();
-    (master, listening, greetings, reports)
+    (master, listening, greetings)
 }
 
 /// A node of that master, and when it was welcomed.
@@ -241,7 +235,8 @@ fn what_a_master_asks_for_comes_next() {
     const EXTENTS: u64 = 24_000;
     let name = |at: u64| Key::new(format!("{at:08}").as_bytes()).unwrap();
     for reads in [body::FORMAT, body::HELD] {
-        let (master, listening, greetings, reports) = reading(reads, |before| match before {
+        let (reported, reports) = channel();
+        let (master, listening, greetings) = reading(reads, reported, |before| match before {
             0 | 2 => Attached::New { floor: FLOOR },
             _ => Attached::Unknown,
         });

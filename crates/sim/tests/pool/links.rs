@@ -142,7 +142,7 @@ impl Pool {
     }
 
     /// Behind what is on the link of a node, if it has one.
-    pub(super) fn ask_first(&mut self, node: u32, names: Vec<(Tenant, Key)>) {
+    pub(super) fn ask_first(&mut self, node: u32, names: Vec<ObjectName>) {
         let link = self.nodes[node as usize].link.as_mut();
         if let Some(link) = link.filter(|link| link.greeted) {
             link.down.push_back(Down::AnnounceFirst(names));

@@ -5,7 +5,7 @@ use super::*;
 /// What goes down a link to a node.
 pub(super) enum Down {
     Welcome(Attached),
-    AnnounceFirst(Vec<(Tenant, Key)>),
+    AnnounceFirst(Vec<ObjectName>),
     Orders(u64, u64, Vec<Order>),
 }
 

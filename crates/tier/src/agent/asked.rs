@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use slackwater_base::{Instant, KeyHash};
-use slackwater_wire::{Key, Report, Tenant};
+use slackwater_wire::{Key, ObjectName, Report, Tenant};
 
 use super::inventory::{Announcing, Disk, Held, Inventory, Memory, Place};
 use super::{Agent, AgentOutput};
@@ -45,7 +45,7 @@ const ALIKE_MAX: usize = 64;
 
 impl Agent {
     /// Has these keys announced ahead of their turn, as far as they are here and it has not come.
-    pub fn announce_first<'a>(&mut self, names: impl IntoIterator<Item = &'a (Tenant, Key)>) {
+    pub fn announce_first<'a>(&mut self, names: impl IntoIterator<Item = &'a ObjectName>) {
         let Inventory {
             memory,
             names: records,

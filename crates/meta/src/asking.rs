@@ -1,7 +1,9 @@
 //! What the nodes that are announcing are asked for: keys that look-ups miss just after a restart. Nodes announce them first.
 //! Where a node does not hear of it, or too much is asked, the turn of each comes.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Bound::{Excluded, Unbounded};
 use std::time::Duration;
 
 use slackwater_base::{Instant, Set};
@@ -35,15 +37,18 @@ const ASKED_APART: Duration = Duration::from_millis(5);
 const QUEUED_MAX: usize = 16 * ASKED_AT_ONCE;
 /// Those of one client.
 const QUEUED_OF_CLIENT_MAX: usize = QUEUED_MAX / 4;
-/// Keys that are remembered as asked for. Of more, some are asked for again.
+/// Those that each client may have, however many others there are.
+const QUEUED_OF_ANY: usize = 64;
+/// Keys that are remembered as asked for. Beyond, all are forgotten, and may be asked for again.
 const REMEMBERED_MAX: usize = 4 * QUEUED_MAX;
 
 impl Asking {
     /// How many more keys of a client may wait.
     pub(crate) fn room(&self, client: ClientId) -> usize {
         let own = self.queued.get(&client).map_or(0, VecDeque::len);
-        let all = QUEUED_MAX - self.count;
-        all.min(QUEUED_OF_CLIENT_MAX - own)
+        let all = QUEUED_MAX.saturating_sub(self.count);
+        let left = |most: usize| most.saturating_sub(own);
+        all.min(left(QUEUED_OF_CLIENT_MAX)).max(left(QUEUED_OF_ANY))
     }
 
     /// Whether nodes are to be asked for a key of this hash: from now on they are.
@@ -62,55 +67,57 @@ impl Asking {
         }
     }
 
-    /// A client is gone.
-    pub(crate) fn forget(&mut self, client: ClientId) {
-        let queued = self.queued.remove(&client);
-        self.count -= queued.map_or(0, |queued| queued.len());
-    }
-
-    /// Takes as much as is asked for at once, from all clients in turns.
-    fn take(&mut self) -> Vec<ObjectName> {
-        let mut names = Vec::new();
-        let mut bytes = 0;
-        while names.len() < ASKED_AT_ONCE && bytes < BYTES_AT_ONCE {
-            let behind = ClientId(self.last.0.saturating_add(1))..;
-            let next = self.queued.range(behind).next();
-            let Some(client) = next.or_else(|| self.queued.iter().next()).map(|it| *it.0) else {
-                break;
-            };
-            self.last = client;
-            let queue = self.queued.get_mut(&client);
-            let name = queue.and_then(VecDeque::pop_front);
-            if self.queued.get(&client).is_some_and(VecDeque::is_empty) {
-                self.queued.remove(&client);
-            }
-            let Some(name) = name else { continue };
-            self.count -= 1;
-            bytes += name.0.name().len() + name.1.as_bytes().len();
-            names.push(name);
+    /// The next, of the client whose turn it is.
+    fn pop(&mut self) -> Option<ObjectName> {
+        let behind = (Excluded(self.last), Unbounded);
+        let mut next = self.queued.range(behind).chain(&self.queued);
+        self.last = *next.next()?.0;
+        let Entry::Occupied(mut queue) = self.queued.entry(self.last) else {
+            return None;
+        };
+        let name = queue.get_mut().pop_front();
+        if queue.get().is_empty() {
+            queue.remove();
         }
-        names
+        self.count -= usize::from(name.is_some());
+        name
     }
+}
+
+/// As many as one message asks for.
+fn message(mut next: impl FnMut() -> Option<ObjectName>) -> Vec<ObjectName> {
+    let mut names = Vec::new();
+    let mut bytes = 0;
+    while names.len() < ASKED_AT_ONCE
+        && bytes < BYTES_AT_ONCE
+        && let Some(name) = next()
+    {
+        bytes += name.0.name().len() + name.1.as_bytes().len();
+        names.push(name);
+    }
+    names
 }
 
 impl Master {
     /// Asks the nodes that are announcing for what was missed.
     pub(crate) fn ask_for_missed(&mut self, now: Instant) {
-        let asking = &mut self.held.asking;
-        if asking.count == 0 {
+        if self.held.asking.count == 0 {
             return;
         }
-        if now >= asking.from {
-            let names = asking.take();
+        if now >= self.held.asking.from {
             let segments = self.segments.iter().map(|(_, segment)| segment);
             let announcing = segments.filter(|it| it.announcing && it.presence == Presence::Here);
             let nodes: BTreeSet<NodeId> = announcing.map(|it| it.node).collect();
-            // One that is not there is asked for what is missed by then when it is.
-            if !nodes.is_empty() {
-                self.held.asking.from = now + ASKED_APART;
-                self.outbox
-                    .announce_first(nodes.into_iter().collect(), names);
+            let asking = &mut self.held.asking;
+            if nodes.is_empty() {
+                // One that comes is asked for what is missed by then.
+                *asking = Asking::default();
+                return;
             }
+            asking.from = now + ASKED_APART;
+            let names = message(|| asking.pop());
+            self.outbox
+                .announce_first(nodes.into_iter().collect(), names);
         }
         if self.held.asking.count > 0 {
             self.due.set(Due::Asking, self.held.asking.from);
@@ -127,9 +134,9 @@ impl Master {
         let node = segment.node;
         self.set_asked(node, true);
         self.held.asking.asked.clear();
-        let mut missed = self.held.missed().into_iter().peekable();
-        while missed.peek().is_some() {
-            let names = missed.by_ref().take(ASKED_AT_ONCE).collect();
+        let mut missed = self.held.missed().into_iter();
+        while missed.len() > 0 {
+            let names = message(|| missed.next());
             self.outbox.announce_first(vec![node], names);
         }
     }

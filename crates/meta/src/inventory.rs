@@ -6,6 +6,7 @@ use slackwater_wire::{
     ChainPlace, Durability, ExtentRef, NodeId, Pin, Presence, Published, SegmentId, Version,
 };
 
+use crate::asking::Asking;
 use crate::catalog::{Mark, ObjectId, PinKind, Replica, ReplicaId, SegmentIndex, TenantIndex};
 use crate::get::WARMED_AT_ONCE;
 use crate::master::Master;
@@ -93,11 +94,7 @@ impl Master {
                 if self.was_ahead(index, &published.extent) {
                     continue;
                 }
-                let adopted = self.adopt_extent(now, node, index, published, turn);
-                let counts = adopted.is_some() || turn == Turn::InOrder;
-                self.metrics.extents_announced += u64::from(counts);
-                self.metrics.extents_stale += u64::from(counts && adopted.is_none());
-                fresh.extend(adopted);
+                fresh.extend(self.adopt_extent(now, node, index, published, turn));
             }
         }
         self.introduce_announced(now, fresh);
@@ -143,14 +140,18 @@ impl Master {
         let Some(held) = adopted else {
             // Whether it is of any use is judged in its turn.
             if turn == Turn::InOrder {
+                self.metrics.extents_announced += 1;
+                self.metrics.extents_stale += 1;
                 self.outbox.fence(node, *extent);
             }
             return None;
         };
+        self.metrics.extents_announced += 1;
         let named = Version(1)..=VERSION_MAX;
         let sound = (1..=extent.bytes).contains(&published.bytes) && named.contains(&entry.version);
         let object = sound.then(|| self.object_announced(now, node, index, published));
         let Some((tenant, object)) = object.flatten() else {
+            self.metrics.extents_stale += 1;
             let dead = self.segments.at_mut(index).retire(held.slot());
             self.outbox.fence(node, dead);
             if sound {
@@ -276,6 +277,9 @@ impl Master {
         let mut of_node = self.segments.of_node(node).into_iter();
         if of_node.all(|index| !self.segments.at(index).unannounced) {
             self.notes.complete(node);
+        }
+        if !self.is_partial() {
+            self.held.asking = Asking::default();
         }
         self.settle_owed(node);
         self.unsettled.jobs();

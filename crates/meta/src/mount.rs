@@ -86,13 +86,13 @@ impl Master {
             return;
         }
         self.set_presence(node, Presence::Away);
-        self.set_asked(node, false);
         self.due
             .set(Due::Absence(node), now + self.config.absence.hidden_after);
     }
 
     /// The node has a link again, in the same life.
     pub(crate) fn node_back(&mut self, node: NodeId) {
+        self.set_asked(node, false);
         self.show(node);
         self.settle_owed(node);
     }

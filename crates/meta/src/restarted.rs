@@ -3,7 +3,7 @@
 //!
 //! What is awaited is listed by the hash of its key: an announcement finds the calls that it ends, and asks no other.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use slackwater_base::Instant;
 use slackwater_wire::{ClientId, Key, ObjectName, OperationId, Request, Tenant};
@@ -64,8 +64,8 @@ const STEP: usize = 4096;
 const SHARE: usize = 4;
 /// Keys for which a node is asked when it begins to announce.
 const ASKED_FIRST: usize = 4 * ASKED_AT_ONCE;
-/// Keys of one call before those of the next one.
-const OF_CALL_FIRST: usize = 64;
+/// Keys of one call before those of another.
+const OF_CALL: usize = 64;
 
 impl Kept {
     fn add(&mut self, keys: usize) {
@@ -90,10 +90,10 @@ impl HeldCall {
         &self.missing[..self.waits_for]
     }
 
-    /// The names of those of its missing keys that are `chosen`.
+    /// The names of keys that it misses.
     fn names<'a>(
         &'a self,
-        chosen: impl FnMut(&&Missing) -> bool + 'a,
+        missing: impl Iterator<Item = &'a Missing> + 'a,
     ) -> impl Iterator<Item = ObjectName> + 'a {
         let (tenant, keys): (&Tenant, Vec<&[u8]>) = match &self.request {
             Request::Get(get) => (&get.tenant, get.keys.iter().map(Key::as_bytes).collect()),
@@ -101,8 +101,7 @@ impl HeldCall {
             Request::Describe { tenant, key } => (tenant, vec![key.as_bytes()]),
             _ => (&Tenant::DEFAULT, Vec::new()),
         };
-        let chosen = self.missing.iter().filter(chosen);
-        chosen.filter_map(move |missing| {
+        missing.filter_map(move |missing| {
             let key = Key::new(keys.get(missing.at)?).ok()?;
             Some((tenant.clone(), key))
         })
@@ -149,8 +148,10 @@ impl Held {
     fn keep(&mut self, name: CallName, call: HeldCall) {
         let room = self.asking.room(name.0);
         if room > 0 {
-            let is_new = |missing: &&Missing| self.asking.is_new(missing.hash);
-            let names = call.names(is_new).take(room).collect();
+            let asking = &mut self.asking;
+            let is_new = |missing: &&Missing| asking.is_new(missing.hash);
+            let names = call.names(call.missing.iter().filter(is_new));
+            let names = names.take(room).collect();
             self.asking.add(name.0, names);
         }
         let entries = call.awaits().iter().map(|missing| (missing.hash, name));
@@ -165,29 +166,28 @@ impl Held {
         self.all.fits(keys, limits, 1) && own.fits(keys, limits, SHARE)
     }
 
-    /// What calls miss, each once: a few keys of each call, then others, and of one client a part.
+    /// What calls miss, each once: of all clients in turns, and of all calls of each.
     pub(crate) fn missed(&self) -> Vec<ObjectName> {
+        let mut clients: BTreeMap<ClientId, VecDeque<(&HeldCall, usize)>> = BTreeMap::new();
+        for ((client, _), call) in &self.calls {
+            clients.entry(*client).or_default().push_back((call, 0));
+        }
+        let mut turns: VecDeque<_> = clients.into_values().collect();
         let mut seen = BTreeSet::new();
         let mut names = Vec::new();
-        for first in [true, false] {
-            let mut of_client = (ClientId(0), 0);
-            for ((client, _), call) in &self.calls {
-                if of_client.0 != *client {
-                    of_client = (*client, 0);
-                }
-                let room = (ASKED_FIRST / SHARE - of_client.1).min(ASKED_FIRST - names.len());
-                if room == 0 {
-                    continue;
-                }
-                let mut rank = 0..;
-                let chosen = |missing: &&Missing| {
-                    let is_first = rank.next().is_some_and(|rank| rank < OF_CALL_FIRST);
-                    is_first == first && seen.insert(missing.hash)
-                };
-                let before = names.len();
-                names.extend(call.names(chosen).take(room));
-                of_client.1 += names.len() - before;
+        while names.len() < ASKED_FIRST
+            && let Some(mut calls) = turns.pop_front()
+        {
+            let Some((call, from)) = calls.pop_front() else {
+                continue;
+            };
+            let to = call.missing.len().min(from + OF_CALL);
+            let some = call.missing[from..to].iter();
+            names.extend(call.names(some.filter(|missing| seen.insert(missing.hash))));
+            if to < call.missing.len() {
+                calls.push_back((call, to));
             }
+            turns.push_back(calls);
         }
         names
     }
@@ -201,9 +201,6 @@ impl Held {
         let calls = self.calls.range((client, first)..=(client, last));
         let calls: Vec<CallName> = calls.map(|(name, _)| *name).collect();
         calls.into_iter().for_each(|name| drop(self.take(name)));
-        if operation.is_none() {
-            self.asking.forget(client);
-        }
     }
 }
 

@@ -436,6 +436,10 @@ fn a_node_that_was_away_is_asked_again() {
     world.input(Input::NodeBack(NODE));
     holds(&mut world, vec![entry("d", 50, 1)]);
     assert_eq!(asked(&mut world), [(vec![NODE], names(["b", "c"]))]);
+    // Its new link was there before the end of the old one was noticed.
+    world.input(Input::NodeBack(NODE));
+    holds(&mut world, vec![entry("e", 50, 2)]);
+    assert_eq!(asked(&mut world), [(vec![NODE], names(["b", "c"]))]);
     holds_ahead(&mut world, vec![entry("b", 50, 5)]);
     assert_eq!(found(world.reply(call)), Some(vec![true]));
 }
@@ -530,8 +534,65 @@ fn nodes_are_asked_seldom_and_for_few_keys() {
     let keys: Vec<String> = (0..1000).map(|at| format!("{at:01000}")).collect();
     send(&mut world, 0, &keys);
     assert_eq!(asked(&mut world)[0].1.len(), 66);
-    // Those of a client that is gone are not asked for.
-    world.input(Input::ClientLost(ClientId(100)));
+}
+
+/// A key that somebody was about to be asked for went with the client that missed it first, and nobody else was let ask.
+#[test]
+fn what_others_wait_for_is_asked_for_though_the_first_is_gone() {
+    let mut world = restarted(config(WAIT), &[NODE]);
+    mount(&mut world);
+    world.send(ME, exists(&["a"]));
+    world.send(OTHER, exists(&["b"]));
+    world.send(ME, exists(&["b"]));
+    world.input(Input::ClientLost(OTHER));
+    let _ = asked(&mut world);
     world.pass(Duration::from_millis(5));
-    assert_eq!(asked(&mut world), []);
+    assert_eq!(asked(&mut world), [(vec![NODE], names(["b"]))]);
+}
+
+/// Clients that had much to ask for came first, and one that waits for one key was never asked for.
+#[test]
+fn few_keys_of_one_are_asked_for_beside_many_of_others() {
+    let mut world = restarted(config(WAIT), &[NODE]);
+    let long = |client: u64, call: u64| -> Vec<String> {
+        (0..4000)
+            .map(|at| format!("{client} {call} {at}"))
+            .collect()
+    };
+    let send = |world: &mut World, client: u64, keys: &[String]| {
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        world.send(ClientId(100 + client), exists(&keys))
+    };
+    let fill = |world: &mut World, name: &str| {
+        for client in 0..8 {
+            for call in 0..4 {
+                send(world, client, &long(client, call));
+            }
+        }
+        send(world, 9, &[name.to_owned()]);
+    };
+    // Before its node begins.
+    fill(&mut world, "early");
+    mount(&mut world);
+    holds(&mut world, vec![entry("a", 50, 0)]);
+    let begun = asked(&mut world);
+    assert!(
+        begun
+            .iter()
+            .any(|(_, keys)| keys.contains(&"early".to_owned()))
+    );
+    assert_eq!(
+        begun.iter().map(|(_, keys)| keys.len()).sum::<usize>() / 64,
+        64
+    );
+    // And after.
+    let mut world = restarted(config(WAIT), &[NODE]);
+    mount(&mut world);
+    fill(&mut world, "late");
+    let _ = asked(&mut world);
+    world.pass(Duration::from_millis(5));
+    assert!(asked(&mut world)[0].1.contains(&"late".to_owned()));
+    announced(&mut world);
+    world.pass(Duration::from_millis(5));
+    assert_eq!(asked(&mut world), [], "nothing is left to be announced");
 }

@@ -28,7 +28,9 @@ pub(crate) struct Asking {
 }
 
 /// Keys for which nodes are asked at once.
-pub(crate) const ASKED_AT_ONCE: usize = 1024;
+const ASKED_AT_ONCE: usize = 1024;
+/// Keys for which a node is asked when it begins to announce.
+pub(crate) const ASKED_FIRST: usize = 4 * ASKED_AT_ONCE;
 /// Nothing is added to a message of so many bytes of names.
 const BYTES_AT_ONCE: usize = 64 << 10;
 /// The time between two messages: one costs as much as there are nodes.
@@ -37,8 +39,9 @@ const ASKED_APART: Duration = Duration::from_millis(5);
 const QUEUED_MAX: usize = 16 * ASKED_AT_ONCE;
 /// Those of one client.
 const QUEUED_OF_CLIENT_MAX: usize = QUEUED_MAX / 4;
-/// Those that each client may have, however many others there are.
+/// Those that each client may have although others fill the queue, until it is several times as long.
 const QUEUED_OF_ANY: usize = 64;
+const QUEUED_AT_ALL: usize = 4 * QUEUED_MAX;
 /// Keys that are remembered as asked for. Beyond, all are forgotten, and may be asked for again.
 const REMEMBERED_MAX: usize = 4 * QUEUED_MAX;
 
@@ -46,9 +49,11 @@ impl Asking {
     /// How many more keys of a client may wait.
     pub(crate) fn room(&self, client: ClientId) -> usize {
         let own = self.queued.get(&client).map_or(0, VecDeque::len);
-        let all = QUEUED_MAX.saturating_sub(self.count);
-        let left = |most: usize| most.saturating_sub(own);
-        all.min(left(QUEUED_OF_CLIENT_MAX)).max(left(QUEUED_OF_ANY))
+        let left = |of_client: usize, of_all: usize| {
+            let of_client = of_client.saturating_sub(own);
+            of_client.min(of_all.saturating_sub(self.count))
+        };
+        left(QUEUED_OF_CLIENT_MAX, QUEUED_MAX).max(left(QUEUED_OF_ANY, QUEUED_AT_ALL))
     }
 
     /// Whether nodes are to be asked for a key of this hash: from now on they are.
@@ -67,8 +72,16 @@ impl Asking {
         }
     }
 
+    /// Nobody waits any more.
+    fn clear(&mut self) {
+        *self = Self {
+            from: self.from,
+            ..Self::default()
+        };
+    }
+
     /// The next, of the client whose turn it is.
-    fn pop(&mut self) -> Option<ObjectName> {
+    pub(crate) fn pop(&mut self) -> Option<ObjectName> {
         let behind = (Excluded(self.last), Unbounded);
         let mut next = self.queued.range(behind).chain(&self.queued);
         self.last = *next.next()?.0;
@@ -101,6 +114,9 @@ fn message(mut next: impl FnMut() -> Option<ObjectName>) -> Vec<ObjectName> {
 impl Master {
     /// Asks the nodes that are announcing for what was missed.
     pub(crate) fn ask_for_missed(&mut self, now: Instant) {
+        if self.held.is_empty() && !self.held.asking.asked.is_empty() {
+            self.held.asking.clear();
+        }
         if self.held.asking.count == 0 {
             return;
         }
@@ -111,8 +127,7 @@ impl Master {
             let asking = &mut self.held.asking;
             if nodes.is_empty() {
                 // One that comes is asked for what is missed by then.
-                *asking = Asking::default();
-                return;
+                return asking.clear();
             }
             asking.from = now + ASKED_APART;
             let names = message(|| asking.pop());
@@ -124,11 +139,11 @@ impl Master {
         }
     }
 
-    /// The node of a segment has said some of what it holds, for the first time or the first time since it was away: what it
-    /// was asked before, it has not heard. It is asked for everything that is missed now.
+    /// The node of a segment has said some of what it holds, for the first time or the first time on a new link: what it was
+    /// asked before, it may not have heard. It is asked for what is missed now.
     pub(crate) fn ask_announcing(&mut self, index: SegmentIndex) {
         let segment = self.segments.at(index);
-        if segment.asked {
+        if segment.asked || !segment.announcing {
             return;
         }
         let node = segment.node;
@@ -141,7 +156,7 @@ impl Master {
         }
     }
 
-    /// Whether a node that is announcing has heard what is missed.
+    /// Whether a node was asked for what was missed when it began to announce on its present link.
     pub(crate) fn set_asked(&mut self, node: NodeId, asked: bool) {
         for index in self.segments.of_node(node) {
             self.segments.at_mut(index).asked = asked;

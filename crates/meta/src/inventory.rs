@@ -6,7 +6,6 @@ use slackwater_wire::{
     ChainPlace, Durability, ExtentRef, NodeId, Pin, Presence, Published, SegmentId, Version,
 };
 
-use crate::asking::Asking;
 use crate::catalog::{Mark, ObjectId, PinKind, Replica, ReplicaId, SegmentIndex, TenantIndex};
 use crate::get::WARMED_AT_ONCE;
 use crate::master::Master;
@@ -277,9 +276,6 @@ impl Master {
         let mut of_node = self.segments.of_node(node).into_iter();
         if of_node.all(|index| !self.segments.at(index).unannounced) {
             self.notes.complete(node);
-        }
-        if !self.is_partial() {
-            self.held.asking = Asking::default();
         }
         self.settle_owed(node);
         self.unsettled.jobs();

@@ -3,12 +3,12 @@
 //!
 //! What is awaited is listed by the hash of its key: an announcement finds the calls that it ends, and asks no other.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 use slackwater_base::Instant;
 use slackwater_wire::{ClientId, Key, ObjectName, OperationId, Request, Tenant};
 
-use crate::asking::{ASKED_AT_ONCE, Asking};
+use crate::asking::{ASKED_FIRST, Asking};
 use crate::config::Limits;
 use crate::master::{Caller, Due, Master};
 
@@ -39,6 +39,8 @@ type CallName = (ClientId, OperationId);
 
 struct HeldCall {
     caller: Caller,
+    /// Under which its objects are kept, and nodes know them.
+    tenant: Tenant,
     request: Request,
     /// Keys of the request.
     keys: usize,
@@ -62,10 +64,8 @@ struct Missing {
 const STEP: usize = 4096;
 /// One client may keep one part of this of what may wait.
 const SHARE: usize = 4;
-/// Keys for which a node is asked when it begins to announce.
-const ASKED_FIRST: usize = 4 * ASKED_AT_ONCE;
-/// Keys of one call before those of another.
-const OF_CALL: usize = 64;
+/// Missing keys that are looked at when a node begins to announce: a few milliseconds.
+const LOOKED_AT: usize = 64 << 10;
 
 impl Kept {
     fn add(&mut self, keys: usize) {
@@ -95,15 +95,15 @@ impl HeldCall {
         &'a self,
         missing: impl Iterator<Item = &'a Missing> + 'a,
     ) -> impl Iterator<Item = ObjectName> + 'a {
-        let (tenant, keys): (&Tenant, Vec<&[u8]>) = match &self.request {
-            Request::Get(get) => (&get.tenant, get.keys.iter().map(Key::as_bytes).collect()),
-            Request::Exists(exists) => (&exists.tenant, exists.keys.iter().collect()),
-            Request::Describe { tenant, key } => (tenant, vec![key.as_bytes()]),
-            _ => (&Tenant::DEFAULT, Vec::new()),
+        let keys: Vec<&[u8]> = match &self.request {
+            Request::Get(get) => get.keys.iter().map(Key::as_bytes).collect(),
+            Request::Exists(exists) => exists.keys.iter().collect(),
+            Request::Describe { key, .. } => vec![key.as_bytes()],
+            _ => Vec::new(),
         };
         missing.filter_map(move |missing| {
             let key = Key::new(keys.get(missing.at)?).ok()?;
-            Some((tenant.clone(), key))
+            Some((self.tenant.clone(), key))
         })
     }
 }
@@ -166,30 +166,34 @@ impl Held {
         self.all.fits(keys, limits, 1) && own.fits(keys, limits, SHARE)
     }
 
-    /// What calls miss, each once: of all clients in turns, and of all calls of each.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.calls.is_empty()
+    }
+
+    /// What calls miss, each once and from all clients in turns, as far as nodes are asked for it at first.
     pub(crate) fn missed(&self) -> Vec<ObjectName> {
-        let mut clients: BTreeMap<ClientId, VecDeque<(&HeldCall, usize)>> = BTreeMap::new();
-        for ((client, _), call) in &self.calls {
-            clients.entry(*client).or_default().push_back((call, 0));
-        }
-        let mut turns: VecDeque<_> = clients.into_values().collect();
-        let mut seen = BTreeSet::new();
-        let mut names = Vec::new();
-        while names.len() < ASKED_FIRST
-            && let Some(mut calls) = turns.pop_front()
-        {
-            let Some((call, from)) = calls.pop_front() else {
+        let mut asking = Asking::default();
+        let mut left = LOOKED_AT;
+        for (name, call) in &self.calls {
+            let room = asking.room(name.0);
+            if room == 0 || left == 0 {
                 continue;
-            };
-            let to = call.missing.len().min(from + OF_CALL);
-            let some = call.missing[from..to].iter();
-            names.extend(call.names(some.filter(|missing| seen.insert(missing.hash))));
-            if to < call.missing.len() {
-                calls.push_back((call, to));
             }
-            turns.push_back(calls);
+            let awaited = |at: usize, hash| {
+                let is_tail = at >= call.waits_for;
+                is_tail || self.awaited.contains(&(hash, *name))
+            };
+            let missing = call.missing.iter().enumerate().take(left);
+            left -= missing.len();
+            let missing = missing.filter(|(at, missing)| awaited(*at, missing.hash));
+            let missing = missing.map(|(_, missing)| missing);
+            let names = call.names(missing.filter(|missing| asking.is_new(missing.hash)));
+            let names = names.take(room).collect();
+            asking.add(name.0, names);
         }
-        names
+        std::iter::from_fn(|| asking.pop())
+            .take(ASKED_FIRST)
+            .collect()
     }
 
     /// Ends the wait of a client, or of one operation of it, without an answer.
@@ -226,18 +230,20 @@ impl Master {
         if !self.is_partial() {
             return Some(request);
         }
-        let (keys, missing, is_prefix) = match &request {
+        let (tenant, keys, missing, is_prefix) = match &request {
             Request::Get(get) => (
+                &get.tenant,
                 get.keys.len(),
                 self.not_found(&get.tenant, &get.keys),
                 get.prefix_only,
             ),
             Request::Exists(exists) => (
+                &exists.tenant,
                 exists.keys.len(),
                 self.not_found(&exists.tenant, exists.keys.iter()),
                 false,
             ),
-            Request::Describe { tenant, key } => (1, self.not_found(tenant, [key]), false),
+            Request::Describe { tenant, key } => (tenant, 1, self.not_found(tenant, [key]), false),
             _ => return Some(request),
         };
         // One of too many keys is refused.
@@ -249,6 +255,7 @@ impl Master {
         let waits_for = if is_prefix { 1 } else { missing.len() };
         let call = HeldCall {
             caller: caller.clone(),
+            tenant: self.tenants.effective(tenant).clone(),
             request,
             keys,
             missing,

@@ -29,7 +29,7 @@ pub(crate) struct Segment {
     pub(crate) announcing: bool,
     /// Removals are kept until all of it is announced.
     pub(crate) unannounced: bool,
-    /// Its node has begun to announce, or gone on on a new link, and was asked for what was missed by then.
+    /// Its node has begun to announce, or resumed on a new link, and was asked for what was missed by then.
     pub(crate) asked: bool,
     pub(crate) draining: Draining,
     pub(crate) policy: Box<dyn Evict>,

@@ -211,7 +211,9 @@ impl Master {
         let tenant = object.tenant;
         let pin = std::mem::replace(&mut object.pin, PinKind::None);
         object.unmark(Mark::Group);
-        self.forget_candidate(id);
+        // They hold the replica that they read, which may have left the object before: its number is another's soon.
+        self.cancel_offloads(id, |_| true, None);
+        self.cancel_promotion(now, id);
         if let Some(group) = self.groups.remove(tenant, id, pin) {
             self.wake(now, group);
         }

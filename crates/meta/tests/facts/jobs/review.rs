@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use slackwater_meta::{Input, MasterConfig, OffloadMode};
+use slackwater_meta::{Input, MasterConfig, Offload, OffloadMode};
 use slackwater_wire::*;
 
 use super::*;
@@ -496,4 +496,42 @@ fn a_drain_is_of_what_had_the_name_when_it_began() {
     assert_eq!(draining, [Some(Draining::No), Some(Draining::Done)]);
     world.ask(Request::CancelJob { job: own });
     assert_eq!(of(&world, SegmentId(40)), Some(Draining::No));
+}
+
+/// A value was moved while it was being written to SSD, and then evicted or cleared. The object's number was given to the next
+/// one, and the record of the first became a replica of that: of another tenant's, even.
+#[test]
+fn a_record_of_a_value_that_moved_and_went_is_nobody_elses() {
+    let config = MasterConfig {
+        offload: Offload {
+            mode: OffloadMode::Eager,
+            ..Offload::DEFAULT
+        },
+        ..plain()
+    };
+    let mut world = three_with(config, 16 * BLOCK);
+    world.mount(NODE, DISK, SegmentKind::Disk, 64 * BLOCK);
+    world.put_at("moved", BLOCK, "segment-1");
+    let [task] = &offloads(&mut world)[..] else {
+        panic!("one offload")
+    };
+    world.begin(shift("moved", None, "segment-20"));
+    world.copied(Ok(()));
+    assert_eq!(world.nodes_of("moved"), [2]);
+    let clear = ReplicaClear {
+        tenant: Tenant::DEFAULT,
+        keys: vec![key("moved")],
+        segment: Some("segment-20".into()),
+    };
+    world.obedient = false;
+    world.send(ME, Request::ReplicaClear(clear));
+    assert!(!world.has("moved"));
+    let other = world.put_at("other", BLOCK, "segment-30");
+    world.report(NODE, Report::Offloaded(vec![(task.ticket, Ok(()))]));
+    assert_eq!(world.nodes_of("other"), [3], "{other:?}");
+    let dropped = world.taken(|order| match order {
+        Order::Drop(entries) => Some(entries.clone()),
+        _ => None,
+    });
+    assert!(dropped.concat().contains(&task.entry), "{dropped:?}");
 }

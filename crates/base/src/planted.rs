@@ -36,6 +36,8 @@ pub enum Planted {
     PromotionKeepsSource,
     /// A promotion that expires on its way keeps its node's slot.
     ExpiredPromotionKeepsSlot,
+    /// A put that waits for room is not tried again when other values can be evicted.
+    CompletedMakesNoRoom,
     /// A member of a group that is no longer referenced still holds its group.
     MemberHoldsGroup,
     /// A put that ends without a value keeps its quota.
@@ -169,6 +171,7 @@ impl Planted {
         Self::RemoveBeforeDropped,
         Self::PromotionKeepsSource,
         Self::ExpiredPromotionKeepsSlot,
+        Self::CompletedMakesNoRoom,
         Self::MemberHoldsGroup,
         Self::EndedPutKeepsQuota,
         Self::PromoteWithoutVerify,

@@ -1,8 +1,11 @@
+use std::collections::BTreeMap;
+
 use serde::Serialize;
+use slackwater_base::Instant;
 use slackwater_wire::{QuotaState, ReplicaState, SegmentId, SegmentKind};
 use thiserror::Error;
 
-use crate::catalog::{Excluded, PinKind};
+use crate::catalog::{Excluded, PinKind, TenantIndex};
 use crate::evict::RestoreError;
 use crate::jobs::Whose;
 use crate::master::Master;
@@ -155,6 +158,21 @@ impl Master {
         Ok(books)
     }
 
+    /// Whether the put whose turn it is waits for room although there are values to evict and nothing is under way. Takes time
+    /// linear in the number of objects, as above.
+    ///
+    /// # Errors
+    /// Names a replica that could be evicted.
+    pub fn check_waits(&self, now: Instant) -> Result<(), Imbalance> {
+        match self.waits_in_vain(now) {
+            None => Ok(()),
+            Some(id) => Err(Imbalance(format!(
+                "a put waits for room and {id:?} is not evicted: {:?}",
+                self.catalog.replica(id)
+            ))),
+        }
+    }
+
     fn check_segments(&self, books: &Books) -> Result<(), Imbalance> {
         for (at, (index, segment)) in self.segments.iter().enumerate() {
             let mut bytes = 0;
@@ -218,6 +236,30 @@ impl Master {
                 .count() as u64;
             ensure(state.objects == objects, || {
                 format!("{}: {objects} objects counted", state.tenant)
+            })?;
+        }
+        // What is in writing is charged to its tenant as well, and not counted here.
+        let mut counted: BTreeMap<(TenantIndex, Ledger), u64> = BTreeMap::new();
+        for (id, replica) in self.catalog.all_replicas() {
+            let segment = self.segments.at(replica.segment);
+            let (tenant, record) = match (replica.object(), self.orphans.get(&id)) {
+                (Some(object), _) => (self.catalog.object(object).tenant, self.record_of(object)),
+                (None, Some(orphan)) => (orphan.tenant, orphan.record),
+                (None, None) => continue,
+            };
+            let memory = segment
+                .memory()
+                .map(|memory| memory.extents.held(replica.piece).bytes);
+            *counted.entry((tenant, segment.ledger())).or_default() += memory.unwrap_or(record);
+        }
+        for ((tenant, ledger), bytes) in counted {
+            let state = self.tenants.at(tenant);
+            let used = state.used(ledger);
+            ensure(used >= bytes, || {
+                format!(
+                    "{}: {used} charged, {bytes} used of {ledger:?}",
+                    state.tenant
+                )
             })?;
         }
         let used = |ledger| {

@@ -135,6 +135,8 @@ impl Master {
     pub(crate) fn set_presence(&mut self, node: NodeId, presence: Presence) {
         let was_shown = self.segments.is_shown(node);
         self.segments.set_presence(node, presence);
+        // Puts that waited for room there look elsewhere.
+        self.unsettled.room();
         let shown = self.segments.is_shown(node);
         // Where no object was told of yet, none is to be told of again.
         if !self.feed.wanted || was_shown == shown || self.feed.below == 0 {

@@ -325,10 +325,7 @@ impl Master {
                 Due::Include(replica) => self.include_due(replica),
                 Due::Put(object) => self.put_expired(now, object),
                 Due::Wait(number) => self.wait_expired(number),
-                Due::Relieve(segment) => {
-                    self.unsettled.press(segment);
-                    self.unsettled.room();
-                }
+                Due::Relieve(segment) => self.unsettled.press(segment),
                 Due::Group(group, ledger) => self.go_on_evicting(now, group, ledger),
                 Due::Wake(group) => self.wake(now, group),
                 Due::Scan(number) => self.scan_step(now, number),

@@ -100,7 +100,6 @@ impl Master {
     fn show(&mut self, node: NodeId) {
         self.due.cancel(Due::Absence(node));
         self.set_presence(node, Presence::Here);
-        self.unsettled.room();
         self.resume_jobs();
     }
 
@@ -191,6 +190,7 @@ impl Master {
         self.outbox.forget_segment(id);
         self.due.cancel(Due::Relieve(index));
         self.unsettled.forget(index);
+        self.unsettled.room();
         self.capacity_changed();
     }
 }

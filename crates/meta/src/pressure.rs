@@ -220,9 +220,6 @@ impl Master {
     pub(crate) fn include_due(&mut self, id: ReplicaId) {
         let index = self.catalog.replica(id).segment;
         self.include(id);
-        if self.queue.anyone_waits() {
-            self.unsettled.room();
-        }
         self.unsettled.press(index);
     }
 

@@ -102,7 +102,6 @@ impl Master {
         if refs == 0 && excluded == Excluded::Held && self.due.at(&Due::Include(id)).is_none() {
             self.include(id);
             self.unsettled.press(segment);
-            self.unsettled.room();
         }
         if let (true, Some(object)) = (let_go, object) {
             self.unhold_group(now, object);
@@ -142,7 +141,6 @@ impl Master {
         for id in released {
             self.include(id);
             self.unsettled.press(self.catalog.replica(id).segment);
-            self.unsettled.room();
         }
     }
 

@@ -1,7 +1,7 @@
 //! What an input made possible, done once at its end: eviction from segments that may be over their watermark, and then
 //! room for the puts that wait.
 
-use slackwater_base::Instant;
+use slackwater_base::{Instant, Planted, planted};
 use slackwater_wire::NodeId;
 
 use crate::catalog::SegmentIndex;
@@ -29,8 +29,10 @@ impl Unsettled {
         self.jobs = true;
     }
 
-    /// A segment may be over its watermark.
+    /// A segment has more that can be evicted: it may be over its watermark, and below that there may be room for puts
+    /// that wait.
     pub(crate) fn press(&mut self, segment: SegmentIndex) {
+        self.room |= !planted(Planted::CompletedMakesNoRoom);
         if self.pressed.last() != Some(&segment) {
             self.pressed.push(segment);
         }

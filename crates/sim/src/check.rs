@@ -15,7 +15,8 @@ pub enum Invariant {
     NoResurrection,
     /// Extents never overlap, and a dead extent is fenced before its bytes are allocated again.
     Extents,
-    /// Once the faults are over, a put and a get succeed within the bound, and no call is left without an answer.
+    /// Once the faults are over, a put and a get succeed within the bound, and no call is left without an answer. No put
+    /// waits for room that nobody makes.
     Liveness,
     /// Queues and memory stay within their limits.
     BoundedResources,

@@ -46,6 +46,8 @@ impl Master {
         for segment in &plan.drained {
             if let Some(index) = self.segments.find(*segment) {
                 self.segments.at_mut(index).draining = Draining::Running;
+                // Puts that waited for room there look elsewhere.
+                self.unsettled.room();
             }
         }
         if let Some(time) = spec.time {

@@ -6,6 +6,7 @@
 //! (the idea of deficit round robin: Shreedhar and Varghese, 1995). The queue is bounded by calls and by the bytes that
 //! they take here. When it is full, the newest call of the tenant whose calls take most is refused.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -13,9 +14,10 @@ use slackwater_base::Instant;
 use slackwater_wire::{ClientId, ErrorCode, OperationId, PutStarted, Reply};
 
 use super::start::{PutCall, Shortage};
-use crate::catalog::TenantIndex;
+use crate::catalog::{ReplicaId, SegmentIndex, TenantIndex};
 use crate::master::{Caller, Due, Master};
-use crate::pressure::Pass;
+use crate::pressure::{Evictable, Pass};
+use crate::prospect;
 use crate::segment::Segment;
 
 /// Calls that wait: for space, and separately for quota, which does not affect other tenants.
@@ -195,6 +197,14 @@ impl Queue {
     }
 }
 
+/// A segment of memory in which room can be made.
+struct Room {
+    index: SegmentIndex,
+    free: u64,
+    /// Bytes that are being freed.
+    coming: u64,
+}
+
 /// Calls and entries that are counted to estimate how much room is wanted.
 const WANTED_CALLS: usize = 64;
 
@@ -325,28 +335,43 @@ impl Master {
     }
 
     fn make_room_within(&mut self, now: Instant, wanted: u64, first: u64, mut budget: usize) {
-        let coming = |segment: &Segment| {
-            let books = segment.memory().map(|memory| memory.extents.books())?;
-            Some((books.free, books.quarantined + segment.leaving))
-        };
-        let all = self
-            .segments
-            .iter()
-            .filter_map(|(index, segment)| Some((index, coming(segment)?)));
-        let Some((index, (free, coming))) = all.max_by_key(|(_, (free, coming))| free + coming)
-        else {
-            return;
-        };
-        let missing = match coming {
-            0 => wanted,
-            _ => wanted.saturating_sub(free + coming),
-        };
-        let most = (self.segments.at(index).capacity() / 8).max(first);
-        let missing = missing.min(most);
-        let freed = self.evict(now, index, missing, Pass::Last, &mut budget);
-        if freed < missing && budget == 0 {
-            self.due.set(Due::Relieve(index), now);
+        for Room {
+            index,
+            free,
+            coming,
+        } in self.rooms(first)
+        {
+            let missing = match coming {
+                0 => wanted,
+                _ => wanted.saturating_sub(free + coming),
+            };
+            let most = (self.segments.at(index).capacity() / 8).max(first);
+            let missing = missing.min(most);
+            let freed = self.evict(now, index, missing, Pass::Last, &mut budget);
+            if freed < missing && budget == 0 {
+                self.due.set(Due::Relieve(index), now);
+            }
+            // Where nothing can be evicted, the next segment may have something.
+            if freed > 0 || coming > 0 || budget == 0 {
+                return;
+            }
         }
+    }
+
+    /// The segments in which room for a value of this length can be made, the one with most of it first.
+    fn rooms(&self, bytes: u64) -> Vec<Room> {
+        let room = |(index, segment): (SegmentIndex, &Segment)| {
+            let books = segment.memory()?.extents.books();
+            let can = segment.takes_new() && books.capacity >= bytes;
+            can.then_some(Room {
+                index,
+                free: books.free,
+                coming: books.quarantined + segment.leaving,
+            })
+        };
+        let mut rooms: Vec<Room> = self.segments.iter().filter_map(room).collect();
+        rooms.sort_by_key(|room| Reverse(room.free + room.coming));
+        rooms
     }
 
     pub(crate) fn wait_expired(&mut self, number: u64) {
@@ -367,6 +392,25 @@ impl Master {
             call.results[entry.at] = PutStarted::Failed(code);
         }
         self.answer_put(call);
+    }
+
+    /// A replica that could be evicted for the put whose turn it is, while nothing happens that would make room for it.
+    pub(crate) fn waits_in_vain(&self, now: Instant) -> Option<ReplicaId> {
+        let first = self.queue.first()?.entries.front()?;
+        let rooms = self.rooms(first.bytes);
+        let goes_on = self.due.next().is_some_and(|at| at <= now)
+            || self.metrics.offload.in_flight + self.metrics.promotion.in_flight > 0
+            || rooms.iter().any(|room| room.coming > 0);
+        if goes_on {
+            return None;
+        }
+        let mut all = rooms
+            .iter()
+            .flat_map(|room| prospect::residents(&self.catalog, &self.segments, room.index));
+        all.find(|id| {
+            let replica = self.catalog.replica(*id);
+            replica.object().is_some() && self.evictable(now, *id) == Evictable::Now
+        })
     }
 
     fn stop_wait(&mut self, number: u64) -> Option<Waiting> {

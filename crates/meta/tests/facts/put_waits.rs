@@ -5,6 +5,7 @@ use std::time::Duration;
 use slackwater_meta::{Input, MasterConfig, PutPolicy};
 use slackwater_wire::*;
 
+use super::jobs::drain;
 use super::put::granted;
 use crate::world::*;
 
@@ -91,6 +92,99 @@ fn a_put_behind_one_that_is_given_up_is_served_at_once() {
                 && matches!(small[0], PutStarted::Granted { .. })),
         "{results:?}"
     );
+}
+
+/// A put found nothing to evict, as all other values were still being written. It was not tried again when they were
+/// complete and the segment was below its watermark: it waited until its time was over.
+#[test]
+fn a_put_is_given_the_room_of_values_that_are_complete_now() {
+    let mut world = world();
+    let (held, _) = granted(world.start("held", 12 * BLOCK, PutConfig::default()));
+    let call = world.send(OTHER, start("large", 8 * BLOCK, wait(seconds(5))));
+    assert_eq!(world.reply(call), None, "a value in writing stays");
+    world.end(ME, "held", held);
+    let reply = world.reply(call);
+    assert!(
+        matches!(&reply, Some(Reply::PutStart(it)) if matches!(it[0], PutStarted::Granted { .. })),
+        "{reply:?}"
+    );
+    assert!(!world.has("held"));
+}
+
+/// Room was made in the segment with most of it, and in no other: a segment of a node that was drained or away, or one
+/// too small for the value, had most and gave none, and the put waited until its time was over.
+#[test]
+fn room_is_made_where_a_put_can_be_given_it() {
+    let check = |name: &str, far_blocks: u64, make_useless: &dyn Fn(&mut World)| {
+        let mut world = world();
+        let far = NodeId(2);
+        world.mount(far, SegmentId(5), SegmentKind::Memory, far_blocks * BLOCK);
+        world.put_at("far", BLOCK, "segment-5");
+        make_useless(&mut world);
+        world.put_at("old", 12 * BLOCK, "segment-1");
+        let call = world.send(ME, start("large", 14 * BLOCK, wait(seconds(5))));
+        let reply = world.reply(call);
+        assert!(
+            matches!(&reply, Some(Reply::PutStart(it)) if matches!(it[0], PutStarted::Granted { .. })),
+            "{name}: {reply:?}"
+        );
+        let stays = world.master.books().objects;
+        assert_eq!(
+            (stays, world.has("old")),
+            (2, false),
+            "{name}: `far` and the put"
+        );
+    };
+    check("drained", 32, &|world| {
+        world.begin(drain(&["segment-5"], &[]));
+    });
+    check("away", 32, &|world| {
+        world.input(Input::NodeAway(NodeId(2)));
+    });
+    check("too small", 13, &|_| {});
+    check("in use", 16, &|world| {
+        world.remove("far").expect("far is there");
+        let hard = PutConfig {
+            pin: Pin::Hard,
+            preferred: vec!["segment-5".into()],
+            ..PutConfig::default()
+        };
+        world.put_with("pinned", 10 * BLOCK, hard);
+    });
+}
+
+/// A put waited for room that was being made on one node. When no more was placed there, it was not tried elsewhere.
+#[test]
+fn a_put_does_not_wait_for_a_node_that_takes_nothing() {
+    let check = |name: &str, close: &dyn Fn(&mut World)| {
+        let mut world = world();
+        let far = NodeId(2);
+        world.mount(far, SegmentId(5), SegmentKind::Memory, 32 * BLOCK);
+        world.put_at("old", 12 * BLOCK, "segment-1");
+        world.put_at("far", 30 * BLOCK, "segment-5");
+        world.obedient = false;
+        world.remove("far").expect("far is there");
+        let call = world.send(ME, start("large", 14 * BLOCK, wait(seconds(5))));
+        assert_eq!(world.reply(call), None, "{name}: not fenced yet");
+        close(&mut world);
+        let here = world.taken(|order| match order {
+            Order::Fence(extents) => Some(extents.clone()),
+            _ => None,
+        });
+        let here = here.concat().into_iter().filter(|it| it.segment == MEMORY);
+        world.report(NODE, Report::Fenced(here.collect()));
+        let reply = world.reply(call);
+        assert!(
+            matches!(&reply, Some(Reply::PutStart(it)) if matches!(it[0], PutStarted::Granted { .. })),
+            "{name}: {reply:?}"
+        );
+        assert!(!world.has("old"), "{name}");
+    };
+    check("away", &|world| world.input(Input::NodeAway(NodeId(2))));
+    check("gone", &|world| world.input(Input::NodeLost(NodeId(2))));
+    check("drained", &|world| {
+        world.begin(drain(&["segment-5"], &[]));
+    });
 }
 
 #[test]

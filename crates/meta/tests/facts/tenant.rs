@@ -233,6 +233,31 @@ fn is_granted(reply: Option<Reply>) -> bool {
     matches!(reply, Some(Reply::PutStart(results)) if matches!(results[0], PutStarted::Granted { .. }))
 }
 
+/// A put found nothing of its tenant to evict, as the other value was still being written. It was not tried again when
+/// that was complete: it waited until its time was over.
+#[test]
+fn a_put_is_given_the_quota_of_values_that_are_complete_now() {
+    let mut world = world();
+    quota(&mut world, "a", 2);
+    let Reply::PutStart(held) = world.ask(start_of("a", "held", 1)) else {
+        panic!()
+    };
+    let PutStarted::Granted { version, .. } = held[0] else {
+        panic!("{held:?}")
+    };
+    let call = world.send(OTHER, start_of("a", "more", 2));
+    assert_eq!(world.reply(call), None, "a value in writing stays");
+    world.ask(Request::PutEnd(PutEnd {
+        tenant: tenant("a"),
+        puts: vec![PutDone {
+            key: key("held"),
+            version,
+            checksum: Checksum(1),
+        }],
+    }));
+    assert!(is_granted(world.reply(call)));
+}
+
 /// One tenant's calls filled the queue for space, and every other tenant's put waited behind all of them, or was refused
 /// because the queue was full.
 #[test]

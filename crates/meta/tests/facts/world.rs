@@ -133,6 +133,9 @@ impl World {
             self.master
                 .check_books()
                 .expect("books balance after every step");
+            self.master
+                .check_waits(self.now)
+                .expect("no put waits in vain");
         }
     }
 

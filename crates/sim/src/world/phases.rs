@@ -399,6 +399,8 @@ impl World {
             let books = core
                 .check_books()
                 .map_err(|wrong| Violation::new(Invariant::BooksBalance, wrong.to_string()))?;
+            core.check_waits(self.local(Process::Master))
+                .map_err(|wrong| Violation::new(Invariant::Liveness, wrong.to_string()))?;
             let limits = &self.options.master;
             if books.offload.in_flight > limits.offload.queue_limit as u64 {
                 return wrong(format!("{} offloads in flight", books.offload.in_flight));

@@ -164,7 +164,7 @@ impl Master {
     /// # Errors
     /// Names a replica that could be evicted.
     pub fn check_waits(&self, now: Instant) -> Result<(), Imbalance> {
-        match self.waits_in_vain(now) {
+        match self.overlooked_room(now) {
             None => Ok(()),
             Some(id) => Err(Imbalance(format!(
                 "a put waits for room and {id:?} is not evicted: {:?}",

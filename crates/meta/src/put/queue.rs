@@ -395,7 +395,7 @@ impl Master {
     }
 
     /// A replica that could be evicted for the put whose turn it is, while nothing happens that would make room for it.
-    pub(crate) fn waits_in_vain(&self, now: Instant) -> Option<ReplicaId> {
+    pub(crate) fn overlooked_room(&self, now: Instant) -> Option<ReplicaId> {
         let first = self.queue.first()?.entries.front()?;
         let rooms = self.rooms(first.bytes);
         let goes_on = self.due.next().is_some_and(|at| at <= now)

@@ -135,7 +135,7 @@ impl World {
                 .expect("books balance after every step");
             self.master
                 .check_waits(self.now)
-                .expect("no put waits in vain");
+                .expect("no put waits for room that nobody makes");
         }
     }
 

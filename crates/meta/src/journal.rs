@@ -237,6 +237,7 @@ impl Master {
     pub(crate) fn stop_waiting_for(&mut self, node: NodeId) {
         self.notes.awaited.remove(&node);
         self.unsettled.jobs();
+        self.unsettled.room();
         if self.notes.is_fleeting(node) {
             self.notes.nodes.remove(&node);
             self.owed.forget(node);

@@ -162,6 +162,8 @@ pub(crate) enum Due {
     Put(ObjectId),
     /// A put has waited for space for its whole time.
     Wait(u64),
+    /// A tenant that lacked quota may have something to evict.
+    Quota,
     /// The next step of a segment's eviction.
     Relieve(SegmentIndex),
     /// The next step of the eviction of a large group.
@@ -337,6 +339,7 @@ impl Master {
                 Due::Absence(node) => self.absence_due(now, node),
                 Due::Copy(ticket) => self.copied(now, ticket, Err(ErrorCode::RpcTimeout)),
                 Due::Jobs => self.unsettled.jobs(),
+                Due::Quota => self.unsettled.room(),
                 Due::Job(job) => self.job_late(now, job),
                 // They are answered, and nodes are asked, at the end of the step.
                 Due::Held | Due::Asking => {}

@@ -88,9 +88,11 @@ impl Master {
     ) -> u64 {
         let mut freed = 0;
         while freed < wanted && *budget > 0 {
-            let Some(bytes) = self.evict_extra(now, index, budget) else {
+            // Those that are in use are examined again the next time: counted, they could take every step for themselves.
+            let Some(bytes) = self.evict_extra(now, index) else {
                 break;
             };
+            *budget -= 1;
             freed += bytes;
         }
         while freed < wanted && *budget > 0 {

@@ -6,7 +6,7 @@ use slackwater_wire::{ErrorCode, Reply, Tenant};
 use crate::catalog::{Excluded, TenantIndex};
 use crate::decisions::EvictionCause;
 use crate::journal::Note;
-use crate::master::Master;
+use crate::master::{Due, Master};
 use crate::pressure::{Evictable, Evicted, Pass};
 use crate::tenant::Ledger;
 
@@ -56,6 +56,8 @@ impl Master {
             quota: None,
         });
         self.tenants.forget_if_idle(index);
+        // What it had is shared out among the others.
+        self.unsettled.room();
         Reply::Done
     }
 
@@ -68,10 +70,18 @@ impl Master {
         more: u64,
     ) -> bool {
         let excess = self.tenants.excess(tenant, ledger, more);
-        if excess > 0 {
-            self.evict_tenant(now, tenant, ledger, excess);
+        if excess == 0 {
+            return true;
         }
-        self.tenants.excess(tenant, ledger, more) == 0
+        let later = self.evict_tenant(now, tenant, ledger, excess);
+        let fits = self.tenants.excess(tenant, ledger, more) == 0;
+        if let Some(at) = later.filter(|_| !fits) {
+            let sooner = self.due.at(&Due::Quota).is_some_and(|set| set <= at);
+            if !sooner {
+                self.due.set(Due::Quota, at);
+            }
+        }
+        fits
     }
 
     /// Keeps a tenant below the watermarks of its own quota, so that its puts rarely wait.
@@ -88,15 +98,23 @@ impl Master {
         }
     }
 
-    /// Evicts `wanted` bytes of a tenant's replicas, least recently used first, if that many may be evicted.
-    fn evict_tenant(&mut self, now: Instant, tenant: TenantIndex, ledger: Ledger, wanted: u64) {
+    /// Evicts `wanted` bytes of a tenant's replicas, least recently used first, if that many may be evicted; when the first
+    /// of the others may be.
+    fn evict_tenant(
+        &mut self,
+        now: Instant,
+        tenant: TenantIndex,
+        ledger: Ledger,
+        wanted: u64,
+    ) -> Option<Instant> {
         let before = std::mem::replace(&mut self.decisions.cause, EvictionCause::Quota);
-        let mut missing = wanted;
+        let (mut missing, mut later) = (wanted, None);
         let mut budget = self.config.eviction.step.max(OLDEST_EXAMINED);
         while ledger == Ledger::Memory && missing > 0 && budget > 0 {
-            let Some(bytes) = self.evict_extra_of(now, tenant, &mut budget) else {
+            let Some(bytes) = self.evict_extra_of(now, tenant) else {
                 break;
             };
+            budget -= 1;
             self.metrics.quota_evictions += 1;
             missing = missing.saturating_sub(bytes);
         }
@@ -107,19 +125,25 @@ impl Master {
             if !self.catalog.is_replica(id) {
                 continue;
             }
-            let freed = if self.catalog.replica(id).excluded == Excluded::Leaving {
-                self.extent_of(id).bytes
-            } else if self.evictable(now, id) == Evictable::Now {
-                self.metrics.quota_evictions += 1;
-                match self.evict_with_group(now, id, Pass::Plain, &mut budget) {
-                    Evicted::Bytes(bytes) => bytes,
-                    Evicted::Stalled => 0,
+            if self.catalog.replica(id).excluded == Excluded::Leaving {
+                missing = missing.saturating_sub(self.extent_of(id).bytes);
+                continue;
+            }
+            match self.evictable(now, id) {
+                Evictable::Now => {
+                    self.metrics.quota_evictions += 1;
+                    let evicted = self.evict_with_group(now, id, Pass::Plain, &mut budget);
+                    if let Evicted::Bytes(bytes) = evicted {
+                        missing = missing.saturating_sub(bytes);
+                    }
                 }
-            } else {
-                0
-            };
-            missing = missing.saturating_sub(freed);
+                Evictable::NotBefore(at) | Evictable::SoftPinned(at) => {
+                    later = Some(later.map_or(at, |it: Instant| it.min(at)));
+                }
+                Evictable::Held => {}
+            }
         }
         self.decisions.cause = before;
+        later
     }
 }

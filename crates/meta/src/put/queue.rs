@@ -257,6 +257,7 @@ impl Master {
             if let Some(Waiting { call, short, .. }) = self.stop_wait(number) {
                 self.metrics.puts_refused += call.entries.len() as u64;
                 self.give_up(call, short);
+                self.unsettled.room();
             }
         }
     }
@@ -331,29 +332,39 @@ impl Master {
 
     /// Evicts as much as the waiting calls need, unless that much is being freed already.
     pub(crate) fn make_room(&mut self, now: Instant, wanted: u64, first: u64) {
+        let next = self.queue.first();
+        let next = next.and_then(|call| Some((&call.config, call.entries.front()?)));
+        if next.is_some_and(|(config, wanted)| self.lent_for(config, wanted).is_err()) {
+            // It waits for a node.
+            return;
+        }
         self.make_room_within(now, wanted, first, self.config.eviction.step);
     }
 
     fn make_room_within(&mut self, now: Instant, wanted: u64, first: u64, mut budget: usize) {
-        for Room {
-            index,
-            free,
-            coming,
-        } in self.rooms(first)
-        {
-            let missing = match coming {
-                0 => wanted,
-                _ => wanted.saturating_sub(free + coming),
-            };
-            let most = (self.segments.at(index).capacity() / 8).max(first);
-            let missing = missing.min(most);
-            let freed = self.evict(now, index, missing, Pass::Last, &mut budget);
-            if freed < missing && budget == 0 {
-                self.due.set(Due::Relieve(index), now);
-            }
-            // Where nothing can be evicted, the next segment may have something.
-            if freed > 0 || coming > 0 || budget == 0 {
-                return;
+        // Pins give way only where no segment has anything else.
+        for pass in [Pass::Plain, Pass::Last] {
+            for Room {
+                index,
+                free,
+                coming,
+            } in self.rooms(first)
+            {
+                let missing = match coming {
+                    0 => wanted,
+                    _ => wanted.saturating_sub(free + coming),
+                };
+                let most = (self.segments.at(index).capacity() / 8).max(first);
+                let missing = missing.min(most);
+                let freed = self.evict(now, index, missing, pass, &mut budget);
+                if freed < missing && budget == 0 {
+                    self.due.set(Due::Relieve(index), now);
+                }
+                // Where nothing can be evicted, the next segment may have something.
+                let comes = coming > 0 && free + coming >= first;
+                if freed > 0 || comes || budget == 0 {
+                    return;
+                }
             }
         }
     }
@@ -396,11 +407,17 @@ impl Master {
 
     /// A replica that could be evicted for the put whose turn it is, while nothing happens that would make room for it.
     pub(crate) fn overlooked_room(&self, now: Instant) -> Option<ReplicaId> {
-        let first = self.queue.first()?.entries.front()?;
+        let call = self.queue.first()?;
+        let first = call.entries.front()?;
         let rooms = self.rooms(first.bytes);
+        // A value whose earlier record is still being dropped is written, and evicted, after that.
         let goes_on = self.due.next().is_some_and(|at| at <= now)
             || self.metrics.offload.in_flight + self.metrics.promotion.in_flight > 0
+            || self.drops.len() > 0
             || rooms.iter().any(|room| room.coming > 0);
+        if self.lent_for(&call.config, first).is_err() {
+            return None;
+        }
         if goes_on {
             return None;
         }

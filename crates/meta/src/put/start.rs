@@ -302,7 +302,7 @@ impl Master {
     }
 
     /// Whether what is lent could hold it, were it empty; `NoAvailableHandle` when no memory is lent at all.
-    fn lent_for(&self, config: &PutConfig, wanted: &Wanted) -> Result<(), ErrorCode> {
+    pub(crate) fn lent_for(&self, config: &PutConfig, wanted: &Wanted) -> Result<(), ErrorCode> {
         let memory = self
             .segments
             .iter()

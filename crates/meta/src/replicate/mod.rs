@@ -291,37 +291,21 @@ impl Master {
     }
 
     /// Frees an extra replica of a segment, if there is one that may go; how many bytes.
-    pub(crate) fn evict_extra(
-        &mut self,
-        now: Instant,
-        index: SegmentIndex,
-        budget: &mut usize,
-    ) -> Option<u64> {
+    pub(crate) fn evict_extra(&mut self, now: Instant, index: SegmentIndex) -> Option<u64> {
         let extras = self.replicating.extras.at(index).take(EXAMINED);
         let extras: Vec<ReplicaId> = extras.collect();
-        self.evict_first(now, extras, budget)
+        self.evict_first(now, extras)
     }
 
     /// Frees an extra replica of a tenant, if there is one that may go; how many bytes.
-    pub(crate) fn evict_extra_of(
-        &mut self,
-        now: Instant,
-        tenant: TenantIndex,
-        budget: &mut usize,
-    ) -> Option<u64> {
+    pub(crate) fn evict_extra_of(&mut self, now: Instant, tenant: TenantIndex) -> Option<u64> {
         let extras = self.replicating.extras.of_tenant(tenant).take(EXAMINED);
         let extras: Vec<ReplicaId> = extras.collect();
-        self.evict_first(now, extras, budget)
+        self.evict_first(now, extras)
     }
 
-    fn evict_first(
-        &mut self,
-        now: Instant,
-        extras: Vec<ReplicaId>,
-        budget: &mut usize,
-    ) -> Option<u64> {
+    fn evict_first(&mut self, now: Instant, extras: Vec<ReplicaId>) -> Option<u64> {
         for id in extras {
-            *budget = budget.saturating_sub(1);
             let replica = self.catalog.replica(id);
             let object = replica.object().expect("an extra replica is published");
             let version = self.catalog.object(object).version;

@@ -187,6 +187,47 @@ fn a_put_does_not_wait_for_a_node_that_takes_nothing() {
     });
 }
 
+/// Room that is coming and cannot suffice kept a put from what another segment could give.
+#[test]
+fn room_that_is_too_little_is_not_waited_for() {
+    let mut world = world();
+    let far = NodeId(2);
+    world.mount(far, SegmentId(5), SegmentKind::Memory, 32 * BLOCK);
+    let hard = PutConfig {
+        pin: Pin::Hard,
+        preferred: vec!["segment-5".into()],
+        ..PutConfig::default()
+    };
+    world.put_with("pinned", 21 * BLOCK, hard);
+    world.put_at("far", BLOCK, "segment-5");
+    world.put_at("old", 12 * BLOCK, "segment-1");
+    world.obedient = false;
+    world.remove("far").expect("far is there");
+    let call = world.send(ME, start("large", 14 * BLOCK, wait(seconds(5))));
+    assert!(!world.has("old"), "11 blocks are free or coming there");
+    world.obey();
+    assert!(matches!(world.reply(call), Some(Reply::PutStart(_))));
+}
+
+/// A soft pin gave way in the segment with most room, although another had values without one.
+#[test]
+fn soft_pins_give_way_when_no_segment_has_anything_else() {
+    let mut world = world();
+    world.mount(NodeId(2), SegmentId(5), SegmentKind::Memory, 17 * BLOCK);
+    let soft = PutConfig {
+        pin: Pin::Soft(Some(seconds(60))),
+        preferred: vec!["segment-5".into()],
+        ..PutConfig::default()
+    };
+    world.put_with("pinned", 12 * BLOCK, soft);
+    world.put_at("old", 12 * BLOCK, "segment-1");
+    let call = world.send(ME, start("large", 14 * BLOCK, wait(seconds(5))));
+    assert!(matches!(world.reply(call), Some(Reply::PutStart(_))));
+    assert_eq!((world.has("pinned"), world.has("old")), (true, false));
+    let call = world.send(ME, start("more", 14 * BLOCK, wait(seconds(5))));
+    assert!(world.reply(call).is_some() && !world.has("pinned"));
+}
+
 #[test]
 fn the_queue_of_waiting_puts_is_bounded() {
     let put = PutPolicy {

@@ -258,6 +258,32 @@ fn a_put_is_given_the_quota_of_values_that_are_complete_now() {
     assert!(is_granted(world.reply(call)));
 }
 
+/// A put found nothing of its tenant to evict, as a lease was on it. It was not tried again when that ended, as nobody
+/// else looked at the value meanwhile.
+#[test]
+fn a_put_is_given_the_quota_of_values_whose_lease_is_over() {
+    let mut world = world();
+    quota(&mut world, "a", 2);
+    put(&mut world, "a", "held", 1).unwrap();
+    let exists = Exists {
+        tenant: tenant("a"),
+        keys: vec![key("held")].into(),
+    };
+    assert_eq!(
+        world.ask(Request::Exists(exists)),
+        Reply::Exists(vec![true])
+    );
+    let lease = MasterConfig::DEFAULT.lease_ttl;
+    let mut start = start_of("a", "more", 2);
+    if let Request::PutStart(start) = &mut start {
+        start.config.wait = Some(lease * 2);
+    }
+    let call = world.send(OTHER, start);
+    assert_eq!(world.reply(call), None, "the lease is kept");
+    world.pass(lease);
+    assert!(is_granted(world.reply(call)));
+}
+
 /// One tenant's calls filled the queue for space, and every other tenant's put waited behind all of them, or was refused
 /// because the queue was full.
 #[test]

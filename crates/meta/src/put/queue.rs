@@ -74,6 +74,11 @@ impl Queue {
         }
     }
 
+    /// Whether a call of this tenant waits.
+    pub(crate) fn has_calls_of(&self, tenant: TenantIndex) -> bool {
+        self.held.contains_key(&tenant)
+    }
+
     fn enqueue(&mut self, call: PutCall, short: Shortage) -> u64 {
         let number = self.next;
         self.next += 1;
@@ -332,16 +337,11 @@ impl Master {
 
     /// Evicts as much as the waiting calls need, unless that much is being freed already.
     pub(crate) fn make_room(&mut self, now: Instant, wanted: u64, first: u64) {
-        let next = self.queue.first();
-        let next = next.and_then(|call| Some((&call.config, call.entries.front()?)));
-        if next.is_some_and(|(config, wanted)| self.lent_for(config, wanted).is_err()) {
-            // It waits for a node.
-            return;
-        }
         self.make_room_within(now, wanted, first, self.config.eviction.step);
     }
 
     fn make_room_within(&mut self, now: Instant, wanted: u64, first: u64, mut budget: usize) {
+        let wanted = wanted.max(first);
         // Pins give way only where no segment has anything else.
         for pass in [Pass::Plain, Pass::Last] {
             for Room {

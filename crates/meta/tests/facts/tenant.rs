@@ -284,6 +284,26 @@ fn a_put_is_given_the_quota_of_values_whose_lease_is_over() {
     assert!(is_granted(world.reply(call)));
 }
 
+/// The quota of a tenant without objects was deleted while a put of it waited. The master panicked when the put was tried
+/// again, or gave it the room under the number of the next tenant.
+#[test]
+fn a_tenant_whose_put_waits_keeps_its_quota() {
+    let mut world = world();
+    quota(&mut world, "a", 100);
+    let all = wait(std::time::Duration::ZERO);
+    world.start("everything", 100 * BLOCK, all);
+    let call = world.send(OTHER, start_of("a", "more", 2));
+    assert_eq!(world.reply(call), None, "all memory is being written");
+    let delete = || Request::DeleteQuota {
+        tenant: tenant("a"),
+    };
+    let refused = Reply::Failed(ErrorCode::TenantNotEmpty);
+    assert_eq!(world.ask(delete()), refused);
+    world.pass(seconds(5));
+    assert!(world.reply(call).is_some());
+    assert_eq!(world.ask(delete()), Reply::Done);
+}
+
 /// One tenant's calls filled the queue for space, and every other tenant's put waited behind all of them, or was refused
 /// because the queue was full.
 #[test]

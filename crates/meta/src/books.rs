@@ -5,7 +5,7 @@ use slackwater_base::Instant;
 use slackwater_wire::{QuotaState, ReplicaState, SegmentId, SegmentKind};
 use thiserror::Error;
 
-use crate::catalog::{Excluded, PinKind, TenantIndex};
+use crate::catalog::{Excluded, PinKind, Replica, ReplicaId, TenantIndex};
 use crate::evict::RestoreError;
 use crate::jobs::Whose;
 use crate::master::Master;
@@ -189,14 +189,7 @@ impl Master {
                     })?;
                     continue;
                 }
-                match &segment.medium {
-                    Medium::Memory(memory) => bytes += memory.extents.held(replica.piece).bytes,
-                    Medium::Disk(_) => {
-                        let orphan = self.orphans.get(&id).map(|orphan| orphan.record);
-                        let object = replica.object().map(|object| self.record_of(object));
-                        bytes += object.or(orphan).unwrap_or(0);
-                    }
-                }
+                bytes += self.bytes_of(id, replica);
                 if replica.excluded == Excluded::Leaving {
                     leaving += segment.extent(replica.piece).bytes;
                 }
@@ -226,6 +219,18 @@ impl Master {
         Ok(())
     }
 
+    /// What a replica takes where it is.
+    fn bytes_of(&self, id: ReplicaId, replica: &Replica) -> u64 {
+        match &self.segments.at(replica.segment).medium {
+            Medium::Memory(memory) => memory.extents.held(replica.piece).bytes,
+            Medium::Disk(_) => {
+                let orphan = self.orphans.get(&id).map(|orphan| orphan.record);
+                let object = replica.object().map(|object| self.record_of(object));
+                object.or(orphan).unwrap_or(0)
+            }
+        }
+    }
+
     fn check_tenants(&self) -> Result<(), Imbalance> {
         for index in self.tenants.indices() {
             let state = self.tenants.at(index);
@@ -241,16 +246,12 @@ impl Master {
         // What is in writing is charged to its tenant as well, and not counted here.
         let mut counted: BTreeMap<(TenantIndex, Ledger), u64> = BTreeMap::new();
         for (id, replica) in self.catalog.all_replicas() {
-            let segment = self.segments.at(replica.segment);
-            let (tenant, record) = match (replica.object(), self.orphans.get(&id)) {
-                (Some(object), _) => (self.catalog.object(object).tenant, self.record_of(object)),
-                (None, Some(orphan)) => (orphan.tenant, orphan.record),
-                (None, None) => continue,
-            };
-            let memory = segment
-                .memory()
-                .map(|memory| memory.extents.held(replica.piece).bytes);
-            *counted.entry((tenant, segment.ledger())).or_default() += memory.unwrap_or(record);
+            let object = replica.object().map(|it| self.catalog.object(it).tenant);
+            let orphan = self.orphans.get(&id).map(|orphan| orphan.tenant);
+            if let Some(tenant) = object.or(orphan) {
+                let ledger = self.segments.at(replica.segment).ledger();
+                *counted.entry((tenant, ledger)).or_default() += self.bytes_of(id, replica);
+            }
         }
         for ((tenant, ledger), bytes) in counted {
             let state = self.tenants.at(tenant);

@@ -164,6 +164,8 @@ pub(crate) enum Due {
     Wait(u64),
     /// A tenant that lacked quota may have something to evict.
     Quota,
+    /// The next step of a round of the tenants that wait for quota.
+    Quotas,
     /// The next step of a segment's eviction.
     Relieve(SegmentIndex),
     /// The next step of the eviction of a large group.
@@ -207,6 +209,7 @@ impl Due {
                 | Self::Scan(_)
                 | Self::Lost(_)
                 | Self::Jobs
+                | Self::Quotas
                 | Self::Held
         )
     }
@@ -340,6 +343,7 @@ impl Master {
                 Due::Copy(ticket) => self.copied(now, ticket, Err(ErrorCode::RpcTimeout)),
                 Due::Jobs => self.unsettled.jobs(),
                 Due::Quota => self.unsettled.room(),
+                Due::Quotas => self.serve_quotas(now),
                 Due::Job(job) => self.job_late(now, job),
                 // They are answered, and nodes are asked, at the end of the step.
                 Due::Held | Due::Asking => {}

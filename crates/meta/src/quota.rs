@@ -78,11 +78,10 @@ impl Master {
         }
         let later = self.evict_tenant(now, tenant, ledger, excess);
         let fits = self.tenants.excess(tenant, ledger, more) == 0;
-        if let Some(at) = later.filter(|_| !fits) {
-            let sooner = self.due.at(&Due::Quota).is_some_and(|set| set <= at);
-            if !sooner {
-                self.due.set(Due::Quota, at);
-            }
+        // Puts wait for memory alone.
+        if let Some(at) = later.filter(|_| !fits && ledger == Ledger::Memory) {
+            let set = self.due.at(&Due::Quota);
+            self.due.set(Due::Quota, set.map_or(at, |set| set.min(at)));
         }
         fits
     }
@@ -141,7 +140,7 @@ impl Master {
                     }
                 }
                 Evictable::NotBefore(at) | Evictable::SoftPinned(at) => {
-                    later = Some(later.map_or(at, |it: Instant| it.min(at)));
+                    later = later.into_iter().chain([at]).min();
                 }
                 Evictable::Held => {}
             }

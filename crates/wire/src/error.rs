@@ -137,7 +137,7 @@ codes! {
     -1605 DfsPartialWrite Retry "DFS_PARTIAL_WRITE" "the shared file system took only a part";
     -1700 TenantQuotaExceeded Refused "TENANT_QUOTA_EXCEEDED" "the tenant has used up its bytes";
     -1701 TenantNotRegistered Refused "TENANT_NOT_REGISTERED" "no quota is set for the tenant";
-    -1702 TenantNotEmpty Refused "TENANT_NOT_EMPTY" "the tenant still has objects";
+    -1702 TenantNotEmpty Refused "TENANT_NOT_EMPTY" "the tenant still has objects, or puts that wait";
     -2001 DiskFull Retry "DISK_FULL" "the SSD has no room for another segment";
     -2002 DeadlinePassed Retry "DEADLINE_PASSED" "the call's deadline passed first";
     -2003 ShuttingDown Refused "SHUTTING_DOWN" "the store is closing";

@@ -8,6 +8,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Bound;
 use std::time::Duration;
 
 use slackwater_base::Instant;
@@ -27,6 +28,9 @@ pub(crate) struct Queue {
     next: u64,
     for_space: BTreeMap<TenantIndex, BTreeSet<u64>>,
     for_quota: BTreeMap<TenantIndex, BTreeSet<u64>>,
+    /// The tenant whose calls for quota were tried last, and how many tenants are left of this round.
+    quota_turn: Option<TenantIndex>,
+    quota_left: usize,
     /// Tenants with calls that wait for space, in the order of their turns.
     turns: VecDeque<TenantIndex>,
     /// Bytes that other tenants were given since the tenant whose turn it is was given any.
@@ -170,6 +174,20 @@ impl Queue {
         self.for_space.get(&tenant)?.first().copied()
     }
 
+    fn first_for_quota(&self, tenant: TenantIndex) -> Option<u64> {
+        self.for_quota.get(&tenant)?.first().copied()
+    }
+
+    /// The next tenant of this round that waits for quota.
+    fn next_for_quota(&mut self) -> Option<TenantIndex> {
+        self.quota_left = self.quota_left.checked_sub(1)?;
+        let after = self.quota_turn.map_or(Bound::Unbounded, Bound::Excluded);
+        let mut behind = self.for_quota.range((after, Bound::Unbounded));
+        let next = behind.next().or_else(|| self.for_quota.first_key_value());
+        self.quota_turn = next.map(|(tenant, _)| *tenant);
+        self.quota_turn
+    }
+
     /// The newest call of the tenant whose calls take most, if these take more than those of `tenant` would with one of
     /// this size.
     fn displaced_by(&self, tenant: TenantIndex, bytes: usize) -> Option<u64> {
@@ -215,6 +233,9 @@ const WANTED_CALLS: usize = 64;
 
 /// Calls that are refused at most for one that comes.
 const DISPLACED_MAX: usize = 16;
+
+/// Tenants whose calls for quota are tried in one step.
+const QUOTA_TENANTS_STEP: usize = 16;
 
 /// Tenants whose calls are tried without success in a row while another has its turn.
 const PASSING_TENANTS_MAX: usize = 16;
@@ -285,18 +306,24 @@ impl Master {
                 None => break,
             }
         }
-        for tenant in self.queue.for_quota.keys().copied().collect::<Vec<_>>() {
-            while let Some(number) = self
-                .queue
-                .for_quota
-                .get(&tenant)
-                .and_then(|calls| calls.first())
-                .copied()
-            {
+        self.queue.quota_left = self.queue.for_quota.len();
+        self.serve_quotas(now);
+    }
+
+    /// Tries the calls of some of the tenants that wait for quota; the others are another step.
+    pub(crate) fn serve_quotas(&mut self, now: Instant) {
+        for _ in 0..QUOTA_TENANTS_STEP {
+            let Some(tenant) = self.queue.next_for_quota() else {
+                return;
+            };
+            while let Some(number) = self.queue.first_for_quota(tenant) {
                 if !self.serve_one(now, number) {
                     break;
                 }
             }
+        }
+        if self.queue.quota_left > 0 {
+            self.due.set(Due::Quotas, now);
         }
     }
 
@@ -415,10 +442,7 @@ impl Master {
             || self.metrics.offload.in_flight + self.metrics.promotion.in_flight > 0
             || self.drops.len() > 0
             || rooms.iter().any(|room| room.coming > 0);
-        if self.lent_for(&call.config, first).is_err() {
-            return None;
-        }
-        if goes_on {
+        if goes_on || self.lent_for(&call.config, first).is_err() {
             return None;
         }
         let mut all = rooms

@@ -376,6 +376,36 @@ fn an_extra_replica_stays_while_its_object_is_leased() {
     assert_eq!(world.nodes_of("k"), [1, extra]);
 }
 
+/// Extra replicas in use were examined again with each step and took it for themselves: what else the segment had was not
+/// evicted for a put that waited, and the next step was due at once, until their leases ended.
+#[test]
+fn extra_replicas_in_use_do_not_take_every_step() {
+    let mut config = enforced();
+    config.eviction.step = 1;
+    let mut world = three_with(config, 16 * BLOCK);
+    world.replicated("k");
+    let [_, extra] = world.nodes_of("k")[..] else {
+        panic!("two nodes have it");
+    };
+    for node in [1, 2, 3] {
+        let name = if node == 1 { 1 } else { node * 10 };
+        let config = PutConfig {
+            pin: if node == extra { Pin::None } else { Pin::Hard },
+            preferred: vec![format!("segment-{name}")],
+            ..PutConfig::default()
+        };
+        world.put_with(&format!("at{node}"), 12 * BLOCK, config);
+    }
+    let call = world.send(ME, start("large", 14 * BLOCK, wait(seconds(1))));
+    world.pass(std::time::Duration::ZERO);
+    let reply = world.reply(call);
+    assert!(
+        matches!(&reply, Some(Reply::PutStart(it)) if matches!(it[0], PutStarted::Granted { .. })),
+        "{reply:?}"
+    );
+    assert_eq!(world.nodes_of("k"), [1, extra]);
+}
+
 /// Pins kept extra replicas for ever, though the other replica has the pin too; 64 of them hid those behind.
 #[test]
 fn pins_do_not_keep_extra_replicas() {

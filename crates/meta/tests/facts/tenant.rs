@@ -1,5 +1,5 @@
 use slackwater_base::Checksum;
-use slackwater_meta::{MasterConfig, Offload, OffloadMode, PutPolicy, Tenancy};
+use slackwater_meta::{MasterConfig, Offload, OffloadMode, Output, PutPolicy, Tenancy};
 use slackwater_wire::*;
 
 use crate::world::*;
@@ -217,6 +217,10 @@ fn a_put_that_waits_for_quota_delays_no_other_tenant() {
 }
 
 fn start_of(name: &str, of: &str, blocks: u64) -> Request {
+    patient(name, of, blocks, seconds(5))
+}
+
+fn patient(name: &str, of: &str, blocks: u64, time: std::time::Duration) -> Request {
     let entries = vec![PutEntry {
         key: key(of),
         bytes: blocks * BLOCK,
@@ -225,7 +229,7 @@ fn start_of(name: &str, of: &str, blocks: u64) -> Request {
         tenant: tenant(name),
         entries,
         chain: Chain::default(),
-        config: wait(seconds(5)),
+        config: wait(time),
     })
 }
 
@@ -274,14 +278,42 @@ fn a_put_is_given_the_quota_of_values_whose_lease_is_over() {
         Reply::Exists(vec![true])
     );
     let lease = MasterConfig::DEFAULT.lease_ttl;
-    let mut start = start_of("a", "more", 2);
-    if let Request::PutStart(start) = &mut start {
-        start.config.wait = Some(lease * 2);
-    }
-    let call = world.send(OTHER, start);
+    let call = world.send(OTHER, patient("a", "more", 2, lease * 2));
     assert_eq!(world.reply(call), None, "the lease is kept");
     world.pass(lease);
     assert!(is_granted(world.reply(call)));
+}
+
+/// Every event tried the calls of all tenants that wait for quota in one go. They are tried in steps, and none is left out.
+#[test]
+fn many_tenants_that_wait_for_quota_are_all_served() {
+    let mut world = world();
+    let names: Vec<String> = (0..40).map(|at| format!("t{at}")).collect();
+    for name in &names {
+        quota(&mut world, name, 2);
+        put(&mut world, name, "held", 1).unwrap();
+        let exists = Exists {
+            tenant: tenant(name),
+            keys: vec![key("held")].into(),
+        };
+        world.ask(Request::Exists(exists));
+    }
+    let lease = MasterConfig::DEFAULT.lease_ttl;
+    let waits: Vec<OperationId> = names
+        .iter()
+        .map(|name| world.send(OTHER, patient(name, "more", 2, lease * 2)))
+        .collect();
+    assert!(waits.iter().all(|call| world.reply(*call).is_none()));
+    world.now += lease;
+    let mut out = Vec::new();
+    world.master.on_deadline(world.now, &mut out);
+    let answers = out.iter().filter(|it| matches!(it, Output::Reply { .. }));
+    assert_eq!(answers.count(), 16, "a step serves so many tenants");
+    world.take(out);
+    world.pass(std::time::Duration::ZERO);
+    for call in waits {
+        assert!(is_granted(world.reply(call)));
+    }
 }
 
 /// The quota of a tenant without objects was deleted while a put of it waited. The master panicked when the put was tried

@@ -113,7 +113,7 @@ impl World {
         self.input(Input::Report { node, report });
     }
 
-    pub(crate) fn take(&mut self, out: Vec<Output>) {
+    fn take(&mut self, out: Vec<Output>) {
         for output in out {
             match output {
                 Output::Reply {

@@ -164,8 +164,8 @@ pub(crate) enum Due {
     Wait(u64),
     /// A tenant that lacked quota may have something to evict.
     Quota,
-    /// The next step of a round of the tenants that wait for quota.
-    Quotas,
+    /// The next step of a round of the puts that wait for quota or for a node.
+    Apart,
     /// The next step of a segment's eviction.
     Relieve(SegmentIndex),
     /// The next step of the eviction of a large group.
@@ -209,7 +209,7 @@ impl Due {
                 | Self::Scan(_)
                 | Self::Lost(_)
                 | Self::Jobs
-                | Self::Quotas
+                | Self::Apart
                 | Self::Held
         )
     }
@@ -343,7 +343,7 @@ impl Master {
                 Due::Copy(ticket) => self.copied(now, ticket, Err(ErrorCode::RpcTimeout)),
                 Due::Jobs => self.unsettled.jobs(),
                 Due::Quota => self.unsettled.room(),
-                Due::Quotas => self.serve_quotas(now),
+                Due::Apart => self.serve_apart(now),
                 Due::Job(job) => self.job_late(now, job),
                 // They are answered, and nodes are asked, at the end of the step.
                 Due::Held | Due::Asking => {}

@@ -21,16 +21,16 @@ use crate::pressure::{Evictable, Pass};
 use crate::prospect;
 use crate::segment::Segment;
 
-/// Calls that wait: for space, and separately for quota, which does not affect other tenants.
+/// Calls that wait: for space, and apart from these for quota or for a node, which holds nobody else up.
 #[derive(Default)]
 pub(crate) struct Queue {
     waiting: BTreeMap<u64, Waiting>,
     next: u64,
     for_space: BTreeMap<TenantIndex, BTreeSet<u64>>,
-    for_quota: BTreeMap<TenantIndex, BTreeSet<u64>>,
-    /// The tenant whose calls for quota were tried last, and how many tenants are left of this round.
-    quota_turn: Option<TenantIndex>,
-    quota_left: usize,
+    apart: BTreeMap<(TenantIndex, Shortage), BTreeSet<u64>>,
+    /// The calls apart that were tried last, and how many lists of them are left of this round.
+    apart_turn: Option<(TenantIndex, Shortage)>,
+    apart_left: usize,
     /// Tenants with calls that wait for space, in the order of their turns.
     turns: VecDeque<TenantIndex>,
     /// Bytes that other tenants were given since the tenant whose turn it is was given any.
@@ -115,8 +115,13 @@ impl Queue {
                 });
                 calls.insert(number);
             }
-            Shortage::Quota => {
-                self.for_quota.entry(tenant).or_default().insert(number);
+            Shortage::Quota | Shortage::Node => {
+                let calls = self.apart.entry((tenant, short)).or_insert_with(|| {
+                    // The round that is under way may come to it instead of another.
+                    self.apart_left += 1;
+                    BTreeSet::new()
+                });
+                calls.insert(number);
             }
         }
     }
@@ -138,10 +143,12 @@ impl Queue {
                 self.passed = 0;
             }
         }
-        if let Some(calls) = self.for_quota.get_mut(&tenant) {
-            calls.remove(&number);
-            if calls.is_empty() {
-                self.for_quota.remove(&tenant);
+        for short in [Shortage::Quota, Shortage::Node] {
+            if let Some(calls) = self.apart.get_mut(&(tenant, short)) {
+                calls.remove(&number);
+                if calls.is_empty() {
+                    self.apart.remove(&(tenant, short));
+                }
             }
         }
     }
@@ -174,18 +181,18 @@ impl Queue {
         self.for_space.get(&tenant)?.first().copied()
     }
 
-    fn first_for_quota(&self, tenant: TenantIndex) -> Option<u64> {
-        self.for_quota.get(&tenant)?.first().copied()
+    fn first_apart(&self, list: (TenantIndex, Shortage)) -> Option<u64> {
+        self.apart.get(&list)?.first().copied()
     }
 
-    /// The next tenant of this round that waits for quota.
-    fn next_for_quota(&mut self) -> Option<TenantIndex> {
-        self.quota_left = self.quota_left.checked_sub(1)?;
-        let after = self.quota_turn.map_or(Bound::Unbounded, Bound::Excluded);
-        let mut behind = self.for_quota.range((after, Bound::Unbounded));
-        let next = behind.next().or_else(|| self.for_quota.first_key_value());
-        self.quota_turn = next.map(|(tenant, _)| *tenant);
-        self.quota_turn
+    /// The next calls of this round.
+    fn next_apart(&mut self) -> Option<(TenantIndex, Shortage)> {
+        self.apart_left = self.apart_left.checked_sub(1)?;
+        let after = self.apart_turn.map_or(Bound::Unbounded, Bound::Excluded);
+        let mut behind = self.apart.range((after, Bound::Unbounded));
+        let next = behind.next().or_else(|| self.apart.first_key_value());
+        self.apart_turn = next.map(|(list, _)| *list);
+        self.apart_turn
     }
 
     /// The newest call of the tenant whose calls take most, if these take more than those of `tenant` would with one of
@@ -196,10 +203,11 @@ impl Queue {
         if *held <= own.saturating_add(bytes) {
             return None;
         }
-        let newest = |lists: &BTreeMap<TenantIndex, BTreeSet<u64>>| {
-            lists.get(largest).and_then(BTreeSet::last).copied()
-        };
-        newest(&self.for_space).max(newest(&self.for_quota))
+        let space = self.for_space.get(largest);
+        let apart =
+            [Shortage::Quota, Shortage::Node].map(|short| self.apart.get(&(*largest, short)));
+        let lists = space.into_iter().chain(apart.into_iter().flatten());
+        lists.filter_map(BTreeSet::last).max().copied()
     }
 
     /// Bytes that the first calls wait for, at least those of the first one.
@@ -234,8 +242,8 @@ const WANTED_CALLS: usize = 64;
 /// Calls that are refused at most for one that comes.
 const DISPLACED_MAX: usize = 16;
 
-/// Tenants whose calls for quota are tried in one step.
-const QUOTA_TENANTS_STEP: usize = 16;
+/// Lists of calls apart that are tried in one step.
+const APART_STEP: usize = 16;
 
 /// Tenants whose calls are tried without success in a row while another has its turn.
 const PASSING_TENANTS_MAX: usize = 16;
@@ -306,24 +314,24 @@ impl Master {
                 None => break,
             }
         }
-        self.queue.quota_left = self.queue.for_quota.len();
-        self.serve_quotas(now);
+        self.queue.apart_left = self.queue.apart.len();
+        self.serve_apart(now);
     }
 
-    /// Tries the calls of some of the tenants that wait for quota; the others are another step.
-    pub(crate) fn serve_quotas(&mut self, now: Instant) {
-        for _ in 0..QUOTA_TENANTS_STEP {
-            let Some(tenant) = self.queue.next_for_quota() else {
+    /// Tries some of the calls that wait for quota or for a node; the others are another step.
+    pub(crate) fn serve_apart(&mut self, now: Instant) {
+        for _ in 0..APART_STEP {
+            let Some(list) = self.queue.next_apart() else {
                 return;
             };
-            while let Some(number) = self.queue.first_for_quota(tenant) {
+            while let Some(number) = self.queue.first_apart(list) {
                 if !self.serve_one(now, number) {
                     break;
                 }
             }
         }
-        if self.queue.quota_left > 0 {
-            self.due.set(Due::Quotas, now);
+        if self.queue.apart_left > 0 {
+            self.due.set(Due::Apart, now);
         }
     }
 
@@ -423,7 +431,7 @@ impl Master {
 
     fn give_up(&mut self, mut call: PutCall, short: Shortage) {
         let code = match short {
-            Shortage::Space => ErrorCode::NoAvailableHandle,
+            Shortage::Space | Shortage::Node => ErrorCode::NoAvailableHandle,
             Shortage::Quota => ErrorCode::TenantQuotaExceeded,
         };
         for entry in &call.entries {
@@ -434,15 +442,14 @@ impl Master {
 
     /// A replica that could be evicted for the put whose turn it is, while nothing happens that would make room for it.
     pub(crate) fn overlooked_room(&self, now: Instant) -> Option<ReplicaId> {
-        let call = self.queue.first()?;
-        let first = call.entries.front()?;
+        let first = self.queue.first()?.entries.front()?;
         let rooms = self.rooms(first.bytes);
         // A value whose earlier record is still being dropped is written, and evicted, after that.
         let goes_on = self.due.next().is_some_and(|at| at <= now)
             || self.metrics.offload.in_flight + self.metrics.promotion.in_flight > 0
             || self.drops.len() > 0
             || rooms.iter().any(|room| room.coming > 0);
-        if goes_on || self.lent_for(&call.config, first).is_err() {
+        if goes_on {
             return None;
         }
         let mut all = rooms

@@ -11,6 +11,7 @@ use super::{ChainPlace, OpenPut};
 use crate::catalog::{Mark, ObjectId, ReplicaId, TenantIndex};
 use crate::master::{Caller, Due, Master};
 use crate::placement::{self, PREFERRED_MAX, Wish, Wishes};
+use crate::segment::Segment;
 use crate::tenant::Ledger;
 
 /// A call that starts puts.
@@ -47,17 +48,19 @@ pub(crate) struct Wanted {
 }
 
 /// What an entry waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Shortage {
     Space,
     Quota,
+    /// Nothing that takes new values could hold it: a node comes, or comes back.
+    Node,
 }
 
 /// The decision about an entry, made before anything is changed.
 enum Verdict {
     Decided(PutStarted),
-    /// It waits, as others wait for space before it.
-    Wait,
+    /// It waits, for a node or as others wait for space before it.
+    Wait(Shortage),
     /// It is given room, if there is any.
     Room(Claim),
 }
@@ -204,13 +207,13 @@ impl Master {
         match self.lent_for(config, wanted) {
             Ok(()) => {}
             // After a restart of the master, nodes come one after the other.
-            Err(ErrorCode::NoAvailableHandle) => return Verdict::Wait,
-            Err(_) if self.is_partial() => return Verdict::Wait,
+            Err(ErrorCode::NoAvailableHandle) => return Verdict::Wait(Shortage::Node),
+            Err(_) if self.is_partial() => return Verdict::Wait(Shortage::Node),
             Err(code) => return failed(code),
         }
         let charge = wanted.charge;
         if self.queue.holds_back(&call.caller, tenant, charge) {
-            return Verdict::Wait;
+            return Verdict::Wait(Shortage::Space);
         }
         let allowed = self.tenants.allowed(tenant, Ledger::Memory);
         if allowed.is_some_and(|allowed| charge > allowed) {
@@ -227,7 +230,7 @@ impl Master {
     ) -> Result<PutStarted, Shortage> {
         let claim = match self.plan_put(now, call, wanted) {
             Verdict::Decided(result) => return Ok(result),
-            Verdict::Wait => return Err(Shortage::Space),
+            Verdict::Wait(short) => return Err(short),
             Verdict::Room(claim) => claim,
         };
         let tenant = call.tenant;
@@ -301,21 +304,24 @@ impl Master {
         Ok(())
     }
 
-    /// Whether what is lent could hold it, were it empty; `NoAvailableHandle` when no memory is lent at all.
-    pub(crate) fn lent_for(&self, config: &PutConfig, wanted: &Wanted) -> Result<(), ErrorCode> {
-        let memory = self
-            .segments
-            .iter()
-            .filter_map(|(_, segment)| segment.memory());
-        let largest = memory.map(|memory| memory.extents.books().capacity).max();
+    /// Whether what is lent could hold it, were it empty; `NoAvailableHandle` when no memory is lent at all, or what is
+    /// large enough takes nothing now.
+    fn lent_for(&self, config: &PutConfig, wanted: &Wanted) -> Result<(), ErrorCode> {
+        let largest = |counts: &dyn Fn(&Segment) -> bool| {
+            let all = self.segments.iter().filter(|(_, it)| counts(it));
+            let memory = all.filter_map(|(_, segment)| segment.memory());
+            memory.map(|memory| memory.extents.books().capacity).max()
+        };
+        let charge = self.charge_of(wanted.bytes);
         let no_disk = config.durability == Durability::Disk
             && self.segments.iter().all(|(_, it)| it.disk().is_none());
-        match largest {
+        match largest(&|_| true) {
             None => Err(ErrorCode::NoAvailableHandle),
-            Some(largest) if self.charge_of(wanted.bytes) > largest => {
-                Err(ErrorCode::InvalidParams)
-            }
+            Some(largest) if charge > largest => Err(ErrorCode::InvalidParams),
             Some(_) if no_disk => Err(ErrorCode::UnableOffload),
+            Some(_) if largest(&Segment::takes_new) < Some(charge) => {
+                Err(ErrorCode::NoAvailableHandle)
+            }
             Some(_) => Ok(()),
         }
     }

@@ -112,6 +112,39 @@ fn look_ups_wait_for_what_nodes_have_yet_to_say() {
     check(exists(&["b", "a"]), None, &[true, true]);
 }
 
+/// Just after a restart a put waited for a node with an SSD, and for as long values were evicted for it, each time that
+/// the room of others was fenced, until none were left. It held up every other put too.
+#[test]
+fn a_put_that_waits_for_a_node_makes_no_room_and_holds_nobody_up() {
+    let mut world = restarted(config(WAIT), &[NODE, NodeId(9)]);
+    mount(&mut world);
+    announced(&mut world);
+    for at in 0..10 {
+        world.put(&format!("k{at}"), BLOCK);
+    }
+    let durable = PutConfig {
+        durability: Durability::Disk,
+        ..wait(WAIT)
+    };
+    let waits = world.send(ME, start("durable", BLOCK, durable));
+    assert_eq!(world.reply(waits), None);
+    assert_eq!(
+        world.master.books().objects,
+        10,
+        "nothing is evicted for it"
+    );
+    let other = world.send(OTHER, start("large", 8 * BLOCK, wait(WAIT)));
+    assert!(
+        matches!(world.reply(other), Some(Reply::PutStart(it)) if matches!(it[0], PutStarted::Granted { .. }))
+    );
+    let left = world.master.books().objects;
+    assert!(left >= 3, "{left}: no more than its length is evicted");
+    world.mount(NodeId(9), DISK, SegmentKind::Disk, 1 << 20);
+    assert!(
+        matches!(world.reply(waits), Some(Reply::PutStart(it)) if matches!(it[0], PutStarted::Granted { .. }))
+    );
+}
+
 /// A read of a prefix waited for its first key only, and then missed the second, which came a moment later.
 #[test]
 fn a_prefix_is_waited_for_key_by_key() {

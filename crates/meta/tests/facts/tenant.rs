@@ -321,6 +321,38 @@ fn many_tenants_that_wait_for_quota_are_served_in_steps() {
     assert!(stay.iter().all(|call| world.reply(*call).is_none()));
 }
 
+/// A tenant began to wait between two steps of a round and took the place of the last one, which was not tried again.
+#[test]
+fn a_tenant_that_begins_to_wait_takes_no_others_turn() {
+    let mut world = world();
+    let names: Vec<String> = (0..17).map(|at| format!("t{at}")).collect();
+    for name in names.iter().map(String::as_str).chain(["new", "last"]) {
+        quota(&mut world, name, 2);
+        world.ask(start_of(name, "held", 1));
+    }
+    put(&mut world, "last", "leased", 1).unwrap();
+    let exists = Exists {
+        tenant: tenant("last"),
+        keys: vec![key("leased")].into(),
+    };
+    world.ask(Request::Exists(exists));
+    let lease = MasterConfig::DEFAULT.lease_ttl;
+    let wait = |world: &mut World, name: &str, blocks: u64| {
+        world.send(OTHER, patient(name, "more", blocks, lease * 2))
+    };
+    for name in &names {
+        wait(&mut world, name, 2);
+    }
+    let last = wait(&mut world, "last", 1);
+    world.now += lease;
+    let mut out = Vec::new();
+    world.master.on_deadline(world.now, &mut out);
+    assert!(out.is_empty(), "a step does not reach the last: {out:?}");
+    wait(&mut world, "new", 2);
+    world.pass(std::time::Duration::ZERO);
+    assert!(is_granted(world.reply(last)));
+}
+
 /// The quota of a tenant without objects was deleted while a put of it waited. The master panicked when the put was tried
 /// again, or gave it the room under the number of the next tenant.
 #[test]

@@ -187,6 +187,22 @@ fn a_put_does_not_wait_for_a_node_that_takes_nothing() {
     });
 }
 
+/// A value that only a drained segment could hold was first in its turn: room was made for nobody behind it.
+#[test]
+fn what_only_a_drained_node_could_hold_holds_nobody_up() {
+    let mut world = world();
+    world.mount(NodeId(2), SegmentId(5), SegmentKind::Memory, 32 * BLOCK);
+    let drained = world.begin(drain(&["segment-5"], &[]));
+    world.put_at("old", 12 * BLOCK, "segment-1");
+    let larger = world.send(ME, start("larger", 20 * BLOCK, wait(seconds(5))));
+    assert_eq!((world.reply(larger), world.has("old")), (None, true));
+    let large = world.send(OTHER, start("large", 14 * BLOCK, wait(seconds(5))));
+    let granted = |reply: Option<Reply>| matches!(reply, Some(Reply::PutStart(it)) if matches!(it[0], PutStarted::Granted { .. }));
+    assert!(granted(world.reply(large)) && world.reply(larger).is_none());
+    world.ask(Request::CancelJob { job: drained });
+    assert!(granted(world.reply(larger)), "it takes new values again");
+}
+
 /// Room that is coming and cannot suffice kept a put from what another segment could give.
 #[test]
 fn room_that_is_too_little_is_not_waited_for() {

@@ -155,6 +155,9 @@ impl Master {
         ensure(self.answers.balance(), || {
             "the answers that are kept are not those that are counted".to_owned()
         })?;
+        ensure(self.queue.balance(), || {
+            "the puts that wait are not those that are listed or counted".to_owned()
+        })?;
         Ok(books)
     }
 

@@ -78,6 +78,34 @@ impl Queue {
         }
     }
 
+    /// Whether each call that waits is in the list of what it waits for and in no other, none of these is empty, and what
+    /// the calls take here is what is counted.
+    pub(crate) fn balance(&self) -> bool {
+        let of_space = self.for_space.iter();
+        let space = of_space.map(|(tenant, calls)| (*tenant, Shortage::Space, calls));
+        let of_apart = self.apart.iter();
+        let apart = of_apart.map(|((tenant, short), calls)| (*tenant, *short, calls));
+        let (mut listed, mut held) = (0, BTreeMap::<TenantIndex, usize>::new());
+        let right = space.chain(apart).all(|(tenant, short, calls)| {
+            listed += calls.len();
+            let mut waiting = calls.iter().map(|number| self.waiting.get(number));
+            !calls.is_empty()
+                && waiting.all(|waiting| {
+                    waiting.is_some_and(|of| of.short == short && of.call.tenant == tenant)
+                })
+        });
+        for waiting in self.waiting.values() {
+            *held.entry(waiting.call.tenant).or_default() += waiting.held;
+        }
+        let mut turns: Vec<TenantIndex> = self.turns.iter().copied().collect();
+        turns.sort_unstable();
+        right
+            && listed == self.waiting.len()
+            && turns.iter().eq(self.for_space.keys())
+            && held == self.held
+            && held.values().sum::<usize>() == self.held_bytes
+    }
+
     /// Whether a call of this tenant waits.
     pub(crate) fn has_calls_of(&self, tenant: TenantIndex) -> bool {
         self.held.contains_key(&tenant)

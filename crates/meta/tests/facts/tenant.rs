@@ -330,6 +330,7 @@ fn a_tenant_that_begins_to_wait_takes_no_others_turn() {
         quota(&mut world, name, 2);
         world.ask(start_of(name, "held", 1));
     }
+    quota(&mut world, "last", 4);
     put(&mut world, "last", "leased", 1).unwrap();
     let exists = Exists {
         tenant: tenant("last"),
@@ -343,12 +344,14 @@ fn a_tenant_that_begins_to_wait_takes_no_others_turn() {
     for name in &names {
         wait(&mut world, name, 2);
     }
-    let last = wait(&mut world, "last", 1);
+    let last = wait(&mut world, "last", 3);
+    assert_eq!(world.reply(last), None, "the lease is kept");
     world.now += lease;
     let mut out = Vec::new();
     world.master.on_deadline(world.now, &mut out);
     assert!(out.is_empty(), "a step does not reach the last: {out:?}");
-    wait(&mut world, "new", 2);
+    let new = wait(&mut world, "new", 2);
+    assert_eq!((world.reply(new), world.reply(last)), (None, None));
     world.pass(std::time::Duration::ZERO);
     assert!(is_granted(world.reply(last)));
 }
@@ -456,6 +459,35 @@ fn a_full_queue_refuses_the_tenant_whose_calls_take_most() {
     assert_eq!(small.map(|call| world.reply(call).is_none()), [true; 3]);
     let next = call(&mut world, "large", 6, 1000);
     assert!(world.reply(next).is_some(), "it takes most already");
+}
+
+/// Calls that wait for quota hold their part of the queue like those that wait for space.
+#[test]
+fn a_full_queue_refuses_calls_that_wait_for_quota_too() {
+    let put = PutPolicy {
+        queue_limit: 4,
+        ..PutPolicy::DEFAULT
+    };
+    let config = MasterConfig {
+        tenancy: Tenancy::On,
+        put,
+        ..plain()
+    };
+    let mut world = World::memory(config, 16 * BLOCK);
+    for (name, blocks) in [("many", 2), ("one", 2)] {
+        quota(&mut world, name, blocks);
+        world.ask(start_of(name, "held", 1));
+    }
+    let mut call = |name: &str, of: &str| world.send(OTHER, patient(name, of, 2, seconds(5)));
+    let many = ["a", "b", "c", "d"].map(|of| call("many", of));
+    let one = call("one", "a");
+    let refused = PutStarted::Failed(ErrorCode::TenantQuotaExceeded);
+    let newest = Some(Reply::PutStart(vec![refused]));
+    assert_eq!(
+        many.map(|call| world.reply(call)),
+        [None, None, None, newest]
+    );
+    assert_eq!(world.reply(one), None, "it waits in its place");
 }
 
 /// The first call that waited was for more than could be freed, and all later ones waited for its end.

@@ -32,6 +32,8 @@ pub struct Contention {
     pub raw_write_bytes_per_s: f64,
     /// The same to space that was.
     pub raw_rewrite_bytes_per_s: f64,
+    /// The same with a sync every 100 milliseconds and one at the end, which the stream's bytes have too.
+    pub raw_synced_bytes_per_s: f64,
 }
 
 /// How long each part lasts, in turns of which the figures are the sums.
@@ -61,12 +63,13 @@ pub(super) fn measure(options: &Options) -> Result<Contention, Error> {
     let raw = RawFile::new(options)?;
     let (mut idle, mut beside) = (Vec::new(), Vec::new());
     let (mut written_beside, mut written_alone) = (0.0, 0.0);
-    let (mut raw_rate, mut raw_again) = (0.0, 0.0);
+    let (mut raw_rate, mut raw_again, mut raw_synced) = (0.0, 0.0, 0.0);
     for _ in 0..TURNS {
         player::rest(&store)?;
         read(&store, options, readable, &mut idle)?;
         raw_rate += raw.write_rate()? / TURNS as f64;
         raw_again += raw.rewrite_rate()? / TURNS as f64;
+        raw_synced += raw.synced_rate()? / TURNS as f64;
         let before = store.stats().ssd.map_or(0, |ssd| ssd.written_bytes);
         let begun = Instant::now();
         while begun.elapsed() < PART {
@@ -105,6 +108,7 @@ pub(super) fn measure(options: &Options) -> Result<Contention, Error> {
         offload_alone_bytes_per_s: written_alone,
         raw_write_bytes_per_s: raw_rate,
         raw_rewrite_bytes_per_s: raw_again,
+        raw_synced_bytes_per_s: raw_synced,
     })
 }
 

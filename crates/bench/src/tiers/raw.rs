@@ -4,8 +4,10 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::{Duration, Instant};
 
+use rustix::fs::{FallocateFlags, fallocate, ftruncate};
 use slackwater_base::Rng;
 
 use super::{Error, Limits, Options, Row};
@@ -23,6 +25,8 @@ const READS: usize = 2000;
 const READERS: u64 = 8;
 /// Direct I/O wants buffers at a multiple of this.
 const ALIGNED: usize = 4096;
+/// Time between two syncs of a log that nobody waits for.
+const SYNC_DELAY: Duration = Duration::from_millis(100);
 
 /// A file of the measurement; it goes with this value.
 pub(super) struct RawFile {
@@ -99,9 +103,14 @@ impl RawFile {
     /// Bytes written in a second, one after the other from two threads, to space that is allocated and was not written before, as
     /// that of a log is until its SSD is full.
     pub(super) fn write_rate(&self) -> Result<f64, Error> {
-        let none = rustix::fs::FallocateFlags::empty();
-        let allocated = rustix::fs::ftruncate(&self.file, 0)
-            .and_then(|()| rustix::fs::fallocate(&self.file, none, 0, self.bytes));
+        // The blocks stay: a file system may have the device discard those of a shortened file, for a second and more, while
+        // the next part is measured.
+        let fresh = FallocateFlags::ZERO_RANGE;
+        let again = |_| {
+            ftruncate(&self.file, 0)?;
+            fallocate(&self.file, FallocateFlags::empty(), 0, self.bytes)
+        };
+        let allocated = fallocate(&self.file, fresh, 0, self.bytes).or_else(again);
         allocated.map_err(|why| Error::Io {
             what: "allocating the raw file",
             why: why.into(),
@@ -111,8 +120,40 @@ impl RawFile {
 
     /// The same for what was written before, as most files of a log on a full SSD were.
     pub(super) fn rewrite_rate(&self) -> Result<f64, Error> {
-        let next = AtomicU64::new(0);
         let begun = Instant::now();
+        self.rewrite()?;
+        Ok(self.bytes as f64 / begun.elapsed().as_secs_f64())
+    }
+
+    /// The same as durable bytes: with syncs as often as a log has them, and one at the end.
+    pub(super) fn synced_rate(&self) -> Result<f64, Error> {
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let begun = Instant::now();
+        let sync = || {
+            self.file.sync_data().map_err(|why| Error::Io {
+                what: "syncing the raw file",
+                why,
+            })
+        };
+        std::thread::scope(|scope| {
+            let sync = &sync;
+            let syncs = scope.spawn(move || {
+                while stopped.recv_timeout(SYNC_DELAY) == Err(RecvTimeoutError::Timeout) {
+                    sync()?;
+                }
+                Ok::<(), Error>(())
+            });
+            let written = self.rewrite();
+            drop(stop);
+            written.and(syncs.join().expect("a sync does not panic"))
+        })?;
+        sync()?;
+        Ok(self.bytes as f64 / begun.elapsed().as_secs_f64())
+    }
+
+    /// Writes all of it, one piece after the other from two threads.
+    fn rewrite(&self) -> Result<(), Error> {
+        let next = AtomicU64::new(0);
         together(2, |_| {
             let mut buffer = Aligned::new(WRITE_BYTES);
             loop {
@@ -122,8 +163,7 @@ impl RawFile {
                 }
                 self.write(&mut buffer, at)?;
             }
-        })?;
-        Ok(self.bytes as f64 / begun.elapsed().as_secs_f64())
+        })
     }
 }
 

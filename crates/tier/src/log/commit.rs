@@ -21,6 +21,8 @@ pub(super) struct Flight {
     /// Its length on the device.
     pub(super) bytes: u64,
     pub(super) items: VecDeque<Item>,
+    /// The lowest number of an order in it.
+    pub(super) first_order: u64,
     pub(super) stage: Stage,
     /// A caller waits until some of it is durable.
     pub(super) awaited: bool,

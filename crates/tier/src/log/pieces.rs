@@ -103,12 +103,30 @@ impl Item {
             Item::Offload(offload) => offload.promised,
         }
     }
+
+    /// Its number among all orders; copies and what reclaim moves have none.
+    pub(super) fn order(&self) -> Option<u64> {
+        match self {
+            Item::Tombstone(tombstone) => tombstone.order,
+            Item::Copy { .. } => None,
+            Item::Offload(offload) => Some(offload.order),
+        }
+    }
 }
 
 impl Log {
     /// Whether all that is queued is to be durable soon.
     pub(super) fn hurries(&self) -> bool {
         self.stopping || !self.writer.flushes.is_empty()
+    }
+
+    /// Whether all that is to be durable soon is written: what one sync covers needs no sync a batch.
+    fn is_hurried_written(&self) -> bool {
+        let last = self.writer.flushes.back().map_or(0, |(_, bound)| *bound);
+        let hurried = |flight: &&Flight| self.stopping || flight.first_order < last;
+        let mut all = self.writer.flights.iter().filter(hurried);
+        let mut written = all.clone();
+        written.any(Flight::is_written) && !all.any(|it| matches!(it.stage, Stage::Writing(_)))
     }
 
     /// Whether another batch may follow those that the device has.
@@ -284,8 +302,8 @@ impl Log {
         self.index.forget_copy(hash);
     }
 
-    /// Syncs the written batches at the front of the log when a caller waits for one of them, or when they are enough or old
-    /// enough. One sync covers all of them that are in one file.
+    /// Syncs the written batches at the front of the log when a caller waits for one of them, when they are enough or old
+    /// enough, or when all that is to be durable soon is written. One sync covers all of them that are in one file.
     pub(super) fn sync_written(&mut self, out: &mut Vec<LogOut>) {
         let flights = &self.writer.flights;
         let over = self.over();
@@ -294,8 +312,9 @@ impl Log {
         else {
             return;
         };
-        let due =
-            self.hurries() || self.drain_waits() || self.now >= *since + self.config.sync_delay;
+        let due = self.is_hurried_written()
+            || self.drain_waits()
+            || self.now >= *since + self.config.sync_delay;
         let in_group = |flight: &&Flight| flight.file == file && flight.is_written();
         let group = flights.iter().skip(over).take_while(in_group);
         let (mut number, mut bytes, mut awaited) = (0, 0, false);

@@ -459,6 +459,11 @@ impl Log {
             file,
             end: batch.end(),
             bytes,
+            first_order: items
+                .iter()
+                .filter_map(Item::order)
+                .min()
+                .unwrap_or(u64::MAX),
             items: items.into(),
             stage: Stage::Writing(Writing::new(from, parts)),
             awaited,
@@ -529,6 +534,7 @@ impl Log {
             end: active.at,
             bytes: BLOCK_BYTES,
             items: VecDeque::new(),
+            first_order: u64::MAX,
             stage: Stage::Writing(Writing::new(active.at, end)),
             awaited: false,
             released: 0,

@@ -68,6 +68,47 @@ fn one_sync_covers_what_nobody_waits_for_by_bytes_or_by_time() {
     );
 }
 
+/// Whoever waited for a flush had every batch of the backlog synced by itself, while one sync covers them all.
+#[test]
+fn a_flush_is_a_sync_of_all_that_it_covers_and_waits_for_nothing_later() {
+    let config = LogConfig {
+        sync_bytes: 4 << 20,
+        file_bytes: 2 << 20,
+        ..small_log(64 << 20)
+    };
+    let mut world = World::new(config, 5);
+    world.rest();
+    let before = world.agent.stats();
+    let early: Vec<u8> = (0..40).collect();
+    for key in &early {
+        world.offer(&[*key], 1, 9000);
+    }
+    world.give(AgentInput::Flush(7));
+    let mut late = 40..;
+    while !world.flushed.contains(&7) {
+        assert!(world.complete(), "no time has to pass");
+        // There is always something on its way that the flush does not cover.
+        world.offer(&[late.next().unwrap()], 1, 9000);
+    }
+    let after = world.agent.stats();
+    assert!(
+        early
+            .iter()
+            .all(|key| world.agent.holds_durably(&entry(&[*key], 1)))
+    );
+    assert_eq!(after.syncs - before.syncs, 1, "{after:?}");
+    world.give(AgentInput::Stop);
+    while world.stopped.is_none() {
+        world.catch_up();
+        assert!(
+            world.complete() || world.stopped.is_some(),
+            "no time has to pass"
+        );
+    }
+    assert_eq!(world.stopped, Some(0));
+    assert!(world.agent.stats().syncs - after.syncs <= 2);
+}
+
 /// What was written and not synced is a cache's loss after a power cut. Nothing else is: promised records stay, and no
 /// dropped one comes back.
 #[test]

@@ -78,9 +78,7 @@ impl RawFile {
         for at in (0..bytes).step_by(WRITE_BYTES) {
             raw.write(&mut buffer, at)?;
         }
-        raw.file
-            .sync_data()
-            .map_err(failed("syncing the raw file"))?;
+        raw.sync()?;
         Ok(raw)
     }
 
@@ -103,8 +101,8 @@ impl RawFile {
     /// Bytes written in a second, one after the other from two threads, to space that is allocated and was not written before, as
     /// that of a log is until its SSD is full.
     pub(super) fn write_rate(&self) -> Result<f64, Error> {
-        // The blocks stay: a file system may have the device discard those of a shortened file, for a second and more, while
-        // the next part is measured.
+        // The blocks stay, at least on ext4: a file system may have the device discard those of a shortened file, for a second
+        // and more, while the next part is measured.
         let fresh = FallocateFlags::ZERO_RANGE;
         let again = |_| {
             ftruncate(&self.file, 0)?;
@@ -120,26 +118,21 @@ impl RawFile {
 
     /// The same for what was written before, as most files of a log on a full SSD were.
     pub(super) fn rewrite_rate(&self) -> Result<f64, Error> {
+        self.sync()?;
         let begun = Instant::now();
         self.rewrite()?;
         Ok(self.bytes as f64 / begun.elapsed().as_secs_f64())
     }
 
-    /// The same as durable bytes: with syncs as often as a log has them, and one at the end.
+    /// The same as durable bytes: with syncs by time, as a log has them where nobody waits, and one at the end.
     pub(super) fn synced_rate(&self) -> Result<f64, Error> {
         let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        self.sync()?;
         let begun = Instant::now();
-        let sync = || {
-            self.file.sync_data().map_err(|why| Error::Io {
-                what: "syncing the raw file",
-                why,
-            })
-        };
         std::thread::scope(|scope| {
-            let sync = &sync;
             let syncs = scope.spawn(move || {
                 while stopped.recv_timeout(SYNC_DELAY) == Err(RecvTimeoutError::Timeout) {
-                    sync()?;
+                    self.sync()?;
                 }
                 Ok::<(), Error>(())
             });
@@ -147,8 +140,15 @@ impl RawFile {
             drop(stop);
             written.and(syncs.join().expect("a sync does not panic"))
         })?;
-        sync()?;
+        self.sync()?;
         Ok(self.bytes as f64 / begun.elapsed().as_secs_f64())
+    }
+
+    fn sync(&self) -> Result<(), Error> {
+        self.file.sync_data().map_err(|why| Error::Io {
+            what: "syncing the raw file",
+            why,
+        })
     }
 
     /// Writes all of it, one piece after the other from two threads.

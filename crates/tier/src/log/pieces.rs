@@ -120,10 +120,11 @@ impl Log {
         self.stopping || !self.writer.flushes.is_empty()
     }
 
-    /// Whether all that is to be durable soon is written: what one sync covers needs no sync a batch.
+    /// Whether all that is to be durable next is written: one sync covers it, and takes along what else is written. Later
+    /// flushes have a sync of their own, or the first would wait for as long as others come.
     fn is_hurried_written(&self) -> bool {
-        let last = self.writer.flushes.back().map_or(0, |(_, bound)| *bound);
-        let hurried = |flight: &&Flight| self.stopping || flight.first_order < last;
+        let first = self.writer.flushes.front().map_or(0, |(_, bound)| *bound);
+        let hurried = |flight: &&Flight| self.stopping || flight.first_order < first;
         let mut all = self.writer.flights.iter().filter(hurried);
         let mut written = all.clone();
         written.any(Flight::is_written) && !all.any(|it| matches!(it.stage, Stage::Writing(_)))
@@ -303,7 +304,7 @@ impl Log {
     }
 
     /// Syncs the written batches at the front of the log when a caller waits for one of them, when they are enough or old
-    /// enough, or when all that is to be durable soon is written. One sync covers all of them that are in one file.
+    /// enough, or when all that is to be durable next is written. One sync covers all of them that are in one file.
     pub(super) fn sync_written(&mut self, out: &mut Vec<LogOut>) {
         let flights = &self.writer.flights;
         let over = self.over();

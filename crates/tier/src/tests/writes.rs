@@ -68,7 +68,7 @@ fn one_sync_covers_what_nobody_waits_for_by_bytes_or_by_time() {
     );
 }
 
-/// Whoever waited for a flush had every batch of the backlog synced by itself, while one sync covers them all.
+/// A caller that waited for a flush had every batch of the backlog synced by itself, while one sync covers them all.
 #[test]
 fn a_flush_is_a_sync_of_all_that_it_covers_and_waits_for_nothing_later() {
     let config = LogConfig {
@@ -79,17 +79,21 @@ fn a_flush_is_a_sync_of_all_that_it_covers_and_waits_for_nothing_later() {
     let mut world = World::new(config, 5);
     world.rest();
     let before = world.agent.stats();
-    let early: Vec<u8> = (0..40).collect();
+    // One more than whole batches hold: the last of them shares its batch with the first that comes later.
+    let early: Vec<u8> = (0..41).collect();
     for key in &early {
         world.offer(&[*key], 1, 9000);
     }
     world.give(AgentInput::Flush(7));
-    let mut late = 40..;
-    while !world.flushed.contains(&7) {
-        assert!(world.complete(), "no time has to pass");
-        // There is always something on its way that the flush does not cover.
-        world.offer(&[late.next().unwrap()], 1, 9000);
+    let mut late = 41..;
+    while world.complete() && !world.flushed.contains(&7) {
+        // There is always something on its way that the flush does not cover, and a flush that does.
+        let number = late.next().unwrap();
+        world.offer(&[number], 1, 9000);
+        world.give(AgentInput::Flush(u64::from(number)));
     }
+    assert!(world.flushed.contains(&7), "no time has to pass");
+    assert!(late.start < 41 + 40, "later ones up to {}", late.start);
     let after = world.agent.stats();
     assert!(
         early

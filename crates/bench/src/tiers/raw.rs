@@ -5,10 +5,12 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::RecvTimeoutError;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::fs::{FallocateFlags, fallocate, ftruncate};
-use slackwater_base::Rng;
+use slackwater_base::{ByteSize, Rng};
+use slackwater_tier::LogConfig;
+use slackwater_wire::SegmentId;
 
 use super::{Error, Limits, Options, Row};
 use crate::usage::quantile;
@@ -25,8 +27,6 @@ const READS: usize = 2000;
 const READERS: u64 = 8;
 /// Direct I/O wants buffers at a multiple of this.
 const ALIGNED: usize = 4096;
-/// Time between two syncs of a log that nobody waits for.
-const SYNC_DELAY: Duration = Duration::from_millis(100);
 
 /// A file of the measurement; it goes with this value.
 pub(super) struct RawFile {
@@ -127,11 +127,12 @@ impl RawFile {
     /// The same as durable bytes: with syncs by time, as a log has them where nobody waits, and one at the end.
     pub(super) fn synced_rate(&self) -> Result<f64, Error> {
         let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let delay = LogConfig::new(SegmentId(1), ByteSize(self.bytes)).sync_delay;
         self.sync()?;
         let begun = Instant::now();
         std::thread::scope(|scope| {
             let syncs = scope.spawn(move || {
-                while stopped.recv_timeout(SYNC_DELAY) == Err(RecvTimeoutError::Timeout) {
+                while stopped.recv_timeout(delay) == Err(RecvTimeoutError::Timeout) {
                     self.sync()?;
                 }
                 Ok::<(), Error>(())

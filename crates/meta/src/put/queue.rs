@@ -1,9 +1,9 @@
 //! Calls that wait for room, served in order as soon as there is some.
 //!
-//! Within a tenant calls are served in the order of their arrival. Tenants take turns: room is made for the call whose
-//! turn it is, and while it waits, calls of other tenants may pass it until they were given as many bytes as its next
-//! entry needs. So no tenant waits for another's whole queue, and no large call waits for ever while small ones pass
-//! (the idea of deficit round robin: Shreedhar and Varghese, 1995). The queue is bounded by calls and by the bytes that
+//! Within a tenant calls that wait for the same are served in the order of their arrival. Tenants take turns: room is made
+//! for the call whose turn it is, and while it waits, calls of other tenants may pass it until they were given as many bytes
+//! as its next entry needs. So no tenant waits for another's whole queue, and no large call waits for ever while small ones
+//! pass (the idea of deficit round robin: Shreedhar and Varghese, 1995). The queue is bounded by calls and by the bytes that
 //! they take here. When it is full, the newest call of the tenant whose calls take most is refused.
 
 use std::cmp::Reverse;

@@ -197,10 +197,9 @@ fn what_only_a_drained_node_could_hold_holds_nobody_up() {
     let larger = world.send(ME, start("larger", 20 * BLOCK, wait(seconds(5))));
     assert_eq!((world.reply(larger), world.has("old")), (None, true));
     let large = world.send(OTHER, start("large", 14 * BLOCK, wait(seconds(5))));
-    let granted = |reply: Option<Reply>| matches!(reply, Some(Reply::PutStart(it)) if matches!(it[0], PutStarted::Granted { .. }));
-    assert!(granted(world.reply(large)) && world.reply(larger).is_none());
+    assert!(is_granted(world.reply(large)) && world.reply(larger).is_none());
     world.ask(Request::CancelJob { job: drained });
-    assert!(granted(world.reply(larger)), "it takes new values again");
+    assert!(is_granted(world.reply(larger)), "it takes new values again");
 }
 
 /// Room that is coming and cannot suffice kept a put from what another segment could give.

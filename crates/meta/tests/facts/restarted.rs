@@ -134,15 +134,11 @@ fn a_put_that_waits_for_a_node_makes_no_room_and_holds_nobody_up() {
         "nothing is evicted for it"
     );
     let other = world.send(OTHER, start("large", 8 * BLOCK, wait(WAIT)));
-    assert!(
-        matches!(world.reply(other), Some(Reply::PutStart(it)) if matches!(it[0], PutStarted::Granted { .. }))
-    );
+    assert!(is_granted(world.reply(other)));
     let left = world.master.books().objects;
     assert!(left >= 3, "{left}: no more than its length is evicted");
     world.mount(NodeId(9), DISK, SegmentKind::Disk, 1 << 20);
-    assert!(
-        matches!(world.reply(waits), Some(Reply::PutStart(it)) if matches!(it[0], PutStarted::Granted { .. }))
-    );
+    assert!(is_granted(world.reply(waits)));
 }
 
 /// A read of a prefix waited for its first key only, and then missed the second, which came a moment later.

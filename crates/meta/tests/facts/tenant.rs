@@ -15,6 +15,16 @@ fn world() -> World {
     )
 }
 
+/// A memory of sixteen blocks, for tenants whose puts wait.
+fn crowded(put: PutPolicy) -> World {
+    let config = MasterConfig {
+        tenancy: Tenancy::On,
+        put,
+        ..plain()
+    };
+    World::memory(config, 16 * BLOCK)
+}
+
 fn tenant(name: &str) -> Tenant {
     Tenant::new(name).expect("a tenant name")
 }
@@ -220,6 +230,16 @@ fn start_of(name: &str, of: &str, blocks: u64) -> Request {
     patient(name, of, blocks, seconds(5))
 }
 
+/// Puts a lease on a value that is there.
+fn lease(world: &mut World, name: &str, of: &str) {
+    let exists = Exists {
+        tenant: tenant(name),
+        keys: vec![key(of)].into(),
+    };
+    let there = Reply::Exists(vec![true]);
+    assert_eq!(world.ask(Request::Exists(exists)), there);
+}
+
 fn patient(name: &str, of: &str, blocks: u64, time: std::time::Duration) -> Request {
     let entries = vec![PutEntry {
         key: key(of),
@@ -231,10 +251,6 @@ fn patient(name: &str, of: &str, blocks: u64, time: std::time::Duration) -> Requ
         chain: Chain::default(),
         config: wait(time),
     })
-}
-
-fn is_granted(reply: Option<Reply>) -> bool {
-    matches!(reply, Some(Reply::PutStart(results)) if matches!(results[0], PutStarted::Granted { .. }))
 }
 
 /// A put found nothing of its tenant to evict, as the other value was still being written. It was not tried again when
@@ -269,14 +285,7 @@ fn a_put_is_given_the_quota_of_values_whose_lease_is_over() {
     let mut world = world();
     quota(&mut world, "a", 2);
     put(&mut world, "a", "held", 1).unwrap();
-    let exists = Exists {
-        tenant: tenant("a"),
-        keys: vec![key("held")].into(),
-    };
-    assert_eq!(
-        world.ask(Request::Exists(exists)),
-        Reply::Exists(vec![true])
-    );
+    lease(&mut world, "a", "held");
     let lease = MasterConfig::DEFAULT.lease_ttl;
     let call = world.send(OTHER, patient("a", "more", 2, lease * 2));
     assert_eq!(world.reply(call), None, "the lease is kept");
@@ -299,11 +308,7 @@ fn many_tenants_that_wait_for_quota_are_served_in_steps() {
     }
     for name in leased {
         put(&mut world, name, "held", 1).unwrap();
-        let exists = Exists {
-            tenant: tenant(name),
-            keys: vec![key("held")].into(),
-        };
-        world.ask(Request::Exists(exists));
+        lease(&mut world, name, "held");
     }
     let lease = MasterConfig::DEFAULT.lease_ttl;
     let mut wait = |name: &String| world.send(OTHER, patient(name, "more", 2, lease * 2));
@@ -332,11 +337,7 @@ fn a_tenant_that_begins_to_wait_takes_no_others_turn() {
     }
     quota(&mut world, "last", 4);
     put(&mut world, "last", "leased", 1).unwrap();
-    let exists = Exists {
-        tenant: tenant("last"),
-        keys: vec![key("leased")].into(),
-    };
-    world.ask(Request::Exists(exists));
+    lease(&mut world, "last", "leased");
     let lease = MasterConfig::DEFAULT.lease_ttl;
     let wait = |world: &mut World, name: &str, blocks: u64| {
         world.send(OTHER, patient(name, "more", blocks, lease * 2))
@@ -380,16 +381,10 @@ fn a_tenant_whose_put_waits_keeps_its_quota() {
 /// because the queue was full.
 #[test]
 fn the_waiting_puts_of_one_tenant_do_not_hold_up_anothers() {
-    let put = PutPolicy {
+    let mut world = crowded(PutPolicy {
         queue_limit: 8,
         ..PutPolicy::DEFAULT
-    };
-    let config = MasterConfig {
-        tenancy: Tenancy::On,
-        put,
-        ..plain()
-    };
-    let mut world = World::memory(config, 16 * BLOCK);
+    });
     for name in ["many", "one"] {
         quota(&mut world, name, 1000);
     }
@@ -434,16 +429,10 @@ fn the_waiting_puts_of_one_tenant_do_not_hold_up_anothers() {
 
 #[test]
 fn a_full_queue_refuses_the_tenant_whose_calls_take_most() {
-    let put = PutPolicy {
+    let mut world = crowded(PutPolicy {
         queue_bytes: 4096,
         ..PutPolicy::DEFAULT
-    };
-    let config = MasterConfig {
-        tenancy: Tenancy::On,
-        put,
-        ..plain()
-    };
-    let mut world = World::memory(config, 16 * BLOCK);
+    });
     for name in ["large", "small"] {
         quota(&mut world, name, 1000);
     }
@@ -464,16 +453,10 @@ fn a_full_queue_refuses_the_tenant_whose_calls_take_most() {
 /// Calls that wait for quota hold their part of the queue like those that wait for space.
 #[test]
 fn a_full_queue_refuses_calls_that_wait_for_quota_too() {
-    let put = PutPolicy {
+    let mut world = crowded(PutPolicy {
         queue_limit: 4,
         ..PutPolicy::DEFAULT
-    };
-    let config = MasterConfig {
-        tenancy: Tenancy::On,
-        put,
-        ..plain()
-    };
-    let mut world = World::memory(config, 16 * BLOCK);
+    });
     for (name, blocks) in [("many", 2), ("one", 2)] {
         quota(&mut world, name, blocks);
         world.ask(start_of(name, "held", 1));
@@ -493,11 +476,7 @@ fn a_full_queue_refuses_calls_that_wait_for_quota_too() {
 /// The first call that waited was for more than could be freed, and all later ones waited for its end.
 #[test]
 fn a_large_put_is_passed_by_as_much_as_it_waits_for_and_no_more() {
-    let config = MasterConfig {
-        tenancy: Tenancy::On,
-        ..plain()
-    };
-    let mut world = World::memory(config, 16 * BLOCK);
+    let mut world = crowded(PutPolicy::DEFAULT);
     for name in ["large", "small"] {
         quota(&mut world, name, 1000);
     }

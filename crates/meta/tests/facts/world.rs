@@ -442,3 +442,8 @@ pub(crate) fn offload_all(world: &mut World) {
         world.report(NODE, Report::Offloaded(done));
     }
 }
+
+/// Whether the first put of a call was given room.
+pub(crate) fn is_granted(reply: Option<Reply>) -> bool {
+    matches!(reply, Some(Reply::PutStart(results)) if matches!(results[0], PutStarted::Granted { .. }))
+}

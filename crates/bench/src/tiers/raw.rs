@@ -124,7 +124,7 @@ impl RawFile {
         Ok(self.bytes as f64 / begun.elapsed().as_secs_f64())
     }
 
-    /// The same as durable bytes: with syncs by time, as a log has them where nobody waits, and one at the end.
+    /// The same as durable bytes: with a log's syncs by time (those by bytes come first on a fast device) and one at the end.
     pub(super) fn synced_rate(&self) -> Result<f64, Error> {
         let (stop, stopped) = std::sync::mpsc::channel::<()>();
         let delay = LogConfig::new(SegmentId(1), ByteSize(self.bytes)).sync_delay;

@@ -306,9 +306,12 @@ impl Agent {
         })
     }
 
-    /// Has what earlier masters ordered made durable as soon as it is over, before the log is announced.
-    pub(super) fn settle_announcing(&mut self, now: Instant, out: &mut Vec<AgentOutput>) {
+    /// Has what earlier masters ordered made durable as soon as it is over, before the log is announced. True when that gave
+    /// the log something to do.
+    #[must_use]
+    pub(super) fn settle_announcing(&mut self, now: Instant, out: &mut Vec<AgentOutput>) -> bool {
         let doubtful = std::mem::take(&mut self.inventory.doubtful);
+        let dropped = !doubtful.is_empty();
         self.with_log(out, |log, events| {
             let each = doubtful.into_iter();
             each.for_each(|entry| log.drop_entry(now, entry, events));
@@ -320,7 +323,7 @@ impl Agent {
             ..
         } = &mut self.inventory;
         let Some(Announcing { disk, .. }) = announcing else {
-            return;
+            return dropped;
         };
         let is_open = self.log.as_ref().is_some_and(|log| log.is_open());
         if matches!(disk, Disk::Ending) && orphaned.is_empty() && is_open {
@@ -328,7 +331,9 @@ impl Agent {
             let number = OWN_FLUSH + *flushes;
             *disk = Disk::Flushing(number);
             self.with_log(out, |log, events| log.flush(number, events));
+            return true;
         }
+        dropped
     }
 
     /// Keys whose records are gone are not remembered.

@@ -400,7 +400,9 @@ impl Agent {
         self.begin_promotions(now, out);
         self.stop_expecting(now, out);
         self.with_log(out, |log, events| log.step(now, events));
-        self.settle_announcing(now, out);
+        while self.settle_announcing(now, out) {
+            self.with_log(out, |log, events| log.step(now, events));
+        }
         self.tell_state(out);
         let rest = self.log.as_ref().map_or(Some((0, 0)), Log::at_rest);
         if self.stopping

@@ -120,8 +120,9 @@ impl Log {
         self.stopping || !self.writer.flushes.is_empty()
     }
 
-    /// Whether all that is to be durable next is written: one sync covers it, and takes along what else is written. Later
-    /// flushes have a sync of their own, or the first would wait for as long as others come.
+    /// Whether no batch that the first flush waits for is still being written, or none at all when stopping, and one waits for
+    /// its sync. Later flushes don't count, or the first would wait for as long as others come; nor does what is queued: it
+    /// may have no place before something is durable.
     fn is_hurried_written(&self) -> bool {
         let first = self.writer.flushes.front().map_or(0, |(_, bound)| *bound);
         let hurried = |flight: &&Flight| self.stopping || flight.first_order < first;
@@ -304,7 +305,7 @@ impl Log {
     }
 
     /// Syncs the written batches at the front of the log when a caller waits for one of them, when they are enough or old
-    /// enough, or when all that is to be durable next is written. One sync covers all of them that are in one file.
+    /// enough, or when all batches are written that the first flush waits for. One sync covers all of them that are in one file.
     pub(super) fn sync_written(&mut self, out: &mut Vec<LogOut>) {
         let flights = &self.writer.flights;
         let over = self.over();

@@ -2,6 +2,7 @@
 
 use slackwater_wire::{ChainPlace, ClientId, Durability, Pin};
 
+use super::writes::until_answered;
 use super::*;
 use crate::arena::Access;
 
@@ -215,6 +216,20 @@ fn what_an_earlier_master_ordered_is_over_before_the_log_is_announced() {
     let ticket = world.put(b"queued", 1, 100);
     world.rest();
     assert_eq!(world.results[&ticket], Ok(()));
+}
+
+/// What was written only waited for a sync that was due by time, with an idle device.
+#[test]
+fn what_an_earlier_master_had_written_is_synced_for_the_announcement() {
+    let mut world = world(1);
+    let ticket = world.offer(b"offered", 1, 9000);
+    until_answered(&mut world, ticket);
+    assert!(world.disk.has_unsynced());
+    world.begin();
+    world.drain();
+    world.tell(true);
+    assert_eq!(world.announced, BTreeMap::from([(b"offered".to_vec(), 1)]));
+    assert_eq!(world.told_all, [MEMORY, DISK], "no time has to pass");
 }
 
 #[test]

@@ -30,7 +30,7 @@ WITH := $(if $(FEATURES),--features $(FEATURES))
 comma := ,
 MODULE_WITH := $(if $(FEATURES),--features $(FEATURES)$(comma)pyo3/extension-module)
 
-.PHONY: help run test wheel wheel-mooncake wheel-aarch64 deb static docs bench soak test-aarch64 test-deploy lint test-rust test-otel test-c test-loom test-miri test-sim test-python c mutants build clean
+.PHONY: help run test wheel wheel-mooncake wheel-aarch64 deb static docs bench soak test-aarch64 test-deploy lint test-side-by-side test-processes test-computing test-rust test-otel test-c test-loom test-miri test-sim test-python c mutants build clean
 
 help:
 	@echo "make run             replay generated chat traffic through the tiered store; report in report/"
@@ -60,9 +60,23 @@ bench: build $(STAMP)
 # A release asks which commit passed: the one that was there at the beginning, and still is at the end.
 TESTED := $(shell git rev-parse HEAD 2>/dev/null)
 
-test: lint test-rust test-otel test-c test-loom test-miri test-sim test-python
+test: lint test-side-by-side
 	@rm -f target/.tested; [ -n "$$(git status --porcelain 2>&1)" ] || [ "$$(git rev-parse HEAD)" != "$(TESTED)" ] || echo "$(TESTED)" > target/.tested
 	@echo "all checks and tests passed"
+
+# Tests with real processes wait much: what only computes runs beside them, with what they leave of the processors, and
+# prints when they are over.
+BESIDE := target/beside.log
+test-side-by-side:
+	@echo "loom, Miri and the simulator run beside the other tests: what they print follows at the end, and is in $(BESIDE) now"
+	@mkdir -p target; nice -n 10 $(MAKE) --no-print-directory test-computing >$(BESIDE) 2>&1 & beside=$$!; \
+	trap "kill $$beside; exit 130" INT TERM; \
+	$(MAKE) --no-print-directory test-processes || { code=$$?; kill $$beside 2>/dev/null; wait $$beside; cat $(BESIDE); exit $$code; }; \
+	wait $$beside; code=$$?; cat $(BESIDE); exit $$code
+
+test-processes: test-rust test-otel test-c test-python
+
+test-computing: test-loom test-miri test-sim
 
 lint: toolchain
 	cargo fmt --all -- --check

@@ -95,6 +95,13 @@ const fn mix(place: u64) -> u64 {
     folded.wrapping_mul(0xd6e8_feb8_6659_fd93)
 }
 
+/// Changes a byte in every 64, so that a read that leaves the buffer as it was cannot pass for a right one.
+pub fn spoil(buffer: &mut [u8]) {
+    for line in buffer.chunks_mut(64) {
+        line[0] ^= 0xff;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,6 +120,20 @@ mod tests {
                 Ok(()),
                 "{bytes}"
             );
+        }
+    }
+
+    #[test]
+    fn what_was_spoiled_is_right_nowhere() {
+        for bytes in [1, 63, 64, 65, 4096, 12_291] {
+            let mut spoiled = block("k", bytes);
+            spoil(&mut spoiled);
+            for from in (0..bytes).step_by(64) {
+                let difference = Content::of(b"k").check(&spoiled).unwrap_err();
+                assert_eq!(difference.offset, from, "of {bytes}");
+                spoiled[from] = difference.expected;
+            }
+            assert_eq!(Content::of(b"k").check(&spoiled), Ok(()));
         }
     }
 

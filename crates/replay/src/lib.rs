@@ -14,7 +14,7 @@ mod trace;
 mod variant;
 
 pub use agents::{AgentGenerator, AgentTraffic};
-pub use content::{Content, Difference};
+pub use content::{Content, Difference, spoil};
 pub use generate::{CONTEXT_TOKENS_MAX, Generator, Traffic};
 pub use hints::{Hints, add_hints};
 pub use series::Series;

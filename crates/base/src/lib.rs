@@ -1,4 +1,5 @@
-//! The pure basics of Slackwater: units, time, randomness, hashing, checksums, the sketch and the extent allocator.
+//! The pure basics of Slackwater: units, time, randomness, hashing, checksums, places of memory, the sketch and the extent
+//! allocator.
 //!
 //! Nothing here uses the operating system, threads or a clock.
 #![forbid(unsafe_code)]
@@ -8,6 +9,7 @@ mod checksum;
 mod extent;
 mod hash;
 mod heavy;
+mod location;
 mod planted;
 mod rng;
 mod sketch;
@@ -20,6 +22,7 @@ pub use checksum::{Checksum, Checksummer};
 pub use extent::{AllocError, Extent, ExtentAllocator, ExtentBooks, Turn};
 pub use hash::{KeyHash, Map, Set, hash64};
 pub use heavy::{Counter, HeavyHitters};
+pub use location::{Location, NoLocation};
 #[cfg(feature = "planted")]
 pub use planted::plant;
 pub use planted::{Planted, planted};

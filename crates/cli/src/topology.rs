@@ -57,11 +57,11 @@ fn object(topology: &Topology) -> Value {
     let gpus: Vec<Value> = gpus
         .map(|gpu| {
             let node = gpu.node.map(|node| node.0);
-            json!({ "location": format!("cuda:{}", gpu.index), "pci": gpu.address, "node": node })
+            json!({ "location": gpu.location().to_string(), "pci": gpu.address, "node": node })
         })
         .collect();
     json!({
-        "nodes": nodes, "interfaces": interfaces, "rdma": rdma, "gpus": gpus, "locations": topology.locations,
+        "nodes": nodes, "interfaces": interfaces, "rdma": rdma, "gpus": gpus, "locations": topology.by_name(),
         "without_addresses": topology.without_addresses,
     })
 }
@@ -69,11 +69,8 @@ fn object(topology: &Topology) -> Value {
 fn tables(topology: &Topology) -> String {
     let machine = &topology.machine;
     let locations = topology.locations.iter().map(|(location, ranked)| {
-        let pci = machine
-            .gpus
-            .iter()
-            .find(|gpu| format!("cuda:{}", gpu.index) == *location);
-        let named = pci.map_or(location.clone(), |gpu| {
+        let pci = machine.gpus.iter().find(|gpu| gpu.location() == *location);
+        let named = pci.map_or(location.to_string(), |gpu| {
             format!("{location} ({})", gpu.address)
         });
         vec![named, listed(&ranked.near), listed(&ranked.rest)]

@@ -30,9 +30,7 @@ pub use home::{GrantSpec, Home, HomeGuard};
 pub use host::boot_id;
 pub use job::{Buffers, Job, Priority, RegionKey, Remote, Span};
 pub use local::Local;
-pub use memory::{
-    Location, Memory, NoLocation, SharedFile, Stage, StageError, Staged, StagingTurn,
-};
+pub use memory::{Memory, SharedFile, Stage, StageError, Staged, StagingTurn};
 pub use mover::{Abilities, Carried, Mover, PeerStats, SingleRequest, Submission, WhenFull};
 pub use region::{
     Access, AccessError, Extent, Gate, GateAccess, GenerationTable, Lookup, PeerRight, Region,
@@ -40,6 +38,7 @@ pub use region::{
 };
 pub use request::{LocalRange, PeerId, Request, Submit, Target};
 pub use sealing::{KeysOfPeers, SealConfig, entropy};
+pub use slackwater_base::{Location, NoLocation};
 pub use slackwater_data_plane::seal::{
     AesLibrary, AnsweredQuestions, Cipher, Question, SealError, UnknownAes, holder_of,
 };

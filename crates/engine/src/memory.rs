@@ -5,73 +5,13 @@ use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
-use std::str::FromStr;
 use std::sync::Arc;
 
-use slackwater_base::Instant;
+use slackwater_base::{Instant, Location};
 use slackwater_memory::{Mapping, Pages};
 use thiserror::Error;
 
 use crate::region::Access;
-
-/// The place of memory: the host, or a device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Location {
-    /// Host memory, of this NUMA node if known.
-    #[default]
-    Host,
-    /// Host memory of a NUMA node.
-    Cpu(u32),
-    /// Memory of a CUDA device: its pointers mean nothing to the CPU.
-    Cuda(u32),
-    /// Bytes of files, which are only read.
-    Files,
-    /// Memory of the software device, which stands for a GPU in tests.
-    Software(u32),
-}
-
-impl Location {
-    /// Whether the CPU can load and store there.
-    #[must_use]
-    pub const fn is_host(self) -> bool {
-        matches!(self, Self::Host | Self::Cpu(_))
-    }
-}
-
-impl fmt::Display for Location {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Host => f.write_str("cpu"),
-            Self::Cpu(node) => write!(f, "cpu:{node}"),
-            Self::Files => f.write_str("files"),
-            Self::Cuda(device) => write!(f, "cuda:{device}"),
-            Self::Software(device) => write!(f, "software:{device}"),
-        }
-    }
-}
-
-/// A text names no location.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
-#[error(
-    "`{0}` is no location of memory: write `cpu`, `cpu:N` for a NUMA node or `cuda:N` for a GPU"
-)]
-pub struct NoLocation(pub String);
-
-impl FromStr for Location {
-    type Err = NoLocation;
-
-    /// Reads what [`Location`] writes for memory of the host and of CUDA devices.
-    fn from_str(text: &str) -> Result<Self, NoLocation> {
-        let number = |text: &str| text.parse().map_err(|_| ());
-        let found = match text.split_once(':') {
-            None if text == "cpu" => Ok(Self::Host),
-            Some(("cpu", node)) => number(node).map(Self::Cpu),
-            Some(("cuda", device)) => number(device).map(Self::Cuda),
-            _ => Err(()),
-        };
-        found.map_err(|()| NoLocation(text.to_owned()))
-    }
-}
 
 /// A piece of memory to register: a range, and what keeps it in place.
 #[derive(Debug)]
@@ -334,40 +274,5 @@ impl fmt::Debug for Staged {
         f.debug_struct("Staged")
             .field("bytes", &self.bytes)
             .finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn locations_read_as_they_are_written() {
-        for location in [
-            Location::Host,
-            Location::Cpu(0),
-            Location::Cpu(7),
-            Location::Cuda(3),
-        ] {
-            assert_eq!(location.to_string().parse(), Ok(location));
-        }
-        for text in [
-            "",
-            "*",
-            "cpu:",
-            "cpu:-1",
-            "cpu:x",
-            "gpu:0",
-            "cuda",
-            "software:0",
-            "files",
-            "cpu:0:1",
-        ] {
-            let error = text.parse::<Location>().unwrap_err().to_string();
-            assert!(
-                error.starts_with(&format!("`{text}` is no location")),
-                "{error}"
-            );
-        }
     }
 }

@@ -3,13 +3,12 @@
 use std::fmt;
 use std::sync::Arc;
 
-use slackwater_base::Checksum;
+use slackwater_base::{Checksum, Location};
 use slackwater_data_plane::{Cause, Notice};
 use slackwater_wire::data::{Op, Segment};
 
 use crate::batch::{BatchId, Part};
 use crate::job::{Buffers, Job, Priority, RegionKey, Remote};
-use crate::memory::Location;
 use crate::region::{Region, RegisterError, Revocation};
 
 /// Carries requests to the peers that it reaches.

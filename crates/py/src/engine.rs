@@ -116,7 +116,7 @@ impl RawEngine {
         let config = configured("", std::iter::empty())?;
         let topology = py.detach(|| config.tcp.topology());
         let topology = topology.map_err(|error| PyOSError::new_err(error.to_string()))?;
-        serde_json::to_string(&topology.locations)
+        serde_json::to_string(&topology.by_name())
             .map_err(|error| PyValueError::new_err(error.to_string()))
     }
 

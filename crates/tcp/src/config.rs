@@ -199,6 +199,7 @@ impl Default for TcpConfig {
 mod tests {
     use std::fs;
 
+    use slackwater_engine::Location;
     use tempfile::TempDir;
 
     use super::*;
@@ -217,10 +218,10 @@ mod tests {
         write("class/net/eth0/ifindex", "2");
         let topology = || {
             let mut topology = Topology::read(folder.path(), &[(2, [10, 0, 0, 1].into())]).unwrap();
-            let near = topology.locations["cpu:0"].clone();
+            let near = topology.locations[&Location::Cpu(0)].clone();
             assert_eq!(near.near, ["eth0"]);
-            topology.locations.insert("cuda:0".to_owned(), near.clone());
-            topology.locations.insert("cuda:1".to_owned(), near);
+            topology.locations.insert(Location::Cuda(0), near.clone());
+            topology.locations.insert(Location::Cuda(1), near);
             topology
         };
         write("ranked.json", r#"{"cuda:1": [["eth0"], []]}"#);
@@ -235,7 +236,8 @@ mod tests {
                 set.find(|(one, _)| *one == name)
                     .map(|(_, value)| (*value).into())
             };
-            let ranked = config.rank(topology(), variable).unwrap().locations;
+            let ranked = config.rank(topology(), variable).unwrap();
+            let ranked = ranked.by_name();
             let near = ["cpu:0", "cuda:0", "cuda:1"].map(|name| ranked[name].near.len());
             assert_eq!(near, expected, "{set:?} {file:?}");
             let all = |name: &str| ranked[name].near.len() + ranked[name].rest.len();

@@ -64,7 +64,7 @@ impl Nearness {
         let mut near: Vec<(Location, Vec<IpAddr>)> = topology
             .locations
             .keys()
-            .filter_map(|name| Some((name.parse().ok()?, topology.near(name, &known))))
+            .map(|location| (*location, topology.near(*location, &known)))
             .filter(|(_, near)| !near.is_empty() && near.len() < known.len())
             .map(|(location, near)| (location, [near, unknown.clone()].concat()))
             .collect();

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use slackwater_base::Instant;
+use slackwater_base::{Instant, Location};
 use slackwater_wait::Event;
 use slackwater_wire::data::{Grant, Refusal, Rights};
 use thiserror::Error;
 
 use super::{Access, AccessError, Gate, Region, RegionId, RegionState, ReopenError, StillBusy};
-use crate::memory::{Location, Memory};
+use crate::memory::Memory;
 
 /// A region to be registered.
 #[derive(Debug)]

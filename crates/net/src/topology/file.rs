@@ -8,6 +8,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
+use slackwater_base::{Location, NoLocation};
 
 use super::{Machine, Ranked};
 
@@ -15,7 +16,7 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 const SHAPE: &str = r#"expected {"cpu:0": [["near interface", …], ["another", …]], …}"#;
 
 /// The interfaces of each location that the file names.
-pub(super) fn read(file: &Path) -> Result<BTreeMap<String, Ranked>, String> {
+pub(super) fn read(file: &Path) -> Result<BTreeMap<Location, Ranked>, String> {
     let mut text = String::new();
     let opened = File::open(file).map_err(|error| error.to_string())?;
     let read = opened
@@ -28,18 +29,19 @@ pub(super) fn read(file: &Path) -> Result<BTreeMap<String, Ranked>, String> {
     let locations: Locations =
         serde_json::from_str(&text).map_err(|error| format!("{error}; {SHAPE}"))?;
     let mut ranked = BTreeMap::new();
-    for (location, lists) in locations.0 {
-        if ranked.insert(location.clone(), lists).is_some() {
-            return Err(format!("`{location}` is there twice: keep one"));
+    for (name, lists) in locations.0 {
+        let location = name.parse().map_err(|NoLocation(name)| unknown(&name))?;
+        if ranked.insert(location, lists).is_some() {
+            return Err(format!("`{name}` is there twice: keep one"));
         }
     }
     Ok(ranked)
 }
 
 /// Whether the machine has all locations and interfaces, and each interface is in one list once.
-pub(super) fn check(ranked: &BTreeMap<String, Ranked>, machine: &Machine) -> Result<(), String> {
+pub(super) fn check(ranked: &BTreeMap<Location, Ranked>, machine: &Machine) -> Result<(), String> {
     for (location, Ranked { near, rest }) in ranked {
-        check_location(location, machine)?;
+        check_location(*location, machine)?;
         let mut before: Vec<&str> = Vec::new();
         for name in near.iter().chain(rest) {
             if !machine.interfaces.iter().any(|one| one.name == *name) {
@@ -58,30 +60,28 @@ pub(super) fn check(ranked: &BTreeMap<String, Ranked>, machine: &Machine) -> Res
     Ok(())
 }
 
-fn check_location(location: &str, machine: &Machine) -> Result<(), String> {
-    // A form of a number that the engine would not write, such as `cpu:01`, would never be looked up.
-    let number_after = |prefix: &str| {
-        let digits = location.strip_prefix(prefix)?;
-        let number: u32 = digits.parse().ok()?;
-        (number.to_string() == digits).then_some(number)
-    };
-    if let Some(node) = number_after("cpu:") {
-        if machine.nodes.iter().any(|(id, _)| id.0 == node) {
-            return Ok(());
+fn check_location(location: Location, machine: &Machine) -> Result<(), String> {
+    match location {
+        Location::Cpu(node) if machine.nodes.iter().any(|(id, _)| id.0 == node) => Ok(()),
+        Location::Cpu(node) => {
+            let nodes: Vec<String> = machine.nodes.iter().map(|(id, _)| id.to_string()).collect();
+            let known = listed(nodes.iter().map(String::as_str));
+            Err(format!(
+                "`{location}`: this machine has no NUMA node {node} (it has: {known})"
+            ))
         }
-        let nodes: Vec<String> = machine.nodes.iter().map(|(id, _)| id.to_string()).collect();
-        let known = listed(nodes.iter().map(String::as_str));
-        return Err(format!(
-            "`{location}`: this machine has no NUMA node {node} (it has: {known})"
-        ));
-    }
-    match number_after("cuda:") {
         // Which GPUs a process has depends on its environment, too.
-        Some(_) => Ok(()),
-        None => Err(format!(
-            "`{location}` is no location of memory: write `cpu:N` for a NUMA node or `cuda:N` for a GPU"
-        )),
+        Location::Cuda(_) => Ok(()),
+        Location::Host | Location::Files | Location::Software(_) => {
+            Err(unknown(&location.to_string()))
+        }
     }
+}
+
+fn unknown(location: &str) -> String {
+    format!(
+        "`{location}` is no location with interfaces near it: write `cpu:N` for a NUMA node or `cuda:N` for a GPU"
+    )
 }
 
 fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {

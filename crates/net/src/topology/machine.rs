@@ -4,6 +4,7 @@ use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
+use slackwater_base::Location;
 use slackwater_wait::{Cpus, NodeCpus, NumaId, SysfsError, numa_nodes, sysfs_text};
 
 /// Parts of a machine that matter to where bytes go out.
@@ -58,6 +59,14 @@ pub struct Gpu {
     /// Its NUMA node, if known.
     pub node: Option<NumaId>,
     path: PciPath,
+}
+
+impl Gpu {
+    /// The place of its memory, for a process that CUDA numbers the GPUs so for.
+    #[must_use]
+    pub fn location(&self) -> Location {
+        Location::Cuda(self.index)
+    }
 }
 
 /// The PCI devices from the root of a bus down to one, that one included.

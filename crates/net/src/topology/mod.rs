@@ -12,6 +12,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize, Serializer};
+use slackwater_base::Location;
 use slackwater_wait::{NumaId, SysfsError};
 use thiserror::Error;
 
@@ -24,7 +25,7 @@ pub struct Topology {
     /// What the system tells.
     pub machine: Machine,
     /// The interfaces by location, as the system or a file ranks them.
-    pub locations: BTreeMap<String, Ranked>,
+    pub locations: BTreeMap<Location, Ranked>,
     /// Why the interfaces are without addresses, where the kernel does not tell those.
     pub without_addresses: Option<String>,
 }
@@ -94,7 +95,7 @@ impl Topology {
     fn ranked(machine: Machine) -> Self {
         let of_nodes = machine.nodes.iter().map(|(node, _)| {
             let near = |one: &Interface| one.node == Some(*node);
-            (format!("cpu:{node}"), machine.ranked(near))
+            (Location::Cpu(node.0), machine.ranked(near))
         });
         let of_gpus = machine.gpus.iter().map(|gpu| {
             let distances = machine
@@ -103,7 +104,7 @@ impl Topology {
                 .filter_map(|one| gpu.distance(one));
             let nearest = distances.min();
             let near = |one: &Interface| gpu.shares_node(one) && gpu.distance(one) == nearest;
-            (format!("cuda:{}", gpu.index), machine.ranked(near))
+            (gpu.location(), machine.ranked(near))
         });
         let locations = of_nodes.chain(of_gpus).collect();
         Self {
@@ -136,7 +137,7 @@ impl Topology {
         let of_gpus = self
             .locations
             .iter_mut()
-            .filter(|(name, _)| name.starts_with("cuda:"));
+            .filter(|(location, _)| matches!(location, Location::Cuda(_)));
         of_gpus.for_each(|(_, ranked)| ranked.clone_from(&none));
         self
     }
@@ -148,10 +149,17 @@ impl Topology {
         interfaces.find(|one| one.addresses.contains(&address))
     }
 
+    /// The interfaces by the names of locations, as JSON has them.
+    #[must_use]
+    pub fn by_name(&self) -> BTreeMap<String, &Ranked> {
+        let named = |(location, ranked): (&Location, _)| (location.to_string(), ranked);
+        self.locations.iter().map(named).collect()
+    }
+
     /// The addresses, of `local`, of the interfaces near a location of memory.
     #[must_use]
-    pub fn near(&self, location: &str, local: &[IpAddr]) -> Vec<IpAddr> {
-        let Some(ranked) = self.locations.get(location) else {
+    pub fn near(&self, location: Location, local: &[IpAddr]) -> Vec<IpAddr> {
+        let Some(ranked) = self.locations.get(&location) else {
             return Vec::new();
         };
         let is_near = |address: &&IpAddr| {

@@ -151,11 +151,11 @@ fn interfaces_are_ranked_by_node_and_for_gpus_by_steps_over_pci() {
     let local: Vec<IpAddr> = ["10.0.0.1", "fd00::1", "10.0.3.1", "10.7.7.7"]
         .map(|text| text.parse().unwrap())
         .to_vec();
-    assert_eq!(topology.near("cpu:0", &local), local[..2]);
-    assert_eq!(topology.near("cpu:1", &local), local[2..3]);
-    assert!(topology.near("cpu:7", &local).is_empty());
+    assert_eq!(topology.near(Location::Cpu(0), &local), local[..2]);
+    assert_eq!(topology.near(Location::Cpu(1), &local), local[2..3]);
+    assert!(topology.near(Location::Cpu(7), &local).is_empty());
     assert_eq!(topology.machine.cpus(NumaId(1)), [4, 5, 6, 7]);
-    let json = serde_json::to_string(&topology.locations["cuda:0"]).unwrap();
+    let json = serde_json::to_string(topology.by_name()["cuda:0"]).unwrap();
     assert_eq!(json, r#"[["eth1"],["eth0","eth2","eth3"]]"#);
 }
 

@@ -133,3 +133,11 @@ def test_a_module_without_the_feature_says_how_to_build_it() -> None:
     else:
         slackwater.export_traces(None)
         pytest.skip("the module was built with the feature otel")
+
+
+@pytest.mark.parametrize("process", [["serve", "--memory", "16MiB"], ["master"], ["node"]])
+def test_a_command_without_the_feature_says_how_to_build_it(command: Path, process: list[str]) -> None:
+    line = [command, *process, "--traces", "http://127.0.0.1:9"]
+    ended = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode != 0
+    assert "--features otel" in ended.stderr, ended.stderr

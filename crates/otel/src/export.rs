@@ -175,17 +175,4 @@ mod tests {
         let encrypted = "https://a".parse::<Endpoint>();
         assert_eq!(encrypted, Err(EndpointError::Encrypted));
     }
-
-    #[cfg(not(feature = "otel"))]
-    #[test]
-    fn without_the_feature_the_error_says_how_to_build_it() {
-        let options = ExportOptions {
-            endpoint: "http://127.0.0.1".parse().unwrap(),
-            service: "test".to_owned(),
-            share: 0.0,
-        };
-        let error = export(&options).unwrap_err();
-        assert!(matches!(error, ExportError::NotBuilt));
-        assert!(error.to_string().contains("--features otel"), "{error}");
-    }
 }

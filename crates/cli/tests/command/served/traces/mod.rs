@@ -46,25 +46,6 @@ fn the_exemplars_of_a_server_name_the_traces_of_its_clients() {
     assert!(!plain.contains("trace_id") && !plain.contains("# EOF"));
 }
 
-#[cfg(not(feature = "otel"))]
-#[test]
-fn without_the_feature_a_process_that_is_to_export_says_how_to_build_it() {
-    let place = Place::new();
-    let traces = ["--traces", "http://127.0.0.1:9"];
-    for command in [
-        ["serve", "--memory", "16MiB"].as_slice(),
-        &["master"],
-        &["node"],
-    ] {
-        let output = place.run(&[command, &traces].concat());
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(
-            !output.status.success() && said.contains("--features otel"),
-            "{said}"
-        );
-    }
-}
-
 #[test]
 fn what_is_no_collector_or_no_trace_is_refused() {
     let place = Place::new();

@@ -32,6 +32,9 @@ MODULE_WITH := $(if $(FEATURES),--features $(FEATURES)$(comma)pyo3/extension-mod
 
 .PHONY: help run test wheel wheel-mooncake wheel-aarch64 deb static docs bench soak test-aarch64 test-deploy lint test-side-by-side test-processes test-computing test-rust test-otel test-c test-loom test-miri test-sim test-python c mutants build clean
 
+# Targets share folders, and cargo uses all processors by itself.
+.NOTPARALLEL:
+
 help:
 	@echo "make run             replay generated chat traffic through the tiered store; report in report/"
 	@echo "make run TRACE=PATH  the same with a trace in the published JSONL format"
@@ -65,13 +68,15 @@ test: lint test-side-by-side
 	@echo "all checks and tests passed"
 
 # Tests with real processes wait much: what only computes runs beside them, with what they leave of the processors, and
-# prints when they are over.
+# prints when they are over. Each is a process group, which ends as one.
 BESIDE := target/beside.log
+BESIDE_LIMIT ?= 60m
 test-side-by-side:
 	@echo "loom, Miri and the simulator run beside the other tests: what they print follows at the end, and is in $(BESIDE) now"
-	@mkdir -p target; nice -n 5 $(MAKE) --no-print-directory test-computing LIMIT=60m >$(BESIDE) 2>&1 & beside=$$!; \
-	trap "kill $$beside; exit 130" INT TERM; \
-	$(MAKE) --no-print-directory test-processes || { code=$$?; kill $$beside 2>/dev/null; wait $$beside; cat $(BESIDE); exit $$code; }; \
+	@mkdir -p target; timeout --kill-after=20 3h nice -n 5 $(MAKE) --no-print-directory test-computing LIMIT=$(BESIDE_LIMIT) >$(BESIDE) 2>&1 & beside=$$!; \
+	timeout --kill-after=20 3h $(MAKE) --no-print-directory test-processes & processes=$$!; \
+	stop() { kill "$$@" 2>/dev/null; wait; }; trap "stop $$beside $$processes; exit 130" INT TERM; \
+	wait $$processes || { code=$$?; stop $$beside; echo "failed as said above; what ran beside it is stopped, and printed to $(BESIDE)" >&2; exit $$code; }; \
 	wait $$beside; code=$$?; cat $(BESIDE); exit $$code
 
 test-processes: test-rust test-otel test-c test-python

@@ -98,7 +98,8 @@ const fn mix(place: u64) -> u64 {
 /// Changes a byte in every 64, so that a read that leaves the buffer as it was cannot pass for a right one.
 pub fn spoil(buffer: &mut [u8]) {
     for line in buffer.chunks_mut(64) {
-        line[0] ^= 0xff;
+        // Not its own inverse: what was asked for and not found may be spoiled again.
+        line[0] = line[0].wrapping_add(1);
     }
 }
 
@@ -127,6 +128,7 @@ mod tests {
     fn what_was_spoiled_is_right_nowhere() {
         for bytes in [1, 63, 64, 65, 4096, 12_291] {
             let mut spoiled = block("k", bytes);
+            spoil(&mut spoiled);
             spoil(&mut spoiled);
             for from in (0..bytes).step_by(64) {
                 let difference = Content::of(b"k").check(&spoiled).unwrap_err();

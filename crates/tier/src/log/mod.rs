@@ -369,12 +369,12 @@ impl Log {
         self.write_batches(out);
         self.end_stopped_file();
         self.send_pieces(out);
+        self.provide_file(out);
+        self.delete_files(out);
         self.refuse_when_stuck(out);
         self.answer_flushes(out);
         // After the answers: what the next flush waits for may be written already, and nothing else would tell.
         self.sync_written(out);
-        self.provide_file(out);
-        self.delete_files(out);
     }
 
     /// When [`Log::step`] has something to do that no completion brings about.

@@ -10,7 +10,7 @@ SLACKWATER := target/release/slackwater
 # A test that hangs must fail, not stall: each of these ends after LIMIT with everything it has started.
 LIMIT ?= 25m
 define bounded
-@echo '$(1)'; timeout --kill-after=10 $(LIMIT) env $(1) & job=$$!; trap "kill $$job" INT TERM; wait $$job || { code=$$?; \
+@echo '$(1)'; timeout --kill-after=10 $(LIMIT) env $(1) & job=$$!; trap "kill $$job; wait $$job" HUP INT TERM; wait $$job || { code=$$?; \
 	case $$code in 124|137) echo "hung: the last test named above did not end within $(LIMIT)" >&2;; esac; exit $$code; }
 endef
 
@@ -75,8 +75,8 @@ test-side-by-side:
 	@echo "loom, Miri and the simulator run beside the other tests: what they print follows at the end, and is in $(BESIDE) now"
 	@mkdir -p target; timeout --kill-after=20 3h nice -n 5 $(MAKE) --no-print-directory test-computing LIMIT=$(BESIDE_LIMIT) >$(BESIDE) 2>&1 & beside=$$!; \
 	timeout --kill-after=20 3h $(MAKE) --no-print-directory test-processes & processes=$$!; \
-	stop() { kill "$$@" 2>/dev/null; wait; }; trap "stop $$beside $$processes; exit 130" INT TERM; \
-	wait $$processes || { code=$$?; stop $$beside; echo "failed as said above; what ran beside it is stopped, and printed to $(BESIDE)" >&2; exit $$code; }; \
+	stop() { kill "$$@" 2>/dev/null; wait; }; trap "stop $$beside $$processes; exit 130" HUP INT TERM; \
+	wait $$processes || { code=$$?; stop $$beside; tail -n 30 $(BESIDE); echo "failed as said above the end of $(BESIDE), of what was stopped for that" >&2; exit $$code; }; \
 	wait $$beside; code=$$?; cat $(BESIDE); exit $$code
 
 test-processes: test-rust test-otel test-c test-python

@@ -399,9 +399,11 @@ impl Agent {
         self.finish_promotions(now, out);
         self.begin_promotions(now, out);
         self.stop_expecting(now, out);
-        self.with_log(out, |log, events| log.step(now, events));
-        while self.settle_announcing(now, out) {
+        loop {
             self.with_log(out, |log, events| log.step(now, events));
+            if !self.settle_announcing(now, out) {
+                break;
+            }
         }
         self.tell_state(out);
         let rest = self.log.as_ref().map_or(Some((0, 0)), Log::at_rest);

@@ -2,7 +2,6 @@
 
 use slackwater_wire::{ChainPlace, ClientId, Durability, Pin};
 
-use super::writes::until_answered;
 use super::*;
 use crate::arena::Access;
 
@@ -223,7 +222,7 @@ fn what_an_earlier_master_ordered_is_over_before_the_log_is_announced() {
 fn what_an_earlier_master_had_written_is_synced_for_the_announcement() {
     let mut world = world(1);
     let ticket = world.offer(b"offered", 1, 9000);
-    until_answered(&mut world, ticket);
+    world.until_answered(ticket);
     assert!(world.disk.has_unsynced());
     world.begin();
     world.drain();

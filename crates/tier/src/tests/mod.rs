@@ -507,6 +507,15 @@ impl World {
         panic!("the disk is never idle");
     }
 
+    /// Ends operations until the offload is answered.
+    fn until_answered(&mut self, ticket: TicketId) {
+        while !self.results.contains_key(&ticket) {
+            if !self.complete() {
+                self.step_to_deadline();
+            }
+        }
+    }
+
     /// Lets time and disk run until nothing is left to do, at most for ten minutes of its time.
     fn rest(&mut self) {
         let end = self.now + Duration::from_secs(600);

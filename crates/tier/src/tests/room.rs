@@ -348,6 +348,12 @@ fn churn(at_once: u64) {
     let held = world.state.unwrap().capacity * 9 / 10 / 8192;
     let mut rng = Rng::new(7);
     let mut live: BTreeMap<u64, u64> = BTreeMap::new();
+    let refused = |world: &World| {
+        let results = world.results.values();
+        results
+            .filter(|it| **it == Err(TaskFailure::NoRoom))
+            .count()
+    };
     for version in 1..1500u64 {
         let key = rng.below(held);
         if let Some(old) = live.insert(key, version) {
@@ -357,14 +363,10 @@ fn churn(at_once: u64) {
         if version % at_once == 0 {
             world.rest();
         }
-        let refused = |result: &&Result<(), TaskFailure>| **result == Err(TaskFailure::NoRoom);
-        assert_eq!(
-            world.results.values().filter(refused).count(),
-            0,
-            "{at_once} at once, version {version}"
-        );
+        assert_eq!(refused(&world), 0, "{at_once} at once, version {version}");
     }
     world.rest();
+    assert_eq!(refused(&world), 0, "{at_once} at once, in the end");
     let stats = world.agent.stats();
     assert!(
         stats.files_reclaimed > 20 && stats.file_bytes <= world.log.capacity,

@@ -17,28 +17,19 @@ fn grouped() -> LogConfig {
     }
 }
 
-/// Ends operations until the offload is answered.
-pub(super) fn until_answered(world: &mut World, ticket: TicketId) {
-    while !world.results.contains_key(&ticket) {
-        if !world.complete() {
-            world.step_to_deadline();
-        }
-    }
-}
-
 /// The memory of a value was held until its batch was synced, four megabytes after the other.
 #[test]
 fn memory_goes_when_the_record_can_be_read_and_a_promise_waits_for_the_sync() {
     let mut world = World::new(grouped(), 1);
     world.rest();
     let (offered, promised) = (world.offer(&[1], 1, 9000), world.put(&[2], 1, 9000));
-    until_answered(&mut world, offered);
+    world.until_answered(offered);
     assert_eq!(world.results.get(&offered), Some(&Ok(())));
     assert_eq!(world.results.get(&promised), None, "its sync is under way");
     assert!(world.disk.has_unsynced());
     assert!(!world.agent.holds_durably(&entry(&[1], 1)));
     assert_eq!(world.readable(&[1]), Some(1), "it can be read");
-    until_answered(&mut world, promised);
+    world.until_answered(promised);
     assert_eq!(world.results[&promised], Ok(()));
     assert!(world.agent.holds_durably(&entry(&[1], 1)));
     world.check("after the sync");
@@ -159,7 +150,7 @@ fn a_failed_sync_loses_what_was_given_up_and_keeps_what_was_promised() {
     world.rest();
     let offered = world.offer(&[1], 1, 9000);
     let promised = world.put(&[2], 1, 9000);
-    until_answered(&mut world, offered);
+    world.until_answered(offered);
     while !world.complete_sync(DiskError::Device { errno: 5 }) {}
     world.rest();
     assert_eq!(world.results[&promised], Ok(()), "written again elsewhere");

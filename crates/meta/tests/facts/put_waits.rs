@@ -31,9 +31,7 @@ fn a_put_without_room_waits_and_is_served_the_moment_there_is_some() {
         "not before the old writer is fenced"
     );
     world.obey();
-    assert!(
-        matches!(world.reply(call), Some(Reply::PutStart(results)) if matches!(results[0], PutStarted::Granted { .. }))
-    );
+    assert!(is_granted(&world.reply(call)));
     assert_eq!(world.master.metrics().puts_waited, 1);
 }
 
@@ -104,10 +102,7 @@ fn a_put_is_given_the_room_of_values_that_are_complete_now() {
     assert_eq!(world.reply(call), None, "a value in writing stays");
     world.end(ME, "held", held);
     let reply = world.reply(call);
-    assert!(
-        matches!(&reply, Some(Reply::PutStart(it)) if matches!(it[0], PutStarted::Granted { .. })),
-        "{reply:?}"
-    );
+    assert!(is_granted(&reply), "{reply:?}");
     assert!(!world.has("held"));
 }
 
@@ -124,10 +119,7 @@ fn room_is_made_where_a_put_can_be_given_it() {
         world.put_at("old", 12 * BLOCK, "segment-1");
         let call = world.send(ME, start("large", 14 * BLOCK, wait(seconds(5))));
         let reply = world.reply(call);
-        assert!(
-            matches!(&reply, Some(Reply::PutStart(it)) if matches!(it[0], PutStarted::Granted { .. })),
-            "{name}: {reply:?}"
-        );
+        assert!(is_granted(&reply), "{name}: {reply:?}");
         let stays = world.master.books().objects;
         assert_eq!(
             (stays, world.has("old")),
@@ -174,10 +166,7 @@ fn a_put_does_not_wait_for_a_node_that_takes_nothing() {
         let here = here.concat().into_iter().filter(|it| it.segment == MEMORY);
         world.report(NODE, Report::Fenced(here.collect()));
         let reply = world.reply(call);
-        assert!(
-            matches!(&reply, Some(Reply::PutStart(it)) if matches!(it[0], PutStarted::Granted { .. })),
-            "{name}: {reply:?}"
-        );
+        assert!(is_granted(&reply), "{name}: {reply:?}");
         assert!(!world.has("old"), "{name}");
     };
     check("away", &|world| world.input(Input::NodeAway(NodeId(2))));
@@ -197,9 +186,12 @@ fn what_only_a_drained_node_could_hold_holds_nobody_up() {
     let larger = world.send(ME, start("larger", 20 * BLOCK, wait(seconds(5))));
     assert_eq!((world.reply(larger), world.has("old")), (None, true));
     let large = world.send(OTHER, start("large", 14 * BLOCK, wait(seconds(5))));
-    assert!(is_granted(world.reply(large)) && world.reply(larger).is_none());
+    assert!(is_granted(&world.reply(large)) && world.reply(larger).is_none());
     world.ask(Request::CancelJob { job: drained });
-    assert!(is_granted(world.reply(larger)), "it takes new values again");
+    assert!(
+        is_granted(&world.reply(larger)),
+        "it takes new values again"
+    );
 }
 
 /// Room that is coming and cannot suffice kept a put from what another segment could give.
@@ -363,8 +355,5 @@ fn a_put_waits_for_the_first_memory_that_is_lent() {
     assert_eq!(world.reply(call), None);
     world.mount(NODE, MEMORY, SegmentKind::Memory, 16 * BLOCK);
     let granted = world.reply(call);
-    assert!(
-        matches!(&granted, Some(Reply::PutStart(results)) if matches!(results[0], PutStarted::Granted { .. })),
-        "{granted:?}"
-    );
+    assert!(is_granted(&granted), "{granted:?}");
 }

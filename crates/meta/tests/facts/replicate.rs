@@ -399,10 +399,7 @@ fn extra_replicas_in_use_do_not_take_every_step() {
     let call = world.send(ME, start("large", 14 * BLOCK, wait(seconds(1))));
     world.pass(std::time::Duration::ZERO);
     let reply = world.reply(call);
-    assert!(
-        matches!(&reply, Some(Reply::PutStart(it)) if matches!(it[0], PutStarted::Granted { .. })),
-        "{reply:?}"
-    );
+    assert!(is_granted(&reply), "{reply:?}");
     assert_eq!(world.nodes_of("k"), [1, extra]);
 }
 

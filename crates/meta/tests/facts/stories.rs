@@ -69,7 +69,7 @@ fn eviction_that_waits_for_a_report_does_not_ask_for_now_again_and_again() {
             }
             let reply = world.reply(call);
             assert!(
-                matches!(&reply, Some(Reply::PutStart(all)) if matches!(all[0], PutStarted::Granted { .. })),
+                is_granted(&reply),
                 "{story}, step {step}: the report resumes it: {reply:?}"
             );
         }

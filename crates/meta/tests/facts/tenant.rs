@@ -275,7 +275,7 @@ fn a_put_is_given_the_quota_of_values_that_are_complete_now() {
             checksum: Checksum(1),
         }],
     }));
-    assert!(is_granted(world.reply(call)));
+    assert!(is_granted(&world.reply(call)));
 }
 
 /// A put found nothing of its tenant to evict, as a lease was on it. It was not tried again when that ended, as nobody
@@ -290,7 +290,7 @@ fn a_put_is_given_the_quota_of_values_whose_lease_is_over() {
     let call = world.send(OTHER, patient("a", "more", 2, lease * 2));
     assert_eq!(world.reply(call), None, "the lease is kept");
     world.pass(lease);
-    assert!(is_granted(world.reply(call)));
+    assert!(is_granted(&world.reply(call)));
 }
 
 /// Every event tried the calls of all tenants that wait for quota in one go. They are tried in steps, and none is left out
@@ -322,7 +322,7 @@ fn many_tenants_that_wait_for_quota_are_served_in_steps() {
         "a step does not reach those behind: {out:?}"
     );
     world.pass(std::time::Duration::ZERO);
-    assert!(go.iter().all(|call| is_granted(world.reply(*call))));
+    assert!(go.iter().all(|call| is_granted(&world.reply(*call))));
     assert!(stay.iter().all(|call| world.reply(*call).is_none()));
 }
 
@@ -354,7 +354,7 @@ fn a_tenant_that_begins_to_wait_takes_no_others_turn() {
     let new = wait(&mut world, "new", 2);
     assert_eq!((world.reply(new), world.reply(last)), (None, None));
     world.pass(std::time::Duration::ZERO);
-    assert!(is_granted(world.reply(last)));
+    assert!(is_granted(&world.reply(last)));
 }
 
 /// The quota of a tenant without objects was deleted while a put of it waited. The master panicked when the put was tried
@@ -420,11 +420,14 @@ fn the_waiting_puts_of_one_tenant_do_not_hold_up_anothers() {
         assert_eq!(world.ask(revoke), Reply::Each(vec![Ok(())]));
     };
     revoke(&mut world, &held[0]);
-    assert!(is_granted(world.reply(many[0])), "first come, first served");
+    assert!(
+        is_granted(&world.reply(many[0])),
+        "first come, first served"
+    );
     revoke(&mut world, &held[1]);
-    assert!(is_granted(world.reply(one)), "and then the other tenant");
+    assert!(is_granted(&world.reply(one)), "and then the other tenant");
     revoke(&mut world, &held[2]);
-    assert!(is_granted(world.reply(many[1])));
+    assert!(is_granted(&world.reply(many[1])));
 }
 
 #[test]
@@ -487,7 +490,7 @@ fn a_large_put_is_passed_by_as_much_as_it_waits_for_and_no_more() {
         .map(|n| world.send(OTHER, start_of("small", &format!("s{n}"), 1)))
         .collect();
     for call in passed {
-        assert!(is_granted(world.reply(call)), "there is room for it");
+        assert!(is_granted(&world.reply(call)), "there is room for it");
     }
     assert_eq!(
         (world.reply(large), world.reply(own)),
@@ -496,7 +499,7 @@ fn a_large_put_is_passed_by_as_much_as_it_waits_for_and_no_more() {
     );
     for n in 2..8 {
         let call = world.send(OTHER, start_of("small", &format!("s{n}"), 1));
-        let granted = is_granted(world.reply(call));
+        let granted = is_granted(&world.reply(call));
         assert_eq!(granted, n < 4, "put {n}: while there is room");
     }
     for n in 0..4 {

@@ -444,6 +444,6 @@ pub(crate) fn offload_all(world: &mut World) {
 }
 
 /// Whether the first put of a call was given room.
-pub(crate) fn is_granted(reply: Option<Reply>) -> bool {
+pub(crate) fn is_granted(reply: &Option<Reply>) -> bool {
     matches!(reply, Some(Reply::PutStart(results)) if matches!(results[0], PutStarted::Granted { .. }))
 }

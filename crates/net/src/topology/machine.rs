@@ -62,7 +62,7 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// The place of its memory, for a process that CUDA numbers the GPUs so for.
+    /// The place of its memory, where CUDA numbers the GPUs in that order.
     #[must_use]
     pub fn location(&self) -> Location {
         Location::Cuda(self.index)

@@ -30,7 +30,7 @@ WITH := $(if $(FEATURES),--features $(FEATURES))
 comma := ,
 MODULE_WITH := $(if $(FEATURES),--features $(FEATURES)$(comma)pyo3/extension-module)
 
-.PHONY: help run test wheel wheel-mooncake wheel-aarch64 deb static docs bench soak test-aarch64 test-deploy lint test-side-by-side test-processes test-computing test-rust test-otel test-c test-loom test-miri test-sim test-python c mutants build clean
+.PHONY: help run test wheel wheel-mooncake wheel-aarch64 deb static docs bench soak test-aarch64 test-deploy lint test-side-by-side test-processes test-computing build-tested test-rust test-otel test-c test-loom test-miri test-sim test-python c mutants build clean
 
 # Targets share folders, and cargo uses all processors by itself.
 .NOTPARALLEL:
@@ -68,18 +68,18 @@ test: lint test-side-by-side
 	@echo "all checks and tests passed"
 
 # Tests with real processes wait much: what only computes runs beside them, with what they leave of the processors, and
-# prints when they are over. Each is a process group, which ends as one.
+# prints when they are over. Each has process groups of its own, which end with it.
 BESIDE := target/beside.log
 BESIDE_LIMIT ?= 60m
 test-side-by-side:
 	@echo "loom, Miri and the simulator run beside the other tests: what they print follows at the end, and is in $(BESIDE) now"
-	@mkdir -p target; timeout --kill-after=20 3h nice -n 5 $(MAKE) --no-print-directory test-computing LIMIT=$(BESIDE_LIMIT) >$(BESIDE) 2>&1 & beside=$$!; \
+	@mkdir -p target; stop() { kill $$beside $$processes 2>/dev/null; wait; }; trap 'stop; exit 130' HUP INT TERM; \
+	timeout --kill-after=20 3h nice -n 5 $(MAKE) --no-print-directory test-computing LIMIT=$(BESIDE_LIMIT) >$(BESIDE) 2>&1 & beside=$$!; \
 	timeout --kill-after=20 3h $(MAKE) --no-print-directory test-processes & processes=$$!; \
-	stop() { kill "$$@" 2>/dev/null; wait; }; trap "stop $$beside $$processes; exit 130" HUP INT TERM; \
-	wait $$processes || { code=$$?; stop $$beside; tail -n 30 $(BESIDE); echo "failed as said above the end of $(BESIDE), of what was stopped for that" >&2; exit $$code; }; \
+	wait $$processes || { code=$$?; stop; tail -n 30 $(BESIDE); echo "failed as said above this end of $(BESIDE), whose tests were stopped if they were not over" >&2; exit $$code; }; \
 	wait $$beside; code=$$?; cat $(BESIDE); exit $$code
 
-test-processes: test-rust test-otel test-c test-python
+test-processes: test-rust test-c test-otel test-python
 
 test-computing: test-loom test-miri test-sim
 
@@ -87,18 +87,25 @@ lint: toolchain
 	cargo fmt --all -- --check
 	cargo xtask all
 	cargo clippy --workspace --all-targets --locked $(OTEL) -- -D warnings
+	cargo clippy --package slackwater-otel --locked -- -D warnings
 
 # The Python of the folder has pyzmq, which the message layer is tested against.
-test-rust: toolchain $(STAMP)
-	$(call bounded,SLACKWATER_PYTHON=$(CURDIR)/$(PYTHON) cargo test --workspace --locked $(OTEL) --exclude slackwater-py --exclude slackwater-sim)
+test-rust: build-tested
+	$(call bounded,SLACKWATER_PYTHON=$(CURDIR)/$(PYTHON) cargo test $(TESTED_RUST))
 
 # Traces are exported with the feature `otel` alone. Lints and tests of Rust have it, since to build all twice takes longer than
-# they do; of Python, these have it, and all others run as most users build the module and the command.
-OTEL := --features slackwater-otel/otel,slackwater-cli/otel
-test-otel: toolchain $(STAMP)
-	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/maturin develop --quiet --locked --manifest-path crates/py/Cargo.toml \
-		--features otel,pyo3/extension-module
-	$(call bounded,EXPECT_OTEL=1 $(PYTHON) -m pytest -q -rs python/tests/test_traces.py python/tests/test_traces_exported.py)
+# they do; of Python, these run with the module and the command that were built for them, and all others with both as most
+# users build them.
+OTEL := --features slackwater-otel/otel,slackwater-cli/otel,slackwater-py/otel,pyo3/extension-module
+test-otel: build-tested
+	install target/otel/lib_native.so python/slackwater/_native.abi3.so
+	$(call bounded,TRACED_COMMAND=$(CURDIR)/target/otel/slackwater PYTHONPATH=$(CURDIR)/python \
+		$(PYTHON) -m pytest -q -rs python/tests/test_traces.py python/tests/test_traces_exported.py)
+
+TESTED_RUST := --workspace --locked $(OTEL) --exclude slackwater-sim
+build-tested: toolchain $(STAMP)
+	cargo build --all-targets $(TESTED_RUST)
+	install -D --target-directory target/otel target/debug/slackwater target/debug/lib_native.so
 
 test-loom: toolchain
 	$(call bounded,RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --locked --release --package slackwater-wait --package slackwater-pool --lib models)
@@ -205,9 +212,10 @@ $(MDBOOK):
 # The library and what belongs to it, as `make c` leaves them.
 C_PROFILE ?= release
 C_OUT ?= dist/c
+C_PACKAGES := --package slackwater-c
 C_BUILT = target/$(if $(filter dev,$(C_PROFILE)),debug,$(C_PROFILE))
 c: toolchain
-	cargo build --profile $(C_PROFILE) --locked --package slackwater-c
+	cargo build --profile $(C_PROFILE) --locked $(C_PACKAGES)
 	rm -rf $(C_OUT)
 	mkdir -p $(C_OUT)/include $(C_OUT)/lib/pkgconfig
 	cp crates/c/include/slackwater.h $(C_OUT)/include/
@@ -218,14 +226,16 @@ c: toolchain
 	cargo xtask sbom --of library --out $(C_OUT)
 
 # What `make c` leaves is enough for a program elsewhere. That the examples work with either library is a test of the crate.
+# The command is built with it, as the tests of Python want it: each alone would build what they share again, for the few
+# features of other libraries in which they differ.
 test-c: toolchain
 	@for tool in cc c++ pkg-config; do command -v $$tool >/dev/null || { echo "skipped: C and C++ as installed ($$tool is not there)"; exit 0; }; done; \
-	$(MAKE) --no-print-directory c C_PROFILE=dev C_OUT=target/c && \
+	$(MAKE) --no-print-directory c C_PROFILE=dev C_OUT=target/c C_PACKAGES='--package slackwater-c --package slackwater-cli' && \
 	flags=$$(PKG_CONFIG_PATH=target/c/lib/pkgconfig pkg-config --cflags --libs slackwater) && \
 	cc -Wall -Wextra -Werror crates/c/examples/transfer.c $$flags -o target/c/transfer && \
 	c++ -Wall -Wextra -Werror crates/c/examples/workers.cc $$flags -o target/c/workers && \
 	c++ -Wall -Wextra -Werror crates/c/examples/messages.cc $$flags -o target/c/messages && \
-	for example in transfer workers messages; do LD_LIBRARY_PATH=target/c/lib timeout --kill-after=10 2m target/c/$$example || exit 1; done
+	for example in transfer workers messages; do LD_LIBRARY_PATH=target/c/lib timeout --foreground --kill-after=10 2m target/c/$$example || exit 1; done
 
 test-python: $(STAMP)
 	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/maturin develop --quiet --locked --manifest-path crates/py/Cargo.toml

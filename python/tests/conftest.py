@@ -35,13 +35,15 @@ def command() -> Path:
 
 @pytest.fixture(scope="session")
 def traced_command(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The command with OpenTelemetry, where the module has it too; a copy, for other tests build it without."""
+    """The command with OpenTelemetry, where the module has it too: `TRACED_COMMAND`, or a copy, for other tests build it without."""
     try:
         slackwater.export_traces("http://127.0.0.1")
     except slackwater.RefusedError:
-        assert "EXPECT_OTEL" not in os.environ, "the module was built without the feature otel"
+        assert "TRACED_COMMAND" not in os.environ, "the module was built without the feature otel"
         pytest.skip("the module was built without the feature otel: make test-otel builds it")
     slackwater.export_traces(None)
+    if named := os.environ.get("TRACED_COMMAND"):
+        return Path(named)
     copy = tmp_path_factory.mktemp("otel") / "slackwater"
     shutil.copy2(built("--features", "slackwater-cli/otel"), copy)
     return copy

@@ -386,8 +386,10 @@ impl Log {
             .files
             .listed(List::Deletable)
             .filter_map(|id| self.files.get(id));
+        // When it may be deleted, and when it is no longer counted on.
         let deletes = deletable.filter_map(|file| match file.state {
-            FileState::Deletable(not_before) => Some(not_before),
+            FileState::Deletable(since) if since > self.now => Some(since),
+            FileState::Deletable(since) => Some(self.given_up_at(since)),
             _ => None,
         });
         let waits = self
@@ -488,7 +490,28 @@ impl Log {
         let free = self.files_free();
         let growing = free > RESERVE
             || (free >= RESERVE && self.writer.active_room() >= self.config.batch_bytes);
-        growing || self.files.has(List::Draining) || self.files.has(List::Deleting)
+        growing || self.is_making_room()
+    }
+
+    /// Whether what is under way will leave a file less. An emptied file goes when its readers have ended and the tombstones
+    /// for which it stands are durable, which takes as long as a few operations of the device do.
+    fn is_making_room(&self) -> bool {
+        let emptied = self.files.listed(List::Deletable);
+        let mut emptied = emptied.filter_map(|id| self.files.get(id));
+        self.files.has(List::Draining)
+            || self.files.has(List::Deleting)
+            || emptied.any(|file| match file.state {
+                FileState::Deletable(since) => {
+                    since <= self.now && self.now < self.given_up_at(since)
+                }
+                _ => false,
+            })
+    }
+
+    /// Until when a file that may be deleted since `since` is counted on. A reader that stalls, or tombstones that have no room
+    /// before it goes, must not keep what is queued, and the memory under it, for ever.
+    fn given_up_at(&self, since: Instant) -> Instant {
+        since + self.config.retry_delay_max
     }
 
     /// Bytes of records that the log takes: a part is kept for reclaim, batches take their fixed parts, and a sixteenth of the rest
@@ -511,8 +534,7 @@ impl Log {
         if !self.is_open()
             || self.files_free() > RESERVE
             || self.victim().is_some()
-            || self.reclaim.is_some()
-            || self.files.has(List::Deleting)
+            || self.is_making_room()
         {
             return 0;
         }

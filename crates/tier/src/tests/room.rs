@@ -152,9 +152,13 @@ fn a_log_longer_than_its_capacity_comes_down_to_it_and_takes_records_again() {
 
 /// Fills a log to its end, one record in a batch, and returns how many it took.
 fn fill(world: &mut World) -> u64 {
-    let mut taken = 0u64;
+    fill_from(world, 0, 4096)
+}
+
+fn fill_from(world: &mut World, first: u64, length: u64) -> u64 {
+    let mut taken = first;
     loop {
-        let ticket = world.put(&taken.to_le_bytes(), taken + 1, 4096);
+        let ticket = world.put(&taken.to_le_bytes(), taken + 1, length);
         world.rest();
         if world.results[&ticket].is_err() {
             return taken;
@@ -309,6 +313,109 @@ fn nothing_is_asked_for_while_a_deletion_makes_room() {
         }
     }
     assert!(deleting > 0);
+}
+
+/// Removes all records of the file of key 0, of which [`fill`] made `taken`, and returns that file.
+fn remove_first_file(world: &mut World, taken: u64) -> FileId {
+    let (file, _) = world.place(&0u64.to_le_bytes(), 1);
+    let keys = (0..taken).map(|key| (key.to_le_bytes().to_vec(), key + 1));
+    let in_file: Vec<_> = keys
+        .filter(|(key, version)| world.place(key, *version).0 == file)
+        .collect();
+    world.remove_all(in_file);
+    file
+}
+
+/// The file that was emptied could not be deleted yet, for it was being read. The log refused what was queued and what came, and
+/// had the master drop more, until the read was over.
+#[test]
+fn an_emptied_file_counts_as_room_while_it_is_read() {
+    for longer in [false, true] {
+        let mut world = World::new(small_log(1 << 20), 0);
+        let taken = fill(&mut world);
+        let mut out = Vec::new();
+        let reading = world
+            .agent
+            .begin_read(world.now, &entry(&0u64.to_le_bytes(), 1), &mut out)
+            .expect("the record is there");
+        let file = remove_first_file(&mut world, taken);
+        assert_eq!(reading.file, file);
+        let mut more = 0..9u8;
+        let ticket = loop {
+            let key = more.next().expect("the log is full again");
+            let ticket = world.put(&[key], taken + 1, 4096);
+            world.run_for(Duration::from_millis(200));
+            match world.results.get(&ticket) {
+                Some(result) => assert_eq!(*result, Ok(()), "{key}"),
+                None => break ticket,
+            }
+        };
+        assert!(world.disk.files().iter().any(|of| of.file == file));
+        let state = world.state.expect("the log is open");
+        assert!(state.accepting && state.pressure == 0, "{state:?}");
+        if longer {
+            world.run_for(world.log.retry_delay_max);
+            assert_eq!(world.results[&ticket], Err(TaskFailure::NoRoom));
+            let state = world.state.expect("the log is open");
+            assert!(!state.accepting && state.pressure > 0, "{state:?}");
+        }
+        let end = (ReadEnd::Done, Duration::ZERO);
+        let right = world.agent.end_read(world.now, reading, end, &mut out);
+        assert!(!right, "it was removed meanwhile");
+        world.take(out);
+        world.rest();
+        let result = if longer {
+            Err(TaskFailure::NoRoom)
+        } else {
+            Ok(())
+        };
+        assert_eq!(world.results[&ticket], result);
+        assert!(world.state.is_some_and(|state| state.accepting));
+        world.check("read");
+    }
+}
+
+/// The file that was emptied had to stay until a tombstone was durable, and meanwhile the master was asked to drop more.
+#[test]
+fn an_emptied_file_counts_as_room_while_its_tombstones_are_written() {
+    for seed in 0..30 {
+        its_tombstones_are_written_late(seed);
+    }
+}
+
+fn its_tombstones_are_written_late(seed: u64) {
+    let mut world = World::new(small_log(1 << 20), seed);
+    let (first, long) = (0u64.to_le_bytes(), 45_000);
+    world.put(&first, 1, 4096);
+    world.rest();
+    for key in 1..3u64 {
+        world.put(&key.to_le_bytes(), key + 1, long);
+        world.rest();
+    }
+    // The older record of the key would come back if the file of the newer one went before the key's tombstone.
+    let (older, _) = world.place(&first, 1);
+    world.put(&first, 1 << 20, long);
+    world.rest();
+    let (file, _) = world.place(&first, 1 << 20);
+    assert_ne!(older, file);
+    let taken = fill_from(&mut world, 3, long);
+    let keys = (1..taken).map(|key| (key.to_le_bytes().to_vec(), key + 1));
+    let mut in_file: Vec<_> = keys
+        .filter(|(key, version)| world.place(key, *version).0 == file)
+        .collect();
+    in_file.push((first.to_vec(), 1 << 20));
+    world.disk.shuffle();
+    world.remove_all(in_file);
+    let there = |world: &World| world.disk.files().iter().any(|of| of.file == file);
+    while there(&world) {
+        let state = world.state.expect("the log is open");
+        assert_eq!(state.pressure, 0, "{seed}: {state:?}");
+        if !world.complete() {
+            world.step_to_deadline();
+        }
+    }
+    world.rest();
+    world.check("its place is free");
 }
 
 /// The capacity of a log was lowered, and a record was longer than its new files. Reclaim had read it, and began and sealed

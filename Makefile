@@ -1,4 +1,5 @@
 # Two commands do everything: `make run` and `make test`. Each installs what it needs into this folder.
+export CARGO_TARGET_DIR := $(CURDIR)/target
 
 TRACE ?=
 ARGS ?=
@@ -98,14 +99,17 @@ test-rust: build-tested
 # users build them.
 OTEL := --features slackwater-otel/otel,slackwater-cli/otel,slackwater-py/otel,pyo3/extension-module
 test-otel: build-tested
-	install target/otel/lib_native.so python/slackwater/_native.abi3.so
-	$(call bounded,TRACED_COMMAND=$(CURDIR)/target/otel/slackwater PYTHONPATH=$(CURDIR)/python \
+	$(call bounded,TRACED_COMMAND=$(CURDIR)/target/otel/slackwater PYTHONPATH=$(CURDIR)/target/otel/python \
 		$(PYTHON) -m pytest -q -rs python/tests/test_traces.py python/tests/test_traces_exported.py)
 
 TESTED_RUST := --workspace --locked $(OTEL) --exclude slackwater-sim
 build-tested: toolchain $(STAMP)
-	cargo build --all-targets $(TESTED_RUST)
-	install -D --target-directory target/otel target/debug/slackwater target/debug/lib_native.so
+	$(call bounded,cargo build --all-targets $(TESTED_RUST))
+	rm -rf target/otel
+	mkdir -p target/otel/python
+	cp target/debug/slackwater target/otel/
+	cp -r python/slackwater target/otel/python/
+	install target/debug/lib_native.so target/otel/python/slackwater/_native.abi3.so
 
 test-loom: toolchain
 	$(call bounded,RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --locked --release --package slackwater-wait --package slackwater-pool --lib models)

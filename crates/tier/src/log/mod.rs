@@ -17,6 +17,7 @@ mod verify;
 mod write;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use slackwater_base::{BLOCK_BYTES, Checksum, Instant, KeyHash, Planted, planted, round_to_block};
 use slackwater_wire::{
@@ -37,6 +38,11 @@ use reclaim::Reclaim;
 use recover::Recovery;
 use shield::Shields;
 use write::{Answer, Writer};
+
+/// How long an emptied file that cannot be deleted yet counts as room to come: plenty for the operations of the device that it
+/// waits for, and less than a put waits for memory. What is queued meanwhile keeps its memory, so a reader that stalls, or
+/// tombstones that have no room before the file goes, are not waited for.
+const EMPTIED_COUNTS_FOR: Duration = Duration::from_secs(1);
 
 /// Operations and answers of the log.
 #[derive(Debug)]
@@ -389,7 +395,7 @@ impl Log {
         // When it may be deleted, and when it is no longer counted on.
         let deletes = deletable.filter_map(|file| match file.state {
             FileState::Deletable(since) if since > self.now => Some(since),
-            FileState::Deletable(since) => Some(self.given_up_at(since)),
+            FileState::Deletable(since) => Some(since + EMPTIED_COUNTS_FOR),
             _ => None,
         });
         let waits = self
@@ -494,7 +500,7 @@ impl Log {
     }
 
     /// Whether what is under way will leave a file less. An emptied file goes when its readers have ended and the tombstones
-    /// for which it stands are durable, which takes as long as a few operations of the device do.
+    /// for which it stands are durable. A log that stops waits for no reader.
     fn is_making_room(&self) -> bool {
         let emptied = self.files.listed(List::Deletable);
         let mut emptied = emptied.filter_map(|id| self.files.get(id));
@@ -502,16 +508,10 @@ impl Log {
             || self.files.has(List::Deleting)
             || emptied.any(|file| match file.state {
                 FileState::Deletable(since) => {
-                    since <= self.now && self.now < self.given_up_at(since)
+                    !self.stopping && since <= self.now && self.now < since + EMPTIED_COUNTS_FOR
                 }
                 _ => false,
             })
-    }
-
-    /// Until when a file that may be deleted since `since` is counted on. A reader that stalls, or tombstones that have no room
-    /// before it goes, must not keep what is queued, and the memory under it, for ever.
-    fn given_up_at(&self, since: Instant) -> Instant {
-        since + self.config.retry_delay_max
     }
 
     /// Bytes of records that the log takes: a part is kept for reclaim, batches take their fixed parts, and a sixteenth of the rest

@@ -75,6 +75,7 @@ const LAYERS: &[(&str, Kind, &[&str])] = &[
             "trace",
             "net",
             "keys",
+            "pool",
         ],
     ),
     (

@@ -5,6 +5,7 @@
 //! the lanes, which try it again: only they have retries and pauses.
 
 mod client;
+mod summed;
 mod together;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -94,7 +95,7 @@ impl Direct {
         };
         let closed = self.end(peer);
         match outcome {
-            Ok(()) => Carried::Done(Ok(None)),
+            Ok(checksum) => Carried::Done(Ok(checksum)),
             Err(_) if closed => Carried::Done(Err(Cause::Closed)),
             // The time that was over may have been that of the caller that led.
             Err((Cause::Lost(_) | Cause::Unreachable(_) | Cause::TimedOut(_), Some(again)))

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use slackwater_base::Instant;
+use slackwater_base::{Checksum, Instant};
 use slackwater_data_plane::{
     Cause, Deadline,
     protocol::{
@@ -18,12 +18,13 @@ use slackwater_data_plane::{
 use slackwater_engine::SingleRequest;
 use slackwater_net::{LocalPorts, TcpLiveness};
 use slackwater_wait::{Arrival, Completer, Site, Waiting, now, wait_for};
-use slackwater_wire::data::Segment;
+use slackwater_wire::data::{Op, Segment};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::client::{ClientConnection, ClientEnd};
 use crate::context::TcpContext;
 use crate::cursor::{Cursor, Place, SpanMemory};
+use crate::direct::summed::Summed;
 use crate::io::{is_readable, wait_readable};
 use crate::wire::{Flushed, LOW_WATER_BYTES, Scratch, Wire};
 
@@ -44,6 +45,7 @@ pub(super) struct BorrowedConnection {
 pub(super) struct LoneRequest {
     pub(super) single: SingleRequest,
     cursor: Cursor,
+    summed: Summed,
     /// Of a request that another caller carries: how its own caller learns of its end. Behind the memory, which is released
     /// before the caller is told.
     pub(super) waiter: Option<Completer<Answer>>,
@@ -99,8 +101,9 @@ impl Arrival for Payload<'_> {
     }
 }
 
-/// How a request ended; the request itself, if it had no effect and can be started elsewhere.
-pub(super) type Outcome = Result<(), (Cause, Option<Box<LoneRequest>>)>;
+/// How a request ended, with the checksum of its bytes if that was taken in passing; the request itself, if it had no effect and
+/// can be started elsewhere.
+pub(super) type Outcome = Result<Option<Checksum>, (Cause, Option<Box<LoneRequest>>)>;
 
 /// Bytes read behind a payload: an acknowledgement, and little more.
 const SCRATCH_BYTES: usize = 4 << 10;
@@ -112,8 +115,16 @@ impl LoneRequest {
         Self {
             single,
             cursor: Cursor::default(),
+            summed: Summed::default(),
             waiter: None,
             ticket: 0,
+        }
+    }
+
+    /// The first `moved` bytes have come, or are sent.
+    fn sum(&mut self, moved: u64) {
+        if self.single.checksum {
+            self.summed.pieces(&self.single.buffers, moved);
         }
     }
 }
@@ -220,7 +231,8 @@ impl BorrowedConnection {
     }
 
     /// Queues one request, to be sent in the next turn.
-    pub(super) fn start(&mut self, lone: LoneRequest) -> Result<(), CloseReason> {
+    pub(super) fn start(&mut self, mut lone: LoneRequest) -> Result<(), CloseReason> {
+        lone.summed = Summed::default();
         let SingleRequest {
             op,
             buffers,
@@ -261,12 +273,12 @@ impl BorrowedConnection {
             .out
             .drain(..)
             .filter_map(move |output| match output {
-                Output::Ended { task, outcome } => {
+                Output::Ended { mut task, outcome } => {
+                    let outcome = outcome.map(|_| task.summed.whole(&task.single.buffers));
                     let LoneRequest { single, waiter, .. } = task;
                     // Nothing of the caller's memory is held when the caller is told.
                     drop(single);
-                    let outcome = outcome.map(drop).map_err(|cause| (cause, None));
-                    Some((waiter, outcome))
+                    Some((waiter, outcome.map_err(|cause| (cause, None))))
                 }
                 Output::Again(mut lone) => {
                     let waiter = lone.waiter.take();
@@ -348,6 +360,7 @@ impl BorrowedConnection {
         if flushed != Flushed::All {
             return Ok(());
         }
+        sum_in_passing(end.client);
         let flags = match large > 1 {
             // It would wait for the low water mark beyond what it has already taken, possibly for ever.
             true => libc::MSG_DONTWAIT,
@@ -387,6 +400,23 @@ impl BorrowedConnection {
             self.timeout = timeout;
         }
         Ok(())
+    }
+}
+
+/// Sums what a read has brought so far, and what a write has sent, while the peer sends more or takes it in.
+fn sum_in_passing(client: &mut ClientConnection<LoneRequest>) {
+    let reached = match client.initiator.want() {
+        Want::Memory(span) => Some((span.id, span.offset)),
+        _ => {
+            let mut tasks = client.initiator.tasks();
+            let write = tasks.next().filter(|(_, lone)| lone.single.op == Op::Write);
+            write.map(|(id, lone)| (id, lone.single.buffers.bytes()))
+        }
+    };
+    if let Some((id, bytes)) = reached
+        && let Some(lone) = client.initiator.task(id)
+    {
+        lone.sum(bytes);
     }
 }
 

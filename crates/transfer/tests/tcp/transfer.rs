@@ -1,6 +1,8 @@
+use slackwater_base::Checksum;
 use slackwater_transfer::{BatchError, Cause, Notice, Op, Refusal, Status, Submit, WhenFull};
 use slackwater_wait::now;
 
+use crate::sealed::{ALICE, BOB, sealed};
 use crate::support::*;
 
 #[test]
@@ -58,6 +60,31 @@ fn every_size_arrives_in_both_directions() {
             bytes_of(&there, 0, bytes as usize) == sent,
             "{bytes} bytes written by a waiting caller"
         );
+    }
+}
+
+/// The caller's own thread sums a long value piece by piece, while more of it comes or the peer takes it in.
+#[test]
+fn checksums_that_are_taken_in_passing_are_those_of_the_bytes() {
+    for (name, ours, theirs) in [
+        ("plain", config(), config()),
+        ("sealed", sealed(ALICE, &[]), sealed(BOB, &[ALICE])),
+    ] {
+        let (alice, bob) = (engine("alice", ours), engine("bob", theirs));
+        let there = region(&bob, 5 << 20);
+        let (peer, capability) = (alice.open(bob.segment().clone()), grant(&bob, &there));
+        for bytes in [1, 65_535, 65_536, 65_537, (1 << 20) - 1, (4 << 20) + 77] {
+            fill(&there, bytes as u64);
+            let place = target(peer, capability, 5);
+            let mut value = vec![0; bytes];
+            let read = alice.read_checked(&place, &mut value, 20 * SECOND);
+            assert!(value == bytes_of(&there, 5, bytes), "{name}: {bytes} bytes");
+            assert_eq!(read, Ok(Checksum::of(&value)), "{name}: {bytes} bytes");
+            value.reverse();
+            let written = alice.write_checked(&place, &value, 20 * SECOND);
+            assert!(value == bytes_of(&there, 5, bytes), "{name}: {bytes} bytes");
+            assert_eq!(written, Ok(Checksum::of(&value)), "{name}: {bytes} bytes");
+        }
     }
 }
 

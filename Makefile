@@ -89,6 +89,7 @@ lint: toolchain
 	cargo xtask all
 	cargo clippy --workspace --all-targets --locked $(OTEL) -- -D warnings
 	cargo clippy --package slackwater-otel --locked -- -D warnings
+	cargo check --package slackwater-c --locked
 
 # The Python of the folder has pyzmq, which the message layer is tested against.
 test-rust: build-tested

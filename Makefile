@@ -1,5 +1,5 @@
 # Two commands do everything: `make run` and `make test`. Each installs what it needs into this folder.
-export CARGO_TARGET_DIR := $(CURDIR)/target
+override export CARGO_TARGET_DIR := $(CURDIR)/target
 
 TRACE ?=
 ARGS ?=
@@ -105,7 +105,7 @@ test-otel: build-tested
 
 TESTED_RUST := --workspace --locked $(OTEL) --exclude slackwater-sim
 build-tested: toolchain $(STAMP)
-	$(call bounded,cargo build --all-targets $(TESTED_RUST))
+	cargo build --all-targets $(TESTED_RUST)
 	rm -rf target/otel
 	mkdir -p target/otel/python
 	cp target/debug/slackwater target/otel/
@@ -142,7 +142,7 @@ MUTANTS_OUT ?= target/mutants
 mutants: toolchain
 	@cargo mutants --version >/dev/null 2>&1 || { echo "cargo-mutants is needed: cargo install --locked cargo-mutants"; exit 1; }
 	mkdir -p $(MUTANTS_OUT)
-	cargo mutants --jobs 1 --output $(MUTANTS_OUT) $(addprefix --package slackwater-,$(MUTANTS)) $(ARGS)
+	env -u CARGO_TARGET_DIR cargo mutants --jobs 1 --output $(MUTANTS_OUT) $(addprefix --package slackwater-,$(MUTANTS)) $(ARGS)
 
 soak: toolchain
 	cargo run --profile sim --locked --package slackwater-sim -- --soak $(MINUTES)

@@ -4,9 +4,10 @@ use slackwater_base::Checksum;
 use slackwater_engine::Buffers;
 use slackwater_pool::copy::checksum;
 
-/// What is summed at a time: few enough bytes to be in a near cache still, and so many that to put two sums together costs a
-/// hundredth of taking one.
-const PIECE_BYTES: u64 = 64 << 10;
+use crate::wire::LOW_WATER_BYTES;
+
+/// What is summed at a time: as much as arrives between two wakes of the caller, which is in a near cache still.
+const PIECE_BYTES: u64 = LOW_WATER_BYTES as u64;
 
 /// The checksum of the first bytes of a request, which is taken while more of them come, or the peer takes them in.
 #[derive(Debug, Default)]
@@ -55,7 +56,7 @@ mod tests {
 
     #[test]
     fn whole_pieces_are_summed_in_passing_and_the_rest_at_the_end() {
-        let mut bytes: Vec<u8> = (0..300_000u32).map(|at| (at * 7 / 8) as u8).collect();
+        let mut bytes: Vec<u8> = (0..600_000u32).map(|at| (at * 7 / 8) as u8).collect();
         // SAFETY: the slice outlives the buffers, and is not touched through another name but by reading.
         let buffers = unsafe { Buffers::borrowed(bytes.as_mut_ptr(), bytes.len()) };
         let check = |moved: &[u64], pieces, expected| {
@@ -71,6 +72,6 @@ mod tests {
         check(&[PIECE_BYTES - 1], 0, None);
         check(&[PIECE_BYTES], 1, whole);
         check(&[PIECE_BYTES + 1, 2 * PIECE_BYTES - 1], 1, whole);
-        check(&[PIECE_BYTES, 3 * PIECE_BYTES + 9, 300_000], 4, whole);
+        check(&[PIECE_BYTES, 3 * PIECE_BYTES + 9, 600_000], 4, whole);
     }
 }

@@ -30,7 +30,7 @@ use crate::config::LogConfig;
 use crate::format::{FormatError, Identity, Record, alone_overhead, name_of};
 use crate::io::{DiskDone, DiskError, DiskOp, DiskOutcome, FileId, LogFile, OpId};
 use failed_reads::FailedReads;
-use files::{FileState, Files, List, RESERVE};
+use files::{File, FileState, Files, List, RESERVE};
 use index::{Index, Slot};
 use pace::{Pace, PieceMark};
 use reads::Pin;
@@ -40,7 +40,7 @@ use shield::Shields;
 use write::{Answer, Writer};
 
 /// How long an emptied file that cannot be deleted yet counts as room to come: plenty for the operations of the device that it
-/// waits for, and less than a put waits for memory. What is queued meanwhile keeps its memory, so a reader that stalls, or
+/// waits for, and less than a put waits for memory by default. What is queued meanwhile keeps its memory, so a reader that stalls, or
 /// tombstones that have no room before the file goes, are not waited for.
 const EMPTIED_COUNTS_FOR: Duration = Duration::from_secs(1);
 
@@ -500,18 +500,20 @@ impl Log {
     }
 
     /// Whether what is under way will leave a file less. An emptied file goes when its readers have ended and the tombstones
-    /// for which it stands are durable. A log that stops waits for no reader.
+    /// for which it stands are durable. A log that stops empties no file, and waits for neither.
     fn is_making_room(&self) -> bool {
+        if self.files.has(List::Deleting) {
+            return true;
+        }
         let emptied = self.files.listed(List::Deletable);
         let mut emptied = emptied.filter_map(|id| self.files.get(id));
-        self.files.has(List::Draining)
-            || self.files.has(List::Deleting)
-            || emptied.any(|file| match file.state {
-                FileState::Deletable(since) => {
-                    !self.stopping && since <= self.now && self.now < since + EMPTIED_COUNTS_FOR
-                }
-                _ => false,
-            })
+        let counts = |file: &File| match file.state {
+            FileState::Deletable(since) => {
+                since <= self.now && self.now < since + EMPTIED_COUNTS_FOR
+            }
+            _ => false,
+        };
+        !self.stopping && (self.files.has(List::Draining) || emptied.any(counts))
     }
 
     /// Bytes of records that the log takes: a part is kept for reclaim, batches take their fixed parts, and a sixteenth of the rest

@@ -380,6 +380,29 @@ fn an_emptied_file_counts_as_room_while_it_is_read_for_a_second() {
     assert_eq!(world.stopped, Some(0));
 }
 
+/// A log that stopped while it emptied a file kept what was queued for the room to come, which came no more: puts that were
+/// promised to be durable counted as lost, and nobody answered them.
+#[test]
+fn what_has_no_room_when_the_log_stops_is_given_back_though_a_file_is_being_emptied() {
+    let mut world = World::new(small_log(1 << 20), 0);
+    let taken = fill(&mut world);
+    remove_first_file(&mut world, taken);
+    let tickets: Vec<_> = (0..40u8)
+        .map(|key| world.put(&[key], taken + 1, 4096))
+        .collect();
+    world.give(AgentInput::Stop);
+    world.drain();
+    assert_eq!(world.stopped, Some(0));
+    let refused = Err(TaskFailure::NoRoom);
+    let answers: Vec<_> = tickets.iter().map(|ticket| world.results[ticket]).collect();
+    assert!(
+        answers
+            .iter()
+            .all(|answer| answer.is_ok() || *answer == refused)
+    );
+    assert!(answers.contains(&refused), "{answers:?}");
+}
+
 /// The file that was emptied had to stay until a tombstone was durable, and meanwhile the master was asked to drop more.
 #[test]
 fn an_emptied_file_counts_as_room_while_its_tombstones_are_written() {

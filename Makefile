@@ -1,4 +1,5 @@
 # Two commands do everything: `make run` and `make test`. Each installs what it needs into this folder.
+# All of it names what cargo has built by this folder.
 override export CARGO_TARGET_DIR := $(CURDIR)/target
 
 TRACE ?=

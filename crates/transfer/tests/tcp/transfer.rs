@@ -1,6 +1,10 @@
+use std::sync::Arc;
+
 use slackwater_base::Checksum;
+use slackwater_engine::Remote;
 use slackwater_transfer::{
-    BatchError, Cause, Notice, Op, Refusal, Status, Submit, TcpConfig, WhenFull,
+    BatchError, Buffers, Carried, Cause, Mover, Notice, Op, Refusal, SingleRequest, Status, Submit,
+    TcpConfig, WhenFull,
 };
 use slackwater_wait::now;
 
@@ -100,6 +104,48 @@ fn checksums_that_are_taken_in_passing_are_those_of_the_bytes() {
             assert!(value == bytes_of(&there, 5, bytes), "{name}: {bytes} bytes");
             assert_eq!(written, Ok(Checksum::of(&value)), "{name}: {bytes} bytes");
         }
+    }
+}
+
+/// A mover that left all sums to the end would give the same checksums, later.
+#[test]
+fn a_mover_that_carries_a_request_alone_gives_its_checksum() {
+    let near = TcpConfig {
+        loopback_buffer_bytes: 64 << 10,
+        ..config()
+    };
+    let ((_alice, mover), bob) = (engine_and_mover("alice", near), engine("bob", config()));
+    let there = region(&bob, 1 << 20);
+    fill(&there, 3);
+    let (segment, capability) = (Arc::new(bob.segment().clone()), grant(&bob, &there));
+    let mut value = vec![7; 1 << 20];
+    let mut check = |op, checksum, bytes: usize, taken: bool| {
+        // SAFETY: the bytes outlive the request, and are not touched before it has ended.
+        let buffers = unsafe { Buffers::borrowed(value.as_mut_ptr(), bytes) };
+        let single = SingleRequest {
+            op,
+            buffers,
+            remote: Remote {
+                offset: 0,
+                capability,
+                key: None,
+                trace: None,
+            },
+            deadline: now() + 20 * SECOND,
+            checksum,
+            may_wait: true,
+        };
+        let Carried::Done(sum) = mover.carry_now(&segment, single) else {
+            panic!("{op:?} of {bytes} bytes is carried by the caller");
+        };
+        let expected = taken.then(|| Checksum::of(&value[..bytes]));
+        assert_eq!(sum, Ok(expected), "{op:?} of {bytes} bytes");
+    };
+    for op in [Op::Write, Op::Read] {
+        check(op, true, 4096, false);
+        check(op, true, 1 << 20, true);
+        check(op, true, (1 << 20) - 1, true);
+        check(op, false, 1 << 20, false);
     }
 }
 

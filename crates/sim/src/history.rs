@@ -25,8 +25,6 @@ pub struct History {
     /// Whether a device lost a write that it had reported as done: the write may have held a tombstone, and dead
     /// records may come back.
     may_resurrect: bool,
-    /// When removals were last voided: a read that began before may still return a removed value.
-    voided: Instant,
     /// When a master last ended: what a read that began before returns proves nothing about its successor.
     master_ended: Instant,
 }
@@ -58,9 +56,6 @@ struct Fate {
     /// As `seen`, while the master that published it lives: a value that was not acknowledged may be lost with that
     /// master.
     standing: Option<Instant>,
-    /// Only a master that has ended knew that it replaced older values, some of which may lie on a node that was away: when
-    /// this one is evicted, they may come back with that node.
-    voided: bool,
     /// When the master revoked the put.
     refused: Option<Instant>,
 }
@@ -107,7 +102,6 @@ impl History {
             published: None,
             seen: None,
             standing: None,
-            voided: false,
             refused: None,
         };
         match timeline.versions.insert(version, fate) {
@@ -138,10 +132,6 @@ impl History {
 
     /// The master acknowledged a removal that its client began at `began`.
     pub fn removed(&mut self, name: &Name, began: Instant, acknowledged: Instant) {
-        // The master may have decided it before it knew of a node that holds a copy.
-        if began < self.voided {
-            return;
-        }
         let timeline = self.timelines.entry(name.clone()).or_default();
         timeline.removals.push(Removal {
             began,
@@ -152,23 +142,6 @@ impl History {
     /// A device has lost a write that it reported as done: from now on dead records may come back.
     pub fn allow_resurrection(&mut self) {
         self.may_resurrect = true;
-    }
-
-    /// Voids removals and overwrites acknowledged since `since`, while a node was away. Only a master that has ended
-    /// knew of them: the values that they replaced may come back with the node.
-    pub fn void_since(&mut self, since: Instant, now: Instant) {
-        self.voided = now;
-        for timeline in self.timelines.values_mut() {
-            timeline
-                .removals
-                .retain(|removal| removal.acknowledged < since);
-            for fate in timeline.versions.values_mut() {
-                let there = fate.published.into_iter().chain(fate.standing).min();
-                fate.voided |= there.is_none_or(|at| at >= since);
-                fate.published = fate.published.filter(|at| *at < since);
-                fate.standing = fate.standing.filter(|at| *at < since);
-            }
-        }
     }
 
     /// The master has ended: what it published and did not acknowledge may be gone.
@@ -243,12 +216,12 @@ impl History {
             owner => return Err(wrong(format!("that version belongs to {owner:?}"))),
         }
         self.judge_age(read.name, read.version, read.began)?;
-        let standing = read.began >= self.voided && read.began >= self.master_ended;
+        let standing = read.began >= self.master_ended;
         let fate = self
             .fate(read.name, read.version)
             .expect("its owner was found");
         fate.seen.get_or_insert(read.ended);
-        if standing && !fate.voided {
+        if standing {
             fate.standing.get_or_insert(read.ended);
         }
         Ok(put)
@@ -409,44 +382,6 @@ mod tests {
         assert_eq!(read(&mut history, 0, 5, 40), Ok(PutId(0)));
         assert_eq!(read(&mut history, 1, 6, 41), Ok(PutId(1)));
         assert_eq!(read(&mut history, 0, 5, 60), Err(Invariant::NoResurrection));
-    }
-
-    /// A node came back with an old value whose removal no master remembered. A read that had begun before ended after
-    /// that, and was taken as proof that the removed, newer value was there (seed 7602).
-    #[test]
-    fn a_read_that_began_before_removals_were_voided_proves_nothing() {
-        let mut history = history();
-        history.published(&name(), Version(6), at(22));
-        history.removed(&name(), at(31), at(33));
-        history.void_since(at(10), at(32));
-        assert_eq!(read(&mut history, 1, 6, 30), Ok(PutId(1)));
-        assert_eq!(read(&mut history, 0, 5, 40), Ok(PutId(0)));
-    }
-
-    /// An overwrite was acknowledged while a node was away, and known to a master that ended. Its successor served the new
-    /// value and evicted it; then the node came back with the old one (seed 753585).
-    #[test]
-    fn a_read_of_an_overwrite_that_was_voided_proves_nothing() {
-        let mut history = history();
-        history.published(&name(), Version(5), at(8));
-        history.published(&name(), Version(6), at(22));
-        history.void_since(at(10), at(32));
-        assert_eq!(read(&mut history, 1, 6, 34), Ok(PutId(1)));
-        assert_eq!(read(&mut history, 0, 5, 40), Ok(PutId(0)));
-    }
-
-    /// A new master removed a value while it did not know of a node that held another copy. The node came before the
-    /// removal was acknowledged, and the removal was taken to cover its copy too (seed 193).
-    #[test]
-    fn a_removal_that_began_before_removals_were_voided_proves_nothing() {
-        let mut history = history();
-        history.published(&name(), Version(5), at(12));
-        history.void_since(at(10), at(32));
-        assert_eq!(read(&mut history, 0, 5, 34), Ok(PutId(0)));
-        history.removed(&name(), at(31), at(40));
-        assert_eq!(read(&mut history, 0, 5, 41), Ok(PutId(0)));
-        history.removed(&name(), at(42), at(44));
-        assert_eq!(read(&mut history, 0, 5, 45), Err(Invariant::NoResurrection));
     }
 
     #[test]

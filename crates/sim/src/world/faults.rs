@@ -303,7 +303,6 @@ impl World {
         let sessions = self.sessions_of(process);
         match process {
             Process::Master => {
-                self.void_undelivered_drops();
                 self.master.core = None;
                 self.history.master_ended(now);
             }

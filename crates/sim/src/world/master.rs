@@ -1,10 +1,9 @@
 //! The master's process: the core, its clock, and its connections.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use slackwater_base::Instant;
-use slackwater_meta::{Input, Master, Output};
+use slackwater_meta::{Input, Journaled, Master, Output};
 use slackwater_wire::{ClientId, NodeId, OperationId, Permissions, Report, Request, Version};
 
 use crate::check::Checked;
@@ -27,9 +26,8 @@ pub(crate) struct MasterHost {
     nodes: BTreeMap<NodeId, SessionId>,
     /// The newest connection of each client: answers go there.
     clients: BTreeMap<ClientId, SessionId>,
-    /// Since when some node has been away: only this life of the master knows which records that node must drop.
-    drops_undelivered_since: Option<Instant>,
-    present: BTreeSet<NodeId>,
+    /// What every life of the master knows of the ones before; an embedded one has none.
+    pub(super) journal: Journaled,
     /// Whether a node has announced its records in this life: from then on the embedded store is open.
     pub(crate) announced: bool,
     /// What the keys of clients permit: the tenants of the load.
@@ -52,8 +50,7 @@ impl MasterHost {
             nodes: BTreeMap::new(),
             clients: BTreeMap::new(),
             announced: false,
-            drops_undelivered_since: None,
-            present: BTreeSet::new(),
+            journal: Journaled::default(),
             client_permissions: Permissions::client(options.tenants()),
             out: Vec::new(),
             seed,
@@ -70,7 +67,6 @@ impl MasterHost {
 impl World {
     /// Starts the master with an empty catalog, which the nodes' announcements fill.
     pub(crate) fn start_master(&mut self) -> Checked {
-        let now = self.engine.now();
         let host = &mut self.master;
         host.life += 1;
         host.clock = DriftingClock::new(
@@ -81,13 +77,13 @@ impl World {
         host.nodes.clear();
         host.clients.clear();
         host.announced = false;
-        host.present.clear();
-        host.drops_undelivered_since = Some(now);
         let seed = host.seed.stream("master", host.life).next_u64();
         let mut core = Master::new(self.options.master.clone(), seed);
         if !self.options.embedded {
             // Takes the place of a fencing epoch: nodes announce their records after the first puts of this life.
             core.start_above(Version(host.life << 40));
+            let now = host.clock.local(self.engine.now());
+            core.restore(now, host.journal.clone());
         }
         host.core = Some(core);
         self.void_answers(|_, _| true);
@@ -119,7 +115,6 @@ impl World {
                 }
                 if self.master.nodes.insert(node, session).is_some() {
                     // The node came back before its old connection was found broken.
-                    self.node_went(node);
                     self.master_step(Input::NodeLost(node))?;
                 }
                 Ok(())
@@ -155,7 +150,6 @@ impl World {
                 let node = *node;
                 if matches!(report, Report::Announced { .. }) {
                     self.master.announced = true;
-                    self.master.present.insert(node);
                 }
                 self.master_step(Input::Report { node, report })
             }
@@ -188,39 +182,7 @@ impl World {
             .map(|(node, _)| *node);
         let Some(node) = node else { return Ok(()) };
         self.master.nodes.remove(&node);
-        self.node_went(node);
         self.master_step(Input::NodeLost(node))
-    }
-
-    fn node_went(&mut self, node: NodeId) {
-        self.master.present.remove(&node);
-        let now = self.engine.now();
-        self.master.drops_undelivered_since.get_or_insert(now);
-    }
-
-    /// Checks whether all nodes are back and all drops were carried out.
-    pub(super) fn check_drops_delivered(&mut self) {
-        let all = self.master.present.len() == self.nodes.len();
-        let paid = self
-            .master
-            .core
-            .as_ref()
-            .is_some_and(|core| core.books().drops == 0);
-        if all && paid {
-            self.master.drops_undelivered_since = None;
-        }
-    }
-
-    /// The master ends, and with it the drops that nodes that were away did not get: no journal keeps them.
-    pub(super) fn void_undelivered_drops(&mut self) {
-        self.check_drops_delivered();
-        if let Some(since) = self
-            .master
-            .drops_undelivered_since
-            .filter(|_| self.options.has_log())
-        {
-            self.history.void_since(since, self.engine.now());
-        }
     }
 
     pub(super) fn master_wakes(&mut self, life: u64) -> Checked {
@@ -249,6 +211,13 @@ impl World {
     }
 
     fn master_outputs(&mut self, mut out: Vec<Output>) -> Checked {
+        // Durable before anything that follows from it is said.
+        if let Some(core) = &mut self.master.core {
+            let notes = core.take_notes();
+            notes
+                .iter()
+                .for_each(|note| self.master.journal.apply(note));
+        }
         for output in out.drain(..) {
             if self.master.core.is_none() {
                 break;

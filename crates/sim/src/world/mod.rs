@@ -179,7 +179,6 @@ impl World {
         self.events += 1;
         if self.events.is_multiple_of(CHECK_EVERY) {
             self.check_bounds()?;
-            self.check_drops_delivered();
         }
         match event {
             Event::Control { session, to, body } => self.on_control(session, to, body),

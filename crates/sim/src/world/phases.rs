@@ -260,6 +260,11 @@ impl World {
         };
         core.check_books()
             .map_err(|wrong| Violation::new(Invariant::BooksBalance, wrong.to_string()))?;
+        // Every node is there and has announced all that it holds.
+        if !self.master.journal.debts.is_empty() {
+            let what = format!("at rest {:?} is owed", self.master.journal.debts);
+            return Err(Violation::new(Invariant::BooksBalance, what));
+        }
         let mut believed: Vec<BTreeSet<DiskEntry>> = vec![BTreeSet::new(); self.nodes.len()];
         for (tenant, key) in self.everything()? {
             let request = Request::Describe {

@@ -1,7 +1,7 @@
 //! Memory of a store that other processes reach: its region, the capabilities for it, and room in it for records of the
 //! SSD.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use slackwater_base::ByteSize;
@@ -17,16 +17,19 @@ use slackwater_zmtp::PublicKey;
 use super::minter::Minter;
 use super::staging::{Borrower, Staging};
 use crate::region::{Access, Grant};
-use crate::store::GRANULE;
-use crate::{Store, StoreError};
+use crate::store::{GRANULE, no_randomness};
+use crate::{OpenError, Store, StoreError};
 
 /// See the module.
 pub(crate) struct ServedMemory {
     pub(crate) store: Store,
     pub(crate) transfers: Transfers,
-    pub(crate) minter: Arc<Minter>,
+    minter: Mutex<Arc<Minter>>,
     staging: Staging,
 }
+
+/// How long values may be read at most that an earlier master permitted to be read: about as long as leases last.
+const READS_OUTLIVE_KEY: Duration = Duration::from_secs(10);
 
 /// The transfers of other processes at the memory.
 #[derive(Clone)]
@@ -63,7 +66,7 @@ impl ServedMemory {
         let memory = store.config().memory.0;
         let staging = Staging::new(Arc::clone(&served.gate), memory, staging, GRANULE);
         Ok(Self {
-            minter: Arc::new(Minter::own(&engine, region.id())),
+            minter: Mutex::new(Arc::new(Minter::own(&engine, region.id()))),
             transfers: Transfers {
                 engine,
                 region: region.id(),
@@ -87,6 +90,24 @@ impl ServedMemory {
             clock_nanos: now().as_nanos(),
             macs: MacKind::LATEST.number(),
         }
+    }
+
+    /// What makes capabilities for it in this process.
+    pub(crate) fn minter(&self) -> Arc<Minter> {
+        Arc::clone(&self.minter.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Takes another key, which the next master is told: with the old one, an earlier master permits nothing any more. What it has
+    /// permitted to be read may be read until that ends, for some seconds at most.
+    ///
+    /// # Errors
+    /// Without randomness; the old key stays.
+    pub(crate) fn rotate_key(&self) -> Result<(), OpenError> {
+        let rotated = self.transfers.engine.home().rotate(READS_OUTLIVE_KEY);
+        rotated.map_err(no_randomness)?;
+        let minter = Arc::new(Minter::own(&self.transfers.engine, self.transfers.region));
+        *self.minter.lock().unwrap_or_else(PoisonError::into_inner) = minter;
+        Ok(())
     }
 
     /// Reads a record of the SSD into memory that is lent to a client, or to all clients of its key.
@@ -139,7 +160,7 @@ impl ServedMemory {
             generation: room.generation,
             node: self.store.node(),
             offset: room.offset,
-            capability: self.minter.mint(extent, Rights::READ, lease, key),
+            capability: self.minter().mint(extent, Rights::READ, lease, key),
         })
     }
 

@@ -321,9 +321,7 @@ pub(crate) fn reloader(
 fn handlers(store: &Store, memory: ServedMemory, allowed: Option<AllowList>) -> Handlers {
     let served = store.served().expect("it was opened to be served");
     let outgoing = Arc::new(Outgoing::new(served.epoch, store.write_time()));
-    outgoing
-        .minters
-        .add(store.segment().id, Arc::clone(&memory.minter));
+    outgoing.minters.add(store.segment().id, memory.minter());
     store.deliver_to(Arc::new(Leaving {
         outgoing: Arc::clone(&outgoing),
         transfers: memory.transfers.clone(),

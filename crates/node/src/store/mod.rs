@@ -50,7 +50,7 @@ pub use stats::{
 };
 pub use view::View;
 
-pub(crate) use self::open::{GRANULE, Identity, Sharing, pool_config, random};
+pub(crate) use self::open::{GRANULE, Identity, Sharing, no_randomness, pool_config, random};
 use self::shared::Shared;
 use self::sink::Sink;
 use self::socket::AnswerSocket;

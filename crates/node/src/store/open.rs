@@ -442,17 +442,20 @@ pub(super) fn log(config: &Config, identity: &Identity) -> LogConfig {
     log
 }
 
+/// The operating system gives no random bytes.
+pub(crate) fn no_randomness(error: getrandom::Error) -> OpenError {
+    let why = std::io::Error::other(error.to_string());
+    OpenError::System {
+        what: "random bytes",
+        why,
+    }
+}
+
 /// Two random numbers.
 pub(crate) fn random() -> Result<[u64; 2], OpenError> {
     let mut bytes = [0; 16];
     let filled = getrandom::fill(&mut bytes);
-    filled.map_err(|error| {
-        let why = std::io::Error::other(error.to_string());
-        OpenError::System {
-            what: "random bytes",
-            why,
-        }
-    })?;
+    filled.map_err(no_randomness)?;
     Ok(std::array::from_fn(|i| {
         u64::from_le_bytes(std::array::from_fn(|j| bytes[i * 8 + j]))
     }))

@@ -1,5 +1,6 @@
 //! Where a node checks what was put: on the loop that hears its master, or on its workers.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use slackwater_mq::{Admission, ListenOptions, RequestOptions, Workers};
@@ -7,11 +8,13 @@ use slackwater_net::{Endpoint, UnixAccess};
 use slackwater_transfer::{Extent, Gate, Rights};
 use slackwater_wait::{Event, Site, Waiting};
 use slackwater_wire::{
-    CheckWritten, Epoch, ExtentRef, NodeHello, NodeWelcome, Written, WrittenChecked, body,
+    CheckWritten, Epoch, ExtentRef, Incarnation, NodeHello, NodeWelcome, Written, WrittenChecked,
+    body,
 };
 
 use super::*;
 use crate::region::{Access as Use, Grant};
+use crate::serve::minter::Minter;
 
 const BYTES: u64 = 1 << 16;
 const FLOOR: u64 = 1000;
@@ -32,7 +35,13 @@ struct Pool {
 
 impl Pool {
     fn start(file: Option<FileMemory>) -> Self {
+        Self::unknown(0, file).0
+    }
+
+    /// A node whose first hellos the master does not know what to make of, and those hellos.
+    fn unknown(times: usize, file: Option<FileMemory>) -> (Self, Vec<NodeHello>) {
         let (greeted, greetings) = channel();
+        let left = AtomicUsize::new(times);
         let mut builder = Builder::new(Options::default());
         let inline = Category {
             run: Run::Inline,
@@ -41,9 +50,14 @@ impl Pool {
         builder.category("nodes", inline).unwrap();
         builder.command("nodes.reports", |_: &Call<'_>| {}).unwrap();
         let hello = move |call: &Call<'_>| {
+            let less = |left: usize| left.checked_sub(1);
+            let attached = match left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less) {
+                Ok(_) => Attached::Unknown,
+                Err(_) => Attached::New { floor: FLOOR },
+            };
             let welcome = NodeWelcome {
                 epoch: EPOCH,
-                attached: Attached::New { floor: FLOOR },
+                attached,
                 reads: body::FORMAT,
             };
             call.reply([body::encode(&welcome).unwrap()]).unwrap();
@@ -82,9 +96,11 @@ impl Pool {
             life.end().unwrap();
         };
         let life = Some(std::thread::spawn(run));
+        let unknown = (0..times).map(|_| greetings.recv_timeout(LONG).unwrap().1);
+        let unknown = unknown.collect();
         let (link, hello) = greetings.recv_timeout(LONG).unwrap();
         assert_eq!(welcomed.recv_timeout(LONG), Ok(Ok(())));
-        Self {
+        let pool = Self {
             master,
             link,
             hello,
@@ -93,7 +109,8 @@ impl Pool {
             memory,
             messages,
             life,
-        }
+        };
+        (pool, unknown)
     }
 
     /// The extent that a put was granted.
@@ -194,6 +211,43 @@ impl Drop for Pool {
         // It has said why.
         let _ = life.join();
     }
+}
+
+/// A node kept its key for as long as it lived: a master that had lost its epoch could go on to permit what it liked.
+#[test]
+fn a_master_that_knows_nothing_of_a_node_gets_another_key_and_that_of_the_one_before_permits_nothing()
+ {
+    let (pool, unknown) = Pool::unknown(2, None);
+    let home = pool.memory.transfers.engine.home();
+    let may = |hello: &NodeHello, rights| {
+        let minter = Minter::of(&hello.memory);
+        let extent = pool.granted(1);
+        let capability = minter.mint(extent, rights, LONG, None);
+        let range = (extent.offset, extent.bytes);
+        let access = home.admit(&capability, rights, range, Incarnation(0));
+        access.map(drop).is_ok()
+    };
+    let (write, read) = (Rights::WRITE, Rights::READ);
+    assert!(may(&pool.hello, write) && may(&pool.hello, read));
+    let [oldest, before] = &unknown[..] else {
+        panic!("two hellos")
+    };
+    assert!(!may(before, write), "it permits nothing any more");
+    assert!(
+        may(before, read),
+        "what it had permitted to be read is read to its end"
+    );
+    assert!(
+        !may(oldest, write) && !may(oldest, read),
+        "that end is over"
+    );
+    // What the node permits itself is made with the key of now.
+    let secret = |hello: &NodeHello| hello.memory.secret.0;
+    assert_eq!(secret(&pool.hello), home.capability_secret());
+    let extent = pool.granted(2);
+    let own = pool.memory.minter().mint(extent, write, LONG, None);
+    let range = (extent.offset, extent.bytes);
+    assert!(home.admit(&own, write, range, Incarnation(0)).is_ok());
 }
 
 /// Nothing would have told if the loop had checked no put, or all of them without a rest: the tests asked about no values.

@@ -32,7 +32,7 @@ WITH := $(if $(FEATURES),--features $(FEATURES))
 comma := ,
 MODULE_WITH := $(if $(FEATURES),--features $(FEATURES)$(comma)pyo3/extension-module)
 
-.PHONY: help run test wheel wheel-mooncake wheel-aarch64 deb static docs bench soak test-aarch64 test-deploy lint test-side-by-side test-processes test-computing build-tested test-rust test-otel test-c test-loom test-miri test-sim test-python c mutants build clean
+.PHONY: help run test wheel wheel-mooncake wheel-aarch64 deb static docs bench soak test-aarch64 test-deploy lint test-side-by-side test-computing build-tested test-rust test-c test-loom test-miri test-sim test-python c mutants build clean
 
 # Targets share folders, and cargo uses all processors by itself.
 .NOTPARALLEL:
@@ -69,49 +69,55 @@ test: lint test-side-by-side
 	@rm -f target/.tested; [ -n "$$(git status --porcelain 2>&1)" ] || [ "$$(git rev-parse HEAD)" != "$(TESTED)" ] || echo "$(TESTED)" > target/.tested
 	@echo "all checks and tests passed"
 
-# Tests with real processes wait much: what only computes runs beside them, with what they leave of the processors, and
-# prints when they are over. Each has process groups of its own, which end with it.
-BESIDE := target/beside.log
+# Tests with real processes wait much, and those of Python more than they compute: they run side by side, and what only computes
+# beside them, with what they leave of the processors. What does not go to the terminal is printed when it is over. Each has
+# process groups of its own, which end with it.
+BESIDE := target/beside
 BESIDE_LIMIT ?= 60m
-test-side-by-side:
-	@echo "loom, Miri and the simulator run beside the other tests: what they print follows at the end, and is in $(BESIDE) now"
-	@mkdir -p target; stop() { kill $$beside $$processes 2>/dev/null; wait; }; trap 'stop; exit 130' HUP INT TERM; \
-	timeout --kill-after=20 3h nice -n 5 $(MAKE) --no-print-directory test-computing LIMIT=$(BESIDE_LIMIT) >$(BESIDE) 2>&1 & beside=$$!; \
-	timeout --kill-after=20 3h $(MAKE) --no-print-directory test-processes & processes=$$!; \
-	wait $$processes || { code=$$?; stop; tail -n 30 $(BESIDE); echo "failed as said above this end of $(BESIDE), whose tests were stopped if they were not over" >&2; exit $$code; }; \
-	wait $$beside; code=$$?; cat $(BESIDE); exit $$code
-
-test-processes: test-rust test-c test-otel test-python
+LANE = timeout --kill-after=20 3h $(1) $(MAKE) --no-print-directory
+test-side-by-side: build-tested
+	@echo "Python's tests, and loom, Miri and the simulator, run beside those of Rust: what they print follows at the end, and is in $(BESIDE) now"
+	@mkdir -p $(BESIDE); stop() { kill $$rust $$python $$computing 2>/dev/null; wait; }; trap 'stop; exit 130' HUP INT TERM; \
+	failed() { code=$$?; stop; [ ! -f "$(BESIDE)/$$1" ] || cat "$(BESIDE)/$$1"; echo "$$1: failed as said above; the others were stopped if they were not over" >&2; exit $$code; }; \
+	$(call LANE,nice -n 5) test-computing LIMIT=$(BESIDE_LIMIT) >$(BESIDE)/computing 2>&1 & computing=$$!; \
+	$(call LANE) test-python LIMIT=$(BESIDE_LIMIT) >$(BESIDE)/python 2>&1 & python=$$!; \
+	$(call LANE) test-rust test-c & rust=$$!; \
+	wait $$rust || failed rust; \
+	wait $$python || failed python; cat $(BESIDE)/python; \
+	wait $$computing || failed computing; cat $(BESIDE)/computing
 
 test-computing: test-loom test-miri test-sim
 
 lint: toolchain
 	cargo fmt --all -- --check
 	cargo xtask all
-	cargo clippy --workspace --all-targets --locked $(OTEL) -- -D warnings
+	cargo clippy --all-targets $(SIMULATED) --locked $(TESTED_RUST) -- -D warnings
 	cargo clippy --package slackwater-otel --locked -- -D warnings
-	cargo check --package slackwater-c --locked
+	cargo check --locked --package slackwater-cli --package slackwater-py --package slackwater-c
 
 # The Python of the folder has pyzmq, which the message layer is tested against.
 test-rust: build-tested
-	$(call bounded,SLACKWATER_PYTHON=$(CURDIR)/$(PYTHON) cargo test $(TESTED_RUST))
+	$(call bounded,SLACKWATER_PYTHON=$(CURDIR)/$(PYTHON) cargo test --locked $(TESTED_RUST))
+	$(call bounded,cargo test --locked --package slackwater-otel)
 
-# Traces are exported with the feature `otel` alone. Lints and tests of Rust have it, since to build all twice takes longer than
-# they do; of Python, these run with the module and the command that were built for them, and all others with both as most
-# users build them.
+# All tests have one build: with traces, which are exported with the feature `otel` alone, and with what tests plant. That all builds as
+# most users have it is checked by `lint`.
 OTEL := --features slackwater-otel/otel,slackwater-cli/otel,slackwater-py/otel,pyo3/extension-module
-test-otel: build-tested
-	$(call bounded,TRACED_COMMAND=$(CURDIR)/target/otel/slackwater PYTHONPATH=$(CURDIR)/target/otel/python \
-		$(PYTHON) -m pytest -q -rs python/tests/test_traces.py python/tests/test_traces_exported.py)
-
-TESTED_RUST := --workspace --locked $(OTEL) --exclude slackwater-sim
+TESTED_RUST := --workspace $(OTEL)
+# Of the simulator, by name: it is no test of the others.
+SIMULATED := --test seeds --test planted_bugs --test outlived
+BUILT := target/tested
+.PHONY: $(BUILT)
 build-tested: toolchain $(STAMP)
-	cargo build --all-targets $(TESTED_RUST)
-	rm -rf target/otel
-	mkdir -p target/otel/python
-	cp target/debug/slackwater target/otel/
-	cp -r python/slackwater target/otel/python/
-	install target/debug/lib_native.so target/otel/python/slackwater/_native.abi3.so
+	cargo build --locked --all-targets $(SIMULATED) $(TESTED_RUST)
+
+# What Python's tests use of it.
+$(BUILT): build-tested
+	rm -rf $(BUILT)
+	mkdir -p $(BUILT)/python
+	cp target/debug/slackwater $(BUILT)/
+	cp -r python/slackwater $(BUILT)/python/
+	install target/debug/lib_native.so $(BUILT)/python/slackwater/_native.abi3.so
 
 test-loom: toolchain
 	$(call bounded,RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --locked --release --package slackwater-wait --package slackwater-pool --lib models)
@@ -134,7 +140,7 @@ test-miri: toolchain
 	cargo +nightly miri test --locked --package slackwater-pool --test pool -- scope join handle'
 
 test-sim: toolchain
-	$(call bounded,cargo test --locked --profile sim --package slackwater-sim)
+	$(call bounded,cargo test --locked $(SIMULATED) $(TESTED_RUST))
 
 # Plants small mistakes, one at a time, and tells which no test notices; by hand, since it takes hours. What is left out,
 # and why, is in .cargo/mutants.toml; the mistakes that are known to go unnoticed are in docs/design/mutants.md.
@@ -146,7 +152,7 @@ mutants: toolchain
 	env -u CARGO_TARGET_DIR cargo mutants --jobs 1 --output $(MUTANTS_OUT) $(addprefix --package slackwater-,$(MUTANTS)) $(ARGS)
 
 soak: toolchain
-	cargo run --profile sim --locked --package slackwater-sim -- --soak $(MINUTES)
+	cargo run --locked --package slackwater-sim -- --soak $(MINUTES)
 
 # The vector paths of aarch64 need its standard library, a linker and an emulator; what is missing is named.
 EMULATED := CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
@@ -232,20 +238,17 @@ c: toolchain
 	cargo xtask sbom --of library --out $(C_OUT)
 
 # What `make c` leaves is enough for a program elsewhere. That the examples work with either library is a test of the crate.
-# The command is built with it, as the tests of Python want it: each alone would build what they share again, for the few
-# features of other libraries in which they differ.
-test-c: toolchain
+test-c: build-tested
 	@for tool in cc c++ pkg-config; do command -v $$tool >/dev/null || { echo "skipped: C and C++ as installed ($$tool is not there)"; exit 0; }; done; \
-	$(MAKE) --no-print-directory c C_PROFILE=dev C_OUT=target/c C_PACKAGES='--package slackwater-c --package slackwater-cli' && \
+	$(MAKE) --no-print-directory c C_PROFILE=dev C_OUT=target/c C_PACKAGES='--all-targets $(TESTED_RUST)' && \
 	flags=$$(PKG_CONFIG_PATH=target/c/lib/pkgconfig pkg-config --cflags --libs slackwater) && \
 	cc -Wall -Wextra -Werror crates/c/examples/transfer.c $$flags -o target/c/transfer && \
 	c++ -Wall -Wextra -Werror crates/c/examples/workers.cc $$flags -o target/c/workers && \
 	c++ -Wall -Wextra -Werror crates/c/examples/messages.cc $$flags -o target/c/messages && \
 	for example in transfer workers messages; do LD_LIBRARY_PATH=target/c/lib timeout --foreground --kill-after=10 2m target/c/$$example || exit 1; done
 
-test-python: $(STAMP)
-	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/maturin develop --quiet --locked --manifest-path crates/py/Cargo.toml
-	$(call bounded,$(PYTHON) -m pytest -q -rs python/tests)
+test-python: $(BUILT)
+	$(call bounded,TESTED_COMMAND=$(CURDIR)/$(BUILT)/slackwater PYTHONPATH=$(CURDIR)/$(BUILT)/python $(PYTHON) -m pytest -q -rs python/tests)
 
 $(STAMP): python/requirements.txt
 	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed"; exit 1; }

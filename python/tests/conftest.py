@@ -18,35 +18,43 @@ from callers import Package
 ROOT = Path(__file__).parents[2]
 
 
-def built(*features: str) -> Path:
-    """The `slackwater` command of this folder, built if it is not current."""
+@pytest.fixture(scope="session")
+def command() -> Path:
+    """The `slackwater` command: the one that is named by `TESTED_COMMAND`, or that of this folder, built if it is not current."""
+    if named := os.environ.get("TESTED_COMMAND"):
+        return Path(named)
     if shutil.which("cargo") is None:
         pytest.skip("no cargo: the command that serves a store cannot be built")
-    build = ["cargo", "build", "--quiet", "--locked", "--package", "slackwater-cli", *features]
-    subprocess.run(build, cwd=ROOT, check=True, timeout=1200)
+    build = ["cargo", "build", "--quiet", "--locked", "--package", "slackwater-cli"]
+    features = ["--features", "slackwater-cli/otel"] if exports_traces() else []
+    subprocess.run([*build, *features], cwd=ROOT, check=True, timeout=1200)
     return Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug" / "slackwater"
 
 
-@pytest.fixture(scope="session")
-def command() -> Path:
-    """The command."""
-    return built()
-
-
-@pytest.fixture(scope="session")
-def traced_command(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The command with OpenTelemetry, where the module has it too: `TRACED_COMMAND`, or a copy, for other tests build it without."""
+def exports_traces() -> bool:
+    """Whether the module was built with the feature `otel`, as the command then is."""
     try:
         slackwater.export_traces("http://127.0.0.1")
     except slackwater.RefusedError:
-        assert "TRACED_COMMAND" not in os.environ, "the module was built without the feature otel"
-        pytest.skip("the module was built without the feature otel: make test-otel builds it")
+        return False
     slackwater.export_traces(None)
-    if named := os.environ.get("TRACED_COMMAND"):
-        return Path(named)
-    copy = tmp_path_factory.mktemp("otel") / "slackwater"
-    shutil.copy2(built("--features", "slackwater-cli/otel"), copy)
-    return copy
+    return True
+
+
+@pytest.fixture(scope="session")
+def traced_command(command: Path) -> Path:
+    """The command with OpenTelemetry, where the module has it too."""
+    if not exports_traces():
+        pytest.skip("the module was built without the feature otel")
+    return command
+
+
+@pytest.fixture(scope="session")
+def untraced_command(command: Path) -> Path:
+    """The command without OpenTelemetry, where the module has none either."""
+    if exports_traces():
+        pytest.skip("the module and the command were built with the feature otel")
+    return command
 
 
 @pytest.fixture

@@ -136,8 +136,8 @@ def test_a_module_without_the_feature_says_how_to_build_it() -> None:
 
 
 @pytest.mark.parametrize("process", [["serve", "--memory", "16MiB"], ["master"], ["node"]])
-def test_a_command_without_the_feature_says_how_to_build_it(command: Path, process: list[str]) -> None:
-    line = [command, *process, "--traces", "http://127.0.0.1:9"]
+def test_a_command_without_the_feature_says_how_to_build_it(untraced_command: Path, process: list[str]) -> None:
+    line = [untraced_command, *process, "--traces", "http://127.0.0.1:9"]
     ended = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode != 0
     assert "--features otel" in ended.stderr, ended.stderr

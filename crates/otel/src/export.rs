@@ -142,6 +142,19 @@ pub fn export(options: &ExportOptions) -> Result<Exporter, ExportError> {
 mod tests {
     use super::*;
 
+    #[cfg(not(feature = "otel"))]
+    #[test]
+    fn what_was_built_without_it_says_how_to_build_it() {
+        let options = ExportOptions {
+            endpoint: "http://127.0.0.1".parse().expect("an address"),
+            service: "test".into(),
+            share: 1.0,
+        };
+        let refused = export(&options).map(drop).expect_err("it cannot");
+        assert!(matches!(refused, ExportError::NotBuilt));
+        assert!(refused.to_string().contains("--features otel"), "{refused}");
+    }
+
     #[test]
     fn an_endpoint_is_a_plain_address_with_the_usual_port_and_path() {
         let check = |text: &str, expected: Option<&str>| {

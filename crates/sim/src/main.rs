@@ -203,7 +203,7 @@ fn quietly(profile: Profile, seeds: Range<u64>, arguments: &Arguments) -> u64 {
         let planted = planted.map_or(String::new(), |bug| format!(" --planted {bug:?}"));
         println!("seed {seed} at {at}: {violation}");
         println!(
-            "    cargo run -p slackwater-sim --profile sim -- --seed {seed} --profile {}{planted} --trace",
+            "    cargo run -p slackwater-sim -- --seed {seed} --profile {}{planted} --trace",
             profile.name()
         );
     });

@@ -100,9 +100,8 @@ fn report(profile: Profile, failures: &[(u64, Violation)]) -> String {
     let mut text = format!("{} seeds failed\n", failures.len());
     for (seed, violation) in failures.iter().take(20) {
         text += &format!("seed {seed}: {violation}\n");
-        text += &format!(
-            "    cargo run -p slackwater-sim --profile sim -- --profile {name} --seed {seed} --trace\n"
-        );
+        text +=
+            &format!("    cargo run -p slackwater-sim -- --profile {name} --seed {seed} --trace\n");
     }
     if let Some((seed, violation)) = failures.first() {
         let plan = Plan::of(profile, Seed(*seed));

@@ -31,7 +31,7 @@ const GRANULES: u64 = 64;
 const KEYS: u64 = 12;
 const CLIENT: ClientId = ClientId(9);
 const STEPS: u64 = 500;
-/// Seeds of one run of the tests: some twenty seconds in the profile of the simulator.
+/// Seeds of one run of the tests: some minutes.
 const SEEDS: std::ops::Range<u64> = 810_000..815_000;
 /// Seeds in which a planted bug is searched.
 const HUNTED: std::ops::Range<u64> = 810_000..811_000;

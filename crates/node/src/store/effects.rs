@@ -1,7 +1,5 @@
 //! Every documented option changes something that can be seen from outside, or in the part that it is for.
 
-use std::sync::mpsc::channel;
-
 use slackwater_base::Instant;
 use slackwater_pool::copy::Isa;
 use slackwater_tier::AgentInput;
@@ -429,7 +427,7 @@ const EFFECTS: &[Effect] = &[
         [("warn", "silent"), ("info", "said")],
         &[],
         |config| {
-            if logged(config).is_empty() {
+            if one_line(config).is_empty() {
                 "silent"
             } else {
                 "said"
@@ -442,7 +440,7 @@ const EFFECTS: &[Effect] = &[
         [("text", "text"), ("json", "json")],
         &[],
         |config| {
-            if logged(config).starts_with('{') {
+            if one_line(config).starts_with('{') {
                 "json"
             } else {
                 "text"
@@ -779,26 +777,8 @@ fn recovered(config: &Config) -> Core {
 }
 
 /// What is written of one line at the level of information.
-fn logged(config: &Config) -> String {
-    let (sent, lines) = channel();
-    let writer = move || Line(sent.clone());
-    let dispatch = logging::dispatch(config, writer, false).unwrap();
-    tracing::dispatcher::with_default(&dispatch, || tracing::info!("a line"));
-    let bytes: Vec<u8> = lines.try_iter().flatten().collect();
-    String::from_utf8(bytes).unwrap()
-}
-
-struct Line(std::sync::mpsc::Sender<Vec<u8>>);
-
-impl std::io::Write for Line {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.send(bytes.to_vec()).unwrap();
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
+fn one_line(config: &Config) -> String {
+    logging::logged(config, || tracing::info!("a line"))
 }
 
 fn configured(root: &std::path::Path, settings: &[(&str, &str)]) -> Config {

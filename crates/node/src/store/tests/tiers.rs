@@ -8,6 +8,7 @@ use slackwater_base::BLOCK_BYTES;
 
 use super::*;
 use crate::logging::logged;
+use crate::store::effects::read_taking;
 
 /// Waits for a fact about the store, without a period that a slow machine could miss: looks, flushes, looks again.
 fn until(store: &Store, what: &str, fact: impl Fn(&Stats) -> bool) -> Stats {
@@ -392,6 +393,38 @@ fn have_no_room(directory: &Path) -> Vec<PathBuf> {
     further
         .inspect(|path| std::fs::create_dir(path).unwrap())
         .collect()
+}
+
+#[test]
+fn what_writes_cost_readers_is_counted_and_told() {
+    let root = tempfile::tempdir().unwrap();
+    let store = Store::open(Config {
+        offload: OffloadMode::Eager,
+        flush_delay: Duration::from_secs(60),
+        promotion_enabled: false,
+        ..tiered(root.path())
+    })
+    .unwrap();
+    put_all(&store, &["read".to_owned()], 1000);
+    store.flush(Duration::from_secs(20)).unwrap();
+    put_all(&store, &["written".to_owned()], 1000);
+    let reads = |core: &mut core::Core, now| {
+        let alone = Duration::from_millis(1);
+        read_taking(core, now, "read", alone, |_| ());
+        read_taking(core, now, "read", 9 * alone, |core| drop(core.flush(now)));
+    };
+    store.shared().with(reads).unwrap();
+    let ssd = store.stats().ssd.unwrap();
+    let pace = (ssd.write_window, ssd.read_slowdown, ssd.reads_delayed_us);
+    assert_eq!(pace, (0.714, 2.0, 8000));
+    let text = store.metrics_text(MetricsFormat::Prometheus);
+    for line in [
+        "slackwater_ssd_write_window 0.714\n",
+        "slackwater_ssd_read_slowdown_ratio 2\n",
+        "slackwater_ssd_read_delay_seconds_total 0.008\n",
+    ] {
+        assert!(text.contains(line), "{line}{text}");
+    }
 }
 
 #[test]

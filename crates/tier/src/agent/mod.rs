@@ -435,8 +435,9 @@ impl Agent {
             let near = state.pressure.abs_diff(reported.pressure) <= reported.pressure / 4;
             // Those of one sync are reported in steps: the last of them asks.
             let again = self.dropped && state.pressure > 0 && !log.is_behind();
-            let alike =
-                reported.accepting == state.accepting && reported.capacity == state.capacity;
+            let alike = reported.accepting == state.accepting
+                && reported.failing == state.failing
+                && reported.capacity == state.capacity;
             alike && near && !again
         });
         if !same {

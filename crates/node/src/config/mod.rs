@@ -6,6 +6,7 @@
 mod layers;
 mod options;
 mod range;
+mod role;
 mod suggest;
 mod value;
 
@@ -16,6 +17,7 @@ use std::path::{Path, PathBuf};
 use slackwater_meta::Promotion;
 
 pub use options::{Config, HugePages, IoBackend, LogFormat};
+pub use role::Role;
 pub use value::{LogFilter, Ratio, Threads, Value};
 
 pub use slackwater_meta::evict::PolicyKind;

@@ -127,6 +127,7 @@ const DECISIONS = [
   ["not: the SSD would evict it first", "offloads.skipped_not_worth", "why"],
   ["not: too many under way", "offloads.skipped_full", "why"],
   ["not: no SSD takes it", "offloads.skipped_no_disk", "why"],
+  ["not: the SSD is failing", "offloads.skipped_failing", "why"],
   ["not: failed, late or cancelled", ["offloads.failed", "offloads.expired", "offloads.cancelled"], "why"],
   ["Evicted from memory", "evictions.count"],
   ["Evicted from SSD", "ssd_evictions.count"],

@@ -185,7 +185,8 @@ impl Master {
         };
         let segment = self.segments.at_mut(index);
         let disk = segment.disk_mut().expect("found as SSD");
-        (disk.accepting, disk.pressure) = (state.accepting, state.pressure);
+        (disk.accepting, disk.failing) = (state.accepting, state.failing);
+        disk.pressure = state.pressure;
         let capacity = state.capacity.min(SEGMENT_BYTES_MAX);
         if disk.capacity != capacity {
             disk.capacity = capacity;

@@ -76,8 +76,10 @@ pub struct OffloadMetrics {
     pub in_flight: u64,
     /// Not begun: too many under way, or an older record is still being dropped.
     pub skipped_full: u64,
-    /// Not begun: no SSD that accepts it.
+    /// Not begun: no SSD that accepts it, because there is none or it has no room.
     pub skipped_no_disk: u64,
+    /// Not begun: the device of the SSD answers writes with errors.
+    pub skipped_failing: u64,
     /// Not begun: the SSD would have evicted it first.
     pub skipped_not_worth: u64,
 }

@@ -67,6 +67,8 @@ pub(crate) struct MemoryExtents {
 pub(crate) struct DiskLog {
     pub(crate) capacity: u64,
     pub(crate) accepting: bool,
+    /// It takes nothing because its device fails.
+    pub(crate) failing: bool,
     /// Until then no offload goes to it, because of failures.
     pub(crate) refusing_until: Instant,
     /// Bytes of records in the catalog.
@@ -100,6 +102,7 @@ impl Segment {
             SegmentKind::Disk => Medium::Disk(DiskLog {
                 capacity: mount.bytes,
                 accepting: true,
+                failing: false,
                 refusing_until: Instant::ZERO,
                 live: 0,
                 reserved: 0,

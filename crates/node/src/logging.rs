@@ -36,3 +36,28 @@ where
         LogFormat::Json => Dispatch::new(builder.json().finish()),
     })
 }
+
+/// What this thread logs in `act`.
+#[cfg(test)]
+pub(crate) fn logged(config: &Config, act: impl FnOnce()) -> String {
+    let (sent, lines) = std::sync::mpsc::channel();
+    let dispatch = dispatch(config, move || Line(sent.clone()), false).expect("the filter is one");
+    tracing::dispatcher::with_default(&dispatch, act);
+    lines.try_iter().collect()
+}
+
+/// Passes on what is logged.
+#[cfg(test)]
+struct Line(std::sync::mpsc::Sender<String>);
+
+#[cfg(test)]
+impl std::io::Write for Line {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let _ = self.0.send(String::from_utf8_lossy(bytes).into_owned());
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}

@@ -314,6 +314,7 @@ impl Text {
         let skipped = [
             ("status=\"full\"", o.skipped_full),
             ("status=\"no_disk\"", o.skipped_no_disk),
+            ("status=\"failing\"", o.skipped_failing),
             ("status=\"not_worth\"", o.skipped_not_worth),
         ];
         self.counter(

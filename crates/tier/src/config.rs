@@ -93,7 +93,7 @@ impl LogConfig {
             capacity: capacity.0,
             file_bytes: ByteSize::mib(64).0,
             batch_bytes: ByteSize::mib(4).0,
-            batch_delay: Duration::from_millis(100),
+            batch_delay: Self::BATCH_DELAY,
             batches_in_flight_max: 2,
             sync_bytes: ByteSize::mib(64).0,
             sync_delay: Duration::from_millis(100),
@@ -124,6 +124,9 @@ impl LogConfig {
         let bytes = self.file_bytes.max(few).min(fair);
         (bytes - bytes % BLOCK_BYTES).max(8 * BLOCK_BYTES)
     }
+
+    /// The default of [`LogConfig::batch_delay`].
+    pub const BATCH_DELAY: Duration = Duration::from_millis(5);
 
     /// The default of [`LogConfig::reclaim_bytes_in_flight_max`].
     pub const RECLAIM_BYTES: u64 = ByteSize::mib(16).0;

@@ -210,6 +210,9 @@ pub struct DiskState {
     pub node: NodeId,
     /// Whether it takes new records.
     pub accepting: bool,
+    /// Whether it takes none because its device answers writes with errors; owners of earlier builds do not say.
+    #[serde(default)]
+    pub failing: bool,
     /// Bytes of records it can hold, their headers included.
     pub capacity: u64,
     /// Bytes of records, padding included, that the owner needs freed before it can take more, beyond what watermarks free

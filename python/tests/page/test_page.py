@@ -177,6 +177,7 @@ COUNTED = {
     "not: the SSD would evict it first": "offloads.skipped_not_worth",
     "not: too many under way ": "offloads.skipped_full",
     "not: no SSD takes it": "offloads.skipped_no_disk",
+    "not: the SSD is failing": "offloads.skipped_failing",
     "not: failed, late or cancelled ": "offloads.failed offloads.expired offloads.cancelled",
     "Evicted from memory": "evictions.count",
     "Evicted from SSD": "ssd_evictions.count",

@@ -54,14 +54,16 @@ impl Record<'_> {
                 format!("{} / {}", count(outcome.evictions), count(outcome.offloads)),
             ),
             (
-                "not written: queue full / no room / not worth / failed",
-                format!(
-                    "{} / {} / {} / {}",
-                    count(outcome.offloads_skipped.full),
-                    count(outcome.offloads_skipped.no_room),
-                    count(outcome.offloads_skipped.not_worth),
-                    count(outcome.offloads_skipped.failed)
-                ),
+                "not written: queue full / no room / SSD failing / not worth it / failed",
+                outcome
+                    .offloads_skipped
+                    .reasons()
+                    .map(|(_, blocks)| count(blocks))
+                    .join(" / "),
+            ),
+            (
+                "not written when the store was closed",
+                count(outcome.unwritten_at_close),
             ),
             (
                 "reads from SSD waited for writes",

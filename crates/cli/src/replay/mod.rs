@@ -26,7 +26,7 @@ use crate::config::{Layers, refuse};
 use crate::interrupt::Interrupt;
 use crate::source::Source;
 use crate::{DONE, INTERRUPTED, usage};
-use outcome::{Cost, Outcome};
+use outcome::{Cost, Outcome, Skipped, read_delay_s};
 use player::{Cache, Player};
 use progress::Progress;
 use report::{Moment, Record};
@@ -67,16 +67,19 @@ pub(crate) fn run(arguments: &Replay, layers: Layers) -> Result<u8> {
     let live = live.transpose()?;
     let played = play(arguments, &mut source, &store, &interrupt);
     drop(live);
-    let closed = store.close();
+    let closed = store.clone().close();
+    let unwritten_at_close = store.stats().ssd.map_or(0, |ssd| ssd.unwritten_at_close);
+    drop(store);
     let kept = directory.is_none();
     drop(directory);
     let Run {
         tally,
         stats,
-        outcome,
+        mut outcome,
         moments,
         end,
     } = played;
+    outcome.unwritten_at_close = unwritten_at_close;
     let end = match end {
         End::Broken(error) if outcome.requests == 0 => return Err(error),
         end => end,
@@ -240,7 +243,8 @@ fn moment(tally: &ReplayCounts, stats: &Stats, trace_s: f64, started: Instant) -
         promotions: stats.promotions.completed,
         evictions: stats.evictions.count,
         offloads: stats.offloads.completed,
-        not_written: outcome::not_written(stats),
+        not_written: Skipped::of(&stats.offloads),
+        ssd_read_delay_s: read_delay_s(stats),
     }
 }
 

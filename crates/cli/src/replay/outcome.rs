@@ -37,6 +37,8 @@ pub(super) struct Outcome {
     pub(super) offloads: u64,
     /// Blocks that were not, by reason.
     pub(super) offloads_skipped: Skipped,
+    /// Blocks and removals that the SSD did not take when the store was closed after the run.
+    pub(super) unwritten_at_close: u64,
     /// Time that reads from SSD took longer because blocks were written, in sum.
     pub(super) ssd_read_delay_s: f64,
     /// Promotions that reads from SSD asked for, by outcome.
@@ -54,12 +56,14 @@ pub(super) struct Outcome {
 }
 
 /// Blocks that were not written to SSD.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(super) struct Skipped {
     /// Too many were being written, or an older record of the block was still being dropped.
     pub(super) full: u64,
-    /// The SSD took none: it had no room, or was failing.
+    /// The SSD had no room.
     pub(super) no_room: u64,
+    /// The SSD answered writes with errors.
+    pub(super) failing: u64,
     /// The SSD would have evicted them first.
     pub(super) not_worth: u64,
     /// They were begun and came to nothing.
@@ -67,17 +71,26 @@ pub(super) struct Skipped {
 }
 
 impl Skipped {
-    fn of(offloads: &OffloadMetrics) -> Self {
+    /// What is counted of a store until now.
+    pub(super) fn of(offloads: &OffloadMetrics) -> Self {
         Self {
             full: offloads.skipped_full,
             no_room: offloads.skipped_no_disk,
+            failing: offloads.skipped_failing,
             not_worth: offloads.skipped_not_worth,
             failed: offloads.failed + offloads.expired,
         }
     }
 
-    pub(super) fn sum(&self) -> u64 {
-        self.full + self.no_room + self.not_worth + self.failed
+    /// Each reason in the words of the report.
+    pub(super) fn reasons(&self) -> [(&'static str, u64); 5] {
+        [
+            ("queue full", self.full),
+            ("no room", self.no_room),
+            ("SSD failing", self.failing),
+            ("not worth it", self.not_worth),
+            ("failed", self.failed),
+        ]
     }
 }
 
@@ -110,11 +123,6 @@ pub(super) struct Cost {
     pub(super) peak_rss_bytes: u64,
 }
 
-/// Blocks that were not written to SSD until now, for whatever reason.
-pub(super) fn not_written(stats: &Stats) -> u64 {
-    Skipped::of(&stats.offloads).sum()
-}
-
 impl Outcome {
     pub(super) fn new(tally: &ReplayCounts, stats: &Stats, cost: Cost) -> Self {
         let funnel = stats.promotions;
@@ -134,9 +142,8 @@ impl Outcome {
             ssd_p99_us: stats.latency.ssd.p99_us,
             offloads: stats.offloads.completed,
             offloads_skipped: Skipped::of(&stats.offloads),
-            ssd_read_delay_s: stats
-                .ssd
-                .map_or(0.0, |ssd| ssd.reads_delayed_us as f64 / 1e6),
+            unwritten_at_close: 0,
+            ssd_read_delay_s: read_delay_s(stats),
             promotions: Promotions {
                 admitted: funnel.admitted,
                 completed: funnel.completed,
@@ -156,6 +163,13 @@ impl Outcome {
     }
 }
 
+/// How much longer reads from SSD took until now because blocks were written, in sum.
+pub(super) fn read_delay_s(stats: &Stats) -> f64 {
+    stats
+        .ssd
+        .map_or(0.0, |ssd| ssd.reads_delayed_us as f64 / 1e6)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -166,8 +180,8 @@ mod tests {
         let text = serde_json::to_string(&outcome).unwrap();
         let keys: Vec<&str> = text.split('"').skip(1).step_by(2).collect();
         let contract = "requests blocks prefix_hit_rate block_hit_rate memory_hits ssd_hits misses put_bytes get_bytes \
-             memory_p50_us memory_p99_us ssd_p50_us ssd_p99_us offloads offloads_skipped full no_room not_worth failed \
-             ssd_read_delay_s promotions admitted completed failed expired \
+             memory_p50_us memory_p99_us ssd_p50_us ssd_p99_us offloads offloads_skipped full no_room failing not_worth \
+             failed unwritten_at_close ssd_read_delay_s promotions admitted completed failed expired \
              cancelled rejected_frequency rejected_watermark rejected_cap evictions corrupt_reads wall_s cpu_s \
              peak_rss_bytes";
         assert_eq!(keys, contract.split_whitespace().collect::<Vec<_>>());

@@ -8,7 +8,7 @@ use slackwater_report::{Axis, Chart, Line, Mark, Page, Scale, Table, Tile, Tone,
 
 use crate::config::shown;
 
-use super::outcome::Outcome;
+use super::outcome::{Outcome, Skipped};
 use super::tally::{ReplayCounts, share};
 
 /// Everything a run leaves behind.
@@ -41,7 +41,10 @@ pub(super) struct Moment {
     pub(super) promotions: u64,
     pub(super) evictions: u64,
     pub(super) offloads: u64,
-    pub(super) not_written: u64,
+    /// Blocks that were not written to SSD.
+    pub(super) not_written: Skipped,
+    /// Time that reads from SSD took longer because blocks were written.
+    pub(super) ssd_read_delay_s: f64,
 }
 
 impl Record<'_> {
@@ -114,6 +117,8 @@ impl Record<'_> {
                 self.bytes(),
                 self.latency(),
                 self.movement(),
+                self.not_written(),
+                self.read_delay(),
             ],
             tables: self.tables(),
             ..Page::default()
@@ -318,18 +323,53 @@ impl Record<'_> {
                     flow(|moment| moment.offloads),
                 ),
                 line(
-                    "not written to SSD",
-                    Tone::Grey,
-                    Mark::Dashed,
-                    flow(|moment| moment.not_written),
-                ),
-                line(
                     "promoted",
                     Tone::Blue,
                     Mark::Solid,
                     flow(|moment| moment.promotions),
                 ),
             ],
+        }
+    }
+
+    fn not_written(&self) -> Chart {
+        let tones = [
+            Tone::Grey,
+            Tone::Orange,
+            Tone::Purple,
+            Tone::Blue,
+            Tone::Green,
+        ];
+        let lines = Skipped::default().reasons().into_iter().zip(tones);
+        Chart {
+            title: "Not written to SSD".to_owned(),
+            note: "Blocks that were not written to SSD since the last point, by reason.".to_owned(),
+            x: self.time(),
+            y: Axis::new("blocks", Unit::Count),
+            lines: lines
+                .enumerate()
+                .map(|(nth, ((name, _), tone))| {
+                    let blocks = |moment: &Moment| moment.not_written.reasons()[nth].1;
+                    let flow = self.windows().map(|(x, before, now)| {
+                        (x, blocks(now).saturating_sub(blocks(before)) as f64)
+                    });
+                    line(name, tone, Mark::Solid, flow.collect())
+                })
+                .collect(),
+        }
+    }
+
+    fn read_delay(&self) -> Chart {
+        let delay = self.windows().map(|(x, before, now)| {
+            let more = now.ssd_read_delay_s - before.ssd_read_delay_s;
+            (x, more.max(0.0))
+        });
+        Chart {
+            title: "Readers waiting for writes".to_owned(),
+            note: "How much longer reads from SSD took since the last point because blocks were written, in sum.".to_owned(),
+            x: self.time(),
+            y: Axis::new("time", Unit::Seconds),
+            lines: vec![line("reads from SSD", Tone::Orange, Mark::Solid, delay.collect())],
         }
     }
 
@@ -427,7 +467,14 @@ static START: Moment = Moment {
     promotions: 0,
     evictions: 0,
     offloads: 0,
-    not_written: 0,
+    not_written: Skipped {
+        full: 0,
+        no_room: 0,
+        failing: 0,
+        not_worth: 0,
+        failed: 0,
+    },
+    ssd_read_delay_s: 0.0,
 };
 
 /// Percentiles at even distances: each step is another kind of tail.
@@ -467,7 +514,108 @@ pub(super) fn micros(nanos: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use slackwater_meta::OffloadMetrics;
+    use slackwater_node::store::SsdStats;
+
+    use super::super::moment;
+    use super::super::outcome::Cost;
     use super::*;
+
+    /// What the SSD had no room for and what it failed to take were one number, and no chart said why blocks were not written.
+    #[test]
+    fn each_reason_why_blocks_were_not_written_is_in_table_file_and_page() {
+        let stats = Stats {
+            ssd: Some(SsdStats {
+                reads_delayed_us: 2_500_000,
+                ..SsdStats::default()
+            }),
+            offloads: OffloadMetrics {
+                skipped_full: 1011,
+                skipped_no_disk: 22,
+                skipped_failing: 33,
+                skipped_not_worth: 44,
+                failed: 50,
+                expired: 5,
+                ..OffloadMetrics::default()
+            },
+            ..Stats::default()
+        };
+        let tally = ReplayCounts::default();
+        let mut outcome = Outcome::new(&tally, &stats, Cost::default());
+        outcome.unwritten_at_close = 77;
+        let now = std::time::Instant::now();
+        let moments = [
+            moment(&tally, &Stats::default(), 1.0, now),
+            moment(&tally, &stats, 2.0, now),
+        ];
+        let record = Record {
+            source: "t",
+            config: &Config::default(),
+            block_bytes: 4096,
+            cut_short: None,
+            tally: &tally,
+            stats: &stats,
+            outcome: &outcome,
+            moments: &moments,
+        };
+        let html = record.page().html();
+        for (name, value) in [
+            (
+                "not written: queue full / no room / SSD failing / not worth it / failed",
+                "1,011 / 22 / 33 / 44 / 55",
+            ),
+            ("not written when the store was closed", "77"),
+            ("reads from SSD waited for writes", "2.5 s"),
+        ] {
+            let row = [name.to_owned(), value.to_owned()];
+            assert!(
+                record.figures().contains(&row.to_vec()),
+                "{name}: {:?}",
+                record.figures()
+            );
+            assert!(
+                html.contains(name) && html.contains(value),
+                "{name}: {html}"
+            );
+        }
+        let last = |chart: Chart| -> Vec<(String, f64)> {
+            let lines = chart.lines.into_iter();
+            lines.map(|line| (line.name, line.points[1].1)).collect()
+        };
+        let lines = [last(record.not_written()), last(record.read_delay())].concat();
+        let expected = [
+            ("queue full", 1011.0),
+            ("no room", 22.0),
+            ("SSD failing", 33.0),
+            ("not worth it", 44.0),
+            ("failed", 55.0),
+            ("reads from SSD", 2.5),
+        ];
+        assert_eq!(
+            lines,
+            expected.map(|(name, value)| (name.to_owned(), value))
+        );
+        for word in [
+            "Not written to SSD",
+            "SSD failing",
+            "Readers waiting for writes",
+        ] {
+            assert!(html.contains(word), "{word}");
+        }
+        let file: serde_json::Value = serde_json::from_str(&record.json().unwrap()).unwrap();
+        for reasons in [
+            &file["offloads_skipped"],
+            &file["timeline"][1]["not_written"],
+        ] {
+            let reason = |name: &str| reasons[name].as_u64().unwrap();
+            assert_eq!(
+                (reason("no_room"), reason("failing"), reason("not_worth")),
+                (22, 33, 44)
+            );
+        }
+        assert_eq!(file["timeline"][1]["ssd_read_delay_s"], 2.5);
+        assert_eq!(file["unwritten_at_close"], 77);
+    }
 
     #[test]
     fn thousands_stand_apart() {

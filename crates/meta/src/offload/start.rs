@@ -45,7 +45,10 @@ impl Master {
         let disk = match self.disk_for(now, node, record) {
             Ok(disk) => disk,
             Err(asked) => {
-                self.metrics.offload.skipped_no_disk += 1;
+                match self.has_failing_disk(node) {
+                    true => self.metrics.offload.skipped_failing += 1,
+                    false => self.metrics.offload.skipped_no_disk += 1,
+                }
                 return asked;
             }
         };
@@ -177,6 +180,13 @@ impl Master {
         self.metrics.offload.started += 1;
         self.metrics.offload.in_flight += 1;
         OffloadStart::Queued(ticket)
+    }
+
+    /// Whether the node's SSD takes nothing because its device fails.
+    fn has_failing_disk(&self, node: NodeId) -> bool {
+        let disk = self.segments.disk_of(node);
+        disk.and_then(|index| self.segments.at(index).disk())
+            .is_some_and(|disk| disk.failing)
     }
 
     /// The node's SSD, if it accepts a record of this length now.

@@ -26,6 +26,7 @@ fn state(world: &mut World, capacity: u64, pressure: u64) {
         Report::Disk(DiskState {
             node: NODE,
             accepting: true,
+            failing: false,
             capacity,
             pressure,
         }),

@@ -152,6 +152,7 @@ fn an_ssd_of_absurd_capacity_and_records_of_absurd_lengths_are_harmless() {
         let state = DiskState {
             node,
             accepting: true,
+            failing: false,
             capacity: u64::MAX,
             pressure: u64::MAX,
         };

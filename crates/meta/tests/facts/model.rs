@@ -318,6 +318,7 @@ impl Run {
                     Report::Disk(DiskState {
                         node: NODE,
                         accepting,
+                        failing: false,
                         capacity: 24 * BLOCK,
                         pressure,
                     }),

@@ -258,27 +258,33 @@ fn after_an_outage_what_stayed_in_memory_is_offered_again() {
 }
 
 /// An SSD that was failing when a put ended was not offered the object again in eager mode: the object left memory
-/// without a copy.
+/// without a copy. And what was not written because a device failed was counted as what it had no room for.
 #[test]
-fn in_eager_mode_what_was_skipped_is_offered_at_eviction() {
-    let mut world = world(OffloadMode::Eager);
-    let state = |accepting| {
-        Report::Disk(DiskState {
-            node: NODE,
-            accepting,
-            capacity: 1024 * BLOCK,
-            pressure: 0,
-        })
-    };
-    world.report(NODE, state(false));
-    fill(&mut world, 10);
-    assert_eq!(offloads(&mut world).len(), 0);
-    world.report(NODE, state(true));
-    for n in 10..30 {
-        world.put(&format!("k{n}"), BLOCK);
-        offload_all(&mut world);
+fn in_eager_mode_what_was_skipped_is_counted_by_its_reason_and_offered_at_eviction() {
+    for failing in [true, false] {
+        let mut world = world(OffloadMode::Eager);
+        let state = |accepting| {
+            Report::Disk(DiskState {
+                node: NODE,
+                accepting,
+                failing: failing && !accepting,
+                capacity: 1024 * BLOCK,
+                pressure: 0,
+            })
+        };
+        world.report(NODE, state(false));
+        fill(&mut world, 10);
+        assert_eq!(offloads(&mut world).len(), 0);
+        let skipped = world.master.metrics().offload;
+        let by_reason = (skipped.skipped_failing, skipped.skipped_no_disk);
+        assert_eq!(by_reason, if failing { (10, 0) } else { (0, 10) });
+        world.report(NODE, state(true));
+        for n in 10..30 {
+            world.put(&format!("k{n}"), BLOCK);
+            offload_all(&mut world);
+        }
+        assert_eq!(tiers(&mut world, "k0"), (false, true));
     }
-    assert_eq!(tiers(&mut world, "k0"), (false, true));
 }
 
 /// A durable put of a value that is too long for every SSD was answered as one to be tried again.
@@ -331,6 +337,7 @@ fn a_refusing_ssd_degrades_to_memory_and_recovers() {
         Report::Disk(DiskState {
             node: NODE,
             accepting,
+            failing: false,
             capacity: 1024 * BLOCK,
             pressure: 0,
         })

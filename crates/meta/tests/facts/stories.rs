@@ -126,6 +126,7 @@ fn a_version_that_was_dropped_from_ssd_is_not_written_there_again() {
             Report::Disk(DiskState {
                 node: NODE,
                 accepting: true,
+                failing: false,
                 capacity: 1024 * BLOCK,
                 pressure: MIB,
             }),

@@ -6,6 +6,8 @@
 mod layers;
 mod options;
 mod range;
+mod role;
+mod service;
 mod suggest;
 mod value;
 
@@ -16,6 +18,8 @@ use std::path::{Path, PathBuf};
 use slackwater_meta::Promotion;
 
 pub use options::{Config, HugePages, IoBackend, LogFormat};
+pub use role::Role;
+pub use service::ServiceSetting;
 pub use value::{LogFilter, Ratio, Threads, Value};
 
 pub use slackwater_meta::evict::PolicyKind;

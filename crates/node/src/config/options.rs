@@ -121,7 +121,7 @@ options! {
     /// Size of one file of the SSD log, which bounds the largest value on SSD; a small `ssd` has smaller files, a large one larger.
     file_bytes "file_bytes": ByteSize = ByteSize::mib(64), Blocks(ByteSize::mib(1), ByteSize::gib(4));
     /// How long a record may wait for others before it is written to SSD.
-    flush_delay "flush_delay": Duration = Duration::from_millis(5), Between(Duration::ZERO, Duration::from_secs(60));
+    flush_delay "flush_delay": Duration = slackwater_tier::LogConfig::BATCH_DELAY, Between(Duration::ZERO, Duration::from_secs(60));
     /// How long reads from SSD may take on average while values are written to it, in percent of what they take without.
     pace_read_percent "pace.read_percent": u32 = (100.0 * PaceConfig::DEFAULT.slowdown_max) as u32, Between(101, 100_000);
     /// Share of the SSD's time that writes have at least, however long reads take.

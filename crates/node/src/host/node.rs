@@ -20,6 +20,8 @@ pub(crate) struct Stopped {
     pub(crate) lost: usize,
     /// The records among them that a caller was promised.
     pub(crate) promised: usize,
+    /// Records that were given back beside them: callers that waited for one were told.
+    pub(crate) given_back: usize,
 }
 
 /// The agent of a node, its gate where other processes reach its memory, and the callers that wait for it.
@@ -261,11 +263,20 @@ impl NodeHost {
                 AgentOutput::Opened(opened) => self.opened(Ok(opened)),
                 AgentOutput::Refused(error) => self.opened(Err(error)),
                 AgentOutput::Flushed(number) => self.flushed(number),
-                AgentOutput::Stopped { lost, promised } => {
+                AgentOutput::Stopped {
+                    lost,
+                    promised,
+                    given_back,
+                } => {
+                    let stopped = Stopped {
+                        lost,
+                        promised,
+                        given_back,
+                    };
                     self.stopping
                         .take()
                         .into_iter()
-                        .for_each(|owed| owed.complete(Ok(Stopped { lost, promised })));
+                        .for_each(|owed| owed.complete(Ok(stopped)));
                 }
             }
         }

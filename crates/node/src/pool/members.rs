@@ -377,6 +377,7 @@ mod tests {
         let state = DiskState {
             node: NODE,
             accepting: true,
+            failing: false,
             capacity: 1,
             pressure: 0,
         };

@@ -1,12 +1,12 @@
 //! Every documented option changes something that can be seen from outside, or in the part that it is for.
 
-use std::sync::mpsc::channel;
-
 use slackwater_base::Instant;
 use slackwater_pool::copy::Isa;
-use slackwater_tier::AgentInput;
-use slackwater_tier::io::{DiskDone, DiskOp, LogFile, Target};
-use slackwater_wire::{Durability, Get, Incarnation, Pin, PutConfig, PutEntry, PutStart};
+use slackwater_tier::io::{DiskDone, DiskOp, DiskOutcome, LogFile, Target};
+use slackwater_tier::{AgentInput, ReadEnd};
+use slackwater_wire::{
+    DiskEntry, Durability, Get, Incarnation, Pin, PutConfig, PutEntry, PutStart,
+};
 
 use super::core::{Asked, Core};
 use super::open::Identity;
@@ -323,22 +323,15 @@ const EFFECTS: &[Effect] = &[
     ),
     effect(
         "pace.read_percent",
-        [("150", "1.5"), ("400", "4.0")],
+        [("150", "0.1 pieces"), ("400", "2 pieces")],
         TIERED,
-        |config| {
-            // What it does depends on a device's times: the log is asked what it was told.
-            let pace = super::open::log(config, &Identity::OWN).pace;
-            format!("{:.1}", pace.slowdown_max)
-        },
+        writes_beside_slow_reads,
     ),
     effect(
         "pace.write_share",
-        [("10%", "0.1"), ("50%", "0.5")],
+        [("10%", "0.1 pieces"), ("50%", "0.5 pieces")],
         TIERED,
-        |config| {
-            let pace = super::open::log(config, &Identity::OWN).pace;
-            pace.share_min.to_string()
-        },
+        writes_beside_slow_reads,
     ),
     effect(
         "io",
@@ -429,7 +422,7 @@ const EFFECTS: &[Effect] = &[
         [("warn", "silent"), ("info", "said")],
         &[],
         |config| {
-            if logged(config).is_empty() {
+            if one_line(config).is_empty() {
                 "silent"
             } else {
                 "said"
@@ -442,7 +435,7 @@ const EFFECTS: &[Effect] = &[
         [("text", "text"), ("json", "json")],
         &[],
         |config| {
-            if logged(config).starts_with('{') {
+            if one_line(config).starts_with('{') {
                 "json"
             } else {
                 "text"
@@ -735,6 +728,68 @@ fn read_all(core: &mut Core, reads: usize) {
     }
 }
 
+/// How many pieces of writes may be under way after reads that took three times as long beside them as alone.
+fn writes_beside_slow_reads(config: &Config) -> String {
+    let mut core = recovered(config);
+    let now = Instant::ZERO + Duration::from_secs(1);
+    let alone = Duration::from_millis(1);
+    read_taking(&mut core, now, KEYS[0], alone, |_| ());
+    let remove = Request::Remove(Remove {
+        tenant: Tenant::DEFAULT,
+        keys: vec![Key::new(KEYS[1].as_bytes()).unwrap()],
+        force: true,
+    });
+    core.ask(now, remove);
+    // The file for its tombstone is made, and the write of that does not end.
+    loop {
+        let ops = core.take_ops();
+        if ops.iter().any(|(_, op)| matches!(op, DiskOp::Write { .. })) {
+            break;
+        }
+        assert!(!ops.is_empty(), "a removal is written");
+        let done = |(op, _)| DiskDone {
+            op,
+            result: Ok(DiskOutcome::Done),
+        };
+        core.disk_done(now, &mut ops.into_iter().map(done).collect());
+    }
+    for _ in 0..100 {
+        read_taking(&mut core, now, KEYS[0], 3 * alone, |_| ());
+    }
+    let window = core.node.agent.stats().write_window_milli;
+    format!("{} pieces", window as f64 / 1e3)
+}
+
+/// Reads a record as a caller does, whose device takes so long; `meanwhile` happens before it ends.
+pub(super) fn read_taking(
+    core: &mut Core,
+    now: Instant,
+    key: &str,
+    took: Duration,
+    meanwhile: impl FnOnce(&mut Core),
+) {
+    let (tenant, key) = (Tenant::DEFAULT, Key::new(key.as_bytes()).unwrap());
+    let (of, named) = (tenant.clone(), key.clone());
+    let Asked::Now(Reply::Describe(described)) = core.ask(
+        now,
+        Request::Describe {
+            tenant: of,
+            key: named,
+        },
+    ) else {
+        panic!("{key} is there");
+    };
+    let version = described.version;
+    let entry = DiskEntry {
+        tenant,
+        key,
+        version,
+    };
+    let read = core.begin_read(now, &entry).expect("it is on SSD");
+    meanwhile(core);
+    core.end_read(now, read, (ReadEnd::Done, took));
+}
+
 /// The cores of a store with its segments mounted and whose clock does not move.
 fn cores(config: &Config) -> Core {
     let incarnation = Incarnation(1);
@@ -779,26 +834,8 @@ fn recovered(config: &Config) -> Core {
 }
 
 /// What is written of one line at the level of information.
-fn logged(config: &Config) -> String {
-    let (sent, lines) = channel();
-    let writer = move || Line(sent.clone());
-    let dispatch = logging::dispatch(config, writer, false).unwrap();
-    tracing::dispatcher::with_default(&dispatch, || tracing::info!("a line"));
-    let bytes: Vec<u8> = lines.try_iter().flatten().collect();
-    String::from_utf8(bytes).unwrap()
-}
-
-struct Line(std::sync::mpsc::Sender<Vec<u8>>);
-
-impl std::io::Write for Line {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.send(bytes.to_vec()).unwrap();
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
+fn one_line(config: &Config) -> String {
+    logging::logged(config, || tracing::info!("a line"))
 }
 
 fn configured(root: &std::path::Path, settings: &[(&str, &str)]) -> Config {

@@ -125,6 +125,13 @@ pub enum StoreError {
         /// How long it was waited for.
         after: Duration,
     },
+    /// The store was closed while the SSD did not take records that callers were promised.
+    #[error("closed, but the SSD did not take {records} {} promised to be durable",
+            if *records == 1 { "value that was" } else { "values that were" })]
+    NotDurable {
+        /// How many.
+        records: usize,
+    },
     /// The store was closed.
     #[error("the store is closed")]
     Closed,
@@ -158,6 +165,7 @@ impl StoreError {
             StoreError::Refused { code, .. } | StoreError::RefusedCall(code) => *code,
             StoreError::NeedsSsd { .. } => ErrorCode::UnavailableInCurrentMode,
             StoreError::Deadline { .. } => ErrorCode::DeadlinePassed,
+            StoreError::NotDurable { .. } => ErrorCode::PersistentFail,
             StoreError::Closed => ErrorCode::ShuttingDown,
             StoreError::Broken { .. } => ErrorCode::InternalError,
         }

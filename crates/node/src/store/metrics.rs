@@ -16,7 +16,7 @@ use crate::waits;
 impl Shared {
     pub(super) fn stats(&self) -> Stats {
         // The cores of a broken store are not looked at; what the shell counted is still given.
-        let taken = self.with(|core, _| Counts {
+        let taken = self.look(|core| Counts {
             master: core.master().map(Stats::of_master).unwrap_or_default(),
             agent: core.node.agent.stats(),
             accepting: core.node.accepting,
@@ -96,6 +96,7 @@ impl Shared {
             write_window: agent.write_window_milli as f64 / 1e3,
             read_slowdown: agent.read_slowdown_milli as f64 / 1e3,
             reads_delayed_us: agent.reads_delayed.as_micros() as u64,
+            unwritten_at_close: get(&self.unwritten),
         })
     }
 

@@ -27,6 +27,7 @@ mod stats;
 mod view;
 mod views;
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -458,12 +459,12 @@ impl Store {
     }
 
     /// Makes everything queued for SSD durable and ends the store; later calls on clones answer
-    /// [`StoreError::Closed`]. What an SSD without room does not take, and nobody was promised, is a cache's loss: it is
-    /// counted in a line of the log.
+    /// [`StoreError::Closed`]. What the SSD does not take, and nobody was promised, is a cache's loss: it is counted in
+    /// [`SsdStats::unwritten_at_close`] and in a line of the log.
     ///
     /// # Errors
-    /// When something that a caller was promised, or the end itself, did not come within the configured deadline. The store
-    /// is closed all the same.
+    /// [`StoreError::NotDurable`] when the SSD did not take what a caller waited for and was not told of, and
+    /// [`StoreError::Deadline`] when the end did not come within the configured time. The store is closed all the same.
     pub fn close(self) -> Result<(), StoreError> {
         self.handle.close()
     }
@@ -527,18 +528,23 @@ impl Handle {
             .shared
             .with(|core, now| core.stop(now))
             .and_then(|stopped| {
-                let Stopped { lost, promised } = self.shared.wait_in_time("closing", stopped)?;
-                if lost > promised {
-                    let dropped = lost - promised;
+                let Stopped {
+                    lost,
+                    promised,
+                    given_back,
+                } = self.shared.wait_in_time("closing", stopped)?;
+                let unwritten = lost + given_back;
+                self.shared.unwritten.store(unwritten as u64, Ordering::Relaxed);
+                let dropped = unwritten - promised;
+                if dropped > 0 {
                     tracing::warn!(
                         dropped,
-                        "closed while the SSD took nothing: records and removals that nobody waited for were not written"
+                        "closed while the SSD took no more: records and removals that nobody waits for were not written"
                     );
                 }
-                if promised == 0 {
-                    Ok(())
-                } else {
-                    Err(StoreError::RefusedCall(ErrorCode::PersistentFail))
+                match promised {
+                    0 => Ok(()),
+                    records => Err(StoreError::NotDurable { records }),
                 }
             });
         let threads =

@@ -1,5 +1,5 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 
@@ -51,6 +51,8 @@ pub(super) struct Shared {
     ending: AtomicBool,
     /// What a thread said when it died.
     broken: OnceLock<String>,
+    /// What the SSD did not take when the store was closed.
+    pub(super) unwritten: AtomicU64,
 }
 
 /// The SSD side of a store.
@@ -58,7 +60,7 @@ pub(super) struct Ssd {
     pub(super) directory: Arc<Directory>,
     pub(super) disk: Disk,
     /// Records found at opening.
-    pub(super) recovered: std::sync::atomic::AtomicU64,
+    pub(super) recovered: AtomicU64,
 }
 
 /// What a store is put together from.
@@ -107,6 +109,7 @@ impl Shared {
             closed: AtomicBool::new(false),
             ending: AtomicBool::new(false),
             broken: OnceLock::new(),
+            unwritten: AtomicU64::new(0),
         }
     }
 
@@ -166,6 +169,12 @@ impl Shared {
             events.ring();
         }
         Ok(result)
+    }
+
+    /// Looks at the cores, those of a closed store too; `None` when the store is broken.
+    pub(super) fn look<T>(&self, look: impl FnOnce(&Core) -> T) -> Option<T> {
+        let core = self.lock();
+        self.broken.get().is_none().then(|| look(&core))
     }
 
     fn lock(&self) -> MutexGuard<'_, Core> {

@@ -105,6 +105,8 @@ pub struct SsdStats {
     pub read_slowdown: f64,
     /// Time that readers waited longer for the device than without writes, in microseconds, in sum.
     pub reads_delayed_us: u64,
+    /// Records and removals that it did not take when the store was closed; zero until then.
+    pub unwritten_at_close: u64,
 }
 
 /// Reads by where they ended.

@@ -53,6 +53,8 @@ pub enum AgentOutput {
         lost: usize,
         /// The records among them that a caller was promised.
         promised: usize,
+        /// Records beside them that were given back since the order to stop: the device had no room for them, or was failing.
+        given_back: usize,
     },
 }
 

@@ -18,7 +18,7 @@ pub use api::{AgentInput, AgentOutput, Opened, ReadEnd, ReadId, RecordRead, Tier
 
 use crate::arena::{Access, AccessEnd, AccessId, Arena, MemorySegment, Stale};
 use crate::config::AgentConfig;
-use crate::log::{Log, LogOut, Offload};
+use crate::log::{AtRest, Log, LogOut, Offload};
 use inventory::{Inventory, OWN_FLUSH};
 use promote::Promotions;
 
@@ -406,13 +406,20 @@ impl Agent {
             }
         }
         self.tell_state(out);
-        let rest = self.log.as_ref().map_or(Some((0, 0)), Log::at_rest);
+        let rest = self
+            .log
+            .as_ref()
+            .map_or(Some(AtRest::default()), Log::at_rest);
         if self.stopping
             && !self.stopped
-            && let Some((lost, promised)) = rest
+            && let Some(rest) = rest
         {
             self.stopped = true;
-            out.push(AgentOutput::Stopped { lost, promised });
+            out.push(AgentOutput::Stopped {
+                lost: rest.lost,
+                promised: rest.promised,
+                given_back: rest.given_back,
+            });
         }
     }
 
@@ -428,8 +435,9 @@ impl Agent {
             let near = state.pressure.abs_diff(reported.pressure) <= reported.pressure / 4;
             // Those of one sync are reported in steps: the last of them asks.
             let again = self.dropped && state.pressure > 0 && !log.is_behind();
-            let alike =
-                reported.accepting == state.accepting && reported.capacity == state.capacity;
+            let alike = reported.accepting == state.accepting
+                && reported.failing == state.failing
+                && reported.capacity == state.capacity;
             alike && near && !again
         });
         if !same {

@@ -224,6 +224,9 @@ impl Log {
         let given_back = |offload: &&Queued| offload.kept_until.is_none_or(|until| until <= now);
         let queued = self.writer.offloads.iter().filter(given_back);
         let orders: Vec<u64> = queued.map(|offload| offload.order).collect();
+        if self.stopping {
+            self.writer.given_back += orders.len();
+        }
         self.withdraw(&orders, failure, out);
     }
 

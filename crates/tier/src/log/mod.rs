@@ -124,6 +124,17 @@ pub(crate) struct Offload {
     pub(crate) promised: bool,
 }
 
+/// What a log that stopped leaves undone.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct AtRest {
+    /// Orders that the device did not take.
+    pub(crate) lost: usize,
+    /// The records among them that were promised to be durable.
+    pub(crate) promised: usize,
+    /// Records that were given back since the order to stop.
+    pub(crate) given_back: usize,
+}
+
 impl Log {
     pub(crate) fn new(config: LogConfig) -> Self {
         Self {
@@ -426,12 +437,14 @@ impl Log {
         self.recovery = None;
     }
 
-    /// Whether a log that was ordered to stop has nothing under way, how many orders the device did not take, and how many of
-    /// them are records that were promised to be durable. Nothing waits for company then, so what no operation is under way
-    /// for stays undone.
-    pub(crate) fn at_rest(&self) -> Option<(usize, usize)> {
-        let lost = || self.writer.unresolved() + self.early.len();
-        let rest = || (lost(), self.writer.offloads.promised());
+    /// What a log that was ordered to stop leaves undone, once it has nothing under way. Nothing waits for company then, so what
+    /// no operation is under way for stays undone.
+    pub(crate) fn at_rest(&self) -> Option<AtRest> {
+        let rest = || AtRest {
+            lost: self.writer.unresolved() + self.early.len(),
+            promised: self.writer.offloads.promised(),
+            given_back: self.writer.given_back,
+        };
         (self.ops.is_empty() && !self.is_behind()).then(rest)
     }
 
@@ -443,6 +456,7 @@ impl Log {
                 && !self.stopping
                 && self.writer.refusal().is_none()
                 && self.has_room(),
+            failing: self.writer.refusal() == Some(TaskFailure::Failing),
             capacity: self.usable_bytes(),
             pressure: self.pressure(),
         }

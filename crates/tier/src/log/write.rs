@@ -44,6 +44,8 @@ pub(crate) struct Writer {
     pub(super) flushes: VecDeque<(u64, u64)>,
     /// Something waits for a file to be written to.
     pub(super) needs_file: bool,
+    /// Records that were given back since the order to stop, because the device takes none.
+    pub(super) given_back: usize,
 }
 
 /// The file that batches are appended to.

@@ -113,6 +113,7 @@ fn small_log(capacity: u64) -> LogConfig {
     LogConfig {
         file_bytes: 128 << 10,
         batch_bytes: 32 << 10,
+        batch_delay: Duration::from_millis(100),
         announce_entries_max: 7,
         recovery_reads_max: 3,
         reclaim_bytes_in_flight_max: 24 << 10,

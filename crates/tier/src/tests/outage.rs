@@ -97,7 +97,8 @@ fn a_failed_write_costs_nothing_that_a_short_outage_lets_be_written() {
         for ticket in &waiting {
             assert_eq!(world.results.get(ticket).copied(), refused, "{nth}");
         }
-        assert!(!world.state.unwrap().accepting);
+        let state = world.state.unwrap();
+        assert!(!state.accepting && state.failing, "{state:?}");
         world.disk.set_outage(None);
         world.rest();
         for ticket in &written {

@@ -359,6 +359,7 @@ fn reports() -> Vec<Report> {
         Report::Disk(DiskState {
             node: NodeId(2),
             accepting: false,
+            failing: true,
             capacity: 1 << 40,
             pressure: 4096,
         }),

@@ -78,6 +78,11 @@ pub(super) const COUNTED: &[(&str, &[&str], bool)] = &[
     ("not: too many under way", &["offloads.skipped_full"], true),
     ("not: no SSD takes it", &["offloads.skipped_no_disk"], true),
     (
+        "not: the SSD is failing",
+        &["offloads.skipped_failing"],
+        true,
+    ),
+    (
         "not: failed, late or cancelled",
         &["offloads.failed", "offloads.expired", "offloads.cancelled"],
         true,

@@ -1,8 +1,14 @@
 //! A store with an SSD: what goes there, comes back, and is there after a restart.
 
+use std::ffi::OsStr;
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
+use std::path::PathBuf;
+
 use slackwater_base::BLOCK_BYTES;
 
 use super::*;
+use crate::logging::logged;
+use crate::store::effects::read_taking;
 
 /// Waits for a fact about the store, without a period that a slow machine could miss: looks, flushes, looks again.
 fn until(store: &Store, what: &str, fact: impl Fn(&Stats) -> bool) -> Stats {
@@ -289,28 +295,135 @@ fn small_values_fill_the_ssd() {
     assert!(values * 4 > capacity * 3, "{values} of {capacity}");
 }
 
-/// A store whose SSD was full while offloads waited could not be closed without an error.
+/// A store whose SSD took nothing while offloads waited could not be closed without an error. Then it could, and what was
+/// lost so was seen nowhere.
 #[test]
-fn a_store_with_a_full_ssd_closes_and_opens_warm() {
-    let root = tempfile::tempdir().unwrap();
-    let config = || Config {
-        memory: ByteSize::mib(8),
-        ssd: ByteSize::mib(5),
-        file_bytes: ByteSize::mib(1),
-        offload: OffloadMode::Eager,
-        ..tiered(root.path())
-    };
-    for round in 0..3 {
+fn what_a_failing_ssd_does_not_take_at_the_close_is_counted_and_an_error_if_it_was_promised() {
+    let check = |cached: usize, durable: usize, closed: Result<(), StoreError>| {
+        let root = tempfile::tempdir().unwrap();
+        // Nothing that is put falls due before the store closes.
+        let config = || Config {
+            file_bytes: ByteSize::mib(1),
+            offload: OffloadMode::Eager,
+            flush_delay: Duration::from_secs(60),
+            io: crate::config::IoBackend::Pread,
+            ..tiered(root.path())
+        };
         let store = Store::open(config()).unwrap();
-        let warm = store.stats().ssd.unwrap().recovered;
-        assert_eq!(warm > 0, round > 0, "{warm}");
-        for key in names(300) {
-            let name = format!("{round}/{key}");
-            store
-                .put(name.as_bytes(), &vec![7; 60_000], &PutOptions::default())
-                .unwrap();
+        put_all(&store, &["kept".to_owned()], 1000);
+        store.flush(Duration::from_secs(20)).unwrap();
+        let in_place = have_no_room(root.path());
+        // More than one file takes: some are in a batch that fails, the others are given back.
+        put_all(&store, &names(cached), 60_000);
+        let other = store.clone();
+        let promised = std::thread::spawn(move || {
+            let options = PutOptions {
+                durability: slackwater_wire::Durability::Disk,
+                ..PutOptions::default()
+            };
+            let put =
+                |nth: usize| other.put(format!("promised-{nth}").as_bytes(), b"value", &options);
+            (0..durable).map(put).collect::<Vec<_>>()
+        });
+        let waiting = (cached + durable) as u64;
+        while store.stats().offloads.in_flight < waiting {
+            std::thread::yield_now();
         }
-        assert_eq!(store.close(), Ok(()), "{round}");
+        let (clone, mut ended) = (store.clone(), None);
+        let lines = logged(&Config::default(), || ended = Some(store.close()));
+        assert_eq!(ended, Some(closed));
+        assert_eq!(
+            promised.join().unwrap(),
+            vec![Err(StoreError::Closed); durable]
+        );
+        let stats = clone.stats();
+        assert_eq!(stats.ssd.unwrap().unwritten_at_close, waiting);
+        assert_eq!(stats.puts.stored, cached as u64 + 1, "what it counted last");
+        let said = lines.matches("closed while the SSD took no more").count();
+        assert_eq!(said, usize::from(cached > 0), "{lines}");
+        assert!(
+            cached == 0 || lines.contains(&format!("dropped={cached}")),
+            "{lines}"
+        );
+        drop(clone);
+        in_place
+            .iter()
+            .for_each(|path| std::fs::remove_dir(path).unwrap());
+        let store = Store::open(config()).unwrap();
+        assert_eq!(store.stats().ssd.unwrap().recovered, 1);
+        assert_eq!(read(&store, "kept", 1000), Some(Tier::Disk));
+    };
+    let broken = StoreError::NotDurable { records: 1 };
+    assert_eq!(broken.code(), ErrorCode::PersistentFail);
+    assert_eq!(
+        broken.to_string(),
+        "closed, but the SSD did not take 1 value that was promised to be durable"
+    );
+    check(20, 0, Ok(()));
+    check(0, 1, Err(broken.clone()));
+    check(8, 1, Err(broken));
+}
+
+/// Has every write to the log's open files answered as those to a full device are, and no further file made. Gives what stands
+/// in the place of further files.
+fn have_no_room(directory: &Path) -> Vec<PathBuf> {
+    let full = std::fs::File::options()
+        .write(true)
+        .open("/dev/full")
+        .unwrap();
+    let mut last = None;
+    for entry in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {
+        let path = std::fs::read_link(entry.path()).unwrap_or_default();
+        let is_log = path.extension().is_some_and(|it| it == "slack");
+        if !is_log || !path.starts_with(directory) {
+            continue;
+        }
+        let number = entry.file_name().to_str().unwrap().parse().unwrap();
+        // SAFETY: the store holds this descriptor until it is closed, which is later; it is given up again below.
+        let mut file = unsafe { OwnedFd::from_raw_fd(number) };
+        rustix::io::dup2(&full, &mut file).unwrap();
+        let _ = file.into_raw_fd();
+        last = last.max(path.file_stem().map(OsStr::to_owned));
+    }
+    let last = last.expect("the log has a file open");
+    let (prefix, number) = last.to_str().unwrap().rsplit_once('-').unwrap();
+    let number: u64 = number.parse().unwrap();
+    let further = (number + 1..number + 9)
+        .map(|number| directory.join(format!("{prefix}-{number:016}.slack")));
+    further
+        .inspect(|path| std::fs::create_dir(path).unwrap())
+        .collect()
+}
+
+#[test]
+fn what_writes_cost_readers_is_counted_and_told() {
+    let root = tempfile::tempdir().unwrap();
+    let store = Store::open(Config {
+        offload: OffloadMode::Eager,
+        flush_delay: Duration::from_secs(60),
+        promotion_enabled: false,
+        ..tiered(root.path())
+    })
+    .unwrap();
+    put_all(&store, &["read".to_owned()], 1000);
+    store.flush(Duration::from_secs(20)).unwrap();
+    put_all(&store, &["written".to_owned()], 1000);
+    let reads = |core: &mut core::Core, now| {
+        let alone = Duration::from_millis(1);
+        read_taking(core, now, "read", alone, |_| ());
+        read_taking(core, now, "read", 9 * alone, |core| drop(core.flush(now)));
+    };
+    store.shared().with(reads).unwrap();
+    let ssd = store.stats().ssd.unwrap();
+    let pace = (ssd.write_window, ssd.read_slowdown, ssd.reads_delayed_us);
+    assert_eq!(pace, (0.714, 2.0, 8000));
+    let text = store.metrics_text(MetricsFormat::Prometheus);
+    for line in [
+        "slackwater_ssd_write_window 0.714\n",
+        "slackwater_ssd_read_slowdown_ratio 2\n",
+        "slackwater_ssd_read_delay_seconds_total 0.008\n",
+    ] {
+        assert!(text.contains(line), "{line}{text}");
     }
 }
 

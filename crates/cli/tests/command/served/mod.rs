@@ -6,6 +6,7 @@ mod faults;
 mod jobs;
 mod keys;
 mod kv_events;
+mod network;
 mod page;
 mod pool;
 mod replicas;

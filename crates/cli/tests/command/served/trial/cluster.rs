@@ -15,11 +15,11 @@ use slackwater_remote::{CallOptions, GetOptions, PutOptions, Stored};
 use slackwater_wire::{Durability, ErrorCode, Tenant};
 
 use super::super::admin::Administered;
+use super::super::network::{Host, Network};
 use super::super::pool::Node;
 use super::super::{KEYED, make_key, stop, until};
 use super::history::{Act, Lines};
 use super::load::{self, Told, nanos};
-use super::network::{Host, Network};
 use super::value;
 use crate::place::{Place, end};
 

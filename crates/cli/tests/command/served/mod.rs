@@ -15,6 +15,7 @@ mod top;
 mod traces;
 mod trial;
 mod verbs;
+mod wire;
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;

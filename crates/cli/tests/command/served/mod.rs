@@ -9,6 +9,7 @@ mod kv_events;
 mod network;
 mod page;
 mod pool;
+mod quick_start;
 mod replicas;
 mod signals;
 mod top;

@@ -182,6 +182,12 @@ impl Text {
             "Times that a node was given up, because it had no link for long.",
             &[("", stats.given_up)],
         );
+        let announced = [
+            ("tier=\"memory\"", stats.extents_announced),
+            ("tier=\"ssd\"", stats.records_announced),
+        ];
+        let help = "Replicas that nodes announced, which a new master or a new life of a node needs, and a lost link does not.";
+        self.counter("slackwater_announced_total", help, &announced);
         let tiers = stats.nodes.iter().flat_map(|node| {
             let tiers = [("memory", Some(node.memory)), ("ssd", node.ssd)];
             tiers.into_iter().filter_map(|(tier, state)| {

@@ -73,6 +73,10 @@ pub struct NodesStats {
     pub hidden: u64,
     /// Times that a node was given up, because it had no link for longer still.
     pub given_up: u64,
+    /// Extents of memory that nodes announced: none, while no node begins anew and this master has known them all along.
+    pub extents_announced: u64,
+    /// Records on SSD that nodes announced.
+    pub records_announced: u64,
 }
 
 /// One node of a pool.
@@ -124,17 +128,21 @@ impl PoolMaster {
     fn counts(&self) -> (Stats, NodesStats) {
         let looked = self.look(|master, _| {
             let metrics = master.metrics();
-            let absences = (metrics.nodes_hidden, metrics.nodes_given_up);
-            let of_nodes = (absences, master.is_partial());
-            (Stats::of_master(master), master.segments(), of_nodes)
+            let counted = NodesStats {
+                partial: master.is_partial(),
+                hidden: metrics.nodes_hidden,
+                given_up: metrics.nodes_given_up,
+                extents_announced: metrics.extents_announced,
+                records_announced: metrics.records_announced,
+                ..NodesStats::default()
+            };
+            (Stats::of_master(master), master.segments(), counted)
         });
-        let (stats, segments, ((hidden, given_up), partial)) = looked.unwrap_or_default();
+        let (stats, segments, counted) = looked.unwrap_or_default();
         let nodes = NodesStats {
             clients: self.0.outgoing.clients().len() as u64,
             nodes: self.nodes(&segments),
-            partial,
-            hidden,
-            given_up,
+            ..counted
         };
         (stats, nodes)
     }

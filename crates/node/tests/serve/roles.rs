@@ -1,13 +1,17 @@
 //! Every request and every message with every role, over links as peers have them.
 
+mod held;
+mod messages;
+
 use slackwater_mq::{RequestError, new_keys, write_key};
 use slackwater_node::serve::ServeKeys;
 use slackwater_wire::{
-    Chain, Exists, GetEnd, JobId, JobSpec, JobWork, List, NodeLeave, NodeLeft, ReadCall, Reads,
-    RemoveAll, RemoveMatching, ReplicaAt, ReplicaClear,
+    Chain, Exists, GetEnd, JobId, JobSpec, JobWork, List, ReadCall, Reads, RemoveAll,
+    RemoveMatching, ReplicaAt, ReplicaClear,
 };
 use slackwater_zmtp::KeyPair;
 
+use self::held::Held;
 use super::*;
 
 /// Who may make a request.
@@ -192,6 +196,7 @@ struct Keyed {
     master: MasterServer,
     _node: NodeServer,
     _folder: tempfile::TempDir,
+    /// A key of a node that lends nothing: a second link with the key of one that does would take the place of its first.
     node: KeyPair,
     operator: KeyPair,
     of_a: KeyPair,
@@ -207,7 +212,8 @@ impl Keyed {
             write_key(&path(name), &keys).unwrap();
             keys
         };
-        let (own, node, operator) = (key("master"), key("node"), key("operator"));
+        let (own, lender) = (key("master"), key("lender"));
+        let (node, operator) = (key("node"), key("operator"));
         let (of_a, of_b) = (key("a"), key("b"));
         let clients = format!(
             "{} basic tenants=a a\n{} basic tenants=b b\n{} admin operator\n",
@@ -216,7 +222,8 @@ impl Keyed {
             operator.public()
         );
         std::fs::write(path("clients"), &clients).unwrap();
-        let all = format!("{clients}{} node node\n", node.public());
+        let nodes = [&lender, &node].map(|key| format!("{} node node\n", key.public()));
+        let all = format!("{clients}{}", nodes.concat());
         std::fs::write(path("allowed"), all).unwrap();
         let keys = |name: &str, allowed: &str| {
             Some(ServeKeys {
@@ -226,7 +233,8 @@ impl Keyed {
         };
         let config = Config {
             memory: ByteSize(MEMORY),
-            ssd: ByteSize(0),
+            ssd: ByteSize::mib(64),
+            dir: Some(path("kv")),
             tenants: true,
             ..Config::default()
         };
@@ -241,14 +249,14 @@ impl Keyed {
                 key: Some(own.public()),
                 ..Address::tcp(master.address())
             },
-            keys: keys("node", "clients"),
+            keys: keys("lender", "clients"),
             ..NodeOptions::default()
         };
         let (joined, waits) = channel();
         let joined = move |node, taken| joined.send((node, taken)).unwrap();
         let lends = NodeServer::start(config, options, joined).unwrap();
         assert_eq!(waits.recv_timeout(LONG), Ok((lends.node(), Ok(()))));
-        Self {
+        let pool = Self {
             master,
             _node: lends,
             _folder: folder,
@@ -256,7 +264,12 @@ impl Keyed {
             operator,
             of_a,
             of_b,
+        };
+        let operator = pool.link(&pool.operator).unwrap();
+        for name in ["a", "b"] {
+            assert_eq!(operator.ask(&quota(name)), Answer::Reply(Reply::Done));
         }
+        pool
     }
 
     fn link(&self, keys: &KeyPair) -> Result<Link, slackwater_mq::ConnectError> {
@@ -306,11 +319,17 @@ impl Link {
     }
 
     fn ask(&self, request: &Request) -> Answer {
+        let answered = self.ask_as(self.client, request);
+        answered.map_or(Answer::Forbidden, |answered| Answer::Reply(answered.reply))
+    }
+
+    /// Asks in the name of a client, which may be another one.
+    fn ask_as(&self, client: ClientId, request: &Request) -> Option<Answered> {
         let number = self.operation.get() + 1;
         self.operation.set(number);
         let asked = Asked {
             epoch: Epoch(0),
-            client: self.client,
+            client,
             operation: OperationId(number),
             request: request.clone(),
             reads: body::LOOK_UPS,
@@ -320,10 +339,7 @@ impl Link {
             Request::PutEnd(_) => "records.put_end",
             _ => "pool.request",
         };
-        match self.send::<Answered>(command, &asked) {
-            Some(answered) => Answer::Reply(answered.reply),
-            None => Answer::Forbidden,
-        }
+        self.send(command, &asked)
     }
 
     /// The answer to a message; none when the message layer refuses it.
@@ -349,7 +365,7 @@ fn quota(tenant: &str) -> Request {
     Request::SetQuota {
         tenant: Tenant::new(tenant).unwrap(),
         memory_bytes: 1 << 20,
-        disk_bytes: 0,
+        disk_bytes: 8 << 20,
     }
 }
 
@@ -364,9 +380,6 @@ fn every_request_is_answered_by_the_role_of_its_link() {
     let pool = Keyed::start();
     let (role, tenant) = (ErrorCode::RoleNotPermitted, ErrorCode::TenantNotPermitted);
     let operator = pool.link(&pool.operator).unwrap();
-    for name in ["a", "b"] {
-        assert_eq!(operator.ask(&quota(name)), Answer::Reply(Reply::Done));
-    }
     let (of_a, of_b) = (
         pool.link(&pool.of_a).unwrap(),
         pool.link(&pool.of_b).unwrap(),
@@ -419,85 +432,60 @@ fn without_keys_a_link_of_this_machine_has_every_role_of_a_client() {
     });
 }
 
-/// Whatever B asks for, the answer is the same whether A has such an object or not.
+/// Whatever B asks for, the answer is the same whether A has such an object or not, and A still has it.
 #[test]
 fn nobody_learns_of_the_objects_of_other_tenants() {
     let pool = Keyed::start();
-    let operator = pool.link(&pool.operator).unwrap();
-    for name in ["a", "b"] {
-        assert_eq!(operator.ask(&quota(name)), Answer::Reply(Reply::Done));
-    }
-    let (of_a, of_b) = (
-        pool.link(&pool.of_a).unwrap(),
-        pool.link(&pool.of_b).unwrap(),
-    );
+    let of_b = pool.link(&pool.of_b).unwrap();
     // The same as its own tenant's, where the key stands for another object.
-    let own = |request: Request| match request {
-        Request::Get(get) => Some(Request::Get(Get { tenant: b(), ..get })),
-        Request::Exists(exists) => Some(Request::Exists(Exists {
-            tenant: b(),
-            ..exists
-        })),
-        Request::List(list) => Some(Request::List(List {
-            tenant: b(),
-            ..list
-        })),
-        Request::Remove(remove) => Some(Request::Remove(Remove {
-            tenant: b(),
-            ..remove
-        })),
-        Request::Describe { key, .. } => Some(Request::Describe { tenant: b(), key }),
-        _ => None,
+    let own = |mut request: Request| {
+        match &mut request {
+            Request::Get(it) => it.tenant = b(),
+            Request::Exists(it) => it.tenant = b(),
+            Request::PutEnd(it) => it.tenant = b(),
+            Request::PutRevoke { tenant, .. }
+            | Request::Suspect { tenant, .. }
+            | Request::Describe { tenant, .. } => *tenant = b(),
+            Request::Remove(it) => it.tenant = b(),
+            Request::RemoveMatching(it) => it.tenant = b(),
+            Request::RemoveAll(it) => it.tenant = Some(b()),
+            Request::ReplicaClear(it) => it.tenant = b(),
+            Request::List(it) => it.tenant = b(),
+            Request::Reads(it) => it.tenant = b(),
+            _ => return None,
+        }
+        Some(request)
     };
     let asked: Vec<Request> = requests()
         .into_iter()
         .flat_map(|request| [own(request.clone()), Some(request)])
         .flatten()
         .collect();
-    let before: Vec<Answer> = asked.iter().map(|request| of_b.ask(request)).collect();
-    let granted = of_a.ask(&requests()[3]);
-    let Answer::Reply(Reply::PutStart(started)) = &granted else {
-        panic!("{granted:?}");
+    let ask = || -> Vec<Answer> { asked.iter().map(|request| of_b.ask(request)).collect() };
+    let before = ask();
+    let held = Held::publish(&pool);
+    assert_eq!(before, ask());
+    let read = |tenant| {
+        let record = ReadRecord {
+            client: of_b.client,
+            entry: DiskEntry {
+                tenant,
+                ..held.entry()
+            },
+            ..held.record()
+        };
+        let staged: RecordStaged = of_b.send("records.read", &record).unwrap();
+        staged.result.unwrap_err()
     };
-    assert!(
-        matches!(started[0], PutStarted::Granted { .. }),
-        "{granted:?}"
-    );
-    let after: Vec<Answer> = asked.iter().map(|request| of_b.ask(request)).collect();
-    assert_eq!(before, after);
-    let record = ReadRecord {
-        epoch: Epoch(0),
-        client: of_b.client,
-        entry: DiskEntry {
-            tenant: Tenant::new("a").unwrap(),
-            key: named("k"),
-            version: Version(1),
-        },
-        bytes: 100,
-        checksum: Checksum(1),
-        trace: None,
-    };
-    let staged: RecordStaged = of_b.send("records.read", &record).unwrap();
-    assert_eq!(staged.result, Err(ErrorCode::TenantNotPermitted));
+    assert_eq!(read(a()), ErrorCode::TenantNotPermitted);
+    assert_eq!(read(b()), ErrorCode::ReplicaIsGone);
+    held.check();
+}
+
+fn a() -> Tenant {
+    Tenant::new("a").unwrap()
 }
 
 fn b() -> Tenant {
     Tenant::new("b").unwrap()
-}
-
-/// What nodes say is refused from everybody else.
-#[test]
-fn clients_do_not_speak_for_nodes() {
-    let pool = Keyed::start();
-    let leave = NodeLeave {
-        epoch: Epoch(0),
-        time: Duration::from_millis(10),
-    };
-    for keys in [&pool.of_a, &pool.of_b, &pool.operator] {
-        let link = pool.link(keys).unwrap();
-        let left: Option<NodeLeft> = link.send("nodes.leave", &leave);
-        let refused = left.map(|left| left.result);
-        assert_eq!(refused, Some(Err(ErrorCode::RoleNotPermitted)));
-    }
-    assert_eq!(pool.master.nodes(), 1);
 }

@@ -17,6 +17,9 @@ const MEMORY: [&str; 4] = ["--memory", "32MiB", "--lease-ttl", "500ms"];
 /// More than half of the memory: two of them do not fit.
 const LARGE: usize = 20 << 20;
 
+/// Where a writer is killed.
+pub(super) const PLACES: [&str; 3] = ["put.granted", "host.copying", "put.written"];
+
 fn upsert() -> PutOptions {
     PutOptions {
         mode: PutMode::Upsert,
@@ -68,7 +71,7 @@ fn a_writer_that_is_killed_leaves_nothing_half_published() {
     let served = Served::start(&place, &MEMORY);
     let client = served.connect();
     std::fs::write(place.path("large"), value(1, LARGE)).unwrap();
-    for at in ["put.granted", "host.copying", "put.written"] {
+    for at in PLACES {
         let put = ["put", "k", "large"];
         let point = format!("{at}=kill");
         let mut writer = failing(&served, &place, &put, &point, Stdio::null());

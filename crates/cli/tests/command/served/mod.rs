@@ -6,14 +6,17 @@ mod faults;
 mod jobs;
 mod keys;
 mod kv_events;
+mod network;
 mod page;
 mod pool;
+mod quick_start;
 mod replicas;
 mod signals;
 mod top;
 mod traces;
 mod trial;
 mod verbs;
+mod wire;
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;

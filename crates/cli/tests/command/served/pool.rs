@@ -421,15 +421,33 @@ impl Proxy {
     }
 }
 
-/// A node that lost its link for a moment was taken for a lost one: everything in its memory was gone.
+/// Replicas that nodes have announced to a master, in memory and on SSD.
+fn announced(server: &Administered) -> [u64; 2] {
+    let metrics = server.ask("GET", "/metrics", "").1;
+    ["memory", "ssd"].map(|tier| {
+        let name = format!("slackwater_announced_total{{tier=\"{tier}\"}} ");
+        let counted = metrics.lines().find_map(|line| line.strip_prefix(&name));
+        counted.unwrap().parse().unwrap()
+    })
+}
+
+/// A node that lost its link for a moment was taken for a lost one: everything in its memory was gone. A node that begins anew
+/// announces its records; a link that does, announces nothing.
 #[test]
-fn a_link_that_breaks_loses_nothing() {
+fn a_link_that_breaks_loses_and_announces_nothing() {
     let place = Place::new();
-    let served = master(&place, "127.0.0.1:0", &[]);
+    let server = Administered::spawn(&place, &["master"]);
+    let served = &server.served;
     let proxy = Proxy::to(&served.address);
     let sizes = ["--memory", "16MiB", "--ssd", "64MiB", "--dir", "kv"];
-    let _node = Node::start(&place, &proxy.address, &sizes);
+    let node = Node::start(&place, &proxy.address, &sizes);
     let client = served.connect();
+    let durable = PutOptions {
+        durability: Durability::Disk,
+        ..PutOptions::default()
+    };
+    let stored = client.put(b"durable", &value(8, BYTES), &durable);
+    assert_eq!(stored, Ok(Stored::New));
     let mut cuts = 0;
     let stop = Arc::new(AtomicBool::new(false));
     let written = Arc::new(AtomicUsize::new(0));
@@ -474,6 +492,7 @@ fn a_link_that_breaks_loses_nothing() {
         let got = client.get(format!("k{name}").as_bytes(), &GetOptions::default());
         assert!(got.unwrap() == Some(value(name, 50_000)), "k{name}");
     }
+    assert_eq!(announced(&server), [0; 2]);
     let removed = RemoveOptions {
         force: true,
         ..RemoveOptions::default()
@@ -489,6 +508,10 @@ fn a_link_that_breaks_loses_nothing() {
         client.put(b"large", &large, &PutOptions::default()) == Ok(Stored::New)
     });
     assert!(client.get(b"large", &GetOptions::default()).unwrap() == Some(large));
+    assert_eq!(announced(&server), [0; 2]);
+    node.kill();
+    let _node = Node::start(&place, &proxy.address, &sizes);
+    until("its records are announced", || announced(&server)[1] > 0);
 }
 
 /// The master is killed under load, three times. What was in memory is there afterwards with its bytes, what was removed
@@ -654,7 +677,7 @@ fn nodes_and_clients_find_a_master_that_comes_back() {
     assert_eq!(end(&mut served.child).code(), Some(0));
 }
 
-/// With keys only nodes lend, only clients read and write, and bytes go to the holder of a capability alone.
+/// With keys only nodes lend, and only clients read and write.
 #[test]
 fn with_keys_everybody_has_the_role_of_its_key() {
     let place = Place::new();

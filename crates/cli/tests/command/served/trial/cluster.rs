@@ -4,7 +4,9 @@
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -15,11 +17,11 @@ use slackwater_remote::{CallOptions, GetOptions, PutOptions, Stored};
 use slackwater_wire::{Durability, ErrorCode, Tenant};
 
 use super::super::admin::Administered;
+use super::super::network::{Host, Network};
 use super::super::pool::Node;
 use super::super::{KEYED, make_key, stop, until};
 use super::history::{Act, Lines};
 use super::load::{self, Told, nanos};
-use super::network::{Host, Network};
 use super::value;
 use crate::place::{Place, end};
 
@@ -122,11 +124,21 @@ impl Cluster {
         cluster
     }
 
-    /// Descriptors that the master and the nodes have open.
+    /// Descriptors that the master and the nodes have open, but for files of logs: there are as many as what was put needs.
     pub(super) fn open_descriptors(&self) -> Vec<usize> {
+        let logs = self.place.path("kv");
+        let is_of_log = |path: &Path| {
+            let (path, logs) = (path.as_os_str().as_bytes(), logs.as_os_str().as_bytes());
+            path.starts_with(logs)
+        };
         let open = |host| {
             let listed = std::fs::read_dir(format!("/proc/{}/fd", self.child(host).id()));
-            listed.unwrap().count()
+            let paths = listed
+                .unwrap()
+                .map(|it| std::fs::read_link(it.unwrap().path()));
+            // One that is being closed has no path any more.
+            let paths = paths.filter_map(Result::ok);
+            paths.filter(|path| !is_of_log(path)).count()
         };
         (MASTER..=NODES).map(open).collect()
     }

@@ -12,6 +12,5 @@ mod faults;
 mod history;
 mod history_tests;
 mod load;
-mod network;
 mod settle;
 mod value;

@@ -14,9 +14,6 @@ use super::load::{DEADLINE, nanos};
 use super::value;
 use crate::place::PATIENCE;
 
-/// Files of its log that a node may have open.
-const LOG_FILES: usize = 8;
-
 impl Cluster {
     /// Checks the history, what is durable, and the books; nothing is left when everything was removed.
     pub(super) fn settle(&mut self) {
@@ -55,14 +52,13 @@ impl Cluster {
         self.books(true);
     }
 
-    /// Waits until processes have no more descriptors than they began with, but for files of a log: what dead and silent
-    /// peers held was given back (I8).
+    /// Waits until processes have no more descriptors than they began with: what dead and silent peers held was given back
+    /// (I8).
     fn give_back(&self) {
         self.at_rest(|| {
             let open = self.open_descriptors();
-            let files = |host| if host == MASTER { 0 } else { LOG_FILES };
-            let mut both = open.iter().zip(&self.descriptors).enumerate();
-            let few = both.all(|(host, (open, first))| *open <= first + files(host));
+            let mut both = open.iter().zip(&self.descriptors);
+            let few = both.all(|(open, first)| open <= first);
             few.then_some(()).ok_or_else(|| {
                 let first = &self.descriptors;
                 format!("{open:?} descriptors are open, {first:?} were")

@@ -1,8 +1,10 @@
-//! The machines of a trial: network namespaces behind one bridge, whose links lose packets one way, or both, or are slow.
+//! Machines of a test: network namespaces behind one bridge, whose links lose packets one way, or both, or are slow.
 //!
 //! A host loses what it sends to another by a neighbour entry with an address that nobody has: the frames reach the
 //! bridge and no host, the sender hears nothing of it, and the other way stays as it was. Where namespaces are not
 //! allowed, everything is on the loopback, and what is dialled to the master goes through proxies that hold bytes back.
+
+#![expect(clippy::print_stdout, reason = "what cannot be tried here")]
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -16,7 +18,7 @@ use std::os::fd::AsFd;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// A machine of the trial, by its number.
+/// A machine, by its number.
 pub(super) type Host = usize;
 
 /// See the module.
@@ -24,6 +26,8 @@ pub(super) struct Network {
     hosts: usize,
     /// The beginning of the names of the namespaces; none on the loopback.
     spaces: Option<String>,
+    /// Whether what a host sends can be slowed.
+    shapes: bool,
     proxies: Mutex<BTreeMap<(Host, Host), Arc<Proxy>>>,
 }
 
@@ -40,6 +44,7 @@ impl Network {
         let mut network = Self {
             hosts,
             spaces: Some(name),
+            shapes: true,
             proxies: Mutex::default(),
         };
         if let Err(why) = network.make() {
@@ -49,6 +54,13 @@ impl Network {
                 "no network namespaces ({why}): links between clients and nodes are not cut or slowed, those to the master \
                  are by a proxy"
             );
+        }
+        if network.has_spaces() && hosts > 1 {
+            let shaped = (network.shape(0, true)).and_then(|()| network.shape(0, false));
+            if let Err(why) = shaped {
+                network.shapes = false;
+                println!("no shaper of packets ({why}): no host is slowed");
+            }
         }
         network
     }
@@ -172,13 +184,9 @@ impl Network {
     /// What this host sends goes at 64 KiB a second from now on, or as fast as before.
     pub(super) fn slow(&self, host: Host, slow: bool) {
         if self.spaces.is_some() {
-            let space = self.space(host);
-            let change = if slow { "replace" } else { "del" };
-            let device = ["-n", &space, "qdisc", change, "dev", "eth0", "root"];
-            let rate = (8 * SLOW_RATE).to_string();
-            let shape = ["tbf", "rate", &rate, "burst", "16kb", "latency", "400ms"];
-            let shape = if slow { &shape[..] } else { &[] };
-            tool("tc", &[&device[..], shape].concat()).unwrap();
+            if self.shapes {
+                self.shape(host, slow).unwrap();
+            }
             return;
         }
         for ((dials, listens), proxy) in &*self.proxies.lock().unwrap() {
@@ -189,6 +197,16 @@ impl Network {
                 proxy.ways[1].slow.store(slow, Ordering::Relaxed);
             }
         }
+    }
+
+    fn shape(&self, host: Host, slow: bool) -> Result<(), String> {
+        let space = self.space(host);
+        let change = if slow { "replace" } else { "del" };
+        let device = ["-n", &space, "qdisc", change, "dev", "eth0", "root"];
+        let rate = (8 * SLOW_RATE).to_string();
+        let shape = ["tbf", "rate", &rate, "burst", "16kb", "latency", "400ms"];
+        let shape = if slow { &shape[..] } else { &[] };
+        tool("tc", &[&device[..], shape].concat())
     }
 }
 

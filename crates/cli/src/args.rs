@@ -2,13 +2,16 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use slackwater_base::ByteSize;
 use slackwater_meta::evict::PolicyKind;
 use slackwater_node::Config;
+use slackwater_node::config::Role;
 use slackwater_replay::{AgentTraffic, Hints, Traffic, UnknownVariant, Variant};
 
 use crate::bench::Bench;
+use crate::settings::{CommandLine, Filed};
 
 /// A tiered store for the KV cache of LLM serving: DRAM over SSD, with promotion on hit.
 #[derive(Debug, Parser)]
@@ -19,7 +22,7 @@ use crate::bench::Bench;
     disable_help_subcommand = true
 )]
 pub(crate) struct Cli {
-    /// TOML file with options of the store
+    /// TOML file with options of the store and settings of services
     #[arg(
         long,
         global = true,
@@ -304,76 +307,85 @@ pub(crate) enum Pace {
     Times(f64),
 }
 
-/// Reads a command line: the command itself, and the options of the store as flags of its layer.
-pub(crate) fn parse<I>(arguments: I) -> Result<(Cli, Vec<(String, String)>), clap::Error>
+/// What a command line says, with the file that it names.
+#[derive(Debug)]
+pub(crate) struct Parsed {
+    /// The command itself.
+    pub(crate) cli: Cli,
+    /// The options of the store as flags of their layer.
+    pub(crate) flags: Vec<(String, String)>,
+    /// Settings of services that the file has.
+    pub(crate) filed: Filed,
+}
+
+/// Reads a command line, and settings of services out of the file that it or the environment names.
+pub(crate) fn parse<I>(arguments: I) -> Result<Parsed, clap::Error>
 where
-    I: IntoIterator<Item: Into<OsString> + Clone>,
+    I: IntoIterator<Item: Into<OsString>>,
 {
-    let matches = command().try_get_matches_from(arguments)?;
+    let words: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
+    let (mut command, line) = (command(), CommandLine::of(&words));
+    let filed = Filed::read(&command, &line, |name| std::env::var_os(name));
+    let matches = command
+        .try_get_matches_from_mut(line.with(filed.flags()))
+        .map_err(|error| refused_here(&mut command, line.name, error))
+        .map_err(|error| filed.placed(&mut command, error))?;
     let cli = Cli::from_arg_matches(&matches)?;
     let flags = matches
         .subcommand()
         .map(|(_, matches)| store_flags(matches))
         .unwrap_or_default();
-    Ok((cli, flags))
+    Ok(Parsed { cli, flags, filed })
 }
+
+/// Says why a command does not take an option of the store, and which one does.
+fn refused_here(
+    command: &mut clap::Command,
+    name: Option<&str>,
+    error: clap::Error,
+) -> clap::Error {
+    let told = match (error.kind(), error.get(ContextKind::InvalidArg)) {
+        (ErrorKind::UnknownArgument, Some(ContextValue::String(told))) => told.clone(),
+        _ => return error,
+    };
+    let role = (ROLES.iter()).find_map(|(of, role)| (Some(*of) == name).then_some((*of, *role)));
+    let flag = told.trim_start_matches('-');
+    let option = Config::OPTIONS.iter().find(|option| option.flag() == flag);
+    let refusal = option
+        .zip(role)
+        .and_then(|(option, (of, role))| Some((of, role.refusal(option.key)?)));
+    match refusal {
+        None => error,
+        Some((of, refusal)) => command
+            .find_subcommand_mut(of)
+            .expect("the roles are those of commands")
+            .error(ErrorKind::UnknownArgument, format!("{told} {refusal}")),
+    }
+}
+
+/// What the processes of commands with options of the store are.
+const ROLES: [(&str, Role); 5] = [
+    ("replay", Role::Store),
+    ("explain", Role::Store),
+    ("serve", Role::Server),
+    ("master", Role::Master),
+    ("node", Role::Node),
+];
 
 /// The whole command line, with a flag for every option of the store where a store is opened or described.
 pub(crate) fn command() -> clap::Command {
-    let whole = ["replay", "serve", "explain"].map(|name| (name, Part::Whole));
-    let any = ["config", "doctor"].map(|name| (name, Part::Any));
-    let parts = [("master", Part::Master), ("node", Part::Node)];
-    whole
+    let any = ["config", "doctor"].map(|name| (name, None));
+    let roles = ROLES.map(|(name, role)| (name, Some(role)));
+    roles
         .into_iter()
         .chain(any)
-        .chain(parts)
-        .fold(Cli::command(), |command, (name, part)| {
+        .fold(Cli::command(), |command, (name, role)| {
             command.mut_subcommand(name, |subcommand| {
                 subcommand
                     .next_help_heading("Store")
-                    .args(store_arguments(part))
+                    .args(store_arguments(role))
             })
         })
-}
-
-/// The part of a store that a process is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
-    /// Whichever: its options are checked and shown.
-    Any,
-    /// All of it.
-    Whole,
-    Master,
-    Node,
-}
-
-impl Part {
-    /// Whether an option has an effect in a process that is this part.
-    fn has(self, key: &str) -> bool {
-        let decides = key.starts_with("evict.")
-            || key.starts_with("promotion.")
-            || key.starts_with("replication.")
-            || [
-                "policy",
-                "offload",
-                "tenants",
-                "lease_ttl",
-                "soft_pin_ttl",
-                "put_wait",
-                "restart_wait",
-            ]
-            .contains(&key);
-        let both = ["log", "log_format", "deadline"].contains(&key);
-        match self {
-            Self::Any => true,
-            // There is no other node for a further replica.
-            Self::Whole => !key.starts_with("replication."),
-            _ if both => true,
-            Self::Master => decides,
-            // Views are of callers in the process, and a node has none. Shared memory is of ordinary pages.
-            Self::Node => !decides && !key.starts_with("views.") && key != "huge_pages",
-        }
-    }
 }
 
 /// Options that `-h` shows; `--help` shows all.
@@ -387,10 +399,11 @@ const COMMON: &[&str] = &[
     "io",
 ];
 
-fn store_arguments(part: Part) -> impl Iterator<Item = Arg> {
+/// A flag for every option that has an effect in a process of this role, or for all of them.
+fn store_arguments(role: Option<Role>) -> impl Iterator<Item = Arg> {
     let options = Config::OPTIONS.iter();
     options
-        .filter(move |option| part.has(option.key))
+        .filter(move |option| role.is_none_or(|role| role.uses(option.key)))
         .map(|option| {
             Arg::new(option.key)
                 .long(option.flag())
@@ -539,29 +552,55 @@ mod tests {
         }
     }
 
-    /// An option that a process takes has an effect there.
+    /// An option that a process takes has an effect there, and a refusal says where it has one.
     #[test]
-    fn a_master_takes_the_options_that_decide_and_a_node_the_others() {
-        let check = |command: &str, flag: &str, value: &str, taken: bool| {
-            let line = ["slackwater", command, flag, value];
-            assert_eq!(parse(line).is_ok(), taken, "{command} {flag}");
+    fn a_process_takes_the_options_that_have_an_effect_there() {
+        let check = |command: &str, flag: &str, value: &str, refusal: &str| {
+            for line in [
+                vec!["slackwater", command, flag, value],
+                vec!["slackwater", command, &format!("{flag}={value}")],
+            ] {
+                match parse(&line) {
+                    Ok(_) => assert_eq!(refusal, "", "{line:?}"),
+                    Err(error) => {
+                        let said = error.to_string();
+                        let begin = format!("error: {flag} has no effect in {refusal}");
+                        assert!(!refusal.is_empty() && said.starts_with(&begin), "{said}");
+                        assert_eq!(error.exit_code(), 2);
+                    }
+                }
+            }
         };
-        for (flag, value, master, node) in [
-            ("--memory", "1GiB", false, true),
-            ("--ssd", "1GiB", false, true),
-            ("--io", "pread", false, true),
-            ("--policy", "lru", true, false),
-            ("--lease-ttl", "1s", true, false),
-            ("--evict-high", "80%", true, false),
-            ("--promotion-enabled", "false", true, false),
-            ("--views-limit", "1", false, false),
-            ("--huge-pages", "off", false, false),
-            ("--log", "warn", true, true),
+        let in_master = "a master: it is a node's: give it to `slackwater node`";
+        let in_node = "a node: it is the master's: give it to `slackwater master`";
+        for (flag, value, of_node) in [
+            ("--memory", "1GiB", true),
+            ("--ssd", "1GiB", true),
+            ("--dir", "/d", true),
+            ("--io", "pread", true),
+            ("--policy", "lru", false),
+            ("--lease-ttl", "1s", false),
+            ("--evict-high", "80%", false),
+            ("--promotion-enabled", "false", false),
         ] {
-            check("master", flag, value, master);
-            check("node", flag, value, node);
-            check("serve", flag, value, true);
+            check("master", flag, value, if of_node { in_master } else { "" });
+            check("node", flag, value, if of_node { "" } else { in_node });
+            check("serve", flag, value, "");
         }
+        for command in ["master", "node", "serve"] {
+            check(command, "--log", "warn", "");
+            let opens = "it is for programs that open a store themselves";
+            let whom = match command {
+                "serve" => "a served store",
+                "node" => "a node",
+                _ => "a master",
+            };
+            for (flag, value) in [("--views-limit", "1"), ("--huge-pages", "off")] {
+                check(command, flag, value, &format!("{whom}: {opens}"));
+            }
+        }
+        let mode = "a served store: it is the master's: give it to `slackwater master`";
+        check("serve", "--replication-mode", "enforce", mode);
     }
 
     #[test]
@@ -576,7 +615,7 @@ mod tests {
             "--speed",
             "20x",
         ];
-        let (cli, flags) = parse(line).unwrap();
+        let Parsed { cli, flags, .. } = parse(line).unwrap();
         let pair = |flag: &str, value: &str| (flag.to_owned(), value.to_owned());
         assert_eq!(
             flags,

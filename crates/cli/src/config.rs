@@ -17,13 +17,21 @@ pub(crate) struct Layers {
     pub(crate) file: Option<PathBuf>,
     /// Flags by their names, in order.
     pub(crate) flags: Vec<(String, String)>,
+    /// What is wrong with settings of services in the file.
+    pub(crate) problems: Vec<ConfigProblem>,
+    /// Settings of services in the file that have no effect.
+    pub(crate) warnings: Vec<String>,
 }
 
 impl Layers {
     /// Reads all layers.
     pub(crate) fn load(&self) -> Result<Config> {
-        Config::load(self.file.as_deref(), std::env::vars_os(), &self.flags)
-            .map_err(|problems| refuse(&problems))
+        let loaded = Config::load(self.file.as_deref(), std::env::vars_os(), &self.flags);
+        match loaded {
+            Ok(config) if self.problems.is_empty() => Ok(config),
+            Ok(_) => Err(refuse(&self.problems)),
+            Err(problems) => Err(refuse(&[problems, self.problems.clone()].concat())),
+        }
     }
 
     /// The same layers with one more flag, which wins.

@@ -20,6 +20,7 @@ mod remote;
 mod replay;
 mod serve;
 mod service;
+mod settings;
 mod size;
 mod source;
 mod tools;
@@ -44,10 +45,13 @@ const INTERRUPTED: u8 = 130;
     reason = "the last word of a command goes to its user"
 )]
 fn main() -> ExitCode {
-    let (cli, flags) = args::parse(std::env::args_os()).unwrap_or_else(|error| error.exit());
+    let args::Parsed { cli, flags, filed } =
+        args::parse(std::env::args_os()).unwrap_or_else(|error| error.exit());
     let layers = config::Layers {
         file: cli.config,
         flags,
+        problems: filed.problems,
+        warnings: filed.warnings,
     };
     let done = match cli.command {
         Command::Replay(arguments) => replay::run(&arguments, layers),

@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use slackwater_base::ByteSize;
 use slackwater_mq::Address;
+use slackwater_node::config::Role;
 use slackwater_node::pool::{MasterOptions, MasterServer, NodeOptions, NodeServer};
 use slackwater_wire::{ErrorCode, NodeName};
 
@@ -94,7 +95,7 @@ pub(crate) struct Node {
 }
 
 pub(crate) fn master(arguments: &Master, layers: &Layers) -> Result<u8> {
-    let (config, service) = Service::prepare(layers)?;
+    let (config, service) = Service::prepare(layers, Role::Master)?;
     let _exporter = arguments.traces.start("slackwater-master", 0.0)?;
     let options = MasterOptions {
         listen: arguments.listen,
@@ -125,7 +126,7 @@ pub(crate) fn master(arguments: &Master, layers: &Layers) -> Result<u8> {
 }
 
 pub(crate) fn node(arguments: &Node, layers: &Layers) -> Result<u8> {
-    let (config, service) = Service::prepare(layers)?;
+    let (config, service) = Service::prepare(layers, Role::Node)?;
     let _exporter = arguments.traces.start("slackwater-node", 0.0)?;
     let options = NodeOptions {
         master: arguments.master.clone(),

@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use slackwater_base::ByteSize;
 use slackwater_mq::Address;
+use slackwater_node::config::Role;
 use slackwater_node::serve::{ServeOptions, Server};
 
 use crate::admin::AdminArguments;
@@ -53,7 +54,7 @@ pub(crate) struct Serve {
 pub(crate) const DRAIN: Duration = Duration::from_secs(5);
 
 pub(crate) fn run(arguments: &Serve, layers: &Layers) -> Result<u8> {
-    let (config, service) = Service::prepare(layers)?;
+    let (config, service) = Service::prepare(layers, Role::Server)?;
     let _exporter = arguments.traces.start("slackwater-serve", 0.0)?;
     let options = ServeOptions {
         listen: arguments.listen,

@@ -8,6 +8,7 @@ use anyhow::Result;
 use clap::Args;
 use slackwater_admin::Admin;
 use slackwater_mq::{Address, AllowListError, load_key};
+use slackwater_node::config::Role;
 use slackwater_node::serve::ServeKeys;
 use slackwater_node::{Config, logging};
 use slackwater_zmtp::PublicKey;
@@ -140,12 +141,15 @@ impl Reloader {
 
 impl Service {
     /// What every service does first: its configuration, its log and its signals.
-    pub(crate) fn prepare(layers: &Layers) -> Result<(Config, Self)> {
+    pub(crate) fn prepare(layers: &Layers, role: Role) -> Result<(Config, Self)> {
         let mut config = layers.load()?;
         config
             .default_to("log", "info")
             .map_err(anyhow::Error::msg)?;
         logging::init(&config).map_err(anyhow::Error::msg)?;
+        for warning in layers.warnings.iter().chain(&config.warnings_in(role)) {
+            tracing::warn!("{warning}");
+        }
         let notify = Arc::new(Notify::from_environment());
         let reloader = Arc::new(Reloader::new(&notify));
         let at_hangup = Arc::clone(&reloader);

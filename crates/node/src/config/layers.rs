@@ -5,6 +5,7 @@ use slackwater_wait::FAILPOINT_ENV;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use super::service::ServiceSetting;
 use super::{Config, ConfigProblem, ENV_PREFIX, OptionSpec, Source, suggest};
 
 /// Environment names under our prefix that are no options of a store: those of commands, and of other parts, which read
@@ -30,10 +31,14 @@ const OTHER_ENV: &[&str] = &[
 /// Names that begin so are options of the transfer engine, which reads them itself.
 const TRANSFER_ENV: &str = "SLACKWATER_TCP_";
 
+/// The table of a file that holds settings of services. Stores leave it alone.
+const SERVICE: &str = "service";
+
 /// Takes layers one after another and collects what is wrong with them.
 #[derive(Default)]
 pub(super) struct Loader {
     config: Config,
+    pub(super) service: Vec<ServiceSetting>,
     problems: Vec<ConfigProblem>,
 }
 
@@ -91,6 +96,7 @@ impl Loader {
             let source = at(name.span().start);
             match value.get_ref() {
                 DeValue::Table(inner) if is_table(&key) => self.table(&key, inner, at),
+                DeValue::Table(inner) if key == SERVICE => self.service(inner, at),
                 _ => match position(|spec| spec.key == key) {
                     Some(option) => self.value(option, value, source),
                     None => self.unknown(source, &key, Config::OPTIONS.iter().map(|spec| spec.key)),
@@ -99,24 +105,33 @@ impl Loader {
         }
     }
 
+    /// Takes in the settings of services, which only the commands know that have them.
+    fn service(&mut self, table: &DeTable<'_>, at: &impl Fn(usize) -> Source) {
+        let mut entries: Vec<_> = table.iter().collect();
+        entries.sort_by_key(|(name, _)| name.span().start);
+        for (name, value) in entries {
+            let (source, name) = (at(name.span().start), name.get_ref().to_string());
+            match text_of(value) {
+                Ok(text) => self.service.push(ServiceSetting { name, text, source }),
+                Err(found) => self.problems.push(ConfigProblem {
+                    source,
+                    key: format!("{SERVICE}.{name}"),
+                    message: format!("expected text or a number, found {found}"),
+                }),
+            }
+        }
+    }
+
     fn value(&mut self, option: usize, value: &Spanned<DeValue<'_>>, source: Source) {
         let spec = &Config::OPTIONS[option];
-        let text = match value.get_ref() {
-            DeValue::String(text) => text.to_string(),
-            DeValue::Integer(number) if number.radix() == 10 => number.as_str().to_owned(),
-            DeValue::Float(number) => number.as_str().to_owned(),
-            DeValue::Boolean(truth) => truth.to_string(),
-            other => {
-                let message = format!("expected {}, found {}", spec.kind, other.type_str());
-                self.problems.push(ConfigProblem {
-                    source,
-                    key: spec.key.to_owned(),
-                    message,
-                });
-                return;
-            }
-        };
-        self.set(option, &text, source);
+        match text_of(value) {
+            Ok(text) => self.set(option, &text, source),
+            Err(found) => self.problems.push(ConfigProblem {
+                source,
+                key: spec.key.to_owned(),
+                message: format!("expected {}, found {found}", spec.kind),
+            }),
+        }
     }
 
     pub(super) fn env(&mut self, env: impl Iterator<Item = (OsString, OsString)>) {
@@ -174,6 +189,7 @@ impl Loader {
         let Self {
             config,
             mut problems,
+            ..
         } = self;
         problems.extend(config.problems());
         if problems.is_empty() {
@@ -196,14 +212,23 @@ impl Loader {
     }
 
     fn unknown<'a>(&mut self, source: Source, name: &str, names: impl Iterator<Item = &'a str>) {
-        let hint = suggest::nearest(name, names)
-            .map(|near| format!(", did you mean `{near}`?"))
-            .unwrap_or_default();
+        let hint = suggest::hint(name, names);
         self.problems.push(ConfigProblem {
             source,
             key: String::new(),
             message: format!("there is no option `{name}`{hint}"),
         });
+    }
+}
+
+/// A value as people would write it on a command line, or what it is instead.
+fn text_of(value: &Spanned<DeValue<'_>>) -> Result<String, &'static str> {
+    match value.get_ref() {
+        DeValue::String(text) => Ok(text.to_string()),
+        DeValue::Integer(number) if number.radix() == 10 => Ok(number.as_str().to_owned()),
+        DeValue::Float(number) => Ok(number.as_str().to_owned()),
+        DeValue::Boolean(truth) => Ok(truth.to_string()),
+        other => Err(other.type_str()),
     }
 }
 
@@ -298,6 +323,40 @@ mod tests {
                 "--evict-high: evict.high: `120%` is not between 0 and 1",
             ]
         );
+    }
+
+    #[test]
+    fn settings_of_services_are_left_to_the_services() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s.toml");
+        let text = "memory = '2GiB'\n[service]\nlisten = '127.0.0.1:1'\nforce_tcp = true\n";
+        std::fs::write(&path, text).unwrap();
+        let config = Config::load(Some(&path), std::iter::empty(), &[]).unwrap();
+        assert_eq!(config.memory, ByteSize::gib(2));
+        let setting = |name: &str, text: &str, line| ServiceSetting {
+            name: name.to_owned(),
+            text: text.to_owned(),
+            source: Source::File {
+                path: path.clone(),
+                line,
+            },
+        };
+        let expected = [
+            setting("listen", "127.0.0.1:1", 3),
+            setting("force_tcp", "true", 4),
+        ];
+        assert_eq!(Config::service_settings(&path), expected);
+        let unknown = setting("lisen", "", 3).unknown(["listen"].into_iter());
+        let said = "s.toml:3: service.lisen: no service has such a setting, did you mean `listen`?";
+        assert!(unknown.to_string().ends_with(said), "{unknown}");
+        assert_eq!(
+            problems("[service]\nallow = ['a']\n[service.more]\n", &[], &[]),
+            [
+                "s.toml:2: service.allow: expected text or a number, found array",
+                "s.toml:3: service.more: expected text or a number, found table",
+            ]
+        );
+        assert_eq!(Config::service_settings(Path::new("/nowhere")), []);
     }
 
     #[test]

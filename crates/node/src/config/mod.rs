@@ -7,6 +7,7 @@ mod layers;
 mod options;
 mod range;
 mod role;
+mod service;
 mod suggest;
 mod value;
 
@@ -18,6 +19,7 @@ use slackwater_meta::Promotion;
 
 pub use options::{Config, HugePages, IoBackend, LogFormat};
 pub use role::Role;
+pub use service::ServiceSetting;
 pub use value::{LogFilter, Ratio, Threads, Value};
 
 pub use slackwater_meta::evict::PolicyKind;

@@ -1,3 +1,10 @@
+/// What to say beside a name that there is not: the one that was most likely meant.
+pub(super) fn hint<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> String {
+    nearest(word, candidates)
+        .map(|near| format!(", did you mean `{near}`?"))
+        .unwrap_or_default()
+}
+
 /// The candidate that a mistyped word most likely meant: at most a third of its letters away, two at least.
 pub(super) fn nearest<'a>(
     word: &str,

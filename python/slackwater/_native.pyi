@@ -42,7 +42,7 @@ class Chain:
     ) -> Self: ...
 
 class View:
-    """A value that is shown where it lies, without a copy: a context manager that gives a read-only `memoryview`.
+    """A value that is shown where it lies, or that a client read: a context manager that gives a read-only `memoryview`.
 
     Its memory stays as it is until the view is closed and nothing else refers to the memory any more.
     """
@@ -238,8 +238,11 @@ class Client:
         group: int | None = None,
         durable: bool = False,
         wait: float | None = None,
+        replicas: int = 1,
+        preferred: Sequence[str] | None = None,
         tenant: str | None = None,
         chain: Chain | None = None,
+        timeout: float | None = None,
     ) -> bool:
         """Puts one value. True if it was stored, False if a value of that key was there and stays."""
 
@@ -253,15 +256,20 @@ class Client:
         group: int | None = None,
         durable: bool = False,
         wait: float | None = None,
+        replicas: int = 1,
+        preferred: Sequence[str] | None = None,
         tenant: str | None = None,
         chain: Chain | None = None,
+        timeout: float | None = None,
     ) -> builtins.list[bool | SlackwaterError]:
         """Puts values: for each key what `put` returns, or the exception that it would raise."""
 
-    def get(self, key: Key, *, tenant: str | None = None) -> bytes | None:
+    def get(self, key: Key, *, tenant: str | None = None, timeout: float | None = None) -> bytes | None:
         """The value, or None if there is none."""
 
-    def get_into(self, key: Key, buffer: Value, *, tenant: str | None = None) -> int | None:
+    def get_into(
+        self, key: Key, buffer: Value, *, tenant: str | None = None, timeout: float | None = None
+    ) -> int | None:
         """Reads the value into the buffer: its length, or None if there is none."""
 
     def get_batch(
@@ -271,6 +279,7 @@ class Client:
         prefix_only: bool = False,
         tenant: str | None = None,
         chain: Chain | None = None,
+        timeout: float | None = None,
     ) -> builtins.list[bytes | None | SlackwaterError]:
         """Reads values: for each key the bytes, None, or the exception."""
 
@@ -282,24 +291,67 @@ class Client:
         prefix_only: bool = False,
         tenant: str | None = None,
         chain: Chain | None = None,
+        timeout: float | None = None,
     ) -> builtins.list[int | None | SlackwaterError]:
         """Reads values into buffers, one each: for each key its length, None, or the exception."""
 
-    def exists(self, key: Key, *, tenant: str | None = None) -> bool:
+    def view(
+        self,
+        key: Key,
+        *,
+        verify: bool = False,
+        tenant: str | None = None,
+        chain: Chain | None = None,
+        timeout: float | None = None,
+    ) -> View | None:
+        """A view of the value, read into memory that belongs to the view; None if there is none."""
+
+    def view_batch(
+        self,
+        keys: Sequence[Key],
+        *,
+        prefix_only: bool = False,
+        verify: bool = False,
+        tenant: str | None = None,
+        chain: Chain | None = None,
+        timeout: float | None = None,
+    ) -> Views:
+        """Views of values, closed together: for each key the view, None, or the exception."""
+
+    def exists(self, key: Key, *, tenant: str | None = None, timeout: float | None = None) -> bool:
         """Whether the key has a value that can be read."""
 
-    def exists_batch(self, keys: Sequence[Key], *, tenant: str | None = None) -> builtins.list[bool]:
+    def exists_batch(
+        self, keys: Sequence[Key], *, tenant: str | None = None, timeout: float | None = None
+    ) -> builtins.list[bool]:
         """Whether each key has a value that can be read."""
 
     def __contains__(self, key: Key) -> bool: ...
 
-    def remove(self, key: Key, *, force: bool = False, tenant: str | None = None) -> bool:
+    def remove(
+        self, key: Key, *, force: bool = False, tenant: str | None = None, timeout: float | None = None
+    ) -> bool:
         """Removes the value for good. False if there was none."""
 
     def remove_batch(
-        self, keys: Sequence[Key], *, force: bool = False, tenant: str | None = None
+        self,
+        keys: Sequence[Key],
+        *,
+        force: bool = False,
+        tenant: str | None = None,
+        timeout: float | None = None,
     ) -> builtins.list[bool | SlackwaterError]:
         """Removes values: for each key what `remove` returns, or the exception."""
+
+    def remove_matching(
+        self, pattern: str, *, force: bool = False, tenant: str | None = None, timeout: float | None = None
+    ) -> int:
+        """Removes every value in whose key the regular expression is found; returns how many."""
+
+    def remove_all(
+        self, *, force: bool = False, tenant: str | None = None, timeout: float | None = None
+    ) -> int:
+        """Removes every value of the tenant; returns how many."""
 
     def list(
         self,
@@ -308,8 +360,36 @@ class Client:
         after: Key | None = None,
         limit: int | None = None,
         tenant: str | None = None,
+        timeout: float | None = None,
     ) -> builtins.list[bytes]:
         """Keys in byte order: all of them, or at most `limit`."""
+
+    def set_quota(
+        self, tenant: str, *, memory: Size, ssd: Size | None = None, timeout: float | None = None
+    ) -> None:
+        """Sets or changes how many bytes the tenant may keep in memory and on SSD; for operators."""
+
+    def delete_quota(self, tenant: str, *, timeout: float | None = None) -> None:
+        """Forgets the quota of a tenant that has no values; for operators."""
+
+    def quotas(self, *, timeout: float | None = None) -> builtins.list[dict[str, Any]]:
+        """Quotas and use of every tenant that has either; for operators."""
+
+    def stat(
+        self, key: Key, *, tenant: str | None = None, timeout: float | None = None
+    ) -> dict[str, Any] | None:
+        """What the master knows of the value, as `slackwater stat --json`. None if there is no value."""
+
+    def explain(
+        self, key: Key, *, tenant: str | None = None, timeout: float | None = None
+    ) -> builtins.list[dict[str, Any]] | None:
+        """Where the value is and what keeps it there, as the master tells clients. None if there is no value."""
+
+    def stats(self) -> dict[str, Any]:
+        """What this client counts, as nested dictionaries."""
+
+    def metrics(self) -> str:
+        """The same as metrics in the text form of Prometheus."""
 
     def close(self) -> None:
         """Ends the connection. Closing again does nothing."""

@@ -12,14 +12,16 @@ any more.
 """
 
 import asyncio
+import builtins
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from . import _native
-from ._native import Client
+from ._native import Client, View
 from .driver import THREADS, Driver
 from .errors import SlackwaterError
+from .views import Views
 
 __all__ = ["AsyncClient", "connect"]
 
@@ -73,6 +75,14 @@ class AsyncClient:
         """Reads values into buffers."""
         return await self._driver.call(self._client.get_batch_into, keys, buffers, **options)
 
+    async def view(self, key: Key, **options: Any) -> View | None:
+        """A view of a value, whose block is a plain `with`."""
+        return await self._driver.call(self._client.view, key, **options)
+
+    async def view_batch(self, keys: Sequence[Key], **options: Any) -> Views:
+        """Views of values, whose block is a plain `with`."""
+        return await self._driver.call(self._client.view_batch, keys, **options)
+
     async def exists(self, key: Key, **options: Any) -> bool:
         """Whether a value is there."""
         return await self._driver.call(self._client.exists, key, **options)
@@ -89,9 +99,45 @@ class AsyncClient:
         """Removes values."""
         return await self._driver.call(self._client.remove_batch, keys, **options)
 
-    async def list(self, **options: Any) -> list[bytes]:
+    async def remove_matching(self, pattern: str, **options: Any) -> int:
+        """Removes every value in whose key the regular expression is found."""
+        return await self._driver.call(self._client.remove_matching, pattern, **options)
+
+    async def remove_all(self, **options: Any) -> int:
+        """Removes every value of the tenant."""
+        return await self._driver.call(self._client.remove_all, **options)
+
+    async def list(self, **options: Any) -> builtins.list[bytes]:
         """Keys in byte order."""
         return await self._driver.call(self._client.list, **options)
+
+    async def set_quota(self, tenant: str, **options: Any) -> None:
+        """Sets or changes how many bytes a tenant may keep."""
+        await self._driver.call(self._client.set_quota, tenant, **options)
+
+    async def delete_quota(self, tenant: str, **options: Any) -> None:
+        """Forgets the quota of a tenant that has no values."""
+        await self._driver.call(self._client.delete_quota, tenant, **options)
+
+    async def quotas(self, **options: Any) -> builtins.list[dict[str, Any]]:
+        """Quotas and use of every tenant that has either."""
+        return await self._driver.call(self._client.quotas, **options)
+
+    async def stat(self, key: Key, **options: Any) -> dict[str, Any] | None:
+        """What the master knows of a value."""
+        return await self._driver.call(self._client.stat, key, **options)
+
+    async def explain(self, key: Key, **options: Any) -> builtins.list[dict[str, Any]] | None:
+        """Where a value is and what keeps it there."""
+        return await self._driver.call(self._client.explain, key, **options)
+
+    async def stats(self) -> dict[str, Any]:
+        """What the client counts."""
+        return await self._driver.call(self._client.stats)
+
+    async def metrics(self) -> str:
+        """The same in the text form of Prometheus."""
+        return await self._driver.call(self._client.metrics)
 
     async def close(self) -> None:
         """Ends the client, after the calls that have begun; those that wait in line are cancelled."""

@@ -51,6 +51,18 @@ def test_every_call_is_awaited(server: tuple[str, "subprocess.Popen[str]"]) -> N
             assert await client.list(pattern="^[ab]$") == [b"a", b"b"]
             assert await client.remove("a", force=True) and not await client.remove("a")
             assert await client.remove_batch(["b", "none"], force=True) == [True, False]
+            assert await client.put("k2", b"w", replicas=1) and await client.stat("none") is None
+            view = await client.view("k")
+            with view as memory, await client.view_batch(["k2", "none"]) as blocks:
+                assert memory == b"v" and blocks == [b"w", None]
+            known, reasons = await client.stat("k"), await client.explain("k")
+            assert known["bytes"] == 1 and [reason["tier"] for reason in reasons] == ["memory"]
+            assert (await client.stats())["record_reads"] == 0 and "# TYPE" in await client.metrics()
+            assert await client.remove_matching("^k2$", force=True) == await client.remove_all(force=True) == 1
+            assert [quota["tenant"] for quota in await client.quotas()] == ["default"]
+            for refused in (client.set_quota("acme", memory=1), client.delete_quota("acme")):
+                with pytest.raises(slackwater.RefusedError):
+                    await refused
             with pytest.raises(slackwater.RefusedError):
                 await client.put("", b"v")
             with pytest.raises(TypeError):

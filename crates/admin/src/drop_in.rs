@@ -13,12 +13,11 @@ use serde_json::{Map, Value, json};
 use slackwater_base::ByteSize;
 use slackwater_wire::limits::BATCH_KEYS_MAX;
 use slackwater_wire::{
-    Description, Draining, ErrorCode, Key, List, Presence, ReplicaAt, ReplicaState, SegmentKind,
-    SegmentState, Tenant,
+    Description, Draining, ErrorCode, Key, List, Presence, ReplicaAt, ReplicaState, SegmentState,
+    Tenant,
 };
 
 use crate::arguments::{self, Arguments};
-use crate::described::shown;
 use crate::json::Json;
 use crate::paths::{Shared, call, metrics, plain};
 use crate::{Failure, Segment, Source};
@@ -48,13 +47,6 @@ pub(crate) fn router() -> Router<Arc<dyn Source>> {
         .route("/batch_query_keys", get(query_keys))
         .route("/kv_events/status", get(kv_events))
         .route("/api/v1/segments/status", get(segment_status))
-}
-
-pub(crate) fn tier_of(kind: SegmentKind) -> &'static str {
-    match kind {
-        SegmentKind::Memory => "memory",
-        SegmentKind::Disk => "ssd",
-    }
 }
 
 /// One master without standbys leads as long as it runs; its view is the epoch.
@@ -102,7 +94,7 @@ async fn all_keys(State(source): Shared, RawQuery(query): RawQuery) -> Result<Re
                     return Some((Err(std::io::Error::other(failure.message)), None));
                 }
             };
-            let lines: String = page.keys.iter().map(|key| shown(key) + "\n").collect();
+            let lines: String = page.keys.iter().map(|key| key.line() + "\n").collect();
             let next = page.keys.last().cloned().filter(|_| page.more);
             (!lines.is_empty()).then(|| (Ok(lines), next.map(Some)))
         }
@@ -264,7 +256,7 @@ async fn query_keys(State(source): Shared, RawQuery(query): RawQuery) -> Result<
     }
     let found = call(source, move |source| {
         let ends = source.segments()?;
-        let of = |key: Key| Ok((shown(&key), replicas_of(source, &tenant, &key, &ends)?));
+        let of = |key: Key| Ok((key.line(), replicas_of(source, &tenant, &key, &ends)?));
         keys.into_iter()
             .map(of)
             .collect::<Result<Map<String, Value>, Failure>>()

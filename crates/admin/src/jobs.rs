@@ -11,7 +11,6 @@ use serde_json::{Value, json};
 use slackwater_wire::{ErrorCode, JobId, JobSpec, JobState, JobWork};
 
 use crate::arguments::Arguments;
-use crate::described::shown;
 use crate::json::Json;
 use crate::paths::{Shared, call};
 use crate::{Failure, Source};
@@ -99,7 +98,7 @@ pub fn job_described(state: &JobState) -> Value {
             key,
             targets,
         } => {
-            json!({ "type": "copy", "tenant": tenant.name(), "key": shown(key), "targets": targets })
+            json!({ "type": "copy", "tenant": tenant.name(), "key": key.line(), "targets": targets })
         }
         JobWork::Move {
             tenant,
@@ -109,7 +108,7 @@ pub fn job_described(state: &JobState) -> Value {
         } => json!({
             "type": "move",
             "tenant": tenant.name(),
-            "key": shown(key),
+            "key": key.line(),
             "source": source,
             "target": target,
         }),
@@ -121,7 +120,7 @@ pub fn job_described(state: &JobState) -> Value {
             json!({ "type": "drain", "segments": places, "target_segments": targets, "ssd": disks })
         }
     };
-    let error = |(key, code): &(slackwater_wire::Key, ErrorCode)| json!({ "key": shown(key), "error_code": code.number(), "error_name": code.name() });
+    let error = |(key, code): &(slackwater_wire::Key, ErrorCode)| json!({ "key": key.line(), "error_code": code.number(), "error_name": code.name() });
     let errors: Vec<Value> = state.errors.iter().map(error).collect();
     json!({
         "success": true,

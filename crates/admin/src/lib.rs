@@ -10,7 +10,6 @@
 
 mod accept;
 mod arguments;
-mod described;
 mod drop_in;
 mod failure;
 mod guard;
@@ -24,7 +23,6 @@ mod source;
 mod viewers;
 mod warnings;
 
-pub use described::{described, pin_name, shown, state_name, tier_name};
 pub use failure::Failure;
 pub use guard::{Token, TokenError, TokenInForce};
 pub use jobs::job_described;

@@ -12,11 +12,10 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use slackwater_wire::{ErrorCode, List, QuotaState, Tenant};
+use slackwater_wire::{Described, ErrorCode, Key, List, QuotaState, Tenant};
 use tokio::sync::watch;
 
 use crate::arguments::Arguments;
-use crate::described::{described, shown};
 use crate::guard::TokenInForce;
 use crate::json::Json;
 use crate::viewers::Viewers;
@@ -148,7 +147,7 @@ async fn keys(State(source): Shared, RawQuery(query): RawQuery) -> Result<Json, 
         limit,
     };
     let listed = call(source, |source| source.list(list)).await??;
-    let keys: Vec<String> = listed.keys.iter().map(shown).collect();
+    let keys: Vec<String> = listed.keys.iter().map(Key::line).collect();
     Ok(Json(json!({ "keys": keys, "more": listed.more })))
 }
 
@@ -157,7 +156,7 @@ async fn object(State(source): Shared, RawQuery(query): RawQuery) -> Result<Json
     let (tenant, key) = (arguments.tenant()?, arguments.key("key")?);
     let found = call(source, move |source| source.describe(&tenant, &key)).await??;
     let found = found.ok_or(ErrorCode::ObjectNotFound)?;
-    Ok(Json(described(&found)))
+    Ok(Json(json!(Described::from(&found))))
 }
 
 async fn explain(State(source): Shared, RawQuery(query): RawQuery) -> Result<Json, Failure> {
@@ -192,7 +191,7 @@ pub(crate) fn segment(segment: &Segment) -> Value {
         "node": state.node.0,
         "presence": state.presence.name(),
         "status": drop_in::status_of(state).1,
-        "tier": drop_in::tier_of(state.kind),
+        "tier": state.kind.tier(),
         "capacity_bytes": state.bytes,
         "used_bytes": state.used_bytes,
         "endpoint": segment.endpoint,

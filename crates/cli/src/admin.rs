@@ -10,7 +10,7 @@ use anyhow::Result;
 use clap::Args;
 use serde_json::Value;
 use slackwater_admin::{
-    Admin, AdminOptions, Failure, Segment, Source, Token, TokenInForce, Watermarks, shown,
+    Admin, AdminOptions, Failure, Segment, Source, Token, TokenInForce, Watermarks,
 };
 use slackwater_mq::Address;
 use slackwater_node::serve::ServedStore;
@@ -242,11 +242,11 @@ impl<O: Operated> Source for Administered<O> {
     }
 
     fn decisions(&self) -> Result<Value, Failure> {
-        json(&self.operated.decisions(shown).map_err(failure)?)
+        json(&self.operated.decisions(Key::line).map_err(failure)?)
     }
 
     fn hottest(&self) -> Result<Value, Failure> {
-        json(&self.operated.hottest(shown).map_err(failure)?)
+        json(&self.operated.hottest(Key::line).map_err(failure)?)
     }
 
     fn quotas(&self) -> Result<Vec<QuotaState>, Failure> {

@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use slackwater_admin::{described, pin_name, shown, state_name, tier_name};
 use slackwater_base::{ByteSize, format_duration};
 use slackwater_mq::Address;
 use slackwater_remote::{
     CallOptions, Client, ConnectOptions, GetOptions, PutOptions, RemoveOptions, Stored,
 };
 use slackwater_wire::{
-    Description, Durability, ErrorCode, Key, List, Pin, PutMode, ReplicaAt, ReplicaState, Tenant,
+    Described, Description, Durability, ErrorCode, Key, List, Pin, PutMode, ReplicaAt,
+    ReplicaState, Tenant,
 };
 
 use crate::answer::{self, say};
@@ -233,7 +233,7 @@ pub(crate) fn ls(arguments: &Ls) -> Result<u8> {
         after = page.keys.last().cloned();
         count += page.keys.len();
         if arguments.connection.json {
-            keys.extend(page.keys.iter().map(shown));
+            keys.extend(page.keys.iter().map(Key::line));
         } else {
             lines(&page.keys)?;
         }
@@ -251,7 +251,7 @@ pub(crate) fn stat(arguments: &Stat) -> Result<u8> {
         bail!("there is no object with the key {shown}")
     };
     if arguments.connection.json {
-        say(described(&found))?;
+        say(serde_json::json!(Described::from(&found)))?;
     } else {
         say(sentence(&found))?;
     }
@@ -298,14 +298,15 @@ fn read(path: &Path) -> Result<Vec<u8>> {
 
 fn sentence(found: &Description) -> String {
     let replica = |(place, (at, state, _)): (usize, &(ReplicaAt, ReplicaState, u32))| {
+        let tier = at.kind().tier();
         let tier = match found.names.get(place) {
             // A store that is served has one memory and one SSD, called by their tiers.
-            Some(name) if name != tier_name(at) => format!("{} of {name}", tier_name(at)),
-            _ => tier_name(at).to_owned(),
+            Some(name) if name != tier => format!("{tier} of {name}"),
+            _ => tier.to_owned(),
         };
         match state {
             ReplicaState::Complete => tier,
-            other => format!("{tier} ({})", state_name(*other)),
+            other => format!("{tier} ({})", other.name()),
         }
     };
     let replicas = found.replicas.iter().enumerate().map(replica);
@@ -318,7 +319,7 @@ fn sentence(found: &Description) -> String {
         replicas.join(" and "),
         found.version,
         found.checksum.0,
-        pin_name(&found.pin),
+        found.pin.name(),
     );
     if !found.lease.is_zero() {
         text += &format!(
@@ -335,7 +336,7 @@ fn lines(keys: &[Key]) -> Result<()> {
     let mut text = Vec::new();
     for key in keys {
         match terminal {
-            true => text.extend_from_slice(shown(key).as_bytes()),
+            true => text.extend_from_slice(key.line().as_bytes()),
             false => text.extend_from_slice(key.as_bytes()),
         }
         text.push(b'\n');

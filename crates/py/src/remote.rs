@@ -1,3 +1,6 @@
+mod described;
+mod figures;
+
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
@@ -8,15 +11,17 @@ use slackwater_mq::Address;
 use slackwater_remote::{
     CallOptions, ClientError, ConnectOptions, GetOptions, PutOptions, RemoveOptions, Stored,
 };
-use slackwater_wire::{ErrorCode, Key, List};
+use slackwater_wire::{Described, Description, ErrorCode, Key, List};
 
+use self::figures::Figures;
 use crate::buffers::{KeyBytes, Memory, disjoint};
 use crate::calls::{each, put_options, same_count, was_there};
 use crate::cancelling::current;
 use crate::errors::{exception, not_connected, refused};
-use crate::options::{Chain, chain, seconds_of, tenant};
-use crate::store::{LIST_KEYS_MAX, forks};
+use crate::options::{Chain, bytes_of, chain, seconds_of, tenant};
+use crate::store::{LIST_KEYS_MAX, as_objects, forks, quotas_of};
 use crate::traces::detached;
+use crate::view::{View, shown, shown_together};
 
 /// connect(address="tcp://127.0.0.1:50051", *, key_file=None, timeout=10.0)
 ///
@@ -56,7 +61,8 @@ pub(crate) fn connect(
 
 /// A client of a store that another process serves; made by `slackwater.connect`.
 ///
-/// Its methods are those of `Store` that make sense from afar, with the same arguments and results.
+/// Its methods are those of `Store`, with the same arguments and results, and `stat`; each takes a `timeout` of its own. There
+/// is no `flush`: the queue before the SSD is the server's, and a put with `durable` returns when its value is synced.
 #[pyclass(frozen, module = "slackwater", weakref)]
 pub(crate) struct Client {
     inner: Mutex<Option<slackwater_remote::Client>>,
@@ -66,10 +72,12 @@ pub(crate) struct Client {
 
 #[pymethods]
 impl Client {
-    /// put(key, value, *, upsert=False, pin=None, group=None, durable=False, wait=None, tenant=None, chain=None)
+    /// put(key, value, *, upsert=False, pin=None, group=None, durable=False, wait=None, replicas=1, preferred=None,
+    /// tenant=None, chain=None, timeout=None)
     ///
-    /// As `Store.put`.
-    #[pyo3(signature = (key, value, *, upsert=false, pin=None, group=None, durable=false, wait=None, tenant=None, chain=None))]
+    /// As `Store.put`, with `replicas` copies in memory of different nodes, fewer where there are fewer nodes, and the
+    /// segments of these names tried first.
+    #[pyo3(signature = (key, value, *, upsert=false, pin=None, group=None, durable=false, wait=None, replicas=1, preferred=None, tenant=None, chain=None, timeout=None))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn put(
         &self,
@@ -81,12 +89,18 @@ impl Client {
         group: Option<u64>,
         durable: bool,
         wait: Option<f64>,
+        replicas: u32,
+        preferred: Option<Vec<String>>,
         tenant: Option<&str>,
         chain: Option<&Bound<'_, Chain>>,
+        timeout: Option<f64>,
     ) -> PyResult<bool> {
-        let options = from_afar(put_options(
-            upsert, pin, group, durable, wait, tenant, chain,
-        )?);
+        let options = put_options(upsert, pin, group, durable, wait, tenant, chain)?;
+        let options = PutOptions {
+            replicas,
+            preferred: preferred.unwrap_or_default(),
+            ..from_afar(options, timeout)?
+        };
         let (client, value) = (self.client(py)?, Memory::of(value)?);
         let (key, bytes) = (key.as_slice(py), value.as_slice());
         let stored = detached(py, || client.put(key, bytes, &options));
@@ -95,10 +109,11 @@ impl Client {
             .map_err(|error| refused(py, &error))
     }
 
-    /// put_batch(keys, values, *, upsert=False, pin=None, group=None, durable=False, wait=None, tenant=None, chain=None)
+    /// put_batch(keys, values, *, upsert=False, pin=None, group=None, durable=False, wait=None, replicas=1, preferred=None,
+    /// tenant=None, chain=None, timeout=None)
     ///
-    /// As `Store.put_batch`.
-    #[pyo3(signature = (keys, values, *, upsert=false, pin=None, group=None, durable=false, wait=None, tenant=None, chain=None))]
+    /// As `Store.put_batch`, with the further options of `put`.
+    #[pyo3(signature = (keys, values, *, upsert=false, pin=None, group=None, durable=false, wait=None, replicas=1, preferred=None, tenant=None, chain=None, timeout=None))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn put_batch<'py>(
         &self,
@@ -110,12 +125,18 @@ impl Client {
         group: Option<u64>,
         durable: bool,
         wait: Option<f64>,
+        replicas: u32,
+        preferred: Option<Vec<String>>,
         tenant: Option<&str>,
         chain: Option<&Bound<'py, Chain>>,
+        timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyList>> {
-        let options = from_afar(put_options(
-            upsert, pin, group, durable, wait, tenant, chain,
-        )?);
+        let options = put_options(upsert, pin, group, durable, wait, tenant, chain)?;
+        let options = PutOptions {
+            replicas,
+            preferred: preferred.unwrap_or_default(),
+            ..from_afar(options, timeout)?
+        };
         same_count(py, keys.len(), "values", values.len())?;
         let client = self.client(py)?;
         let values: Vec<Memory> = values.iter().map(Memory::of).collect::<PyResult<_>>()?;
@@ -128,35 +149,37 @@ impl Client {
         each(py, results, |stored| Ok(stored == Stored::New))
     }
 
-    /// get(key, *, tenant=None)
+    /// get(key, *, tenant=None, timeout=None)
     ///
     /// As `Store.get`.
-    #[pyo3(signature = (key, *, tenant=None))]
+    #[pyo3(signature = (key, *, tenant=None, timeout=None))]
     fn get<'py>(
         &self,
         py: Python<'py>,
         key: KeyBytes,
         tenant: Option<&str>,
+        timeout: Option<f64>,
     ) -> PyResult<Option<Bound<'py, PyBytes>>> {
-        let (client, options) = (self.client(py)?, get_options(false, tenant, None)?);
+        let (client, options) = (self.client(py)?, get_options(false, tenant, None, timeout)?);
         let key = key.as_slice(py);
         let value = detached(py, || client.get(key, &options));
         let value = value.map_err(|error| refused(py, &error))?;
         Ok(value.map(|value| PyBytes::new(py, &value)))
     }
 
-    /// get_into(key, buffer, *, tenant=None)
+    /// get_into(key, buffer, *, tenant=None, timeout=None)
     ///
     /// As `Store.get_into`.
-    #[pyo3(signature = (key, buffer, *, tenant=None))]
+    #[pyo3(signature = (key, buffer, *, tenant=None, timeout=None))]
     fn get_into(
         &self,
         py: Python<'_>,
         key: KeyBytes,
         buffer: &Bound<'_, PyAny>,
         tenant: Option<&str>,
+        timeout: Option<f64>,
     ) -> PyResult<Option<usize>> {
-        let (client, options) = (self.client(py)?, get_options(false, tenant, None)?);
+        let (client, options) = (self.client(py)?, get_options(false, tenant, None, timeout)?);
         let mut buffer = Memory::of(buffer)?;
         let (key, bytes) = (key.as_slice(py), buffer.as_mut_slice()?);
         if let Some(read) = client.get_into_at_hand(key, bytes, &options) {
@@ -166,10 +189,10 @@ impl Client {
         got.map_err(|error| refused(py, &error))
     }
 
-    /// get_batch(keys, *, prefix_only=False, tenant=None, chain=None)
+    /// get_batch(keys, *, prefix_only=False, tenant=None, chain=None, timeout=None)
     ///
     /// As `Store.get_batch`.
-    #[pyo3(signature = (keys, *, prefix_only=false, tenant=None, chain=None))]
+    #[pyo3(signature = (keys, *, prefix_only=false, tenant=None, chain=None, timeout=None))]
     fn get_batch<'py>(
         &self,
         py: Python<'py>,
@@ -177,9 +200,10 @@ impl Client {
         prefix_only: bool,
         tenant: Option<&str>,
         chain: Option<&Bound<'py, Chain>>,
+        timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyList>> {
         let client = self.client(py)?;
-        let options = get_options(prefix_only, tenant, chain)?;
+        let options = get_options(prefix_only, tenant, chain, timeout)?;
         let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
         let results = detached(py, || client.get_batch(&keys, &options));
         each(py, results, |value| {
@@ -187,10 +211,11 @@ impl Client {
         })
     }
 
-    /// get_batch_into(keys, buffers, *, prefix_only=False, tenant=None, chain=None)
+    /// get_batch_into(keys, buffers, *, prefix_only=False, tenant=None, chain=None, timeout=None)
     ///
     /// As `Store.get_batch_into`.
-    #[pyo3(signature = (keys, buffers, *, prefix_only=false, tenant=None, chain=None))]
+    #[pyo3(signature = (keys, buffers, *, prefix_only=false, tenant=None, chain=None, timeout=None))]
+    #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn get_batch_into<'py>(
         &self,
         py: Python<'py>,
@@ -199,10 +224,11 @@ impl Client {
         prefix_only: bool,
         tenant: Option<&str>,
         chain: Option<&Bound<'py, Chain>>,
+        timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyList>> {
         same_count(py, keys.len(), "buffers", buffers.len())?;
         let client = self.client(py)?;
-        let options = get_options(prefix_only, tenant, chain)?;
+        let options = get_options(prefix_only, tenant, chain, timeout)?;
         let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
         let mut memory: Vec<Memory> = buffers.iter().map(Memory::of).collect::<PyResult<_>>()?;
         let mut buffers = disjoint(&mut memory)?;
@@ -210,50 +236,105 @@ impl Client {
         each(py, results, Ok)
     }
 
-    /// exists(key, *, tenant=None)
+    /// view(key, *, verify=False, tenant=None, chain=None, timeout=None)
+    ///
+    /// As `Store.view`, of memory that belongs to the view: the value is read into it once, and stays there until nothing
+    /// refers to the view any more. Nobody else waits for that, nor does a removal.
+    #[pyo3(signature = (key, *, verify=false, tenant=None, chain=None, timeout=None))]
+    fn view(
+        &self,
+        py: Python<'_>,
+        key: KeyBytes,
+        verify: bool,
+        tenant: Option<&str>,
+        chain: Option<&Bound<'_, Chain>>,
+        timeout: Option<f64>,
+    ) -> PyResult<Option<View>> {
+        let client = self.client(py)?;
+        let options = get_options(false, tenant, chain, timeout)?;
+        let key = key.as_slice(py);
+        let view = detached(py, || verified(client.view(key, &options), verify));
+        let view = view.map_err(|error| refused(py, &error))?;
+        view.map(|view| shown(py, view)).transpose()
+    }
+
+    /// view_batch(keys, *, prefix_only=False, verify=False, tenant=None, chain=None, timeout=None)
+    ///
+    /// As `Store.view_batch`, of memory as that of `view`.
+    #[pyo3(signature = (keys, *, prefix_only=false, verify=false, tenant=None, chain=None, timeout=None))]
+    #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
+    fn view_batch<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Vec<KeyBytes>,
+        prefix_only: bool,
+        verify: bool,
+        tenant: Option<&str>,
+        chain: Option<&Bound<'py, Chain>>,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let client = self.client(py)?;
+        let options = get_options(prefix_only, tenant, chain, timeout)?;
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        let views = detached(py, || {
+            let views = client.view_batch(&keys, &options).into_iter();
+            views.map(|view| verified(view, verify)).collect()
+        });
+        shown_together(py, views)
+    }
+
+    /// exists(key, *, tenant=None, timeout=None)
     ///
     /// As `Store.exists`.
-    #[pyo3(signature = (key, *, tenant=None))]
-    fn exists(&self, py: Python<'_>, key: KeyBytes, tenant: Option<&str>) -> PyResult<bool> {
+    #[pyo3(signature = (key, *, tenant=None, timeout=None))]
+    fn exists(
+        &self,
+        py: Python<'_>,
+        key: KeyBytes,
+        tenant: Option<&str>,
+        timeout: Option<f64>,
+    ) -> PyResult<bool> {
         Ok(self
-            .exists_batch(py, vec![key], tenant)?
+            .exists_batch(py, vec![key], tenant, timeout)?
             .first()
             .copied()
             .unwrap_or(false))
     }
 
-    /// exists_batch(keys, *, tenant=None)
+    /// exists_batch(keys, *, tenant=None, timeout=None)
     ///
     /// As `Store.exists_batch`.
-    #[pyo3(signature = (keys, *, tenant=None))]
+    #[pyo3(signature = (keys, *, tenant=None, timeout=None))]
     fn exists_batch(
         &self,
         py: Python<'_>,
         keys: Vec<KeyBytes>,
         tenant: Option<&str>,
+        timeout: Option<f64>,
     ) -> PyResult<Vec<bool>> {
-        let (client, options) = (self.client(py)?, call_options(tenant)?);
+        let (client, options) = (self.client(py)?, call_options(tenant, timeout)?);
         let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
         let there = detached(py, || client.exists(&keys, &options));
         there.map_err(|error| refused(py, &error))
     }
 
     fn __contains__(&self, py: Python<'_>, key: KeyBytes) -> PyResult<bool> {
-        self.exists(py, key, None)
+        self.exists(py, key, None, None)
     }
 
-    /// remove(key, *, force=False, tenant=None)
+    /// remove(key, *, force=False, tenant=None, timeout=None)
     ///
     /// As `Store.remove`.
-    #[pyo3(signature = (key, *, force=false, tenant=None))]
+    #[pyo3(signature = (key, *, force=false, tenant=None, timeout=None))]
     fn remove(
         &self,
         py: Python<'_>,
         key: KeyBytes,
         force: bool,
         tenant: Option<&str>,
+        timeout: Option<f64>,
     ) -> PyResult<bool> {
-        let (client, call) = (self.client(py)?, call_options(tenant)?);
+        let (client, call) = (self.client(py)?, call_options(tenant, timeout)?);
         let (key, options) = (key.as_slice(py), RemoveOptions { call, force });
         let removed = detached(py, || client.remove(&[key], &options));
         removed
@@ -263,28 +344,64 @@ impl Client {
             .map_err(|error| refused(py, &error))
     }
 
-    /// remove_batch(keys, *, force=False, tenant=None)
+    /// remove_batch(keys, *, force=False, tenant=None, timeout=None)
     ///
     /// As `Store.remove_batch`.
-    #[pyo3(signature = (keys, *, force=false, tenant=None))]
+    #[pyo3(signature = (keys, *, force=false, tenant=None, timeout=None))]
     fn remove_batch<'py>(
         &self,
         py: Python<'py>,
         keys: Vec<KeyBytes>,
         force: bool,
         tenant: Option<&str>,
+        timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyList>> {
-        let (client, call) = (self.client(py)?, call_options(tenant)?);
+        let (client, call) = (self.client(py)?, call_options(tenant, timeout)?);
         let options = RemoveOptions { call, force };
         let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
         let removed = detached(py, || client.remove(&keys, &options));
         each(py, removed.into_iter().map(was_there).collect(), Ok)
     }
 
-    /// list(*, pattern=None, after=None, limit=None, tenant=None)
+    /// remove_matching(pattern, *, force=False, tenant=None, timeout=None)
     ///
-    /// As `Store.list`.
-    #[pyo3(signature = (*, pattern=None, after=None, limit=None, tenant=None))]
+    /// As `Store.remove_matching`.
+    #[pyo3(signature = (pattern, *, force=false, tenant=None, timeout=None))]
+    fn remove_matching(
+        &self,
+        py: Python<'_>,
+        pattern: &str,
+        force: bool,
+        tenant: Option<&str>,
+        timeout: Option<f64>,
+    ) -> PyResult<u64> {
+        let (client, call) = (self.client(py)?, call_options(tenant, timeout)?);
+        let options = RemoveOptions { call, force };
+        let removed = detached(py, || client.remove_matching(pattern, &options));
+        removed.map_err(|error| refused(py, &error))
+    }
+
+    /// remove_all(*, force=False, tenant=None, timeout=None)
+    ///
+    /// As `Store.remove_all`.
+    #[pyo3(signature = (*, force=false, tenant=None, timeout=None))]
+    fn remove_all(
+        &self,
+        py: Python<'_>,
+        force: bool,
+        tenant: Option<&str>,
+        timeout: Option<f64>,
+    ) -> PyResult<u64> {
+        let (client, call) = (self.client(py)?, call_options(tenant, timeout)?);
+        let options = RemoveOptions { call, force };
+        let removed = detached(py, || client.remove_all(&options));
+        removed.map_err(|error| refused(py, &error))
+    }
+
+    /// list(*, pattern=None, after=None, limit=None, tenant=None, timeout=None)
+    ///
+    /// As `Store.list`; the time is that of each 4,096 keys.
+    #[pyo3(signature = (*, pattern=None, after=None, limit=None, tenant=None, timeout=None))]
     fn list<'py>(
         &self,
         py: Python<'py>,
@@ -292,8 +409,9 @@ impl Client {
         after: Option<KeyBytes>,
         limit: Option<usize>,
         tenant: Option<&str>,
+        timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyList>> {
-        let (client, options) = (self.client(py)?, call_options(tenant)?);
+        let (client, options) = (self.client(py)?, call_options(tenant, timeout)?);
         let after = after.map(|key| Key::new(key.as_slice(py))).transpose();
         let after = after.map_err(|error| refused(py, &ClientError::Key(error)))?;
         let list = List {
@@ -313,6 +431,103 @@ impl Client {
             return Err(exception(py, ErrorCode::InvalidParams, &message));
         }
         PyList::new(py, keys.iter().map(|key| PyBytes::new(py, key.as_bytes())))
+    }
+
+    /// set_quota(tenant, *, memory, ssd=0, timeout=None)
+    ///
+    /// As `Store.set_quota`. Quotas need a key with the right of an operator where the server has keys.
+    #[pyo3(signature = (tenant, *, memory, ssd=None, timeout=None))]
+    fn set_quota(
+        &self,
+        py: Python<'_>,
+        tenant: &str,
+        memory: &Bound<'_, PyAny>,
+        ssd: Option<&Bound<'_, PyAny>>,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        let (client, options) = (self.client(py)?, call_options(Some(tenant), timeout)?);
+        let memory = bytes_of("memory", memory)?;
+        let ssd = ssd.map_or(Ok(0), |ssd| bytes_of("ssd", ssd))?;
+        py.detach(|| client.set_quota(memory, ssd, &options))
+            .map_err(|error| refused(py, &error))
+    }
+
+    /// delete_quota(tenant, *, timeout=None)
+    ///
+    /// As `Store.delete_quota`.
+    #[pyo3(signature = (tenant, *, timeout=None))]
+    fn delete_quota(&self, py: Python<'_>, tenant: &str, timeout: Option<f64>) -> PyResult<()> {
+        let (client, options) = (self.client(py)?, call_options(Some(tenant), timeout)?);
+        py.detach(|| client.delete_quota(&options))
+            .map_err(|error| refused(py, &error))
+    }
+
+    /// quotas(*, timeout=None)
+    ///
+    /// As `Store.quotas`.
+    #[pyo3(signature = (*, timeout=None))]
+    fn quotas<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyList>> {
+        let (client, options) = (self.client(py)?, call_options(None, timeout)?);
+        let states = py
+            .detach(|| client.quotas(&options))
+            .map_err(|error| refused(py, &error))?;
+        quotas_of(py, &states)
+    }
+
+    /// stat(key, *, tenant=None, timeout=None)
+    ///
+    /// What the master knows of the value as a dictionary, with the fields of `slackwater stat --json`: `key`, `tenant`,
+    /// `bytes`, `version`, `checksum`, `pin`, `lease_ms` (how long readers hold it for), and `replicas`, a list of
+    /// dictionaries with `tier`, `segment`, `state` and `readers`. Neither a read nor a lease. None if there is no value.
+    #[pyo3(signature = (key, *, tenant=None, timeout=None))]
+    fn stat<'py>(
+        &self,
+        py: Python<'py>,
+        key: KeyBytes,
+        tenant: Option<&str>,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let found = self.describe(py, key, tenant, timeout)?;
+        let found = found.as_ref().map(Described::from);
+        as_objects(py, serde_json::to_string(&found))
+    }
+
+    /// explain(key, *, tenant=None, timeout=None)
+    ///
+    /// Where the value is and what keeps it there, as the master tells its clients: a list of dictionaries as that of
+    /// `Store.explain`, one for each replica. What the policy of eviction has learned is not told to clients: `policy`,
+    /// `learned` and `views` are None. None if there is no value.
+    #[pyo3(signature = (key, *, tenant=None, timeout=None))]
+    fn explain<'py>(
+        &self,
+        py: Python<'py>,
+        key: KeyBytes,
+        tenant: Option<&str>,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let found = self.describe(py, key, tenant, timeout)?;
+        let reasons = found.as_ref().map(described::reasons);
+        as_objects(py, serde_json::to_string(&reasons))
+    }
+
+    /// stats()
+    ///
+    /// What this client counts, as nested dictionaries; the server's counts are `slackwater top`'s. `moved` has an entry for
+    /// each way that values went between this process and the nodes that are known now (`host` for memory of this machine,
+    /// `tcp`): requests that were `completed` and `failed`, are `active` and `pending`, their `retries`, `bytes_read` and
+    /// `bytes_written`. `record_reads` is how often nodes were asked for what was on SSD only.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let client = self.client(py)?;
+        let figures = py.detach(|| Figures::of(&client));
+        as_objects(py, serde_json::to_string(&figures.to_json()))
+    }
+
+    /// metrics()
+    ///
+    /// The same as metrics in the text form of Prometheus.
+    fn metrics(&self, py: Python<'_>) -> PyResult<String> {
+        let client = self.client(py)?;
+        Ok(py.detach(|| Figures::of(&client).to_prometheus()))
     }
 
     /// close()
@@ -363,6 +578,20 @@ impl Client {
         inner.clone().ok_or_else(closed)
     }
 
+    /// What the master knows of a value.
+    fn describe(
+        &self,
+        py: Python<'_>,
+        key: KeyBytes,
+        tenant: Option<&str>,
+        timeout: Option<f64>,
+    ) -> PyResult<Option<Description>> {
+        let (client, options) = (self.client(py)?, call_options(tenant, timeout)?);
+        let key = key.as_slice(py);
+        py.detach(|| client.stat(key, &options))
+            .map_err(|error| refused(py, &error))
+    }
+
     /// The client, to be closed. In a fork its threads do not exist, so they are not joined.
     fn take(&self) -> Option<slackwater_remote::Client> {
         let client = self
@@ -387,11 +616,13 @@ impl Drop for Client {
     }
 }
 
-fn call_options(name: Option<&str>) -> PyResult<CallOptions> {
+/// How a call is made: without a time of its own, in that of the connection.
+fn call_options(name: Option<&str>, timeout: Option<f64>) -> PyResult<CallOptions> {
+    let deadline = timeout.map(|seconds| seconds_of("timeout", seconds));
     Ok(CallOptions {
         tenant: tenant(name)?,
+        deadline: deadline.transpose()?,
         cancel: current(),
-        ..CallOptions::default()
     })
 }
 
@@ -399,21 +630,21 @@ fn get_options(
     prefix_only: bool,
     name: Option<&str>,
     given: Option<&Bound<'_, Chain>>,
+    timeout: Option<f64>,
 ) -> PyResult<GetOptions> {
     Ok(GetOptions {
-        call: call_options(name)?,
+        call: call_options(name, timeout)?,
         chain: chain(given),
         prefix_only,
     })
 }
 
 /// The options of a put by a client, from those of an embedded one.
-fn from_afar(options: slackwater_node::PutOptions) -> PutOptions {
-    PutOptions {
+fn from_afar(options: slackwater_node::PutOptions, timeout: Option<f64>) -> PyResult<PutOptions> {
+    Ok(PutOptions {
         call: CallOptions {
             tenant: options.tenant,
-            cancel: current(),
-            ..CallOptions::default()
+            ..call_options(None, timeout)?
         },
         mode: options.mode,
         pin: options.pin,
@@ -422,5 +653,18 @@ fn from_afar(options: slackwater_node::PutOptions) -> PutOptions {
         wait: options.wait,
         chain: options.chain,
         ..PutOptions::default()
+    })
+}
+
+/// A view whose bytes are compared with their checksum once more, if that is asked for.
+fn verified(
+    viewed: Result<Option<slackwater_remote::View>, ClientError>,
+    verify: bool,
+) -> Result<Option<slackwater_remote::View>, ClientError> {
+    match viewed {
+        Ok(Some(view)) if verify && !view.is_intact() => {
+            Err(ClientError::RefusedCall(ErrorCode::ChecksumMismatch))
+        }
+        viewed => viewed,
     }
 }

@@ -482,8 +482,7 @@ impl Store {
         let states = py
             .detach(|| store.quotas())
             .map_err(|error| refused(py, &error))?;
-        let states: PyResult<Vec<_>> = states.iter().map(|state| quota_of(py, state)).collect();
-        PyList::new(py, states?)
+        quotas_of(py, &states)
     }
 
     /// explain(key, *, tenant=None)
@@ -612,6 +611,15 @@ impl Drop for Store {
     }
 }
 
+/// Quotas and use of tenants as dictionaries.
+pub(crate) fn quotas_of<'py>(
+    py: Python<'py>,
+    states: &[QuotaState],
+) -> PyResult<Bound<'py, PyList>> {
+    let states: PyResult<Vec<_>> = states.iter().map(|state| quota_of(py, state)).collect();
+    PyList::new(py, states?)
+}
+
 fn quota_of<'py>(py: Python<'py>, state: &QuotaState) -> PyResult<Bound<'py, PyDict>> {
     let entry = PyDict::new(py);
     entry.set_item("tenant", state.tenant.to_string())?;
@@ -624,7 +632,10 @@ fn quota_of<'py>(py: Python<'py>, state: &QuotaState) -> PyResult<Bound<'py, PyD
 }
 
 /// JSON as dictionaries, lists, numbers and texts of Python.
-fn as_objects(py: Python<'_>, text: serde_json::Result<String>) -> PyResult<Bound<'_, PyAny>> {
+pub(crate) fn as_objects(
+    py: Python<'_>,
+    text: serde_json::Result<String>,
+) -> PyResult<Bound<'_, PyAny>> {
     let text = text.map_err(|error| exception(py, ErrorCode::SerializeFail, &error.to_string()))?;
     py.import("json")?.call_method1("loads", (text,))
 }

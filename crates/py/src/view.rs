@@ -1,4 +1,4 @@
-//! Views: memory of the store as a read-only `memoryview`.
+//! Views: memory of a store, or memory that a client read into, as a read-only `memoryview`.
 //!
 //! Python cannot take a buffer back that it has given out, so the memory stays in place as long as anything refers to it.
 //! A slice of the `memoryview` and an array of numpy refer to the [`Shown`] behind it. `torch.frombuffer` keeps only the
@@ -6,6 +6,7 @@
 //! it only if nobody else holds it.
 
 use std::ffi::c_int;
+use std::ops::Deref;
 use std::sync::{Mutex, PoisonError};
 
 use pyo3::exceptions::{PyBufferError, PyValueError};
@@ -13,16 +14,37 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyList, PyMemoryView, PyTuple};
-use slackwater_node::{StoreError, Tier, Verify, ViewOptions};
+use slackwater_node::{Tier, Verify, ViewOptions};
 
 use crate::calls::get_options;
-use crate::errors::refused;
+use crate::errors::{Coded, refused};
 use crate::options::Chain;
+
+/// The bytes of one value, which stay where and as they are until they are dropped.
+pub(crate) trait Value: Deref<Target = [u8]> + Send + Sync + 'static {
+    /// Where the value was, by its name in Python.
+    fn tier(&self) -> &'static str;
+}
+
+impl Value for slackwater_node::View {
+    fn tier(&self) -> &'static str {
+        match self.tier() {
+            Tier::Memory => "memory",
+            Tier::Disk => "ssd",
+        }
+    }
+}
+
+impl Value for slackwater_remote::View {
+    fn tier(&self) -> &'static str {
+        self.kind().tier()
+    }
+}
 
 /// The memory of one value, which every buffer over it keeps alive.
 #[pyclass(frozen, module = "slackwater")]
 struct Shown {
-    view: slackwater_node::View,
+    value: Box<dyn Value>,
 }
 
 impl Shown {
@@ -35,10 +57,10 @@ impl Shown {
         buffer: *mut ffi::Py_buffer,
         flags: c_int,
     ) -> PyResult<()> {
-        let bytes: &[u8] = &shown.get().view;
+        let bytes: &[u8] = &shown.get().value;
         let start = bytes.as_ptr().cast_mut().cast();
         let length = bytes.len().cast_signed();
-        // SAFETY: the caller's promise for `buffer`. The bytes live and stay as they are while the view lives, which the
+        // SAFETY: the caller's promise for `buffer`. The bytes live and stay as they are while the value lives, which the
         // reference in the buffer keeps alive; the buffer is read-only.
         let filled =
             unsafe { ffi::PyBuffer_FillInfo(buffer, shown.as_ptr(), start, length, 1, flags) };
@@ -64,7 +86,7 @@ impl Shown {
     }
 }
 
-/// A value that is shown where it lies, without a copy.
+/// A value of a store that is shown where it lies, without a copy, or one that a client read into memory of the view.
 ///
 /// A context manager that gives a read-only `memoryview`, and itself a buffer: `numpy.frombuffer(view)` works. Its memory
 /// stays as it is until the view is closed and nothing else refers to the memory any more, whatever becomes of the key
@@ -73,7 +95,7 @@ impl Shown {
 pub(crate) struct View {
     open: Mutex<Option<Open>>,
     bytes: usize,
-    tier: Tier,
+    tier: &'static str,
 }
 
 /// What a view holds until it is closed.
@@ -119,10 +141,7 @@ impl View {
     /// Where the value was when the view was opened: "memory" or "ssd".
     #[getter]
     fn tier(&self) -> &'static str {
-        match self.tier {
-            Tier::Memory => "memory",
-            Tier::Disk => "ssd",
-        }
+        self.tier
     }
 
     fn __len__(&self) -> usize {
@@ -165,8 +184,7 @@ impl View {
         let state = if self.closed() { ", closed" } else { "" };
         format!(
             "<slackwater.View of {} bytes from {}{state}>",
-            self.bytes,
-            self.tier()
+            self.bytes, self.tier
         )
     }
 }
@@ -199,9 +217,10 @@ pub(crate) fn view_options(
 }
 
 /// A view as Python has it.
-pub(crate) fn shown(py: Python<'_>, view: slackwater_node::View) -> PyResult<View> {
-    let (bytes, tier) = (view.len(), view.tier());
-    let shown = Py::new(py, Shown { view })?;
+pub(crate) fn shown(py: Python<'_>, value: impl Value) -> PyResult<View> {
+    let (bytes, tier) = (value.len(), value.tier());
+    let value = Box::new(value);
+    let shown = Py::new(py, Shown { value })?;
     let open = Mutex::new(Some(Open { shown, given: None }));
     Ok(View { open, bytes, tier })
 }
@@ -209,13 +228,13 @@ pub(crate) fn shown(py: Python<'_>, view: slackwater_node::View) -> PyResult<Vie
 /// The views of a batch, which end together: the view of each key, None, or the exception.
 pub(crate) fn shown_together<'py>(
     py: Python<'py>,
-    views: Vec<Result<Option<slackwater_node::View>, StoreError>>,
+    values: Vec<Result<Option<impl Value>, impl Coded>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     static VIEWS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let list = PyList::empty(py);
-    for view in views {
-        match view {
-            Ok(Some(view)) => list.append(Bound::new(py, shown(py, view)?)?)?,
+    for value in values {
+        match value {
+            Ok(Some(value)) => list.append(Bound::new(py, shown(py, value)?)?)?,
             Ok(None) => list.append(py.None())?,
             Err(error) => list.append(refused(py, &error).into_value(py))?,
         }

@@ -125,7 +125,8 @@ impl Client {
         options: &GetOptions,
     ) -> Result<Option<usize>, ClientError> {
         let mut sinks = [Sink::Given(buffer)];
-        only(self.call(&options.call).read(&[key], &mut sinks, options))
+        let read = self.call(&options.call).read(&[key], &mut sinks, options);
+        only(lengths(read))
     }
 
     /// Reads values into the caller's buffers, a result each, in the order of the keys.
@@ -145,7 +146,7 @@ impl Client {
         }
         let given = buffers.iter_mut().map(|buffer| Sink::Given(buffer));
         let mut sinks: Vec<Sink<'_>> = given.collect();
-        self.call(&options.call).read(keys, &mut sinks, options)
+        lengths(self.call(&options.call).read(keys, &mut sinks, options))
     }
 
     /// Reads parts of values alone, and says the length of each value; `None` when there is none. The parts of a key are of
@@ -167,7 +168,7 @@ impl Client {
             return vec![Err(wrong); count];
         }
         let mut sinks: Vec<Sink<'_>> = parts.into_iter().map(Sink::Parts).collect();
-        self.call(&options.call).read(keys, &mut sinks, options)
+        lengths(self.call(&options.call).read(keys, &mut sinks, options))
     }
 
     /// Whether objects are there, a truth each.
@@ -295,27 +296,6 @@ impl Client {
     #[must_use]
     pub fn record_reads(&self) -> u64 {
         self.0.link.record_reads.load(Ordering::Relaxed)
-    }
-
-    /// Sets or changes the byte quota of the tenant in `options`, which needs the right of an operator.
-    ///
-    /// # Errors
-    /// When the key has not that right, or tenants are not told apart; the deadline; a cancellation.
-    pub fn set_quota(
-        &self,
-        memory_bytes: u64,
-        disk_bytes: u64,
-        options: &CallOptions,
-    ) -> Result<(), ClientError> {
-        let request = Request::SetQuota {
-            tenant: options.tenant.clone(),
-            memory_bytes,
-            disk_bytes,
-        };
-        match self.call(options).ask("a quota", request)? {
-            Reply::Done => Ok(()),
-            reply => Err(refusal(&reply)),
-        }
     }
 
     /// What was moved between this process and the nodes of the server, by the way that it went: `host` for memory that a
@@ -544,8 +524,14 @@ impl std::fmt::Debug for Client {
     }
 }
 
-fn only<T>(mut outcomes: Vec<Result<T, ClientError>>) -> Result<T, ClientError> {
+pub(crate) fn only<T>(mut outcomes: Vec<Result<T, ClientError>>) -> Result<T, ClientError> {
     outcomes.pop().expect("one outcome for one key")
+}
+
+/// The length of each value that was read.
+fn lengths(outcomes: Vec<Outcome>) -> Vec<Result<Option<usize>, ClientError>> {
+    let length = |outcome: Outcome| outcome.map(|found| found.map(|found| found.bytes));
+    outcomes.into_iter().map(length).collect()
 }
 
 /// What a master says of so many keys whose being there was asked for.

@@ -28,6 +28,13 @@ pub(crate) enum Sink<'a> {
     Fresh(Vec<u8>),
     /// Parts of the value alone.
     Parts(Vec<Part<'a>>),
+    /// The same where the value is in memory. What is on SSD is read whole at any rate, and kept for the parts to come.
+    Session {
+        /// The parts that are wanted now, which what is kept is not copied to.
+        parts: Vec<Part<'a>>,
+        /// The whole value, where it was on SSD.
+        kept: Option<Vec<u8>>,
+    },
 }
 
 /// A part of a value that is read alone.
@@ -41,14 +48,27 @@ pub struct Part<'a> {
 
 impl Part<'_> {
     /// Whether it is part of a value of this length.
-    fn is_in(&self, bytes: u64) -> bool {
+    pub(crate) fn is_in(&self, bytes: u64) -> bool {
         let end = self.from.checked_add(self.into.len() as u64);
         end.is_some_and(|end| end <= bytes)
     }
 }
 
-/// The length of a value that was read; `None` when there is none.
-pub(crate) type Outcome = Result<Option<usize>, ClientError>;
+/// A value that was read, or parts of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    /// Length of the value.
+    pub(crate) bytes: usize,
+    /// The put that wrote it.
+    pub(crate) version: Version,
+    /// The checksum of all its bytes.
+    pub(crate) checksum: Checksum,
+    /// Where it was read.
+    pub(crate) from: ReplicaAt,
+}
+
+/// How one value was read; `None` when there is none.
+pub(crate) type Outcome = Result<Option<Found>, ClientError>;
 
 /// One request's reads.
 struct Reading<'a, 'b> {
@@ -60,6 +80,8 @@ struct Reading<'a, 'b> {
     sinks: Vec<&'a mut Sink<'b>>,
     /// Errors that the flow's codes do not tell.
     errors: Vec<Option<ClientError>>,
+    /// What was read without an error last: the outcomes of the flow tell neither version nor checksum.
+    read: Vec<Option<(Version, Checksum)>>,
     /// The nodes that did not read a record in a moment.
     silent_disks: Vec<NodeId>,
 }
@@ -122,7 +144,7 @@ impl Call<'_> {
     ) -> Vec<Outcome> {
         let span = TraceSpan::root("slackwater.get", SpanKind::Client).keys(keys.len());
         let read = || self.read_all(keys, sinks, options);
-        span.read_each(read, |bytes| *bytes, ClientError::code)
+        span.read_each(read, |found| found.bytes, ClientError::code)
     }
 
     fn read_all(
@@ -204,15 +226,21 @@ impl Call<'_> {
             asked: None,
             tenant: self.options.tenant.clone(),
             errors: vec![None; wanted.len()],
+            read: vec![None; wanted.len()],
             sinks: wanted,
             silent_disks: Vec::new(),
         };
         self.drive().run(&mut flow, begun, &mut reading);
         let ends = flow.outcomes().unwrap_or_default().into_iter();
-        let ends = ends.zip(reading.errors).zip(&named);
-        let mut settled = ends.map(|((outcome, error), key)| match (outcome, error) {
+        let ends = ends.zip(reading.errors).zip(reading.read).zip(&named);
+        let mut settled = ends.map(|(((outcome, error), read), key)| match (outcome, error) {
             (_, Some(error)) => Err(error),
-            (GetOutcome::Hit { bytes, .. }, None) => Ok(Some(bytes as usize)),
+            (GetOutcome::Hit { bytes, from }, None) => Ok(read.map(|(version, checksum)| Found {
+                bytes: bytes as usize,
+                version,
+                checksum,
+                from,
+            })),
             // A put of it is under way: for a reader it is not there yet.
             (GetOutcome::Miss | GetOutcome::Failed(ErrorCode::ReplicaIsNotReady), None) => Ok(None),
             (GetOutcome::Failed(code), None) => Err(self.failed("a get", key, code)),
@@ -292,7 +320,10 @@ impl Reading<'_, '_> {
                 }
                 false
             }
-            Ok(_) => true,
+            Ok(checksum) => {
+                self.read[wanted.index] = Some((wanted.version, checksum));
+                true
+            }
             Err(failure) => {
                 matches!(
                     failure,
@@ -324,10 +355,18 @@ impl Reading<'_, '_> {
                 return Err(ReadFailure::BufferTooSmall);
             }
             // No object is longer than the memory that it was put into.
-            Sink::Fresh(_) if wanted.bytes > self.carrier.link.value_bytes_max() => {
+            Sink::Fresh(_) | Sink::Session { .. }
+                if wanted.bytes > self.carrier.link.value_bytes_max() =>
+            {
                 return Err(ReadFailure::Corrupt);
             }
             Sink::Fresh(value) => value.resize(length, 0),
+            Sink::Session { kept, .. } => {
+                *kept = match wanted.from {
+                    ReplicaAt::Memory(_) => None,
+                    ReplicaAt::Disk { .. } => Some(vec![0; length]),
+                };
+            }
             Sink::Given(_) | Sink::Parts(_) => {}
         }
         Ok(())
@@ -406,8 +445,11 @@ fn sources_of<'s>(
     };
     match sink {
         Sink::Given(buffer) => vec![source(0, &mut buffer[..wanted.bytes as usize])],
-        Sink::Fresh(value) => vec![source(0, value)],
-        Sink::Parts(parts) => {
+        Sink::Fresh(value)
+        | Sink::Session {
+            kept: Some(value), ..
+        } => vec![source(0, value)],
+        Sink::Parts(parts) | Sink::Session { parts, kept: None } => {
             let parts = parts.iter_mut();
             let there = parts.filter(|part| part.is_in(wanted.bytes) && !part.into.is_empty());
             there.map(|part| source(part.from, part.into)).collect()
@@ -423,10 +465,10 @@ fn whole(
     sink: &Sink<'_>,
 ) -> Result<Checksum, ReadFailure> {
     let is_whole = match sink {
-        Sink::Parts(parts) => {
+        Sink::Parts(parts) | Sink::Session { parts, kept: None } => {
             matches!(&parts[..], [part] if part.from == 0 && part.into.len() as u64 == wanted.bytes)
         }
-        Sink::Given(_) | Sink::Fresh(_) => true,
+        Sink::Given(_) | Sink::Fresh(_) | Sink::Session { kept: Some(_), .. } => true,
     };
     let mut found = wanted.checksum;
     for read in read {

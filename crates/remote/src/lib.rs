@@ -22,7 +22,10 @@ mod locations;
 mod options;
 mod pick;
 mod put;
+mod quotas;
+mod session;
 mod tells;
+mod view;
 
 pub use cancel::Cancel;
 pub use client::Client;
@@ -30,4 +33,6 @@ pub use connect::ConnectOptions;
 pub use error::{ClientError, ConnectError};
 pub use get::Part;
 pub use options::{CallOptions, GetOptions, PutOptions, RemoveOptions, Stored};
+pub use session::ReadSession;
 pub use slackwater_transfer::PeerStats;
+pub use view::View;

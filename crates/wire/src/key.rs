@@ -56,6 +56,15 @@ impl Key {
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
+
+    /// The key on one line: the text that it is, or its bytes with escapes where it is none.
+    #[must_use]
+    pub fn line(&self) -> String {
+        match std::str::from_utf8(&self.0) {
+            Ok(text) if !text.chars().any(char::is_control) => text.to_owned(),
+            _ => self.to_string(),
+        }
+    }
 }
 
 impl AsRef<[u8]> for Key {
@@ -279,6 +288,17 @@ mod tests {
         let named = |bytes: &[u8]| rmp_serde::from_slice::<Named>(bytes).unwrap().tenant;
         assert_eq!(named(b"\x80"), Tenant::DEFAULT);
         assert_eq!(named(b"\x81\xa6tenant\xa4acme"), acme);
+    }
+
+    #[test]
+    fn a_key_takes_one_line_whatever_its_bytes() {
+        let check = |bytes: &[u8], expected: &str| {
+            assert_eq!(Key::new(bytes).unwrap().line(), expected);
+        };
+        check(b"a/b c", "a/b c");
+        check("caf\u{e9}".as_bytes(), "caf\u{e9}");
+        check(b"a\nb", "a\\nb");
+        check(b"\xff\x00", "\\xff\\x00");
     }
 
     #[test]

@@ -8,6 +8,7 @@
 mod attach;
 pub mod body;
 pub mod data;
+mod described;
 mod error;
 mod id;
 mod job;
@@ -30,6 +31,7 @@ pub use attach::{
     NodeLeave, NodeLeft, NodeLife, NodeWelcome, ObjectName, Orders, Reports, Secret, StageRecord,
     Written, WrittenChecked,
 };
+pub use described::{Described, DescribedReplica};
 pub use error::{Class, ErrorCode};
 pub use id::{
     ClientId, Epoch, GuardId, Incarnation, JobId, NodeId, OperationId, SegmentId, TicketId, Version,

@@ -67,6 +67,17 @@ pub enum ReplicaAt {
     },
 }
 
+impl ReplicaAt {
+    /// What the segment is made of.
+    #[must_use]
+    pub fn kind(&self) -> SegmentKind {
+        match self {
+            Self::Memory(_) => SegmentKind::Memory,
+            Self::Disk { .. } => SegmentKind::Disk,
+        }
+    }
+}
+
 /// An object that can be read.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Object {
@@ -144,6 +155,18 @@ pub enum ReplicaState {
     Complete = 3,
     /// It is going away: no new read may begin.
     Removed = 4,
+}
+
+impl ReplicaState {
+    /// Its name, for people and tools.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Processing => "being written",
+            Self::Complete => "complete",
+            Self::Removed => "being removed",
+        }
+    }
 }
 
 /// All that the master knows about an object.

@@ -269,6 +269,18 @@ pub enum Pin {
     Hard,
 }
 
+impl Pin {
+    /// Its name, for people and tools.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Soft(_) => "soft",
+            Self::Hard => "hard",
+        }
+    }
+}
+
 /// What a put does when an object of the same key exists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PutMode {
@@ -446,6 +458,17 @@ pub enum SegmentKind {
     Memory,
     /// The SSD log of a node, which only that node reads and writes.
     Disk,
+}
+
+impl SegmentKind {
+    /// The tier that it belongs to, by its name for people and tools.
+    #[must_use]
+    pub fn tier(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Disk => "ssd",
+        }
+    }
 }
 
 /// See [`Request::Mount`].

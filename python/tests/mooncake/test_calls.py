@@ -337,6 +337,21 @@ def test_bytes_arrive_where_they_are_asked_for(player: calls.Player) -> None:
     player.store.batch_get_session_end(["b"])
 
 
+def test_a_session_reads_parts_of_one_value_into_memory_that_may_overlap(player: calls.Player) -> None:
+    player.play(PAGES[0])
+    player.store.batch_get_session_start(["b"])
+    ranges = [["b"], [[at(6000), at(6002)]], [[5, 5]], [[0, 15]]]
+    assert player.play(["batch_get_into_multi_buffer_ranges", ranges]) == [10]
+    assert player.memory[6000:6007] == bytes([10, 11, *range(25, 30)])
+    ranges[3] = [[0, 16]]
+    assert player.play(["batch_get_into_multi_buffer_ranges", ranges]) == [-600]
+    player.store.remove("b", True)
+    player.store.put("b", bytes(20))
+    ranges[3] = [[0, 15]]
+    assert player.play(["batch_get_into_multi_buffer_ranges", ranges]) == [-707]
+    assert player.play(["batch_get_into_multi_buffer_ranges", ranges]) == [-600]
+
+
 def test_large_values_lie_in_many_pieces(player: calls.Player) -> None:
     """More is put together at a time than one piece of staging memory holds."""
     keys, pages = [f"k{i}" for i in range(24)], [[at(4096 * page) for page in range(256)]] * 24

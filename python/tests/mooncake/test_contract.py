@@ -227,7 +227,7 @@ SESSIONS = {
         (lambda s: s.store.batch_get_into_multi_buffer_ranges(["r"], [[s.at]], [[4]], [[6]]), [4]),
         (lambda s: s.store.batch_get_into_multi_buffer_ranges(["k"], [[s.at]], [[4]], [[6]]), [-600]),
         (lambda s: s.store.batch_get_into_multi_buffer_ranges(["r"], [[s.at]], [[4]], [[7]]), [-600]),
-        "a session reads on from memory of its own process, whose lease it holds",
+        "a session reads on where its value is known to be, until its lease ends",
     ),
     "batch_get_session_end": Contract(
         (lambda s: s.store.batch_get_session_end(["r"]), 0), (lambda s: s.store.batch_get_session_end(["none"]), 0),

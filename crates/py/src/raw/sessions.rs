@@ -1,15 +1,14 @@
 //! Values that are read or written a part at a time, as layers of a model come and go.
 //!
-//! A read session takes its value from the store once, with the first part that is asked for, so that all parts are of one
-//! value. A write session keeps the value here until its end, where it is put as a whole.
+//! A read session reads the parts that are asked for and no others, all of one value. A write session keeps the value here until its end, where it is put as a whole.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use slackwater_remote::{ClientError, PutOptions};
+use slackwater_remote::{ClientError, Part, PutOptions, ReadSession};
 use slackwater_wire::ErrorCode;
 
-use super::memory::{Number, Range, zeroed};
+use super::memory::{Number, Range, overlap, zeroed};
 use super::plan::RawPlan;
 use super::session::{Outcome, Session};
 use super::{ABSENT, NO_ROOM, WRONG, stored};
@@ -17,12 +16,9 @@ use super::{ABSENT, NO_ROOM, WRONG, stored};
 /// The sessions of a client, by key.
 #[derive(Default)]
 pub(super) struct Sessions {
-    reads: Mutex<BTreeMap<Vec<u8>, Reading>>,
+    reads: Mutex<BTreeMap<Vec<u8>, Arc<ReadSession>>>,
     writes: Mutex<BTreeMap<Vec<u8>, Arc<Mutex<Writing>>>>,
 }
-
-/// The value of a read session, once it was taken from the store.
-type Reading = Option<Arc<Vec<u8>>>;
 
 struct Writing {
     value: Vec<u8>,
@@ -31,6 +27,9 @@ struct Writing {
 
 const EXPIRED: i64 = ErrorCode::LeaseExpired.number() as i64;
 const EXISTS: i64 = ErrorCode::ObjectAlreadyExists.number() as i64;
+
+/// Where a part lies in memory, and its first byte in the value.
+pub(super) type Place = (Range, u64);
 
 /// Where the parts of one call lie: for each key the addresses, lengths, and offsets in the value.
 pub(super) struct Parts {
@@ -41,20 +40,22 @@ pub(super) struct Parts {
 
 impl Parts {
     /// Memory and first byte in the value of each part, of each key; `None` where they do not fit together.
-    pub(super) fn places(&self, keys: usize) -> Option<Vec<Vec<(Range, u64)>>> {
-        let of_key = |key: usize| {
-            let (starts, sizes, offsets) =
-                (&self.starts[key], &self.sizes[key], &self.offsets[key]);
-            if starts.len() != sizes.len() || offsets.len() != sizes.len() {
-                return None;
-            }
-            let part = |((start, size), offset): ((&Number, &Number), &Number)| {
-                Some((Range::new(*start, *size)?, offset.0 as u64))
-            };
-            starts.iter().zip(sizes).zip(offsets).map(part).collect()
-        };
+    pub(super) fn places(&self, keys: usize) -> Option<Vec<Vec<Place>>> {
         let keys = self.fit(keys).then_some(0..keys)?;
-        keys.map(of_key).collect()
+        keys.map(|key| self.places_of(key)).collect()
+    }
+
+    /// The same of one key.
+    fn places_of(&self, key: usize) -> Option<Vec<Place>> {
+        let (starts, sizes) = (&self.starts[key], &self.sizes[key]);
+        let offsets = &self.offsets[key];
+        if starts.len() != sizes.len() || offsets.len() != sizes.len() {
+            return None;
+        }
+        let part = |((start, size), offset): ((&Number, &Number), &Number)| {
+            Some((Range::new(*start, *size)?, offset.0 as u64))
+        };
+        starts.iter().zip(sizes).zip(offsets).map(part).collect()
     }
 
     fn fit(&self, keys: usize) -> bool {
@@ -76,12 +77,46 @@ impl Parts {
     }
 }
 
+/// Parts of the value of one session.
+struct Asked {
+    /// Which key of the call it is.
+    index: usize,
+    session: Arc<ReadSession>,
+    places: Vec<Place>,
+}
+
+impl Asked {
+    /// Each part alone.
+    fn apart(self) -> Vec<Vec<Self>> {
+        let one = |place| {
+            vec![Self {
+                index: self.index,
+                session: Arc::clone(&self.session),
+                places: vec![place],
+            }]
+        };
+        self.places.into_iter().map(one).collect()
+    }
+}
+
+/// The outcome of reads of one session, of which the first that fails counts.
+fn together(before: Outcome, next: Outcome) -> Outcome {
+    match (before, next) {
+        (Ok(sum @ 0..), Ok(more @ 0..)) => Ok(sum + more),
+        (Ok(0..), next) => next,
+        (before, _) => before,
+    }
+}
+
 impl Session {
     /// Opens read sessions.
     pub(super) fn start_reads(&self, keys: &[&[u8]]) -> Vec<Outcome> {
         let open = |(key, found): (&&[u8], Outcome)| match found {
             Ok(1) => {
-                lock(&self.sessions.reads).entry(key.to_vec()).or_default();
+                let fresh = || Arc::new(ReadSession::new(key));
+                lock(&self.sessions.reads)
+                    .entry(key.to_vec())
+                    .or_insert_with(fresh);
                 Ok(0)
             }
             Ok(_) => Ok(ABSENT),
@@ -90,56 +125,78 @@ impl Session {
         keys.iter().zip(self.exist(keys)).map(open).collect()
     }
 
-    /// Copies parts of the values of read sessions: the sum of their lengths for each key.
+    /// Reads parts of the values of read sessions: the sum of their lengths for each key.
     pub(super) fn read_parts(&self, keys: &[&[u8]], parts: &Parts) -> Vec<Outcome> {
         if !parts.fit(keys.len()) {
             return vec![Ok(WRONG); keys.len()];
         }
-        let failed = self.load(keys);
-        let mut outcomes = Vec::with_capacity(keys.len());
+        let mut outcomes = vec![Ok(WRONG); keys.len()];
+        let mut asked = Vec::new();
         for (index, key) in keys.iter().enumerate() {
-            if let Some(error) = failed.get(key) {
-                outcomes.push(Err(error.clone()));
-                continue;
+            let session = lock(&self.sessions.reads).get(*key).cloned();
+            if let (Some(session), Some(places)) = (session, parts.places_of(index)) {
+                outcomes[index] = Ok(0);
+                asked.push(Asked {
+                    index,
+                    session,
+                    places,
+                });
             }
-            let value = lock(&self.sessions.reads).get(*key).cloned();
-            outcomes.push(match value {
-                None => Ok(WRONG),
-                Some(None) => {
-                    lock(&self.sessions.reads).remove(*key);
-                    Ok(EXPIRED)
-                }
-                Some(Some(value)) => Ok(copy_out(&value, parts, index)),
-            });
+        }
+        let places = asked.iter().flat_map(|asked| &asked.places);
+        let memory: Vec<Range> = places.map(|(into, _)| *into).collect();
+        let rounds = match overlap(&memory) {
+            false => vec![asked],
+            // One after another.
+            true => asked.into_iter().flat_map(Asked::apart).collect(),
+        };
+        for round in rounds {
+            for (asked, outcome) in round.iter().zip(self.read_round(&round)) {
+                let before = std::mem::replace(&mut outcomes[asked.index], Ok(0));
+                outcomes[asked.index] = together(before, outcome);
+            }
         }
         outcomes
     }
 
-    /// Takes the values of sessions that have none yet from the store; why some could not be taken, by key.
-    fn load<'a>(&self, keys: &[&'a [u8]]) -> BTreeMap<&'a [u8], ClientError> {
-        let wanted: Vec<&[u8]> = {
-            let reads = lock(&self.sessions.reads);
-            let without = |key: &&[u8]| reads.get(*key).is_some_and(Option::is_none);
-            keys.iter().copied().filter(without).collect()
+    /// Reads parts that do not overlap: of each session the sum of their lengths.
+    fn read_round(&self, round: &[Asked]) -> Vec<Outcome> {
+        let part = |(into, from): &Place| {
+            // SAFETY: the caller of the call promises that the memory is there and that nothing else uses it until the call
+            // returns; the parts do not overlap.
+            let into = unsafe { into.as_mut_slice() };
+            Part { from: *from, into }
         };
-        let mut failed = BTreeMap::new();
-        if wanted.is_empty() {
-            return failed;
-        }
-        let values = self.client.get_batch(&wanted, &self.get_options());
-        for (key, value) in wanted.into_iter().zip(values) {
-            match value {
-                Ok(value) => {
-                    if let Some(session) = lock(&self.sessions.reads).get_mut(key) {
-                        *session = value.map(Arc::new);
-                    }
-                }
-                Err(error) => {
-                    failed.insert(key, error);
-                }
+        let parts = round
+            .iter()
+            .map(|asked| asked.places.iter().map(part).collect())
+            .collect();
+        let sessions: Vec<&ReadSession> = round.iter().map(|asked| &*asked.session).collect();
+        let read = self
+            .client
+            .read_sessions(&sessions, parts, &self.get_options());
+        let outcome = |(asked, length)| self.read_of(asked, length);
+        round.iter().zip(read).map(outcome).collect()
+    }
+
+    /// The outcome of a read of parts of a value that is so long. A session that has expired is dropped.
+    fn read_of(&self, asked: &Asked, length: Result<usize, ClientError>) -> Outcome {
+        let length = match length {
+            Err(error) if error.code() == ErrorCode::LeaseExpired => {
+                lock(&self.sessions.reads).remove(asked.session.key());
+                return Ok(EXPIRED);
             }
-        }
-        failed
+            length => length? as u64,
+        };
+        let is_in = |(into, from): &Place| {
+            let end = from.checked_add(into.bytes() as u64);
+            end.is_some_and(|end| end <= length)
+        };
+        let places = asked.places.iter();
+        Ok(match places.clone().all(is_in) {
+            true => places.map(|(into, _)| into.bytes() as i64).sum(),
+            false => WRONG,
+        })
     }
 
     /// Ends read sessions; what is none is passed over.
@@ -228,18 +285,6 @@ impl Session {
         let revoke = |key: &&[u8]| Ok(writes.remove(*key).map_or(WRONG, |_| 0));
         keys.iter().map(revoke).collect()
     }
-}
-
-fn copy_out(value: &[u8], parts: &Parts, index: usize) -> i64 {
-    let Some(parts) = parts.of(index, value.len()) else {
-        return WRONG;
-    };
-    for (to, from, end) in &parts {
-        // SAFETY: the caller of the call promises that the memory is there and that nothing else uses it until the call
-        // returns; parts that overlap are written one after another.
-        unsafe { to.as_mut_slice() }.copy_from_slice(&value[*from..*end]);
-    }
-    sum(&parts)
 }
 
 fn copy_in(value: &mut [u8], parts: &Parts, index: usize) -> i64 {

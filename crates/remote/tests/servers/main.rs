@@ -24,7 +24,7 @@ use slackwater_transfer::{Capability, Segment};
 use slackwater_wire::body;
 use slackwater_wire::{
     Answered, Asked, Epoch, ErrorCode, ExtentRef, Incarnation, Key, KeyList, OperationId,
-    PutStarted, Reply, Request, SegmentId, Tenant, Version, Welcome,
+    PutStarted, QuotaState, Reply, Request, SegmentId, Tenant, Version, Welcome,
 };
 
 const LONG: Duration = Duration::from_secs(20);
@@ -506,10 +506,52 @@ fn a_refusal_of_the_server_is_the_error_of_the_call() {
     check(client.get(b"k", &GetOptions::default()).unwrap_err());
     check(client.put(b"k", b"v", &PutOptions::default()).unwrap_err());
     check(client.stat(b"k", &within(LONG)).unwrap_err());
+    check(client.view(b"k", &GetOptions::default()).unwrap_err());
+    check(client.set_quota(1, 1, &within(LONG)).unwrap_err());
+    check(client.delete_quota(&within(LONG)).unwrap_err());
+    check(client.quotas(&within(LONG)).unwrap_err());
     let removed = client.remove(&[b"k"], &Default::default()).remove(0);
     check(removed.unwrap_err());
     let empty = client.get(b"", &GetOptions::default()).unwrap_err();
     assert_eq!(empty.code(), ErrorCode::InvalidKey);
+}
+
+#[test]
+fn quotas_are_of_the_tenant_that_the_options_name() {
+    let (told, heard) = channel();
+    let state = || QuotaState {
+        tenant: Tenant::new("acme").unwrap(),
+        memory_quota: Some(7),
+        disk_quota: Some(8),
+        memory_bytes: 1,
+        disk_bytes: 2,
+        objects: 3,
+    };
+    let (_server, address) = server(move |call, asked, _| {
+        let answer = match &asked.request {
+            Request::Quotas => Reply::Quotas(vec![state()]),
+            _ => Reply::Done,
+        };
+        told.send(asked.request).unwrap();
+        reply(call, 5, answer);
+    });
+    let client = connect(address).unwrap();
+    let tenant = Tenant::new("acme").unwrap();
+    let of = CallOptions {
+        tenant: tenant.clone(),
+        ..within(LONG)
+    };
+    assert_eq!(client.set_quota(7, 8, &of), Ok(()));
+    assert_eq!(client.quotas(&of), Ok(vec![state()]));
+    assert_eq!(client.delete_quota(&of), Ok(()));
+    let asked: Vec<Request> = heard.try_iter().collect();
+    let set = Request::SetQuota {
+        tenant: tenant.clone(),
+        memory_bytes: 7,
+        disk_bytes: 8,
+    };
+    let expected = [set, Request::Quotas, Request::DeleteQuota { tenant }];
+    assert_eq!(asked, expected);
 }
 
 #[test]

@@ -9,13 +9,16 @@ use std::time::Duration;
 
 use slackwater_base::Checksum;
 use slackwater_mq::{Address, Running};
-use slackwater_remote::{Client, ConnectOptions, GetOptions, PutOptions, RemoveOptions};
+use slackwater_remote::{
+    Client, ClientError, ConnectOptions, GetOptions, Part, PutOptions, ReadSession, RemoveOptions,
+};
 use slackwater_transfer::{
     Capability, Engine, EngineConfig, GrantSpec, Memory, Region, RegionSpec, Rights, Segment,
     TcpConfig,
 };
 use slackwater_wire::{
-    ErrorCode, ExtentRef, Key, Lookup, Object, ReplicaAt, Reply, Request, SegmentId, Version,
+    ErrorCode, ExtentRef, Key, Lookup, Object, ReplicaAt, Reply, Request, SegmentId, SegmentKind,
+    Version,
 };
 
 use super::{LONG, connect, connect_by, reply, reply_with, server_of};
@@ -251,6 +254,59 @@ fn reads_without_a_look_up_are_told_to_the_master() {
     };
     let named: Vec<&[u8]> = reads.keys().map(Key::as_bytes).collect();
     assert_eq!((reads.calls.len(), named), (1, keys.to_vec()));
+}
+
+/// A session took its whole value with the first part, so that the first layer of a model waited for all of them.
+#[test]
+fn a_session_reads_what_is_asked_for_alone_until_its_value_is_another() {
+    let (node, byte) = (Arc::new(Node::start()), Arc::new(AtomicU64::new(1)));
+    let (_server, address, heard) = lending(&node, &byte, LONG);
+    let client = connect(address).unwrap();
+    let read = |session: &ReadSession, from: usize, bytes: usize| {
+        let mut into = vec![0; bytes];
+        let part = Part {
+            from: from as u64,
+            into: &mut into,
+        };
+        let options = GetOptions::default();
+        let read = client.read_sessions(&[session], vec![vec![part]], &options);
+        let read = read.into_iter().next().unwrap();
+        (read.map_err(|error| error.code()), into)
+    };
+    let session = ReadSession::new(b"k");
+    for (from, bytes) in [(0, 100), (4000, 96), (VALUE - 1, 1)] {
+        assert_eq!(read(&session, from, bytes), (Ok(VALUE), vec![1; bytes]));
+    }
+    let outside = (Ok(VALUE), vec![0]);
+    assert_eq!(read(&session, VALUE, 1), outside, "it is not in the value");
+    let moved: u64 = client.moved().iter().map(|(_, way)| way.bytes_read).sum();
+    assert_eq!(moved, 197);
+    assert_eq!(asked(&heard), ["get"]);
+    // Another put of the key, of which the client learns with its next look-up.
+    node.fill(2);
+    byte.store(2, Ordering::SeqCst);
+    let removed = client.remove(&[b"k"], &RemoveOptions::default());
+    assert_eq!(removed, [Ok(())]);
+    let expired = Err(ErrorCode::LeaseExpired);
+    assert_eq!(read(&session, 0, 1).0, expired);
+    assert_eq!(read(&ReadSession::new(b"k"), 0, 1), (Ok(VALUE), vec![2]));
+    let too_few = client.read_sessions(&[&session], Vec::new(), &GetOptions::default());
+    assert!(matches!(
+        too_few[..],
+        [Err(ClientError::BufferCount { .. })]
+    ));
+}
+
+#[test]
+fn a_value_is_viewed_from_memory_and_stays_as_it_was() {
+    let (node, byte) = (Arc::new(Node::start()), Arc::new(AtomicU64::new(1)));
+    let (_server, address, _heard) = lending(&node, &byte, LONG);
+    let client = connect(address).unwrap();
+    let view = client.view(b"k", &GetOptions::default()).unwrap().unwrap();
+    drop(client);
+    node.fill(2);
+    assert_eq!(view[..], [1; VALUE]);
+    assert_eq!((view.kind(), view.is_intact()), (SegmentKind::Memory, true));
 }
 
 #[test]

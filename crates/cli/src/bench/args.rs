@@ -22,8 +22,8 @@ pub(crate) enum Bench {
     /// Every benchmark several times, and one page of all figures with how far their runs lie apart; goes on where it was when it
     /// was interrupted
     All(All),
-    /// Reads from memory beside a plain copy, reads from SSD beside direct reads of a plain file; with --served, calls of
-    /// another process beside bare transfers
+    /// Reads from memory beside a plain copy, reads from SSD beside direct reads of a plain file; with --served, calls to
+    /// a master and a node beside bare transfers
     Store(Store),
     /// Latency of a read before promotion on hit and after it, and how long it takes; with --served, in a pool of processes
     Promotion(Promotion),
@@ -61,7 +61,7 @@ pub(crate) enum Bench {
         /// The part.
         arguments: Vec<String>,
     },
-    /// Plays the part of a process that `store --served` measures
+    /// Plays the part of a process that `store --served` and `wait` measure
     #[command(hide = true)]
     ServedChild {
         /// The part.
@@ -135,7 +135,7 @@ pub(crate) struct Store {
     #[arg(long)]
     pub(super) no_peers: bool,
 
-    /// Measure a store that another process serves, and the paths to it
+    /// Measure a store whose master, node and client are processes of their own, and the paths to it
     #[arg(long, conflicts_with_all = ["value_bytes", "passes", "depth"])]
     pub(super) served: bool,
 

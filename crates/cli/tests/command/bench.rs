@@ -106,6 +106,31 @@ fn benchmarks_print_the_keys_of_their_contract_and_leave_nothing_behind() {
     );
 }
 
+/// The CPU time of a master was counted as its node's, since one process was both.
+#[test]
+fn a_served_store_has_the_cpu_time_of_master_and_node_each_of_its_own_process() {
+    let place = Place::new();
+    let what = ["--served", "--no-peers", "--ops", "get_into_asked"];
+    let sizes = ["--blocks", "4MiB", "--concurrency", "1", "--rounds", "1"];
+    let ends = ["--window", "100ms", "--dir", "tmp", "--json"];
+    let output = place.run(&[&["bench", "store"], &what[..], &sizes, &ends].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(stderr(&output), "");
+    assert_eq!(std::fs::read_dir(place.temporary()).unwrap().count(), 0);
+    let report = object(&output);
+    let cores = |row: usize, path: &str| {
+        let row = &report["rows"][row];
+        assert_eq!(row["path"], path);
+        ["node_cores", "master_cores"].map(|key| row[key].as_f64().unwrap())
+    };
+    // Bytes that leave by TCP cost the node more than the place that is asked for costs the master. On the same host the client
+    // takes them from the node's memory by itself.
+    let [node, master] = cores(0, "tcp");
+    assert!(node > master && master > 0.0, "{report}");
+    let [node, master] = cores(1, "same_host");
+    assert!(master > node, "{report}");
+}
+
 #[test]
 fn a_master_is_asked_in_every_way_and_serves_again_after_a_kill() {
     let place = Place::new();

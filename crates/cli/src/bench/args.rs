@@ -5,6 +5,7 @@ use anyhow::Context;
 use clap::{Args, Subcommand};
 use slackwater_base::{ByteSize, parse_duration};
 use slackwater_bench::{meta, mq, pool, promotion, store, tiers, transfer, wait};
+use slackwater_node::config::{IoBackend, Value as _};
 use slackwater_pool::copy::{IsaChoice, IsaError};
 use slackwater_replay::{TraceReader, Traffic};
 use slackwater_transfer::AesLibrary;
@@ -210,6 +211,10 @@ pub(crate) struct Tiers {
     /// SSD space for values
     #[arg(long, default_value = "8GiB", value_name = "SIZE")]
     ssd: ByteSize,
+
+    /// How the store reads and writes its SSD, as the option `io` has it: auto, uring, pread
+    #[arg(long, default_value = "auto", value_name = "NAME", value_parser = IoBackend::parse)]
+    io: IoBackend,
 
     /// Requests under way at once, a row each
     #[arg(long, default_value = "1,8", value_name = "N,…", value_delimiter = ',', value_parser = one_or_more)]
@@ -481,10 +486,11 @@ impl Tiers {
             block_bytes: self.block_bytes.0 as usize,
             memory_bytes: self.memory.0,
             ssd_bytes: self.ssd.0,
+            io: self.io,
             in_flight: self.in_flight.clone(),
             rounds: self.rounds,
             peers: self.peers.clone(),
-            contention: !self.no_contention,
+            contention: (!self.no_contention).then_some(tiers::CONTENTION),
         })
     }
 }

@@ -28,6 +28,7 @@ fn benchmarks_print_the_keys_of_their_contract_and_leave_nothing_behind() {
             );
         }
         assert_eq!(std::fs::read_dir(place.temporary()).unwrap().count(), 0);
+        report
     };
     let promotion = [
         "/pre/p50_us",
@@ -55,6 +56,16 @@ fn benchmarks_print_the_keys_of_their_contract_and_leave_nothing_behind() {
             "/ssd_ratio",
         ],
     );
+    let small = ["--memory", "8MiB", "--ssd", "64MiB", "--in-flight", "1"];
+    let few = ["--requests", "20", "--sessions", "4", "--no-contention"];
+    let tiers = [
+        &["tiers", "--dir", "tmp", "--io", "pread"],
+        &small[..],
+        &few,
+    ]
+    .concat();
+    let report = check(&tiers, &["/rows/0/wall_s", "/rows/1/ssd_read_p50_us"]);
+    assert_eq!(report["io"], "pread");
     check(
         &["meta", "--objects", "2000", "--samples", "2000"],
         &[

@@ -117,6 +117,29 @@ fn benchmarks_print_the_keys_of_their_contract_and_leave_nothing_behind() {
     );
 }
 
+/// `make bench` was said to run every benchmark, and left out those that had come later.
+#[test]
+fn make_bench_names_every_benchmark() {
+    let makefile = concat!(env!("CARGO_MANIFEST_DIR"), "/../../Makefile");
+    let makefile = std::fs::read_to_string(makefile).unwrap();
+    let mut lines = makefile.lines();
+    let named = lines.find_map(|line| line.strip_prefix("BENCHMARKS := "));
+    let mut named: Vec<&str> = named.unwrap().split(' ').collect();
+    let help = String::from_utf8(Place::new().run(&["bench", "--help"]).stdout).unwrap();
+    let (_, commands) = help.split_once("Commands:\n").unwrap();
+    let (commands, _) = commands.split_once("\n\nOptions:").unwrap();
+    let words = commands.lines().filter_map(|line| {
+        let line = line.strip_prefix("  ")?;
+        line.split(' ').next().filter(|word| !word.is_empty())
+    });
+    let mut there: Vec<&str> = words
+        .filter(|word| !["all", "help"].contains(word))
+        .collect();
+    named.sort_unstable();
+    there.sort_unstable();
+    assert_eq!(named, there);
+}
+
 /// The CPU time of a master was counted as its node's, since one process was both.
 #[test]
 fn a_served_store_has_the_cpu_time_of_master_and_node_each_of_its_own_process() {

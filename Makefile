@@ -47,7 +47,7 @@ help:
 	@echo "make static          the command as one file that needs nothing of the system, in dist/"
 	@echo "make docs            all documents as a site, in target/book/site"
 	@echo "make c               the library for C and C++, shared and static, with its header, in dist/c"
-	@echo "make bench           every benchmark, with ratios against limits and peers"
+	@echo "make bench           every benchmark once, with ratios against limits and the peers that are there; reports in report/"
 	@echo "make soak MINUTES=30 the simulator's profiles on seeds that were never used before"
 	@echo "make test-deploy     the chart by Helm and the schemas of Kubernetes, dashboard and alerts in a Prometheus if there is one"
 	@echo "make test-aarch64    copies and checksums of aarch64, under an emulator"
@@ -59,8 +59,15 @@ run: build
 build: toolchain
 	cargo build --release --locked --package slackwater-cli
 
+# Each is run once, these two in a pool of processes too; foyer is beside `tiers` where its program was built.
+BENCHMARKS := store promotion tiers copy meta wait pool mq transfer master idle page restart
+SERVED := store promotion
+PEERS := $(wildcard bench/peers/target/release/slackwater-peers)
 bench: build $(STAMP)
-	@for name in copy meta store promotion wait pool mq transfer; do SLACKWATER_PYTHON=$(CURDIR)/$(PYTHON) $(SLACKWATER) bench $$name --report report || exit 1; done
+	@run() { echo "slackwater bench $$*"; SLACKWATER_PYTHON=$(CURDIR)/$(PYTHON) $(SLACKWATER) bench "$$@" --report report; }; \
+	for name in $(BENCHMARKS); do \
+	case $$name in tiers) run tiers $(PEERS:%=--peers %);; *) run $$name;; esac || exit 1; done; \
+	for name in $(SERVED); do run $$name --served || exit 1; done
 
 # A release asks which commit passed: the one that was there at the beginning, and still is at the end.
 TESTED := $(shell git rev-parse HEAD 2>/dev/null)

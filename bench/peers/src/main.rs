@@ -84,6 +84,7 @@ type Cache = HybridCache<u64, Vec<u8>>;
 struct Tally {
     blocks: AtomicU64,
     hits: AtomicU64,
+    /// The time of the call that brought a block, and where that was.
     reads: Mutex<Vec<(Duration, Source)>>,
 }
 
@@ -161,11 +162,9 @@ async fn one(cache: &Cache, blocks: &[u64], block_bytes: usize, tally: &Tally) -
     'prefix: while prefix < blocks.len() {
         let call = &blocks[prefix..blocks.len().min(prefix + CALL_BLOCKS)];
         let begun = Instant::now();
-        let gets = call.iter().map(|block| async move {
-            let found = cache.get(block).await;
-            (found, begun.elapsed())
-        });
-        for (block, (found, took)) in call.iter().zip(join_all(gets).await) {
+        let all = join_all(call.iter().map(|block| cache.get(block))).await;
+        let took = begun.elapsed();
+        for (block, found) in call.iter().zip(all) {
             let Some(entry) = found? else {
                 break 'prefix;
             };

@@ -3,16 +3,20 @@
 //! Every system is played the same requests from the same threads: read the longest present prefix, compare every byte, put
 //! the rest. A row's floor is the time that the device alone takes for the row's bytes, read and written in its proportion.
 
+mod bounds;
 mod contention;
 mod player;
 pub(crate) mod raw;
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use slackwater_node::StoreError;
+use slackwater_node::config::IoBackend;
 use slackwater_replay::{Request, Traffic};
+use slackwater_report::Bound;
 
 pub use contention::Contention;
 use player::Reading;
@@ -33,14 +37,16 @@ pub struct Options {
     pub memory_bytes: u64,
     /// SSD space of values in bytes.
     pub ssd_bytes: u64,
+    /// How the store reads and writes its SSD.
+    pub io: IoBackend,
     /// Requests under way at once, a row each.
     pub in_flight: Vec<usize>,
     /// How often the systems take turns; the run with the middle wall time counts.
     pub rounds: usize,
     /// The program that plays the peers.
     pub peers: Option<PathBuf>,
-    /// Whether reads beside a stream of offloads are measured.
-    pub contention: bool,
+    /// How long each part of the reads beside a stream of offloads lasts, three times over; none leaves them out.
+    pub contention: Option<Duration>,
 }
 
 /// Where requests come from.
@@ -67,8 +73,12 @@ pub struct Report {
     /// A read from SSD on an idle device and beside offloads at full speed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub contention: Option<Contention>,
+    /// How the store read and wrote its SSD.
+    pub io: String,
     /// Peers that did not run.
     pub skipped: Vec<Skipped>,
+    /// What is promised, held against the figures.
+    pub bounds: Vec<Bound>,
 }
 
 /// One system with one number of requests under way.
@@ -84,11 +94,11 @@ pub struct Row {
     pub cpu_s: f64,
     /// Part of the blocks that were read, each after all blocks before it.
     pub prefix_hit_rate: f64,
-    /// Median time of a block's read, wherever it was.
+    /// Median over the blocks that were read of the time of the call that brought each, with up to 63 others.
     pub read_p50_us: f64,
     /// Its 99th percentile.
     pub read_p99_us: f64,
-    /// Median time of a block's read from SSD.
+    /// The same over those that came from SSD.
     pub ssd_read_p50_us: f64,
     /// Its 99th percentile.
     pub ssd_read_p99_us: f64,
@@ -96,7 +106,7 @@ pub struct Row {
     pub device_read_bytes: u64,
     /// Bytes written to the device.
     pub device_write_bytes: u64,
-    /// What the device alone takes for these bytes; zero until it is measured.
+    /// What the device alone takes for these bytes, measured once for a row; zero until then.
     #[serde(default)]
     pub floor_s: f64,
     /// Wall time over the floor.
@@ -142,6 +152,9 @@ pub enum Error {
     },
 }
 
+/// How long a part of the reads beside offloads lasts for figures that mean something.
+pub const CONTENTION: Duration = Duration::from_secs(2);
+
 impl Source {
     fn requests(&self) -> Vec<Request> {
         match self {
@@ -171,7 +184,7 @@ impl Source {
 pub fn run(options: &Options) -> Result<Report, Error> {
     let requests = options.source.requests();
     let limits = raw::limits(options)?;
-    let (mut rows, mut skipped) = (Vec::new(), Vec::new());
+    let (mut rows, mut skipped, mut io) = (Vec::new(), Vec::new(), String::new());
     if options.peers.is_none() {
         skipped.push(Skipped {
             peer: "foyer",
@@ -181,9 +194,11 @@ pub fn run(options: &Options) -> Result<Report, Error> {
     for in_flight in options.in_flight.iter().copied() {
         let (mut ours, mut views, mut peers) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..options.rounds.max(1) {
-            let play = |reading| player::play(options, &requests, in_flight, reading);
-            ours.push(play(Reading::Copies)?);
-            views.push(play(Reading::Views)?);
+            for (reading, of_one) in [(Reading::Copies, &mut ours), (Reading::Views, &mut views)] {
+                let (row, chosen) = player::play(options, &requests, in_flight, reading)?;
+                of_one.push(row);
+                io = chosen;
+            }
             match options.peers.as_ref().map(|_| foyer(options, in_flight)) {
                 Some(Ok(row)) => peers.push(row),
                 Some(Err(reason)) => skipped.push(Skipped {
@@ -204,14 +219,18 @@ pub fn run(options: &Options) -> Result<Report, Error> {
     }
     let contention = options
         .contention
-        .then(|| contention::measure(options))
+        .map(|part| contention::measure(options, part))
         .transpose()?;
-    Ok(Report {
+    let mut report = Report {
         rows,
         limits,
         contention,
+        io,
         skipped,
-    })
+        bounds: Vec::new(),
+    };
+    report.bounds = bounds::of(&report, options.block_bytes);
+    Ok(report)
 }
 
 /// The run with the middle wall time; of two, the faster.
@@ -260,10 +279,11 @@ mod tests {
             block_bytes: 16 << 10,
             memory_bytes: 2 << 20,
             ssd_bytes: 64 << 20,
+            io: IoBackend::Pread,
             in_flight: vec![1, 3],
             rounds: 1,
             peers: None,
-            contention: true,
+            contention: Some(Duration::from_millis(100)),
         }
     }
 
@@ -275,6 +295,7 @@ mod tests {
         let both = ["slackwater", "slackwater, views"];
         assert_eq!(systems, [both, both].concat());
         let row = serde_json::to_value(&report.rows[0]).unwrap();
+        assert_eq!(report.io, "pread", "as asked");
         let contract = "system in_flight wall_s cpu_s prefix_hit_rate read_p50_us read_p99_us ssd_read_p50_us \
              ssd_read_p99_us device_read_bytes device_write_bytes";
         for key in contract.split_whitespace() {
@@ -286,6 +307,7 @@ mod tests {
                 "{row:?}"
             );
             assert!(row.wall_s > 0.0 && row.floor_s > 0.0, "{row:?}");
+            assert!(row.ssd_read_p50_us > 0.0, "{row:?}");
         }
         let contention = report.contention.unwrap();
         // On an SSD as small as this the stream pushes out what is read, sooner or later: only the first reads are sure.
@@ -302,16 +324,53 @@ mod tests {
         options.peers = Some("/nonexistent/program".into());
         let reason = foyer(&options, 1).unwrap_err();
         assert!(reason.contains("/nonexistent/program"), "{reason}");
-        let script = directory.path().join("peer");
-        std::fs::write(&script, "#!/bin/sh\necho no such cache >&2\nexit 3\n").unwrap();
-        std::process::Command::new("chmod")
-            .arg("+x")
-            .arg(&script)
-            .status()
-            .unwrap();
-        options.peers = Some(script);
+        options.peers = Some(peer(directory.path(), "echo no such cache >&2; exit 3"));
         let reason = foyer(&options, 1).unwrap_err();
         assert!(reason.contains("no such cache"), "{reason}");
+        options.peers = Some(peer(directory.path(), "echo '{}'"));
+        let reason = foyer(&options, 1).unwrap_err();
+        assert!(reason.contains("its row: missing field"), "{reason}");
+    }
+
+    #[test]
+    fn a_row_of_a_peer_gets_its_floor_and_ours_are_held_against_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let row = r#"{"system":"foyer","in_flight":'$6',"wall_s":9e9,"cpu_s":9e9,"prefix_hit_rate":0.5,"read_p50_us":1.0,
+            "read_p99_us":2.0,"ssd_read_p50_us":3.0,"ssd_read_p99_us":4.0,"device_read_bytes":16384,"device_write_bytes":1048576}"#;
+        let script = format!(
+            "[ \"$1 $3 $4 $5 $7 $8\" = 'foyer 2097152 67108864 16384 generated 60' ] || exit 1; [ -d \"$2\" ] && echo '{row}'"
+        );
+        let small = options(directory.path());
+        let report = run(&Options {
+            source: Source::Generated(Traffic {
+                requests: 60,
+                sessions: 8,
+                ..Traffic::default()
+            }),
+            in_flight: vec![2],
+            peers: Some(peer(directory.path(), &script)),
+            contention: None,
+            ..small
+        })
+        .unwrap();
+        assert!(report.skipped.is_empty(), "{:?}", report.skipped);
+        let [_, _, theirs] = &report.rows[..] else {
+            panic!("three systems: {:?}", report.rows);
+        };
+        assert_eq!((theirs.system.as_str(), theirs.in_flight), ("foyer", 2));
+        assert_eq!(theirs.device_write_bytes, 1 << 20);
+        assert!(theirs.floor_s > 0.0 && theirs.wall_over_floor > 1.0);
+        let holds: Vec<bool> = report.bounds.iter().map(Bound::holds).collect();
+        assert_eq!(holds[..2], [true, true], "no run takes so long");
+        assert_eq!(holds.len(), 3, "{:?}", report.bounds);
+    }
+
+    fn peer(directory: &std::path::Path, script: &str) -> PathBuf {
+        let path = directory.join("peer");
+        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(&path, mode).unwrap();
+        path
     }
 
     #[test]

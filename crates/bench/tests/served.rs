@@ -53,6 +53,7 @@ fn main() {
         let gbps = row.ops_per_s * row.block as f64 / 1e9;
         assert!((row.gbps - gbps).abs() < 1e-9, "{row:?}");
         assert!(row.client_cores > 0.0 && row.node_cores >= 0.0, "{row:?}");
+        assert_eq!(row.master_cores, None, "one process is both: {row:?}");
     }
     assert_eq!(report.bare.len(), 4);
     assert!(

@@ -87,7 +87,7 @@ const NODE_BYTES: ByteSize = ByteSize(256 << 20);
 pub fn run(options: &Options) -> Result<Report, ClusterError> {
     let Options { nodes, clients, .. } = *options;
     let cluster = Cluster::start(&Shape {
-        programs: &options.programs,
+        program: &options.programs.program,
         nodes,
         memory: NODE_BYTES,
         ssd: Some(NODE_BYTES),

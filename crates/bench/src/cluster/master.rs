@@ -172,7 +172,7 @@ pub fn run(options: &Options) -> Result<Report, ClusterError> {
         options.clients.iter().map(|of| (*of, Vec::new())).collect();
     for &objects in &options.objects {
         let cluster = Cluster::start(&Shape {
-            programs: &options.programs,
+            program: &options.programs.program,
             nodes: options.nodes,
             memory: memory_for(objects, options.nodes),
             ssd: None,

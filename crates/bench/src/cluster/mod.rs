@@ -76,25 +76,27 @@ pub fn child(arguments: &[String]) -> Result<(), ClusterError> {
 }
 
 /// How many nodes there are, and what they lend.
-struct Shape<'a> {
-    programs: &'a Programs,
-    nodes: usize,
+pub(crate) struct Shape<'a> {
+    /// See [`Programs::program`].
+    pub(crate) program: &'a [OsString],
+    pub(crate) nodes: usize,
     /// Of each node.
-    memory: ByteSize,
+    pub(crate) memory: ByteSize,
     /// Of each node; none for memory alone.
-    ssd: Option<ByteSize>,
+    pub(crate) ssd: Option<ByteSize>,
     /// Where the master's journal is and the nodes' SSDs are.
-    directory: PathBuf,
+    pub(crate) directory: PathBuf,
     /// Whether the master has an address for operators.
-    is_administered: bool,
+    pub(crate) is_administered: bool,
 }
 
 /// A master with its nodes.
-struct Cluster {
+pub(crate) struct Cluster {
     program: Vec<OsString>,
     directory: PathBuf,
     master: Process,
-    address: String,
+    /// Where clients reach it.
+    pub(crate) address: String,
     /// Where operators look, `HOST:PORT`; none without such an address.
     admin: Option<String>,
     nodes: Vec<Process>,
@@ -104,10 +106,10 @@ struct Cluster {
 const PATIENCE: Duration = Duration::from_secs(600);
 
 impl Cluster {
-    fn start(shape: &Shape<'_>) -> Result<Self, ClusterError> {
+    pub(crate) fn start(shape: &Shape<'_>) -> Result<Self, ClusterError> {
         let directory = shape.directory.join("master");
         made(&directory)?;
-        let program = shape.programs.program.clone();
+        let program = shape.program.to_vec();
         let free = "127.0.0.1:0";
         let admin = if shape.is_administered { free } else { NOBODY };
         let (mut master, address) = start_master(&program, [free, admin], Some(&directory))?;
@@ -156,7 +158,7 @@ impl Cluster {
     }
 
     /// CPU seconds of the master, and of all nodes.
-    fn cpu_seconds(&self) -> [f64; 2] {
+    pub(crate) fn cpu_seconds(&self) -> [f64; 2] {
         let nodes = self.nodes.iter().map(Process::cpu_seconds).sum();
         [self.master.cpu_seconds(), nodes]
     }

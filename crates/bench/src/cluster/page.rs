@@ -130,7 +130,7 @@ const DRAWS: usize = 200;
 pub fn run(options: &Options) -> Result<Report, ClusterError> {
     let Options { objects, nodes, .. } = *options;
     let cluster = Cluster::start(&Shape {
-        programs: &options.programs,
+        program: &options.programs.program,
         nodes,
         memory: memory_for(objects, nodes),
         ssd: None,

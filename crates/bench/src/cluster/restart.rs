@@ -102,7 +102,7 @@ struct Sample {
 pub fn run(options: &Options) -> Result<Report, ClusterError> {
     let Options { objects, nodes, .. } = *options;
     let mut cluster = Cluster::start(&Shape {
-        programs: &options.programs,
+        program: &options.programs.program,
         nodes,
         memory: memory_for(objects, nodes),
         ssd: Some(ssd_for(objects, nodes)),

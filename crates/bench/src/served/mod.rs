@@ -1,4 +1,4 @@
-//! A served store: server and client are processes of their own, beside a bare transfer, a socket, Redis and the incumbent in
+//! A served store: master, node and client are processes of their own, beside a bare transfer, a socket, Redis and the incumbent in
 //! the same run.
 
 mod bounds;
@@ -17,12 +17,14 @@ use slackwater_base::ByteSize;
 use slackwater_report::Bound;
 use thiserror::Error;
 
+use crate::cluster::ClusterError;
 use crate::process::{Process, ProcessError};
 use crate::store::redis::{Load, Redis};
 use crate::transfer::grid::{Cell, Pair, Round};
 use crate::transfer::limits::Bed;
 use crate::transfer::{self, BenchError, Carrier, Direction};
 use crate::usage::median;
+use server::Server;
 
 /// The load and sizes of a run.
 #[derive(Clone, Debug)]
@@ -33,7 +35,7 @@ pub struct Options {
     pub blocks: Vec<usize>,
     /// Calls under way at once, each on a thread of its own.
     pub concurrency: Vec<usize>,
-    /// The ways between client and server.
+    /// The ways between client and store.
     pub paths: Vec<Path>,
     /// Values of one call of a batch.
     pub batch: usize,
@@ -41,14 +43,16 @@ pub struct Options {
     pub window: Duration,
     /// Rounds, with the limits between them; the medians count.
     pub rounds: usize,
-    /// Memory of the server.
+    /// Memory of the node.
     pub memory: ByteSize,
-    /// Where the peer's socket is made.
+    /// Where the master's directory and the peer's socket are made.
     pub directory: PathBuf,
     /// Whether Redis and the incumbent are measured too.
     pub peers: bool,
     /// A Python with the incumbent's package: `SLACKWATER_PYTHON`, else `python3`; left out when it has none.
     pub python: PathBuf,
+    /// How to start this program as `master` and as `node`; without it one process is both.
+    pub program: Option<Vec<OsString>>,
     /// How to start this program so that it calls [`child`] with the arguments that follow.
     pub child: Vec<OsString>,
     /// The same for [`transfer::child`].
@@ -56,7 +60,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// The whole grid, with sockets in `directory`.
+    /// The whole grid, with files and sockets in `directory`.
     #[must_use]
     pub fn new(directory: PathBuf) -> Self {
         Self {
@@ -73,6 +77,7 @@ impl Options {
             python: std::env::var_os("SLACKWATER_PYTHON")
                 .unwrap_or_else(|| "python3".into())
                 .into(),
+            program: None,
             child: Vec::new(),
             transfer_child: Vec::new(),
         }
@@ -141,7 +146,7 @@ impl Op {
     }
 }
 
-/// A way between client and server.
+/// A way between client and store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Path {
@@ -187,7 +192,10 @@ pub enum ServedError {
     /// The bare transfer or a limit gave none.
     #[error(transparent)]
     Bare(#[from] BenchError),
-    /// The server could not be started.
+    /// Master and node could not be started.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    /// The process that is both could not.
     #[error(transparent)]
     Serve(#[from] slackwater_node::serve::ServeError),
     /// The client could not connect.
@@ -228,7 +236,7 @@ pub struct Row {
     pub block: usize,
     /// Calls under way at once.
     pub concurrency: usize,
-    /// The way between client and server.
+    /// The way between client and store.
     pub path: Path,
     /// 10^9 bytes of values a second.
     pub gbps: f64,
@@ -240,9 +248,9 @@ pub struct Row {
     pub p99_us: f64,
     /// CPUs that the client's process used.
     pub client_cores: f64,
-    /// CPUs that the server's process used.
+    /// CPUs that the node's process used.
     pub node_cores: f64,
-    /// CPUs of the master's process; none where it is the server's.
+    /// CPUs that the master's process used; none where that is the node's.
     pub master_cores: Option<f64>,
 }
 
@@ -379,25 +387,17 @@ pub fn child(arguments: &[String]) -> Result<(), ServedError> {
     }
 }
 
-/// A server and its client.
+/// What serves, and its client.
 struct Ends {
-    server: Process,
+    server: Server,
     client: Process,
 }
 
 impl Ends {
     fn start(options: &Options, path: Path) -> Result<Self, ServedError> {
-        let (server, address) = Self::serve(options)?;
+        let (server, address) = Server::start(options, path)?;
         let client = Self::ask(options, &address, path, "adaptive")?;
         Ok(Self { server, client })
-    }
-
-    /// A server and its address.
-    fn serve(options: &Options) -> Result<(Process, String), ServedError> {
-        let (patience, memory) = (options.patience(), options.memory.0.to_string());
-        let mut server = Process::start(&options.child, &["server", &memory], patience)?;
-        let address = server.hear("serving")?;
-        Ok((server, address))
     }
 
     /// A client that waits by a strategy.
@@ -432,13 +432,16 @@ impl Ends {
         let (client, server) = (self.client.cpu_seconds(), self.server.cpu_seconds());
         self.client.say("go")?;
         let [values, seconds, p50_us, p99_us, mean_us] = self.client.numbers("ran")?;
+        let after = self.server.cpu_seconds();
+        let master = after.master.zip(server.master);
         Ok(Sample {
             ops_per_s: values / seconds,
             p50_us,
             p99_us,
             mean_us,
             client_cores: (self.client.cpu_seconds() - client) / seconds,
-            node_cores: (self.server.cpu_seconds() - server) / seconds,
+            node_cores: (after.node - server.node) / seconds,
+            master_cores: master.map(|(after, before)| (after - before) / seconds),
         })
     }
 }
@@ -452,6 +455,7 @@ struct Sample {
     mean_us: f64,
     client_cores: f64,
     node_cores: f64,
+    master_cores: Option<f64>,
 }
 
 /// The cells of a path and a block, and the bare transfers beside them.
@@ -530,7 +534,7 @@ impl Cells {
                 p99_us: middle(|sample| sample.p99_us),
                 client_cores: middle(|sample| sample.client_cores),
                 node_cores: middle(|sample| sample.node_cores),
-                master_cores: None,
+                master_cores: median_of(samples.iter().map(|sample| sample.master_cores)),
             });
         }
     }
@@ -606,6 +610,12 @@ fn of_redis(
 
 fn middle<T>(taken: &[T], value: impl Fn(&T) -> f64) -> f64 {
     median(&mut taken.iter().map(value).collect::<Vec<_>>())
+}
+
+/// The median, where each has a value.
+fn median_of(values: impl Iterator<Item = Option<f64>>) -> Option<f64> {
+    let mut values: Vec<f64> = values.collect::<Option<_>>()?;
+    Some(median(&mut values))
 }
 
 /// How many values of a length are read in turn: more than a cache holds, where they are large.

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
+use super::server::Server;
 use super::{Ends, Op, Options, Path, Sample, ServedError};
 use crate::usage::median;
 
@@ -40,7 +41,7 @@ pub(crate) fn measure(waits: Waits<'_>) -> Result<Vec<Waited>, ServedError> {
         window: waits.window,
         ..Options::new(std::path::PathBuf::new())
     };
-    let (mut server, address) = Ends::serve(&options)?;
+    let (mut server, address) = Server::start(&options, Path::Tcp)?;
     let mut clients = Vec::new();
     for strategy in waits.strategies {
         clients.push(Ends::ask(&options, &address, Path::Tcp, strategy)?);

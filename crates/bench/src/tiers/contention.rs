@@ -36,11 +36,10 @@ pub struct Contention {
     pub raw_synced_bytes_per_s: f64,
 }
 
-/// How long each part lasts, in turns of which the figures are the sums.
-const PART: Duration = Duration::from_secs(2);
+/// Turns of the parts, of which the figures are the sums.
 const TURNS: usize = 3;
 
-pub(super) fn measure(options: &Options) -> Result<Contention, Error> {
+pub(super) fn measure(options: &Options, part: Duration) -> Result<Contention, Error> {
     let directory = options.directory.join("contention");
     let settings = Config {
         offload: slackwater_meta::OffloadMode::Eager,
@@ -66,13 +65,13 @@ pub(super) fn measure(options: &Options) -> Result<Contention, Error> {
     let (mut raw_rate, mut raw_again, mut raw_synced) = (0.0, 0.0, 0.0);
     for _ in 0..TURNS {
         player::rest(&store)?;
-        read(&store, options, readable, &mut idle)?;
+        read(&store, options, (readable, part), &mut idle)?;
         raw_rate += raw.write_rate()? / TURNS as f64;
         raw_again += raw.rewrite_rate()? / TURNS as f64;
         raw_synced += raw.synced_rate()? / TURNS as f64;
         let before = store.stats().ssd.map_or(0, |ssd| ssd.written_bytes);
         let begun = Instant::now();
-        while begun.elapsed() < PART {
+        while begun.elapsed() < part {
             stream.put();
         }
         player::rest(&store)?;
@@ -86,7 +85,7 @@ pub(super) fn measure(options: &Options) -> Result<Contention, Error> {
                     stream.put();
                 }
             });
-            let result = read(&store, options, readable, &mut beside);
+            let result = read(&store, options, (readable, part), &mut beside);
             stop.store(true, Ordering::Relaxed);
             result
         });
@@ -116,14 +115,14 @@ pub(super) fn measure(options: &Options) -> Result<Contention, Error> {
 fn read(
     store: &Store,
     options: &Options,
-    readable: u64,
+    (readable, part): (u64, Duration),
     times: &mut Vec<f64>,
 ) -> Result<(), Error> {
     static SEED: AtomicU64 = AtomicU64::new(1);
     let mut rng = Rng::new(SEED.fetch_add(1, Ordering::Relaxed));
     let mut buffer = vec![0; options.block_bytes];
     let begun = Instant::now();
-    while begun.elapsed() < PART {
+    while begun.elapsed() < part {
         let block = rng.below(readable);
         let (key, read) = (key(block), Instant::now());
         let got = store.get_into(&key, &mut buffer, &GetOptions::default())?;

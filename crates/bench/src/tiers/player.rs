@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use slackwater_base::ByteSize;
-use slackwater_node::{Config, GetOptions, PutOptions, Store, ViewOptions};
+use slackwater_node::{Config, GetOptions, PutOptions, Store, Tier, ViewOptions};
 use slackwater_replay::{Content, Request};
 use slackwater_wire::{Chain, Key};
 
@@ -29,7 +29,7 @@ pub(super) enum Reading {
 }
 
 impl Reading {
-    fn system(self) -> &'static str {
+    pub(super) fn system(self) -> &'static str {
         match self {
             Self::Copies => "slackwater",
             Self::Views => "slackwater, views",
@@ -43,31 +43,44 @@ struct PlayCounts {
     hits: u64,
     /// Time of a call for each block that it brought, in nanoseconds.
     reads: Histogram<u64>,
+    /// The same for each that came from SSD.
+    ssd_reads: Histogram<u64>,
 }
 
 impl PlayCounts {
     fn new() -> Self {
         let reads = Histogram::new_with_bounds(1, 90_000_000_000, 3);
+        let reads = reads.expect("the bounds are in order");
         Self {
             blocks: 0,
             hits: 0,
-            reads: reads.expect("the bounds are in order"),
+            ssd_reads: reads.clone(),
+            reads,
         }
     }
-}
 
-impl PlayCounts {
+    fn add(&mut self, other: &Self) {
+        self.blocks += other.blocks;
+        self.hits += other.hits;
+        let added = self.reads.add(&other.reads);
+        let added = added.and_then(|()| self.ssd_reads.add(&other.ssd_reads));
+        added.expect("the same bounds");
+    }
+
     /// Compares every byte of the values that a call brought in `took`; how many there are.
     fn compare<'v>(
         &mut self,
-        values: impl Iterator<Item = &'v [u8]>,
+        values: impl Iterator<Item = (&'v [u8], Tier)>,
         names: &[&[u8]],
         blocks: &[u64],
         took: Duration,
     ) -> Result<usize, Error> {
         let mut compared = 0;
-        for ((value, name), block) in values.zip(names).zip(blocks) {
+        for (((value, tier), name), block) in values.zip(names).zip(blocks) {
             self.reads.saturating_record(took.as_nanos() as u64);
+            if tier == Tier::Disk {
+                self.ssd_reads.saturating_record(took.as_nanos() as u64);
+            }
             Content::of(name)
                 .check(value)
                 .map_err(|wrong| Error::WrongBytes {
@@ -86,6 +99,7 @@ pub(super) fn config(options: &Options, directory: &std::path::Path) -> Config {
         memory: ByteSize(options.memory_bytes),
         ssd: ByteSize(options.ssd_bytes),
         dir: Some(directory.to_owned()),
+        io: options.io,
         promotion_enabled: true,
         // As the peers: what is evicted is written.
         offload: slackwater_meta::OffloadMode::OnEvict,
@@ -97,13 +111,13 @@ pub(super) fn open(config: Config) -> Result<Store, Error> {
     Store::open(config).map_err(|error| Error::Open(error.to_string()))
 }
 
-/// Plays all requests from `in_flight` threads, on a store of its own.
+/// Plays all requests from `in_flight` threads, on a store of its own; the row, and how that store did its I/O.
 pub(super) fn play(
     options: &Options,
     requests: &[Request],
     in_flight: usize,
     reading: Reading,
-) -> Result<Row, Error> {
+) -> Result<(Row, String), Error> {
     let directory = options.directory.join("slackwater");
     let call_bytes = (CALL_BLOCKS * options.block_bytes) as u64;
     let store = open(Config {
@@ -120,10 +134,7 @@ pub(super) fn play(
                 player.play(request)?;
             }
             let mut total = total.lock().expect("no worker panicked");
-            total.blocks += player.tally.blocks;
-            total.hits += player.tally.hits;
-            let added = total.reads.add(&player.tally.reads);
-            added.expect("the same bounds");
+            total.add(&player.tally);
             Ok(())
         };
         let threads: Vec<_> = (0..in_flight).map(|_| scope.spawn(worker)).collect();
@@ -132,29 +143,30 @@ pub(super) fn play(
             .try_for_each(|thread| thread.join().expect("a worker does not panic"))
     })?;
     let (spent, after) = (mark.spent(), io_bytes());
-    let latency = store.stats().latency.ssd;
+    let io = store.stats().io.chosen;
     store.close()?;
     std::fs::remove_dir_all(&directory).map_err(|why| Error::Io {
         what: "removing the store's directory",
         why,
     })?;
     let tally = total.into_inner().expect("no worker panicked");
-    let micros = |at| tally.reads.value_at_quantile(at) as f64 / 1e3;
-    Ok(Row {
+    let micros = |of: &Histogram<u64>, at| of.value_at_quantile(at) as f64 / 1e3;
+    let row = Row {
         system: reading.system().to_owned(),
         in_flight,
         wall_s: spent.wall.as_secs_f64(),
         cpu_s: spent.cpu.as_secs_f64(),
         prefix_hit_rate: tally.hits as f64 / (tally.blocks as f64).max(1.0),
-        read_p50_us: micros(0.5),
-        read_p99_us: micros(0.99),
-        ssd_read_p50_us: latency.p50_us,
-        ssd_read_p99_us: latency.p99_us,
+        read_p50_us: micros(&tally.reads, 0.5),
+        read_p99_us: micros(&tally.reads, 0.99),
+        ssd_read_p50_us: micros(&tally.ssd_reads, 0.5),
+        ssd_read_p99_us: micros(&tally.ssd_reads, 0.99),
         device_read_bytes: after.0 - before.0,
         device_write_bytes: after.1 - before.1,
         floor_s: 0.0,
         wall_over_floor: 0.0,
-    })
+    };
+    Ok((row, io))
 }
 
 struct Player<'s> {
@@ -216,9 +228,11 @@ impl<'s> Player<'s> {
                     let mut buffers: Vec<&mut [u8]> = buffers.take(call.len()).collect();
                     let got = self.store.get_batch_into(&names, &mut buffers, &options);
                     let took = begun.elapsed();
-                    let leading = got.iter().take_while(|got| matches!(got, Ok(Some(_))));
-                    let found = leading.count();
-                    let got = self.buffer.chunks(self.block_bytes).take(found);
+                    let tiers = got.iter().map_while(|got| match got {
+                        Ok(Some(got)) => Some(got.tier),
+                        Ok(None) | Err(_) => None,
+                    });
+                    let got = self.buffer.chunks(self.block_bytes).zip(tiers);
                     self.tally.compare(got, &names, blocks, took)?
                 }
                 Reading::Views => {
@@ -229,7 +243,7 @@ impl<'s> Player<'s> {
                     let views = self.store.view_batch(&names, &options);
                     let took = begun.elapsed();
                     let got = views.iter().map_while(|view| match view {
-                        Ok(Some(view)) => Some(&**view),
+                        Ok(Some(view)) => Some((&**view, view.tier())),
                         Ok(None) | Err(_) => None,
                     });
                     self.tally.compare(got, &names, blocks, took)?
@@ -273,4 +287,33 @@ pub(super) fn io_bytes() -> (u64, u64) {
         .collect();
     let field = |name| fields.get(name).copied().unwrap_or_default();
     (field("read_bytes"), field("write_bytes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_counts_with_the_time_of_its_call_and_where_it_came_from() {
+        let (names, mut counts) = ([1, 2, 3].map(key), PlayCounts::new());
+        let names: Vec<&[u8]> = names.iter().map(Vec::as_slice).collect();
+        let mut values = [[0; 64]; 3];
+        let all = names.iter().zip(&mut values);
+        all.for_each(|(name, value)| Content::of(name).fill(value));
+        let tiers = [Tier::Memory, Tier::Disk, Tier::Disk];
+        let came = |values: &[[u8; 64]; 3], counts: &mut PlayCounts, micros| {
+            let values = values.iter().map(<[u8; 64]>::as_slice).zip(tiers);
+            counts.compare(values, &names, &[1, 2, 3], Duration::from_micros(micros))
+        };
+        assert_eq!(came(&values, &mut counts, 100).unwrap(), 3);
+        let mut total = PlayCounts::new();
+        total.add(&counts);
+        total.add(&counts);
+        let at = |of: &Histogram<u64>| (of.len(), of.value_at_quantile(0.5) / 1000);
+        assert_eq!(at(&total.reads), (6, 100));
+        assert_eq!(at(&total.ssd_reads), (4, 100));
+        values[1][9] ^= 1;
+        let wrong = came(&values, &mut counts, 1).unwrap_err();
+        assert_eq!(wrong.to_string(), "block 2 has wrong bytes at offset 9");
+    }
 }

@@ -5,6 +5,7 @@ use anyhow::Context;
 use clap::{Args, Subcommand};
 use slackwater_base::{ByteSize, parse_duration};
 use slackwater_bench::{meta, mq, pool, promotion, store, tiers, transfer, wait};
+use slackwater_node::config::{IoBackend, Value as _};
 use slackwater_pool::copy::{IsaChoice, IsaError};
 use slackwater_replay::{TraceReader, Traffic};
 use slackwater_transfer::AesLibrary;
@@ -22,8 +23,8 @@ pub(crate) enum Bench {
     /// Every benchmark several times, and one page of all figures with how far their runs lie apart; goes on where it was when it
     /// was interrupted
     All(All),
-    /// Reads from memory beside a plain copy, reads from SSD beside direct reads of a plain file; with --served, calls of
-    /// another process beside bare transfers
+    /// Reads from memory beside a plain copy, reads from SSD beside direct reads of a plain file; with --served, calls to
+    /// a master and a node beside bare transfers
     Store(Store),
     /// Latency of a read before promotion on hit and after it, and how long it takes; with --served, in a pool of processes
     Promotion(Promotion),
@@ -61,7 +62,7 @@ pub(crate) enum Bench {
         /// The part.
         arguments: Vec<String>,
     },
-    /// Plays the part of a process that `store --served` measures
+    /// Plays the part of a process that `store --served` and `wait` measure
     #[command(hide = true)]
     ServedChild {
         /// The part.
@@ -135,7 +136,7 @@ pub(crate) struct Store {
     #[arg(long)]
     pub(super) no_peers: bool,
 
-    /// Measure a store that another process serves, and the paths to it
+    /// Measure a store whose master, node and client are processes of their own, and the paths to it
     #[arg(long, conflicts_with_all = ["value_bytes", "passes", "depth"])]
     pub(super) served: bool,
 
@@ -210,6 +211,10 @@ pub(crate) struct Tiers {
     /// SSD space for values
     #[arg(long, default_value = "8GiB", value_name = "SIZE")]
     ssd: ByteSize,
+
+    /// How the store reads and writes its SSD, as the option `io` has it: auto, uring, pread
+    #[arg(long, default_value = "auto", value_name = "NAME", value_parser = IoBackend::parse)]
+    io: IoBackend,
 
     /// Requests under way at once, a row each
     #[arg(long, default_value = "1,8", value_name = "N,…", value_delimiter = ',', value_parser = one_or_more)]
@@ -481,10 +486,11 @@ impl Tiers {
             block_bytes: self.block_bytes.0 as usize,
             memory_bytes: self.memory.0,
             ssd_bytes: self.ssd.0,
+            io: self.io,
             in_flight: self.in_flight.clone(),
             rounds: self.rounds,
             peers: self.peers.clone(),
-            contention: !self.no_contention,
+            contention: (!self.no_contention).then_some(tiers::CONTENTION),
         })
     }
 }

@@ -35,7 +35,7 @@ pub(crate) fn run(scenario: &Bench) -> Result<u8> {
                 let report = slackwater_bench::served::run(&slackwater_bench::served::Options {
                     child: ourselves("served-child")?,
                     transfer_child: ourselves("transfer-child")?,
-                    ..arguments.served_options(directory.path())
+                    ..arguments.served_options(directory.path(), this_program()?)
                 })?;
                 return Shown::plain("store-served", &on_this_machine(report))?
                     .show(&arguments.output);

@@ -1,5 +1,6 @@
 //! What `slackwater bench store --served` measures.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -26,9 +27,13 @@ pub(crate) struct Grid {
     #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = one_or_more)]
     concurrency: Vec<usize>,
 
-    /// Ways to the server: tcp, same_host [default: both]
+    /// Ways to the store: tcp, same_host [default: both]
     #[arg(long, value_name = "PATH,…", value_delimiter = ',', value_parser = path)]
     paths: Vec<served::Path>,
+
+    /// Have one process be master and node, as `slackwater serve` is: its CPU time counts as the node's
+    #[arg(long)]
+    fused: bool,
 
     /// How long a cell is measured in a round [default: 200ms]
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
@@ -53,7 +58,7 @@ fn path(name: &str) -> Result<served::Path, String> {
 }
 
 impl Store {
-    pub(super) fn served_options(&self, directory: &Path) -> served::Options {
+    pub(super) fn served_options(&self, directory: &Path, program: OsString) -> served::Options {
         let mut options = served::Options::new(directory.to_owned());
         let grid = &self.grid;
         let blocks: Vec<usize> = grid.blocks.iter().map(|size| size.0 as usize).collect();
@@ -64,7 +69,34 @@ impl Store {
         options.window = grid.window.unwrap_or(options.window);
         options.rounds = grid.rounds.unwrap_or(options.rounds);
         options.peers = !self.no_peers;
+        options.program = (!grid.fused).then(|| vec![program]);
         options.python = grid.python.clone().unwrap_or(options.python);
         options
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        store: Store,
+    }
+
+    #[test]
+    fn master_and_node_are_processes_of_their_own_unless_they_are_fused() {
+        let check = |more: &[&str], program: Option<Vec<OsString>>| {
+            let words = [&["store", "--served"], more].concat();
+            let line = Line::try_parse_from(words).unwrap();
+            let options = line.store.served_options(Path::new("tmp"), "this".into());
+            assert_eq!(options.program, program, "{more:?}");
+        };
+        check(&[], Some(vec!["this".into()]));
+        check(&["--fused"], None);
+        assert!(Line::try_parse_from(["store", "--fused"]).is_err());
     }
 }

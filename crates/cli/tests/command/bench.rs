@@ -28,6 +28,7 @@ fn benchmarks_print_the_keys_of_their_contract_and_leave_nothing_behind() {
             );
         }
         assert_eq!(std::fs::read_dir(place.temporary()).unwrap().count(), 0);
+        report
     };
     let promotion = [
         "/pre/p50_us",
@@ -55,6 +56,16 @@ fn benchmarks_print_the_keys_of_their_contract_and_leave_nothing_behind() {
             "/ssd_ratio",
         ],
     );
+    let small = ["--memory", "8MiB", "--ssd", "64MiB", "--in-flight", "1"];
+    let few = ["--requests", "20", "--sessions", "4", "--no-contention"];
+    let tiers = [
+        &["tiers", "--dir", "tmp", "--io", "pread"],
+        &small[..],
+        &few,
+    ]
+    .concat();
+    let report = check(&tiers, &["/rows/0/wall_s", "/rows/1/ssd_read_p50_us"]);
+    assert_eq!(report["io"], "pread");
     check(
         &["meta", "--objects", "2000", "--samples", "2000"],
         &[
@@ -104,6 +115,54 @@ fn benchmarks_print_the_keys_of_their_contract_and_leave_nothing_behind() {
         &[&["wait"], &idle[..]].concat(),
         &["/rows/0/gbps", "/rows/0/cores"],
     );
+}
+
+/// `make bench` was said to run every benchmark, and left out those that had come later.
+#[test]
+fn make_bench_names_every_benchmark() {
+    let makefile = concat!(env!("CARGO_MANIFEST_DIR"), "/../../Makefile");
+    let makefile = std::fs::read_to_string(makefile).unwrap();
+    let mut lines = makefile.lines();
+    let named = lines.find_map(|line| line.strip_prefix("BENCHMARKS := "));
+    let mut named: Vec<&str> = named.unwrap().split(' ').collect();
+    let help = String::from_utf8(Place::new().run(&["bench", "--help"]).stdout).unwrap();
+    let (_, commands) = help.split_once("Commands:\n").unwrap();
+    let (commands, _) = commands.split_once("\n\nOptions:").unwrap();
+    let words = commands.lines().filter_map(|line| {
+        let line = line.strip_prefix("  ")?;
+        line.split(' ').next().filter(|word| !word.is_empty())
+    });
+    let mut there: Vec<&str> = words
+        .filter(|word| !["all", "help"].contains(word))
+        .collect();
+    named.sort_unstable();
+    there.sort_unstable();
+    assert_eq!(named, there);
+}
+
+/// The CPU time of a master was counted as its node's, since one process was both.
+#[test]
+fn a_served_store_has_the_cpu_time_of_master_and_node_each_of_its_own_process() {
+    let place = Place::new();
+    let what = ["--served", "--no-peers", "--ops", "get_into_asked"];
+    let sizes = ["--blocks", "4MiB", "--concurrency", "1", "--rounds", "1"];
+    let ends = ["--window", "100ms", "--dir", "tmp", "--json"];
+    let output = place.run(&[&["bench", "store"], &what[..], &sizes, &ends].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(stderr(&output), "");
+    assert_eq!(std::fs::read_dir(place.temporary()).unwrap().count(), 0);
+    let report = object(&output);
+    let cores = |row: usize, path: &str| {
+        let row = &report["rows"][row];
+        assert_eq!(row["path"], path);
+        ["node_cores", "master_cores"].map(|key| row[key].as_f64().unwrap())
+    };
+    // Bytes that leave by TCP cost the node more than the place that is asked for costs the master. On the same host the client
+    // takes them from the node's memory by itself.
+    let [node, master] = cores(0, "tcp");
+    assert!(node > master && master > 0.0, "{report}");
+    let [node, master] = cores(1, "same_host");
+    assert!(master > node, "{report}");
 }
 
 #[test]

@@ -239,7 +239,7 @@ pub(super) const PARTS: &[Part] = &[
     },
     Part {
         name: "store-served",
-        title: "A store in another process",
+        title: "A store in other processes",
         words: &["store", "--served", "--rounds", "1"],
         quick: &[
             "store",

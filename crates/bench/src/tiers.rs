@@ -367,9 +367,15 @@ mod tests {
 
     fn peer(directory: &std::path::Path, script: &str) -> PathBuf {
         let path = directory.join("peer");
-        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-        std::fs::set_permissions(&path, mode).unwrap();
+        // Written by a process of its own: one that another test forks meanwhile must not keep it open, for it is run at once.
+        let write = "printf '#!/bin/sh\\n%s\\n' \"$2\" > \"$1\" && chmod 755 \"$1\"";
+        let mut shell = std::process::Command::new("/bin/sh");
+        let ended = shell
+            .args(["-c", write, "sh"])
+            .arg(&path)
+            .arg(script)
+            .status();
+        assert!(ended.unwrap().success());
         path
     }
 

@@ -342,9 +342,29 @@ impl Reading<'_, '_> {
         flow.on_read(now(), wanted.index, read, out);
     }
 
+    fn may_have(&self, bytes: u64) -> bool {
+        let Carrier {
+            link,
+            until,
+            cancel,
+            ..
+        } = &self.carrier;
+        link.may_have(bytes, *until, *cancel)
+    }
+
     /// Makes room for a value where it goes.
     fn make_room(&mut self, wanted: &Wanted) -> Result<(), ReadFailure> {
         let length = wanted.bytes as usize;
+        let is_made = match &*self.sinks[wanted.index] {
+            Sink::Fresh(_) => true,
+            Sink::Session { .. } => matches!(wanted.from, ReplicaAt::Disk { .. }),
+            Sink::Given(_) | Sink::Parts(_) => false,
+        };
+        // No object is longer than the memory that it was put into: nothing is made for one that is said to be. The answer is wrong
+        // then, and not the bytes, which nobody else may lose for it.
+        if is_made && !self.may_have(wanted.bytes) {
+            return Err(ReadFailure::Transfer);
+        }
         match &mut *self.sinks[wanted.index] {
             Sink::Given(buffer) if buffer.len() < length => {
                 self.errors[wanted.index] = Some(ClientError::BufferTooSmall {
@@ -353,12 +373,6 @@ impl Reading<'_, '_> {
                     have: buffer.len(),
                 });
                 return Err(ReadFailure::BufferTooSmall);
-            }
-            // No object is longer than the memory that it was put into.
-            Sink::Fresh(_) | Sink::Session { .. }
-                if wanted.bytes > self.carrier.link.value_bytes_max() =>
-            {
-                return Err(ReadFailure::Corrupt);
             }
             Sink::Fresh(value) => value.resize(length, 0),
             Sink::Session { kept, .. } => {

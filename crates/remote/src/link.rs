@@ -124,6 +124,15 @@ impl Link {
         self.value_bytes_max.load(Ordering::Relaxed)
     }
 
+    /// Whether a value may have this length. A node with more memory may have come since the limit was told: the server is asked
+    /// then, and without an answer the old limit holds.
+    pub(crate) fn may_have(&self, bytes: u64, until: Instant, cancel: Option<&Cancel>) -> bool {
+        if bytes > self.value_bytes_max() {
+            let _ = self.greet(until, cancel);
+        }
+        bytes <= self.value_bytes_max()
+    }
+
     /// Why a call that began then had no end in time: the last that went wrong with its messages, or with those of others.
     pub(crate) fn last_failure(&self, since: Instant) -> String {
         let last = lock(&self.last);

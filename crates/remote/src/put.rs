@@ -62,14 +62,11 @@ impl Call<'_> {
     fn check(&self, (key, value): &(&[u8], &[u8])) -> Result<Key, ClientError> {
         let key = Key::new(key)?;
         let (bytes, link) = (value.len() as u64, self.client.link());
-        if bytes > link.value_bytes_max() {
-            // A node with more memory may have come since; without an answer the old limit holds.
-            let _ = link.greet(self.until, self.options.cancel.as_ref());
-        }
+        let fits = link.may_have(bytes, self.until, self.options.cancel.as_ref());
         let limit = link.value_bytes_max();
         match bytes {
             0 => Err(ClientError::EmptyValue { key }),
-            _ if bytes > limit => Err(ClientError::ValueTooLarge { key, bytes, limit }),
+            _ if !fits => Err(ClientError::ValueTooLarge { key, bytes, limit }),
             _ => Ok(key),
         }
     }

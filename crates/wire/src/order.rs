@@ -211,7 +211,7 @@ pub struct DiskState {
     /// Whether it takes new records.
     pub accepting: bool,
     /// Whether it takes none because its device answers writes with errors; owners of earlier builds do not say.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub failing: bool,
     /// Bytes of records it can hold, their headers included.
     pub capacity: u64,

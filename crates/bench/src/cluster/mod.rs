@@ -132,10 +132,14 @@ impl Cluster {
             // That a master is new to them is what is measured, and no warning.
             words.extend(["--log", "error", "--leave-time", "0s"]);
             let (ssd, place);
-            if let Some(bytes) = shape.ssd {
-                made(&kept)?;
-                (ssd, place) = (bytes.0.to_string(), kept.display().to_string());
-                words.extend(["--ssd", &ssd, "--dir", &place]);
+            match shape.ssd {
+                Some(bytes) => {
+                    made(&kept)?;
+                    (ssd, place) = (bytes.0.to_string(), kept.display().to_string());
+                    words.extend(["--ssd", &ssd, "--dir", &place]);
+                }
+                // Whatever the environment says.
+                None => words.extend(["--ssd", "0"]),
             }
             let mut node = Process::start(&cluster.program, &words, PATIENCE)?;
             node.hear("node")?;

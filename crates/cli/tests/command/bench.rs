@@ -161,8 +161,8 @@ fn a_served_store_has_the_cpu_time_of_master_and_node_each_of_its_own_process() 
     // takes them from the node's memory by itself.
     let [node, master] = cores(0, "tcp");
     assert!(node > master && master > 0.0, "{report}");
-    let [node, master] = cores(1, "same_host");
-    assert!(master > node, "{report}");
+    let [itself, master] = cores(1, "same_host");
+    assert!(itself < node && master > 0.0, "{report}");
 }
 
 #[test]

@@ -488,10 +488,10 @@ impl Life {
                         (shared.told)(shared.node, Ok(()));
                     }
                 }
-                Happened::Answered(link, Attached::Unknown) => match self.fresh_life() {
+                Happened::Answered(link, Attached::Unknown) => match random() {
                     Ok(life) => {
                         tracing::warn!("the master does not know what this node holds: it is told");
-                        let again = self.uplink.begin_again(life, &self.memory);
+                        let again = self.uplink.begin_again(NodeLife(life), &self.memory);
                         if again.is_err() {
                             return Some(Ended::Broken);
                         }
@@ -514,12 +514,6 @@ impl Life {
                 Happened::StoreBroken => return Some(Ended::Broken),
             }
         }
-    }
-
-    /// What a master that knows nothing of this node is told first: another life, and another key.
-    fn fresh_life(&self) -> Result<NodeLife, OpenError> {
-        self.memory.rotate_key()?;
-        Ok(NodeLife(random()?))
     }
 
     fn greet_later(&self, link: ConnectionId, pause: &mut Pauses) {

@@ -230,6 +230,10 @@ impl Uplink {
             let reports = self.reports();
             (reports.life, reports.welcomed)
         };
+        // Before it is told to one that takes this node anew: others may have heard it.
+        if !welcomed && let Err(error) = memory.rotate_key() {
+            tracing::error!(%error, "the key of capabilities stays as it was");
+        }
         let hello = NodeHello {
             epoch: self.epoch(),
             node: memory.store.node(),

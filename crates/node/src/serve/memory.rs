@@ -28,7 +28,7 @@ pub(crate) struct ServedMemory {
     staging: Staging,
 }
 
-/// How long values may be read at most that an earlier master permitted to be read: about as long as leases last.
+/// How long reads go on that were permitted with the key before: as long as leases last by default.
 const READS_OUTLIVE_KEY: Duration = Duration::from_secs(10);
 
 /// The transfers of other processes at the memory.
@@ -97,8 +97,8 @@ impl ServedMemory {
         Arc::clone(&self.minter.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Takes another key, which the next master is told: with the old one, an earlier master permits nothing any more. What it has
-    /// permitted to be read may be read until that ends, for some seconds at most.
+    /// Takes another key, which the next master is told: with the old one no write is permitted any more, and reads for some
+    /// seconds, so that those go on that an earlier master permitted.
     ///
     /// # Errors
     /// Without randomness; the old key stays.

@@ -539,7 +539,7 @@ impl Handle {
                 if dropped > 0 {
                     tracing::warn!(
                         dropped,
-                        "closed while the SSD took no more: records and removals that nobody waits for were not written"
+                        "closed while the SSD took no more: these records and removals were not written"
                     );
                 }
                 match promised {

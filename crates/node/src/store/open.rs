@@ -106,7 +106,8 @@ pub(super) fn open(
     let disk = open_disk(&config, &segment)?;
     let mut master = match elsewhere {
         None => {
-            if config.replication_mode != ReplicationMode::Off {
+            // Of a served store the service says so.
+            if config.replication_mode != ReplicationMode::Off && sharing.is_none() {
                 let no_other = "there is no other node for a further replica";
                 warnings.push(format!("`replication.mode` has no effect: {no_other}"));
             }

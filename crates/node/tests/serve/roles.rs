@@ -234,6 +234,8 @@ impl Keyed {
         let config = Config {
             memory: ByteSize(MEMORY),
             ssd: ByteSize::mib(64),
+            // What is lent to one is looked at after all the others have tried.
+            lease_ttl: Duration::from_secs(600),
             dir: Some(path("kv")),
             tenants: true,
             ..Config::default()

@@ -183,7 +183,12 @@ impl Session {
     fn read_of(&self, asked: &Asked, length: Result<usize, ClientError>) -> Outcome {
         let length = match length {
             Err(error) if error.code() == ErrorCode::LeaseExpired => {
-                lock(&self.sessions.reads).remove(asked.session.key());
+                let mut reads = lock(&self.sessions.reads);
+                // Another session of the key may have begun since.
+                let is_there = |there: &Arc<ReadSession>| Arc::ptr_eq(there, &asked.session);
+                if reads.get(asked.session.key()).is_some_and(is_there) {
+                    reads.remove(asked.session.key());
+                }
                 return Ok(EXPIRED);
             }
             length => length? as u64,

@@ -202,6 +202,7 @@ impl Log {
                     let order = offload.order;
                     self.writer.offloads.insert(offload);
                     if !again {
+                        self.writer.given_back += usize::from(self.stopping);
                         self.withdraw(&[order], TaskFailure::Device, out);
                     }
                 }

@@ -456,7 +456,7 @@ impl Log {
                 && !self.stopping
                 && self.writer.refusal().is_none()
                 && self.has_room(),
-            failing: self.writer.refusal() == Some(TaskFailure::Failing),
+            failing: self.writer.is_failing(),
             capacity: self.usable_bytes(),
             pressure: self.pressure(),
         }

@@ -127,6 +127,12 @@ impl Writer {
         self.failing.map(|failing| failure_of(failing.error))
     }
 
+    /// Whether that was for another reason than that it is full.
+    pub(crate) fn is_failing(&self) -> bool {
+        let error = self.failing.map(|failing| failing.error);
+        error.is_some_and(|error| error != DiskError::Full)
+    }
+
     pub(crate) fn is_waiting(&self, hash: KeyHash) -> bool {
         self.waiting.contains_key(&hash)
     }

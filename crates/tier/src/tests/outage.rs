@@ -115,6 +115,24 @@ fn a_failed_write_costs_nothing_that_a_short_outage_lets_be_written() {
     }
 }
 
+/// A file system that was mounted read-only after errors, as ext4 does it, passed for a full one.
+#[test]
+fn a_log_says_whether_its_device_fails_or_is_full() {
+    let check = |error: DiskError, failing: bool| {
+        let mut world = world_of(1, 5000);
+        world.disk.set_outage(Some(error));
+        world.put(&[1], 1, 9000);
+        world.give(AgentInput::Flush(1));
+        world.run_for(Duration::from_secs(1));
+        let state = world.state.unwrap();
+        let said = (state.accepting, state.failing);
+        assert_eq!(said, (false, failing), "{error:?}");
+    };
+    check(EIO, true);
+    check(DiskError::ReadOnly, true);
+    check(DiskError::Full, false);
+}
+
 /// However long an outage lasts, and whenever it begins: memory is not held for long, nothing
 /// acknowledged is lost, removals are carried out in the end, and records are accepted again.
 #[test]

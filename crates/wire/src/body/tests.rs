@@ -359,7 +359,7 @@ fn reports() -> Vec<Report> {
         Report::Disk(DiskState {
             node: NodeId(2),
             accepting: false,
-            failing: true,
+            failing: false,
             capacity: 1 << 40,
             pressure: 4096,
         }),
@@ -380,6 +380,13 @@ fn reports() -> Vec<Report> {
             entries: vec![published()],
             ahead: true,
         },
+        Report::Disk(DiskState {
+            node: NodeId(2),
+            accepting: false,
+            failing: true,
+            capacity: 1 << 40,
+            pressure: 4096,
+        }),
     ]
 }
 

@@ -29,11 +29,13 @@ struct Recorder {
 }
 
 impl Recorder {
-    fn start(network: &Network) -> Self {
+    /// None where this process may not record packets.
+    fn start(network: &Network) -> Option<Self> {
         let packets = network.on(0, || {
-            socket(AddressFamily::PACKET, SocketType::RAW, Some(eth::ALL)).unwrap()
+            socket(AddressFamily::PACKET, SocketType::RAW, Some(eth::ALL))
         });
-        set_socket_recv_buffer_size_force(&packets, 64 << 20).unwrap();
+        let packets = packets.ok()?;
+        set_socket_recv_buffer_size_force(&packets, 64 << 20).ok()?;
         let pause = Some(Duration::from_millis(20));
         set_socket_timeout(&packets, Timeout::Recv, pause).unwrap();
         let over = Arc::new(AtomicBool::new(false));
@@ -51,7 +53,7 @@ impl Recorder {
                 }
             }
         });
-        Self { over, heard }
+        Some(Self { over, heard })
     }
 
     fn end(self) -> Vec<u8> {
@@ -61,12 +63,12 @@ impl Recorder {
 }
 
 /// What was on the wire while a pool with these keys was used.
-fn recorded(network: &Network, keyed: bool) -> Vec<u8> {
+fn recorded(network: &Network, keyed: bool) -> Option<Vec<u8>> {
     let place = Place::new();
     make_key(&place, "server", "");
     make_key(&place, "anna", "basic");
     make_key(&place, "one", "node");
-    let recorder = Recorder::start(network);
+    let recorder = Recorder::start(network)?;
     network.on(0, || {
         let (keys, of_node, key_file) = match keyed {
             true => (
@@ -97,7 +99,7 @@ fn recorded(network: &Network, keyed: bool) -> Vec<u8> {
         };
         assert_eq!(client.remove(&[KEY], &force), [Ok(())]);
     });
-    recorder.end()
+    Some(recorder.end())
 }
 
 #[test]
@@ -108,10 +110,13 @@ fn with_keys_neither_names_nor_values_are_on_the_wire() {
         return;
     }
     for keyed in [false, true] {
-        let heard = recorded(&network, keyed);
+        let Some(heard) = recorded(&network, keyed) else {
+            println!("packets may not be recorded here: what is on the wire was not looked at");
+            return;
+        };
         let seen = |bytes: &[u8]| heard.windows(bytes.len()).any(|window| window == bytes);
-        // It went there and back.
-        assert!(heard.len() > 2 * BYTES, "{} bytes", heard.len());
+        // It went there and back, and each packet is heard as it goes and as it comes.
+        assert!(heard.len() > 4 * BYTES, "{} bytes", heard.len());
         assert_eq!([seen(KEY), seen(PATTERN)], [!keyed; 2], "keyed: {keyed}");
     }
 }

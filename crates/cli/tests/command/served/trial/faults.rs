@@ -131,7 +131,8 @@ impl Cluster {
             Fault::Apart(one, other) => {
                 self.network.cut(one, other);
                 self.network.cut(other, one);
-                self.calls_of_each(2);
+                // As long as calls take to fail, and more: so that what is cut off is met by some.
+                std::thread::sleep(LEASE);
                 self.network.mend(one, other);
                 self.network.mend(other, one);
             }

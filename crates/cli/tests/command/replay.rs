@@ -103,7 +103,7 @@ fn the_report_is_left_and_the_temporary_directory_is_not() {
         "{table}"
     );
     let html = std::fs::read_to_string(place.path("out/report.html")).unwrap();
-    assert!(html.matches("<svg").count() == 4 && !html.contains("nothing of this happened"));
+    assert!(html.matches("<svg").count() == 6 && !html.contains("nothing of this happened"));
     assert!(!html.contains("http:") && !html.contains("https:"));
     assert!(html.contains(follow) && html.contains("evictions from SSD follow"));
     let json: Value =

@@ -66,8 +66,8 @@ impl Config {
         let warning = |(index, spec): (usize, &super::OptionSpec)| {
             let place = match self.sources.get(index) {
                 Source::Default | Source::Flag(_) => return None,
-                // As a variable it is read by every engine and message layer.
-                Source::Env(_) if spec.key == "wait" => return None,
+                // As variables they are read by every engine and message layer, and by all that copies.
+                Source::Env(_) if ["wait", "isa"].contains(&spec.key) => return None,
                 place => place,
             };
             let refusal = role.refusal(spec.key)?;

@@ -45,6 +45,16 @@ fn builder_of(
     nodes: Vec<Segment>,
     answer: impl Fn(&Call<'_>, Asked, u64) + Send + Sync + 'static,
 ) -> Builder {
+    limited_by([64 << 20].into(), nodes, answer)
+}
+
+/// The same with the longest values that each hello is told of, the last for good.
+fn limited_by(
+    limits: Vec<u64>,
+    nodes: Vec<Segment>,
+    answer: impl Fn(&Call<'_>, Asked, u64) + Send + Sync + 'static,
+) -> Builder {
+    let hellos = AtomicU64::new(0);
     let mut builder = Builder::new(Options::default());
     let category = Category {
         access: Access {
@@ -59,10 +69,11 @@ fn builder_of(
     builder.category("pool", category).unwrap();
     builder
         .request_command("pool.hello", move |call| {
+            let before = hellos.fetch_add(1, Ordering::SeqCst) as usize;
             let welcome = Welcome {
                 epoch: Epoch(5),
                 nodes: nodes.clone(),
-                value_bytes_max: 64 << 20,
+                value_bytes_max: limits[before.min(limits.len() - 1)],
             };
             call.reply([body::encode(&welcome).unwrap()]).unwrap();
         })

@@ -21,7 +21,7 @@ use slackwater_wire::{
     Version,
 };
 
-use super::{LONG, connect, connect_by, reply, reply_with, server_of};
+use super::{LONG, connect, connect_by, limited_by, listen, reply, reply_with, server_of};
 
 /// A node whose memory holds one value, which is the object of every key.
 struct Node {
@@ -170,10 +170,21 @@ fn lending_at(
     byte: &Arc<AtomicU64>,
     lease: Duration,
 ) -> (Running, Address, Receiver<Request>) {
+    lending_up_to([64 << 20].into(), node, segment, byte, lease)
+}
+
+/// The same, with the longest values that each hello is told of.
+fn lending_up_to(
+    limits: Vec<u64>,
+    node: &Arc<Node>,
+    segment: Segment,
+    byte: &Arc<AtomicU64>,
+    lease: Duration,
+) -> (Running, Address, Receiver<Request>) {
     let (told, heard) = channel();
     let (of, byte) = (Arc::clone(node), Arc::clone(byte));
     let nodes = vec![segment];
-    let (running, address) = server_of(nodes, move |call, asked, _| {
+    let builder = limited_by(limits, nodes, move |call, asked, _| {
         let byte = byte.load(Ordering::SeqCst) as u8;
         let (found, rights) = match &asked.request {
             Request::Get(get) => of.found(get.keys.len(), byte, lease),
@@ -185,7 +196,32 @@ fn lending_at(
         told.send(asked.request).unwrap();
         reply_with(call, 5, found, rights);
     });
+    let (running, address) = listen(builder);
     (running, address, heard)
+}
+
+/// A client that had connected before a node with more memory came took a longer value for a damaged one, and told the master so: its
+/// only copy went.
+#[test]
+fn a_value_longer_than_all_memory_was_at_first_is_read_and_not_suspected() {
+    let check = |limits: Vec<u64>, expected: bool| {
+        let (node, byte) = (Arc::new(Node::start()), Arc::new(AtomicU64::new(1)));
+        let segment = node.engine.segment().clone();
+        let (_server, address, heard) = lending_up_to(limits, &node, segment, &byte, LONG);
+        let client = connect(address).unwrap();
+        let mut options = GetOptions::default();
+        options.call.deadline = Some(if expected {
+            LONG
+        } else {
+            Duration::from_secs(1)
+        });
+        let found = client.get(b"a", &options).ok().flatten();
+        assert_eq!(found.is_some_and(|value| value == [1; VALUE]), expected);
+        assert!(!asked(&heard).contains(&"suspect"));
+    };
+    check(vec![1024, 64 << 20], true);
+    // What is said to be so long is made no room for.
+    check(vec![1024], false);
 }
 
 /// What was asked, but for reads that the master is told of when a second is over.

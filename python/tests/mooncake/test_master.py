@@ -158,7 +158,8 @@ def test_the_distribution_gives_the_package_and_refuses_beside_another(command: 
     build = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"]
     subprocess.run([*build, str(target), str(source)], check=True, timeout=300, capture_output=True)
     code = "import mooncake.store as s, mooncake; print(s.__name__, mooncake.__name__, s.MooncakeDistributedStore)"
-    path = environment(command, PYTHONPATH=str(target))
+    paths = [str(target), os.environ.get("PYTHONPATH", "")]
+    path = environment(command, PYTHONPATH=os.pathsep.join(paths))
     ran = subprocess.run([sys.executable, "-c", code], env=path, capture_output=True, text=True, timeout=60)
     assert ran.stdout.startswith("slackwater.compat.mooncake.store slackwater.compat.mooncake <class"), ran.stderr
     script = (target / "bin" / "mooncake_master").read_text()

@@ -318,6 +318,12 @@ impl Client {
         &self.0.engine
     }
 
+    /// How long a call may take that says nothing else.
+    #[must_use]
+    pub fn deadline(&self) -> std::time::Duration {
+        self.0.options.deadline
+    }
+
     pub(crate) fn call<'a>(&'a self, options: &'a CallOptions) -> Call<'a> {
         let begun = now();
         let deadline = options.deadline.unwrap_or(self.0.options.deadline);

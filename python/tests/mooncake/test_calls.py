@@ -352,6 +352,23 @@ def test_a_session_reads_parts_of_one_value_into_memory_that_may_overlap(player:
     assert player.play(["batch_get_into_multi_buffer_ranges", ranges]) == [-600]
 
 
+def test_parts_of_several_sessions_that_share_memory_are_written_in_order(player: calls.Player) -> None:
+    """One page that two parts shared had every part read alone, each for as long as a call may take."""
+    player.play(PAGES[0])
+    player.store.put("c", bytes(range(100, 115)))
+    player.store.batch_get_session_start(["b", "c"])
+    memory = [[at(6000), at(6002), at(6100)], [at(6004), at(6100), at(6200)]]
+    ranges = [["b", "c"], memory, [[5, 5, 3], [2, 3, 4]], [[0, 5, 10], [0, 3, 6]]]
+    assert player.play(["batch_get_into_multi_buffer_ranges", ranges]) == [13, 9]
+    first, second = player.store.get("b"), bytes(range(100, 115))
+    assert player.memory[6000:6007] == first[:2] + first[5:7] + second[:2] + first[9:10]
+    assert player.memory[6100:6103] == second[3:6] and player.memory[6200:6204] == second[6:10]
+    # Of a session that has failed, no further part is read.
+    player.store.remove("b", True)
+    assert player.play(["batch_get_into_multi_buffer_ranges", ranges]) == [-707, 9]
+    player.store.batch_get_session_end(["b", "c"])
+
+
 def test_large_values_lie_in_many_pieces(player: calls.Player) -> None:
     """More is put together at a time than one piece of staging memory holds."""
     keys, pages = [f"k{i}" for i in range(24)], [[at(4096 * page) for page in range(256)]] * 24

@@ -1,11 +1,14 @@
 //! Values that are read or written a part at a time, as layers of a model come and go.
 //!
-//! A read session reads the parts that are asked for and no others, all of one value. A write session keeps the value here until its end, where it is put as a whole.
+//! A read session reads the parts that are asked for and no others, all of one value. A write session keeps the value here
+//! until its end, where it is put as a whole.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use slackwater_base::Instant;
 use slackwater_remote::{ClientError, Part, PutOptions, ReadSession};
+use slackwater_wait::now;
 use slackwater_wire::ErrorCode;
 
 use super::memory::{Number, Range, overlap, zeroed};
@@ -85,18 +88,39 @@ struct Asked {
     places: Vec<Place>,
 }
 
-impl Asked {
-    /// Each part alone.
-    fn apart(self) -> Vec<Vec<Self>> {
-        let one = |place| {
-            vec![Self {
-                index: self.index,
-                session: Arc::clone(&self.session),
-                places: vec![place],
-            }]
-        };
-        self.places.into_iter().map(one).collect()
+/// Parts in rounds that are read one after another, as those of one round share no byte.
+fn rounds(asked: Vec<Asked>) -> Vec<Vec<Asked>> {
+    let places = asked.iter().flat_map(|asked| &asked.places);
+    let memory: Vec<Range> = places.map(|(into, _)| *into).collect();
+    if !overlap(&memory) {
+        return vec![asked];
     }
+    let (mut rounds, mut round) = (Vec::new(), Vec::<Asked>::new());
+    // The ranges of the round: the first address of each, and the one after its last.
+    let mut taken = BTreeMap::new();
+    for of_key in asked {
+        for place in of_key.places {
+            let (start, end) = (place.0.start(), place.0.end());
+            let before = taken.range(..end).next_back();
+            if start < end && before.is_some_and(|(_, before)| *before > start) {
+                rounds.push(std::mem::take(&mut round));
+                taken.clear();
+            }
+            if start < end {
+                taken.insert(start, end);
+            }
+            match round.last_mut() {
+                Some(last) if last.index == of_key.index => last.places.push(place),
+                _ => round.push(Asked {
+                    index: of_key.index,
+                    session: Arc::clone(&of_key.session),
+                    places: vec![place],
+                }),
+            }
+        }
+    }
+    rounds.push(round);
+    rounds
 }
 
 /// The outcome of reads of one session, of which the first that fails counts.
@@ -143,15 +167,11 @@ impl Session {
                 });
             }
         }
-        let places = asked.iter().flat_map(|asked| &asked.places);
-        let memory: Vec<Range> = places.map(|(into, _)| *into).collect();
-        let rounds = match overlap(&memory) {
-            false => vec![asked],
-            // One after another.
-            true => asked.into_iter().flat_map(Asked::apart).collect(),
-        };
-        for round in rounds {
-            for (asked, outcome) in round.iter().zip(self.read_round(&round)) {
+        let until = now() + self.client.deadline();
+        for mut round in rounds(asked) {
+            // Of a session that has failed the rest is of no meaning.
+            round.retain(|asked| matches!(outcomes[asked.index], Ok(0..)));
+            for (asked, outcome) in round.iter().zip(self.read_round(&round, until)) {
                 let before = std::mem::replace(&mut outcomes[asked.index], Ok(0));
                 outcomes[asked.index] = together(before, outcome);
             }
@@ -160,7 +180,7 @@ impl Session {
     }
 
     /// Reads parts that do not overlap: of each session the sum of their lengths.
-    fn read_round(&self, round: &[Asked]) -> Vec<Outcome> {
+    fn read_round(&self, round: &[Asked], until: Instant) -> Vec<Outcome> {
         let part = |(into, from): &Place| {
             // SAFETY: the caller of the call promises that the memory is there and that nothing else uses it until the call
             // returns; the parts do not overlap.
@@ -172,9 +192,9 @@ impl Session {
             .map(|asked| asked.places.iter().map(part).collect())
             .collect();
         let sessions: Vec<&ReadSession> = round.iter().map(|asked| &*asked.session).collect();
-        let read = self
-            .client
-            .read_sessions(&sessions, parts, &self.get_options());
+        let mut options = self.get_options();
+        options.call.deadline = Some(now().until(until));
+        let read = self.client.read_sessions(&sessions, parts, &options);
         let outcome = |(asked, length)| self.read_of(asked, length);
         round.iter().zip(read).map(outcome).collect()
     }

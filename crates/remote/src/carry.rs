@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use slackwater_base::{Checksum, Instant, Map};
 use slackwater_trace::{SpanKind, TraceSpan};
-use slackwater_transfer::{Batch, Capability, Cause, Engine, Refusal, Target};
+use slackwater_transfer::{Batch, Capability, Cause, Engine, Target};
 use slackwater_wait::now;
 use slackwater_wire::{Class, ExtentRef, Incarnation};
 
@@ -379,8 +379,6 @@ impl Carrier<'_> {
             return NotMoved::Cancelled;
         }
         match cause.class() {
-            // A node that another master has taken has another key: the place is asked for again.
-            _ if matches!(cause, Cause::Refused(Refusal::Forged)) => NotMoved::Stale,
             Class::Gone => NotMoved::Stale,
             _ => NotMoved::Failed,
         }

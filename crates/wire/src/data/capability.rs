@@ -180,14 +180,14 @@ impl Refusal {
     #[must_use]
     pub const fn class(self) -> Class {
         match self {
-            Self::Incarnation | Self::Expired | Self::Region | Self::Generation => Class::Gone,
+            // A node takes another key when another master takes it: what there is may be asked for again.
+            Self::Forged | Self::Incarnation | Self::Expired | Self::Region | Self::Generation => {
+                Class::Gone
+            }
             Self::Limit | Self::Memory | Self::Closing | Self::Deadline => Class::Retry,
-            Self::Forged
-            | Self::Holder
-            | Self::Rights
-            | Self::Range
-            | Self::Cancelled
-            | Self::Unknown => Class::Refused,
+            Self::Holder | Self::Rights | Self::Range | Self::Cancelled | Self::Unknown => {
+                Class::Refused
+            }
         }
     }
 }

@@ -433,7 +433,7 @@ impl Client {
         PyList::new(py, keys.iter().map(|key| PyBytes::new(py, key.as_bytes())))
     }
 
-    /// set_quota(tenant, *, memory, ssd=0, timeout=None)
+    /// set_quota(tenant, *, memory, ssd=None, timeout=None)
     ///
     /// As `Store.set_quota`. Quotas need a key with the right of an operator where the server has keys.
     #[pyo3(signature = (tenant, *, memory, ssd=None, timeout=None))]

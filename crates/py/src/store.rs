@@ -444,7 +444,7 @@ impl Store {
         PyList::new(py, keys.iter().map(|key| PyBytes::new(py, key.as_bytes())))
     }
 
-    /// set_quota(tenant, *, memory, ssd=0)
+    /// set_quota(tenant, *, memory, ssd=None)
     ///
     /// Sets or changes how many bytes the tenant may keep in memory and on SSD. With the option `tenants`, a tenant needs
     /// a quota before its first put.

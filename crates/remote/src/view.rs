@@ -1,7 +1,7 @@
 use std::ops::Deref;
 
 use slackwater_base::Checksum;
-use slackwater_wire::{ReplicaAt, SegmentKind};
+use slackwater_wire::SegmentKind;
 
 use crate::client::only;
 use crate::get::{Outcome, Sink};
@@ -59,10 +59,7 @@ impl Client {
             (Some(found), Sink::Fresh(bytes)) => Ok(Some(View {
                 bytes,
                 checksum: found.checksum,
-                kind: match found.from {
-                    ReplicaAt::Memory(_) => SegmentKind::Memory,
-                    ReplicaAt::Disk { .. } => SegmentKind::Disk,
-                },
+                kind: found.from.kind(),
             })),
             _ => Ok(None),
         };

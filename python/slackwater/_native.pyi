@@ -437,6 +437,20 @@ class Cancelling:
     def run(self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Calls a function on this thread, whose calls of clients can be ended."""
 
+class Awaiting:
+    """A call of a client that is begun on one thread and ends on another."""
+
+    def __new__(cls, tell: Callable[[Any, BaseException | None], object]) -> Self:
+        """`tell` is called once, on any thread, with the result or the error of a call that `begin` has begun."""
+
+    def cancel(self) -> None:
+        """Ends the call soon: it is told of once nothing touches the caller's memory any more."""
+
+    def begin(
+        self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> tuple[bool, Any]:
+        """Makes a call of a client: whether it is under way, and if it is over, its result."""
+
 class RawPlan:
     """How values are put by a `RawClient`: made once, used by many calls. `groups` has a name for each key of a call."""
 

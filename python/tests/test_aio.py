@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import slackwater
 import slackwater.aio
-from slackwater.driver import THREADS, Driver
+from slackwater.driver import Driver
 
 from processes import stop
 
@@ -68,22 +68,59 @@ def test_every_call_is_awaited(server: tuple[str, "subprocess.Popen[str]"]) -> N
             with pytest.raises(TypeError):
                 await client.get(7)  # type: ignore[arg-type]
         assert client.closed
-        with pytest.raises(RuntimeError):
+        with pytest.raises(slackwater.RefusedError, match="closed"):
             await client.get("k")
 
     asyncio.run(main())
 
 
-def test_many_calls_share_few_threads(server: tuple[str, "subprocess.Popen[str]"]) -> None:
-    async def main() -> int:
-        async with connected(server) as client:
-            before = len(os.listdir("/proc/self/task"))
-            await asyncio.gather(*(client.put(f"k{number}", bytes([number])) for number in range(200)))
-            got = await asyncio.gather(*(client.get(f"k{number}") for number in range(200)))
-            assert got == [bytes([number]) for number in range(200)]
-            return len(os.listdir("/proc/self/task")) - before
+def test_many_calls_are_under_way_and_none_has_a_thread(server: tuple[str, "subprocess.Popen[str]"]) -> None:
+    """They were made on eight threads, and the ninth waited in line."""
+    keys = [f"k{number}" for number in range(300)]
 
-    assert asyncio.run(main()) <= THREADS
+    async def main() -> None:
+        async with connected(server) as client:
+            assert await client.put_batch(keys, [key.encode() for key in keys]) == [True] * len(keys)
+            stop(server[1])
+            before = len(os.listdir("/proc/self/task"))
+            calls = [asyncio.ensure_future(client.get(key)) for key in keys]
+            await asyncio.sleep(0)
+            assert client._calls.under_way == len(keys)
+            assert len(os.listdir("/proc/self/task")) <= before
+            calls[0].cancel()
+            os.kill(server[1].pid, signal.SIGCONT)
+            got = await asyncio.gather(*calls, return_exceptions=True)
+            assert isinstance(got[0], asyncio.CancelledError)
+            assert got[1:] == [key.encode() for key in keys[1:]]
+            assert client._calls.under_way == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("length", [1, 4096, 65536, 65537, 1 << 20, 5_000_001])
+def test_values_of_any_length_are_put_and_read(server: tuple[str, "subprocess.Popen[str]"], length: int) -> None:
+    value = os.urandom(length)
+
+    async def main() -> None:
+        async with connected(server) as client:
+            assert await client.put("k", value)
+            assert await client.get("k") == value
+            buffers = [bytearray(length + 3) for _ in range(3)]
+            assert await client.get_into("k", buffers[0]) == length
+            assert await client.get_batch_into(["k", "none", "k"], buffers) == [length, None, length]
+            for buffer in (buffers[0], buffers[2]):
+                assert buffer[:length] == value
+                # The call is over for its memory too.
+                buffer.clear()
+            with pytest.raises(slackwater.RefusedError, match="bytes"):
+                await client.get_into("k", bytearray(length - 1))
+            with pytest.raises(ValueError, match="read-only"):
+                await client.get_into("k", value)
+            with pytest.raises(ValueError, match="overlap"):
+                await client.get_batch_into(["k", "k"], [buffers[1], buffers[1]])
+            assert client._calls.under_way == 0
+
+    asyncio.run(main())
 
 
 def test_a_cancelled_call_ends_soon_and_leaves_the_buffer_alone(server: tuple[str, "subprocess.Popen[str]"]) -> None:
@@ -94,22 +131,81 @@ def test_a_cancelled_call_ends_soon_and_leaves_the_buffer_alone(server: tuple[st
             await client.put("k", bytes(1 << 20))
             stop(server[1])
             begun = time.monotonic()
-            buffer = bytearray(1 << 20)
-            calls = [asyncio.ensure_future(client.get_into("k", buffer)) for _ in range(2 * THREADS)]
-            # The first ones wait for the server by then, and the others in line.
-            while not any(thread.name.startswith("slackwater") for thread in threading.enumerate()):
-                await asyncio.sleep(0)
+            buffers = [bytearray(1 << 20) for _ in range(20)]
+            calls = [asyncio.ensure_future(client.get_into("k", buffer)) for buffer in buffers]
+            await asyncio.sleep(0)
+            assert client._calls.under_way == len(calls)
             for call in calls:
                 call.cancel()
             ended = await asyncio.gather(*calls, return_exceptions=True)
             assert all(isinstance(one, asyncio.CancelledError) for one in ended)
-            assert time.monotonic() - begun < 5
-            buffer[:] = b"\x01" * len(buffer)
+            assert client._calls.under_way == 0 and time.monotonic() - begun < 5
+            for buffer in buffers:
+                buffer[:] = b"\x01" * len(buffer)
             os.kill(server[1].pid, signal.SIGCONT)
             assert await client.get("k") == bytes(1 << 20)
-            assert buffer == b"\x01" * len(buffer)
+            assert all(buffer == b"\x01" * len(buffer) for buffer in buffers)
 
     asyncio.run(main())
+
+
+def test_a_call_ends_at_its_own_time(server: tuple[str, "subprocess.Popen[str]"]) -> None:
+    async def main() -> None:
+        async with connected(server) as client:
+            await client.put("k", b"v")
+            stop(server[1])
+            for call in (client.put("n", b"v", timeout=0.2), client.exists("k", timeout=0.2), client.list(timeout=0.2)):
+                with pytest.raises(slackwater.RetryError, match="no answer came"):
+                    await call
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await client.get("k")
+
+    asyncio.run(main())
+
+
+def test_calls_wait_for_a_server_that_is_away(command: Path, server: tuple[str, "subprocess.Popen[str]"]) -> None:
+    """They pause between one try and the next, without a thread."""
+    listen = server[0].removeprefix("tcp://")
+    arguments = [command, "serve", "--listen", listen, "--admin", "none", "--memory", "16MiB", "--log", "error"]
+
+    async def main() -> None:
+        async with await slackwater.aio.connect(server[0], timeout=30) as client:
+            assert await client.put("k", b"v")
+            server[1].kill()
+            server[1].wait()
+            with pytest.raises(slackwater.RetryError):
+                await client.exists("k", timeout=0.5)
+            calls = [asyncio.ensure_future(client.put(f"k{number}", b"w")) for number in range(10)]
+            await asyncio.sleep(0.3)
+            assert client._calls.under_way == len(calls)
+            calls[0].cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await calls[0]
+            with subprocess.Popen(arguments, stdout=subprocess.DEVNULL) as second:
+                try:
+                    assert await asyncio.gather(*calls[1:]) == [True] * 9
+                    assert await client.get("k5") == b"w"
+                finally:
+                    second.kill()
+
+    asyncio.run(main())
+
+
+def test_a_loop_that_is_closed_leaves_nothing_under_way(server: tuple[str, "subprocess.Popen[str]"]) -> None:
+    client = asyncio.run(slackwater.aio.connect(server[0]))
+
+    async def begin() -> None:
+        stop(server[1])
+        call = client.get("k")
+        # Its first step, on a loop that does not wait for the rest.
+        call.send(None)
+        assert client._calls.under_way == 1
+
+    asyncio.run(begin())
+    os.kill(server[1].pid, signal.SIGCONT)
+    asyncio.run(client.close())
+    assert client._calls.under_way == 0
 
 
 def test_a_cancellation_waits_for_the_call_however_often_it_comes() -> None:

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
 
 use slackwater_data_plane::Cause;
 use slackwater_wait::{AlreadyHooked, Countdown, Hook, Stopped, Waiting};
@@ -164,6 +165,12 @@ impl Batch {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Ready when every request has ended, cancelled or not; the task of `context` is woken then. One task awaits a batch, which
+    /// has no hook besides.
+    pub fn poll_done(&self, context: &mut Context<'_>) -> Poll<()> {
+        self.0.countdown.poll_done(context)
     }
 
     /// Whether every request has ended; one atomic load.

@@ -4,8 +4,6 @@ mod regions;
 mod single;
 mod together;
 
-pub use together::Watch;
-
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::Duration;

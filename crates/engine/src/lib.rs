@@ -24,7 +24,7 @@ mod sealing;
 use slackwater_wait::Site;
 
 pub use batch::{Batch, BatchError, BatchId, Follower, Outcome, Part, Status};
-pub use engine::{Engine, EngineError, Watch};
+pub use engine::{Engine, EngineError};
 pub use flow::{Flow, FlowGuard};
 pub use home::{GrantSpec, Home, HomeGuard};
 pub use host::boot_id;

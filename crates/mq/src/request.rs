@@ -105,6 +105,11 @@ impl BegunRequest {
         }
     }
 
+    /// Awaits the outcome, as [`BegunRequest::wait`] waits for it: until the request's own time is over, on the loops alone.
+    pub async fn outcome(&mut self) -> Option<Result<Answer, RequestError>> {
+        (&mut self.completion).await.ok()
+    }
+
     /// Whether it has its outcome, given up or not: a wait takes that at once.
     #[must_use]
     pub fn is_done(&self) -> bool {

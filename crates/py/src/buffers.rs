@@ -14,8 +14,8 @@ use pyo3::types::{PyBytes, PyMemoryView, PyString};
 
 /// A key: `bytes`, or `str` taken as UTF-8.
 pub(crate) enum KeyBytes {
-    /// The object that holds the bytes.
-    Object(Py<PyBytes>),
+    /// Memory of `bytes`.
+    Object(Memory),
     /// A copy of text.
     Text(Vec<u8>),
 }
@@ -41,11 +41,17 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl KeyBytes {
-    pub(crate) fn as_slice(&self, py: Python<'_>) -> &[u8] {
+    pub(crate) fn as_slice(&self) -> &[u8] {
         match self {
-            KeyBytes::Object(bytes) => bytes.as_bytes(py),
+            KeyBytes::Object(bytes) => bytes.as_slice(),
             KeyBytes::Text(text) => text,
         }
+    }
+}
+
+impl AsRef<[u8]> for KeyBytes {
+    fn as_ref(&self) -> &[u8] {
+        self.as_slice()
     }
 }
 
@@ -54,7 +60,7 @@ impl<'py> FromPyObject<'_, 'py> for KeyBytes {
 
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         if let Ok(bytes) = object.cast::<PyBytes>() {
-            return Ok(KeyBytes::Object(bytes.to_owned().unbind()));
+            return Ok(KeyBytes::Object(Memory::of_bytes(&bytes)));
         }
         if let Ok(text) = object.cast::<PyString>() {
             return Ok(KeyBytes::Text(text.to_cow()?.as_bytes().to_vec()));
@@ -149,21 +155,30 @@ impl Memory {
         })
     }
 
+    /// The memory of `bytes`, which stays as it is.
+    fn of_bytes(object: &Bound<'_, PyBytes>) -> Self {
+        let bytes = object.as_bytes();
+        Self {
+            start: bytes.as_ptr().cast_mut(),
+            bytes: bytes.len(),
+            writable: false,
+            _keep: Keep::Object(object.clone().into_any().unbind()),
+        }
+    }
+
+    /// The same to be written.
+    pub(crate) fn writable(self) -> PyResult<Writable> {
+        match self.writable {
+            true => Ok(Writable(self)),
+            false => Err(PyValueError::new_err("the buffer is read-only")),
+        }
+    }
+
     /// New `bytes` of this length that no Python code has yet, and their memory.
-    pub(crate) fn fresh(py: Python<'_>, bytes: usize) -> PyResult<(Bound<'_, PyBytes>, Self)> {
+    pub(crate) fn fresh(py: Python<'_>, bytes: usize) -> PyResult<(Bound<'_, PyBytes>, Writable)> {
         let object = PyBytes::new_with(py, bytes, |_| Ok(()))?;
-        let start = object.as_bytes().as_ptr().cast_mut();
-        // Empty `bytes` are one shared object, which must not be written.
-        let keep = Keep::Object(object.clone().into_any().unbind());
-        Ok((
-            object,
-            Self {
-                start,
-                bytes,
-                writable: true,
-                _keep: keep,
-            },
-        ))
+        let memory = Writable(Self::of_bytes(&object));
+        Ok((object, memory))
     }
 
     /// The bytes, to be read.
@@ -176,26 +191,36 @@ impl Memory {
         unsafe { slice::from_raw_parts(self.start, self.bytes) }
     }
 
-    /// The bytes, to be written.
-    pub(crate) fn as_mut_slice(&mut self) -> PyResult<&mut [u8]> {
-        if !self.writable {
-            return Err(PyValueError::new_err("the buffer is read-only"));
-        }
-        if self.bytes == 0 {
-            return Ok(&mut []);
-        }
-        // SAFETY: as in `as_slice`; the exporter said that the memory may be written, and `self` is borrowed mutably.
-        Ok(unsafe { slice::from_raw_parts_mut(self.start, self.bytes) })
-    }
-
     /// First byte and end of the memory.
     fn range(&self) -> (usize, usize) {
         (self.start.addr(), self.start.addr() + self.bytes)
     }
 }
 
+impl AsRef<[u8]> for Memory {
+    fn as_ref(&self) -> &[u8] {
+        self.as_slice()
+    }
+}
+
+/// Memory that may be written.
+pub(crate) struct Writable(Memory);
+
+impl AsMut<[u8]> for Writable {
+    fn as_mut(&mut self) -> &mut [u8] {
+        let Memory { start, bytes, .. } = self.0;
+        // Empty `bytes` are one shared object, which must not be written.
+        if bytes == 0 {
+            return &mut [];
+        }
+        // SAFETY: as in `Memory::as_slice`; its exporter said that it may be written, or no Python code has it yet, and
+        // `self` is borrowed mutably.
+        unsafe { slice::from_raw_parts_mut(start, bytes) }
+    }
+}
+
 /// The memory of several buffers to be written in one call: overlapping ones cannot be.
-pub(crate) fn disjoint(buffers: &mut [Memory]) -> PyResult<Vec<&mut [u8]>> {
+pub(crate) fn disjoint(buffers: Vec<Memory>) -> PyResult<Vec<Writable>> {
     let mut ranges: Vec<(usize, usize)> = buffers
         .iter()
         .filter(|buffer| buffer.bytes > 0)
@@ -205,5 +230,5 @@ pub(crate) fn disjoint(buffers: &mut [Memory]) -> PyResult<Vec<&mut [u8]>> {
     if ranges.windows(2).any(|pair| pair[1].0 < pair[0].1) {
         return Err(PyValueError::new_err("buffers of one call overlap"));
     }
-    buffers.iter_mut().map(Memory::as_mut_slice).collect()
+    buffers.into_iter().map(Memory::writable).collect()
 }

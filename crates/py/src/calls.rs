@@ -113,7 +113,7 @@ pub(crate) fn read_one<'py>(
     for _ in 0..LOOKUPS_MAX {
         let size = py.detach(|| size_of(store, key, &options.tenant));
         let (value, mut memory) = Memory::fresh(py, size)?;
-        let bytes = memory.as_mut_slice()?;
+        let bytes = memory.as_mut();
         match detached(py, || store.get_into(key, bytes, options)) {
             Ok(Some(got)) => return cut(py, value, got).map(Some),
             Ok(None) => return Ok(None),

@@ -16,6 +16,14 @@ pub(crate) fn current() -> Option<Cancel> {
     CURRENT.with_borrow(Clone::clone)
 }
 
+/// Runs `calls` on this thread, whose calls of clients `cancel` ends.
+pub(crate) fn cancelled_by<T>(cancel: &Cancel, calls: impl FnOnce() -> T) -> T {
+    let before = CURRENT.replace(Some(cancel.clone()));
+    let result = calls();
+    CURRENT.set(before);
+    result
+}
+
 /// Ends the calls of clients that are made by `run`, from another thread.
 #[pyclass(frozen, module = "slackwater._native")]
 pub(crate) struct Cancelling(Cancel);
@@ -43,9 +51,6 @@ impl Cancelling {
         arguments: &Bound<'py, PyTuple>,
         keywords: &Bound<'py, PyDict>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let before = CURRENT.replace(Some(self.0.clone()));
-        let result = function.call(arguments, Some(keywords));
-        CURRENT.set(before);
-        result
+        cancelled_by(&self.0, || function.call(arguments, Some(keywords)))
     }
 }

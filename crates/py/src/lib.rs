@@ -4,6 +4,7 @@
 //! written into the caller's own memory: bytes, bytearray, memoryview, numpy arrays, tensors on the CPU.
 
 mod allocator;
+mod awaiting;
 mod buffers;
 mod calls;
 mod cancelling;
@@ -29,6 +30,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(remote::connect, module)?)?;
     module.add_class::<options::Chain>()?;
     module.add_class::<cancelling::Cancelling>()?;
+    module.add_class::<awaiting::Awaiting>()?;
     module.add_class::<raw::RawClient>()?;
     module.add_class::<engine::RawEngine>()?;
     module.add_class::<engine::RawQuestion>()?;

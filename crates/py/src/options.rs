@@ -31,14 +31,13 @@ impl Chain {
     #[new]
     #[pyo3(signature = (*, parent=None, position=0, expect=None, hint=None, output_tokens=None))]
     fn new(
-        py: Python<'_>,
         parent: Option<KeyBytes>,
         position: u32,
         expect: Option<&str>,
         hint: Option<u32>,
         output_tokens: Option<u32>,
     ) -> PyResult<Self> {
-        let parent = parent.map(|key| Key::new(key.as_slice(py))).transpose();
+        let parent = parent.map(|key| Key::new(key.as_slice())).transpose();
         let parent = parent.map_err(|error| PyValueError::new_err(format!("parent: {error}")))?;
         let expect = expect.map(expectation).transpose()?;
         Ok(Self {

@@ -4,16 +4,19 @@ mod figures;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
+use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
 use slackwater_mq::Address;
 use slackwater_remote::{
-    CallOptions, ClientError, ConnectOptions, GetOptions, PutOptions, RemoveOptions, Stored,
+    CallOptions, Calls, ClientError, ConnectOptions, GetOptions, PutOptions, RemoveOptions, Stored,
+    Waits, here,
 };
 use slackwater_wire::{Described, Description, ErrorCode, Key, List};
 
 use self::figures::Figures;
+use crate::awaiting::awaited;
 use crate::buffers::{KeyBytes, Memory, disjoint};
 use crate::calls::{each, put_options, same_count, was_there};
 use crate::cancelling::current;
@@ -21,7 +24,7 @@ use crate::errors::{exception, not_connected, refused};
 use crate::options::{Chain, bytes_of, chain, seconds_of, tenant};
 use crate::store::{LIST_KEYS_MAX, as_objects, forks, quotas_of};
 use crate::traces::detached;
-use crate::view::{View, shown, shown_together};
+use crate::view::{shown, shown_together};
 
 /// connect(address="tcp://127.0.0.1:50051", *, key_file=None, timeout=10.0)
 ///
@@ -94,19 +97,18 @@ impl Client {
         tenant: Option<&str>,
         chain: Option<&Bound<'_, Chain>>,
         timeout: Option<f64>,
-    ) -> PyResult<bool> {
+    ) -> PyResult<Py<PyAny>> {
         let options = put_options(upsert, pin, group, durable, wait, tenant, chain)?;
         let options = PutOptions {
             replicas,
             preferred: preferred.unwrap_or_default(),
             ..from_afar(options, timeout)?
         };
-        let (client, value) = (self.client(py)?, Memory::of(value)?);
-        let (key, bytes) = (key.as_slice(py), value.as_slice());
-        let stored = detached(py, || client.put(key, bytes, &options));
-        stored
-            .map(|stored| stored == Stored::New)
-            .map_err(|error| refused(py, &error))
+        let entry = vec![(key, Memory::of(value)?)];
+        let put = async move |calls: Calls| only(calls.put_batch(entry, options).await);
+        self.make(py, put, |py, stored| {
+            object(py, stored.map(|stored| stored == Stored::New))
+        })
     }
 
     /// put_batch(keys, values, *, upsert=False, pin=None, group=None, durable=False, wait=None, replicas=1, preferred=None,
@@ -115,22 +117,22 @@ impl Client {
     /// As `Store.put_batch`, with the further options of `put`.
     #[pyo3(signature = (keys, values, *, upsert=false, pin=None, group=None, durable=false, wait=None, replicas=1, preferred=None, tenant=None, chain=None, timeout=None))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
-    fn put_batch<'py>(
+    fn put_batch(
         &self,
-        py: Python<'py>,
+        py: Python<'_>,
         keys: Vec<KeyBytes>,
-        values: Vec<Bound<'py, PyAny>>,
+        values: Vec<Bound<'_, PyAny>>,
         upsert: bool,
-        pin: Option<&Bound<'py, PyAny>>,
+        pin: Option<&Bound<'_, PyAny>>,
         group: Option<u64>,
         durable: bool,
         wait: Option<f64>,
         replicas: u32,
         preferred: Option<Vec<String>>,
         tenant: Option<&str>,
-        chain: Option<&Bound<'py, Chain>>,
+        chain: Option<&Bound<'_, Chain>>,
         timeout: Option<f64>,
-    ) -> PyResult<Bound<'py, PyList>> {
+    ) -> PyResult<Py<PyAny>> {
         let options = put_options(upsert, pin, group, durable, wait, tenant, chain)?;
         let options = PutOptions {
             replicas,
@@ -138,33 +140,31 @@ impl Client {
             ..from_afar(options, timeout)?
         };
         same_count(py, keys.len(), "values", values.len())?;
-        let client = self.client(py)?;
         let values: Vec<Memory> = values.iter().map(Memory::of).collect::<PyResult<_>>()?;
-        let entries: Vec<(&[u8], &[u8])> = keys
-            .iter()
-            .zip(&values)
-            .map(|(key, value)| (key.as_slice(py), value.as_slice()))
-            .collect();
-        let results = detached(py, || client.put_batch(&entries, &options));
-        each(py, results, |stored| Ok(stored == Stored::New))
+        let entries = keys.into_iter().zip(values).collect();
+        let put = async move |calls: Calls| calls.put_batch(entries, options).await;
+        self.make(py, put, |py, results| {
+            list_of(each(py, results, |stored| Ok(stored == Stored::New)))
+        })
     }
 
     /// get(key, *, tenant=None, timeout=None)
     ///
     /// As `Store.get`.
     #[pyo3(signature = (key, *, tenant=None, timeout=None))]
-    fn get<'py>(
+    fn get(
         &self,
-        py: Python<'py>,
+        py: Python<'_>,
         key: KeyBytes,
         tenant: Option<&str>,
         timeout: Option<f64>,
-    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
-        let (client, options) = (self.client(py)?, get_options(false, tenant, None, timeout)?);
-        let key = key.as_slice(py);
-        let value = detached(py, || client.get(key, &options));
-        let value = value.map_err(|error| refused(py, &error))?;
-        Ok(value.map(|value| PyBytes::new(py, &value)))
+    ) -> PyResult<Py<PyAny>> {
+        let options = get_options(false, tenant, None, timeout)?;
+        let get = async move |calls: Calls| only(calls.get_batch(vec![key], options).await);
+        self.make(py, get, |py, value| {
+            let bytes = |value: Vec<u8>| PyBytes::new(py, &value).unbind();
+            object(py, value.map(|value| value.map(bytes)))
+        })
     }
 
     /// get_into(key, buffer, *, tenant=None, timeout=None)
@@ -178,36 +178,38 @@ impl Client {
         buffer: &Bound<'_, PyAny>,
         tenant: Option<&str>,
         timeout: Option<f64>,
-    ) -> PyResult<Option<usize>> {
+    ) -> PyResult<Py<PyAny>> {
         let (client, options) = (self.client(py)?, get_options(false, tenant, None, timeout)?);
-        let mut buffer = Memory::of(buffer)?;
-        let (key, bytes) = (key.as_slice(py), buffer.as_mut_slice()?);
-        if let Some(read) = client.get_into_at_hand(key, bytes, &options) {
-            return Ok(Some(read));
+        let mut buffer = Memory::of(buffer)?.writable()?;
+        let at_hand = client.get_into_at_hand(key.as_slice(), buffer.as_mut(), &options);
+        if let Some(read) = at_hand {
+            return read.into_py_any(py);
         }
-        let got = detached(py, || client.get_into(key, bytes, &options));
-        got.map_err(|error| refused(py, &error))
+        let get = async move |calls: Calls| {
+            let (read, _) = calls.get_batch_into(vec![key], vec![buffer], options).await;
+            only(read)
+        };
+        self.make(py, get, object)
     }
 
     /// get_batch(keys, *, prefix_only=False, tenant=None, chain=None, timeout=None)
     ///
     /// As `Store.get_batch`.
     #[pyo3(signature = (keys, *, prefix_only=false, tenant=None, chain=None, timeout=None))]
-    fn get_batch<'py>(
+    fn get_batch(
         &self,
-        py: Python<'py>,
+        py: Python<'_>,
         keys: Vec<KeyBytes>,
         prefix_only: bool,
         tenant: Option<&str>,
-        chain: Option<&Bound<'py, Chain>>,
+        chain: Option<&Bound<'_, Chain>>,
         timeout: Option<f64>,
-    ) -> PyResult<Bound<'py, PyList>> {
-        let client = self.client(py)?;
+    ) -> PyResult<Py<PyAny>> {
         let options = get_options(prefix_only, tenant, chain, timeout)?;
-        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
-        let results = detached(py, || client.get_batch(&keys, &options));
-        each(py, results, |value| {
-            Ok(value.map(|value| PyBytes::new(py, &value)))
+        let get = async move |calls: Calls| calls.get_batch(keys, options).await;
+        self.make(py, get, |py, results| {
+            let bytes = |value: Vec<u8>| PyBytes::new(py, &value);
+            list_of(each(py, results, |value| Ok(value.map(bytes))))
         })
     }
 
@@ -216,24 +218,22 @@ impl Client {
     /// As `Store.get_batch_into`.
     #[pyo3(signature = (keys, buffers, *, prefix_only=false, tenant=None, chain=None, timeout=None))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
-    fn get_batch_into<'py>(
+    fn get_batch_into(
         &self,
-        py: Python<'py>,
+        py: Python<'_>,
         keys: Vec<KeyBytes>,
-        buffers: Vec<Bound<'py, PyAny>>,
+        buffers: Vec<Bound<'_, PyAny>>,
         prefix_only: bool,
         tenant: Option<&str>,
-        chain: Option<&Bound<'py, Chain>>,
+        chain: Option<&Bound<'_, Chain>>,
         timeout: Option<f64>,
-    ) -> PyResult<Bound<'py, PyList>> {
+    ) -> PyResult<Py<PyAny>> {
         same_count(py, keys.len(), "buffers", buffers.len())?;
-        let client = self.client(py)?;
         let options = get_options(prefix_only, tenant, chain, timeout)?;
-        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
-        let mut memory: Vec<Memory> = buffers.iter().map(Memory::of).collect::<PyResult<_>>()?;
-        let mut buffers = disjoint(&mut memory)?;
-        let results = detached(py, || client.get_batch_into(&keys, &mut buffers, &options));
-        each(py, results, Ok)
+        let memory: Vec<Memory> = buffers.iter().map(Memory::of).collect::<PyResult<_>>()?;
+        let memory = disjoint(memory)?;
+        let get = async move |calls: Calls| calls.get_batch_into(keys, memory, options).await.0;
+        self.make(py, get, |py, results| list_of(each(py, results, Ok)))
     }
 
     /// view(key, *, verify=False, tenant=None, chain=None, timeout=None)
@@ -249,13 +249,17 @@ impl Client {
         tenant: Option<&str>,
         chain: Option<&Bound<'_, Chain>>,
         timeout: Option<f64>,
-    ) -> PyResult<Option<View>> {
-        let client = self.client(py)?;
+    ) -> PyResult<Py<PyAny>> {
         let options = get_options(false, tenant, chain, timeout)?;
-        let key = key.as_slice(py);
-        let view = detached(py, || verified(client.view(key, &options), verify));
-        let view = view.map_err(|error| refused(py, &error))?;
-        view.map(|view| shown(py, view)).transpose()
+        let view = async move |calls: Calls| {
+            let views = calls.view_batch(vec![key], options).await;
+            verified(only(views), verify)
+        };
+        self.make(py, view, |py, view| {
+            let view = view.map_err(|error| refused(py, &error))?;
+            let shown = view.map(|view| shown(py, view)).transpose()?;
+            shown.into_py_any(py)
+        })
     }
 
     /// view_batch(keys, *, prefix_only=False, verify=False, tenant=None, chain=None, timeout=None)
@@ -263,24 +267,26 @@ impl Client {
     /// As `Store.view_batch`, of memory as that of `view`.
     #[pyo3(signature = (keys, *, prefix_only=false, verify=false, tenant=None, chain=None, timeout=None))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
-    fn view_batch<'py>(
+    fn view_batch(
         &self,
-        py: Python<'py>,
+        py: Python<'_>,
         keys: Vec<KeyBytes>,
         prefix_only: bool,
         verify: bool,
         tenant: Option<&str>,
-        chain: Option<&Bound<'py, Chain>>,
+        chain: Option<&Bound<'_, Chain>>,
         timeout: Option<f64>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let client = self.client(py)?;
+    ) -> PyResult<Py<PyAny>> {
         let options = get_options(prefix_only, tenant, chain, timeout)?;
-        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
-        let views = detached(py, || {
-            let views = client.view_batch(&keys, &options).into_iter();
+        let view = async move |calls: Calls| {
+            let views = calls.view_batch(keys, options).await.into_iter();
             views.map(|view| verified(view, verify)).collect()
-        });
-        shown_together(py, views)
+        };
+        self.make(
+            py,
+            view,
+            |py, views| Ok(shown_together(py, views)?.unbind()),
+        )
     }
 
     /// exists(key, *, tenant=None, timeout=None)
@@ -293,12 +299,12 @@ impl Client {
         key: KeyBytes,
         tenant: Option<&str>,
         timeout: Option<f64>,
-    ) -> PyResult<bool> {
-        Ok(self
-            .exists_batch(py, vec![key], tenant, timeout)?
-            .first()
-            .copied()
-            .unwrap_or(false))
+    ) -> PyResult<Py<PyAny>> {
+        let options = call_options(tenant, timeout)?;
+        let exists = async move |calls: Calls| calls.exists(vec![key], options).await;
+        self.make(py, exists, |py, there| {
+            object(py, there.map(|there| there == [true]))
+        })
     }
 
     /// exists_batch(keys, *, tenant=None, timeout=None)
@@ -311,15 +317,14 @@ impl Client {
         keys: Vec<KeyBytes>,
         tenant: Option<&str>,
         timeout: Option<f64>,
-    ) -> PyResult<Vec<bool>> {
-        let (client, options) = (self.client(py)?, call_options(tenant, timeout)?);
-        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
-        let there = detached(py, || client.exists(&keys, &options));
-        there.map_err(|error| refused(py, &error))
+    ) -> PyResult<Py<PyAny>> {
+        let options = call_options(tenant, timeout)?;
+        let exists = async move |calls: Calls| calls.exists(keys, options).await;
+        self.make(py, exists, object)
     }
 
     fn __contains__(&self, py: Python<'_>, key: KeyBytes) -> PyResult<bool> {
-        self.exists(py, key, None, None)
+        self.exists(py, key, None, None)?.extract(py)
     }
 
     /// remove(key, *, force=False, tenant=None, timeout=None)
@@ -333,34 +338,31 @@ impl Client {
         force: bool,
         tenant: Option<&str>,
         timeout: Option<f64>,
-    ) -> PyResult<bool> {
-        let (client, call) = (self.client(py)?, call_options(tenant, timeout)?);
-        let (key, options) = (key.as_slice(py), RemoveOptions { call, force });
-        let removed = detached(py, || client.remove(&[key], &options));
-        removed
-            .into_iter()
-            .next()
-            .map_or(Ok(false), was_there)
-            .map_err(|error| refused(py, &error))
+    ) -> PyResult<Py<PyAny>> {
+        let call = call_options(tenant, timeout)?;
+        let options = RemoveOptions { call, force };
+        let remove = async move |calls: Calls| only(calls.remove(vec![key], options).await);
+        self.make(py, remove, |py, removed| object(py, was_there(removed)))
     }
 
     /// remove_batch(keys, *, force=False, tenant=None, timeout=None)
     ///
     /// As `Store.remove_batch`.
     #[pyo3(signature = (keys, *, force=false, tenant=None, timeout=None))]
-    fn remove_batch<'py>(
+    fn remove_batch(
         &self,
-        py: Python<'py>,
+        py: Python<'_>,
         keys: Vec<KeyBytes>,
         force: bool,
         tenant: Option<&str>,
         timeout: Option<f64>,
-    ) -> PyResult<Bound<'py, PyList>> {
-        let (client, call) = (self.client(py)?, call_options(tenant, timeout)?);
+    ) -> PyResult<Py<PyAny>> {
+        let call = call_options(tenant, timeout)?;
         let options = RemoveOptions { call, force };
-        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
-        let removed = detached(py, || client.remove(&keys, &options));
-        each(py, removed.into_iter().map(was_there).collect(), Ok)
+        let remove = async move |calls: Calls| calls.remove(keys, options).await;
+        self.make(py, remove, |py, removed| {
+            list_of(each(py, removed.into_iter().map(was_there).collect(), Ok))
+        })
     }
 
     /// remove_matching(pattern, *, force=False, tenant=None, timeout=None)
@@ -370,15 +372,15 @@ impl Client {
     fn remove_matching(
         &self,
         py: Python<'_>,
-        pattern: &str,
+        pattern: String,
         force: bool,
         tenant: Option<&str>,
         timeout: Option<f64>,
-    ) -> PyResult<u64> {
-        let (client, call) = (self.client(py)?, call_options(tenant, timeout)?);
+    ) -> PyResult<Py<PyAny>> {
+        let call = call_options(tenant, timeout)?;
         let options = RemoveOptions { call, force };
-        let removed = detached(py, || client.remove_matching(pattern, &options));
-        removed.map_err(|error| refused(py, &error))
+        let remove = async move |calls: Calls| calls.remove_matching(pattern, options).await;
+        self.make(py, remove, object)
     }
 
     /// remove_all(*, force=False, tenant=None, timeout=None)
@@ -391,28 +393,28 @@ impl Client {
         force: bool,
         tenant: Option<&str>,
         timeout: Option<f64>,
-    ) -> PyResult<u64> {
-        let (client, call) = (self.client(py)?, call_options(tenant, timeout)?);
+    ) -> PyResult<Py<PyAny>> {
+        let call = call_options(tenant, timeout)?;
         let options = RemoveOptions { call, force };
-        let removed = detached(py, || client.remove_all(&options));
-        removed.map_err(|error| refused(py, &error))
+        let remove = async move |calls: Calls| calls.remove_all(options).await;
+        self.make(py, remove, object)
     }
 
     /// list(*, pattern=None, after=None, limit=None, tenant=None, timeout=None)
     ///
     /// As `Store.list`; the time is that of each 4,096 keys.
     #[pyo3(signature = (*, pattern=None, after=None, limit=None, tenant=None, timeout=None))]
-    fn list<'py>(
+    fn list(
         &self,
-        py: Python<'py>,
+        py: Python<'_>,
         pattern: Option<String>,
         after: Option<KeyBytes>,
         limit: Option<usize>,
         tenant: Option<&str>,
         timeout: Option<f64>,
-    ) -> PyResult<Bound<'py, PyList>> {
-        let (client, options) = (self.client(py)?, call_options(tenant, timeout)?);
-        let after = after.map(|key| Key::new(key.as_slice(py))).transpose();
+    ) -> PyResult<Py<PyAny>> {
+        let options = call_options(tenant, timeout)?;
+        let after = after.map(|key| Key::new(key.as_slice())).transpose();
         let after = after.map_err(|error| refused(py, &ClientError::Key(error)))?;
         let list = List {
             tenant: options.tenant.clone(),
@@ -421,16 +423,18 @@ impl Client {
             limit: u32::MAX,
         };
         let most = limit.unwrap_or(LIST_KEYS_MAX);
-        let (keys, more) = py
-            .detach(|| client.list_up_to(list, most, &options))
-            .map_err(|error| refused(py, &error))?;
-        if more && limit.is_none() {
-            let message = format!(
-                "more than {most} keys: name a limit, and go on after the last key of each list"
-            );
-            return Err(exception(py, ErrorCode::InvalidParams, &message));
-        }
-        PyList::new(py, keys.iter().map(|key| PyBytes::new(py, key.as_bytes())))
+        let get = async move |calls: Calls| calls.list_up_to(list, most, options).await;
+        self.make(py, get, move |py, listed| {
+            let (keys, more) = listed.map_err(|error| refused(py, &error))?;
+            if more && limit.is_none() {
+                let message = format!(
+                    "more than {most} keys: name a limit, and go on after the last key of each list"
+                );
+                return Err(exception(py, ErrorCode::InvalidParams, &message));
+            }
+            let keys = keys.iter().map(|key| PyBytes::new(py, key.as_bytes()));
+            list_of(PyList::new(py, keys))
+        })
     }
 
     /// set_quota(tenant, *, memory, ssd=None, timeout=None)
@@ -444,34 +448,40 @@ impl Client {
         memory: &Bound<'_, PyAny>,
         ssd: Option<&Bound<'_, PyAny>>,
         timeout: Option<f64>,
-    ) -> PyResult<()> {
-        let (client, options) = (self.client(py)?, call_options(Some(tenant), timeout)?);
+    ) -> PyResult<Py<PyAny>> {
+        let options = call_options(Some(tenant), timeout)?;
         let memory = bytes_of("memory", memory)?;
         let ssd = ssd.map_or(Ok(0), |ssd| bytes_of("ssd", ssd))?;
-        py.detach(|| client.set_quota(memory, ssd, &options))
-            .map_err(|error| refused(py, &error))
+        let set = async move |calls: Calls| calls.set_quota(memory, ssd, options).await;
+        self.make(py, set, |py, set| object(py, set.map(|()| None::<()>)))
     }
 
     /// delete_quota(tenant, *, timeout=None)
     ///
     /// As `Store.delete_quota`.
     #[pyo3(signature = (tenant, *, timeout=None))]
-    fn delete_quota(&self, py: Python<'_>, tenant: &str, timeout: Option<f64>) -> PyResult<()> {
-        let (client, options) = (self.client(py)?, call_options(Some(tenant), timeout)?);
-        py.detach(|| client.delete_quota(&options))
-            .map_err(|error| refused(py, &error))
+    fn delete_quota(
+        &self,
+        py: Python<'_>,
+        tenant: &str,
+        timeout: Option<f64>,
+    ) -> PyResult<Py<PyAny>> {
+        let options = call_options(Some(tenant), timeout)?;
+        let delete = async move |calls: Calls| calls.delete_quota(options).await;
+        self.make(py, delete, |py, set| object(py, set.map(|()| None::<()>)))
     }
 
     /// quotas(*, timeout=None)
     ///
     /// As `Store.quotas`.
     #[pyo3(signature = (*, timeout=None))]
-    fn quotas<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyList>> {
-        let (client, options) = (self.client(py)?, call_options(None, timeout)?);
-        let states = py
-            .detach(|| client.quotas(&options))
-            .map_err(|error| refused(py, &error))?;
-        quotas_of(py, &states)
+    fn quotas(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
+        let options = call_options(None, timeout)?;
+        let get = async move |calls: Calls| calls.quotas(options).await;
+        self.make(py, get, |py, states| {
+            let states = states.map_err(|error| refused(py, &error))?;
+            list_of(quotas_of(py, &states))
+        })
     }
 
     /// stat(key, *, tenant=None, timeout=None)
@@ -480,16 +490,16 @@ impl Client {
     /// `bytes`, `version`, `checksum`, `pin`, `lease_ms` (how long readers hold it for), and `replicas`, a list of
     /// dictionaries with `tier`, `segment`, `state` and `readers`. Neither a read nor a lease. None if there is no value.
     #[pyo3(signature = (key, *, tenant=None, timeout=None))]
-    fn stat<'py>(
+    fn stat(
         &self,
-        py: Python<'py>,
+        py: Python<'_>,
         key: KeyBytes,
         tenant: Option<&str>,
         timeout: Option<f64>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let found = self.describe(py, key, tenant, timeout)?;
-        let found = found.as_ref().map(Described::from);
-        as_objects(py, serde_json::to_string(&found))
+    ) -> PyResult<Py<PyAny>> {
+        self.describe(py, key, call_options(tenant, timeout)?, |found| {
+            serde_json::to_string(&found.map(Described::from))
+        })
     }
 
     /// explain(key, *, tenant=None, timeout=None)
@@ -498,16 +508,16 @@ impl Client {
     /// `Store.explain`, one for each replica. What the policy of eviction has learned is not told to clients: `policy`,
     /// `learned` and `views` are None. None if there is no value.
     #[pyo3(signature = (key, *, tenant=None, timeout=None))]
-    fn explain<'py>(
+    fn explain(
         &self,
-        py: Python<'py>,
+        py: Python<'_>,
         key: KeyBytes,
         tenant: Option<&str>,
         timeout: Option<f64>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let found = self.describe(py, key, tenant, timeout)?;
-        let reasons = found.as_ref().map(described::reasons);
-        as_objects(py, serde_json::to_string(&reasons))
+    ) -> PyResult<Py<PyAny>> {
+        self.describe(py, key, call_options(tenant, timeout)?, |found| {
+            serde_json::to_string(&found.map(described::reasons))
+        })
     }
 
     /// stats()
@@ -578,18 +588,41 @@ impl Client {
         inner.clone().ok_or_else(closed)
     }
 
-    /// What the master knows of a value.
+    /// Makes a call: its result as Python has it, or that it is awaited.
+    fn make<T, F>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(Calls) -> F,
+        result: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
+    ) -> PyResult<Py<PyAny>>
+    where
+        F: Future<Output = T> + Send + 'static,
+        T: Send + 'static,
+    {
+        let client = self.client(py)?;
+        match awaited() {
+            Some(awaiting) => awaiting.begin(py, call(client.calls(Waits::Task)), result),
+            None => {
+                let call = call(client.calls(Waits::Thread));
+                let outcome = detached(py, || here(call));
+                result(py, outcome)
+            }
+        }
+    }
+
+    /// What the master knows of a value, as JSON says it.
     fn describe(
         &self,
         py: Python<'_>,
         key: KeyBytes,
-        tenant: Option<&str>,
-        timeout: Option<f64>,
-    ) -> PyResult<Option<Description>> {
-        let (client, options) = (self.client(py)?, call_options(tenant, timeout)?);
-        let key = key.as_slice(py);
-        py.detach(|| client.stat(key, &options))
-            .map_err(|error| refused(py, &error))
+        options: CallOptions,
+        json: impl Fn(Option<&Description>) -> serde_json::Result<String> + Send + 'static,
+    ) -> PyResult<Py<PyAny>> {
+        let stat = async move |calls: Calls| calls.stat(key, options).await;
+        self.make(py, stat, move |py, found| {
+            let found = found.map_err(|error| refused(py, &error))?;
+            Ok(as_objects(py, json(found.as_ref()))?.unbind())
+        })
     }
 
     /// The client, to be closed. In a fork its threads do not exist, so they are not joined.
@@ -614,6 +647,23 @@ impl Drop for Client {
             Python::attach(|py| py.detach(|| drop(client)));
         }
     }
+}
+
+/// The only result of a call for one key.
+fn only<T>(mut results: Vec<T>) -> T {
+    results.pop().expect("one result for one key")
+}
+
+/// A result as Python has it.
+fn object<T: for<'py> IntoPyObject<'py>>(
+    py: Python<'_>,
+    result: Result<T, ClientError>,
+) -> PyResult<Py<PyAny>> {
+    result.map_err(|error| refused(py, &error))?.into_py_any(py)
+}
+
+fn list_of(list: PyResult<Bound<'_, PyList>>) -> PyResult<Py<PyAny>> {
+    Ok(list?.into_any().unbind())
 }
 
 /// How a call is made: without a time of its own, in that of the connection.

@@ -120,7 +120,7 @@ impl Store {
     ) -> PyResult<bool> {
         let options = put_options(upsert, pin, group, durable, wait, tenant, chain)?;
         let (store, value) = (self.store(py)?, Memory::of(value)?);
-        let (key, bytes) = (key.as_slice(py), value.as_slice());
+        let (key, bytes) = (key.as_slice(), value.as_slice());
         let stored = detached(py, || store.put(key, bytes, &options));
         stored
             .map(|stored| stored == Stored::New)
@@ -153,7 +153,7 @@ impl Store {
         let entries: Vec<(&[u8], &[u8])> = keys
             .iter()
             .zip(&values)
-            .map(|(key, value)| (key.as_slice(py), value.as_slice()))
+            .map(|(key, value)| (key.as_slice(), value.as_slice()))
             .collect();
         let results = detached(py, || store.put_batch(&entries, &options));
         each(py, results, |stored| Ok(stored == Stored::New))
@@ -174,7 +174,7 @@ impl Store {
             tenant: crate::options::tenant(tenant)?,
             ..GetOptions::default()
         };
-        read_one(py, &store, key.as_slice(py), &options)
+        read_one(py, &store, key.as_slice(), &options)
     }
 
     /// get_into(key, buffer, *, tenant=None)
@@ -194,8 +194,8 @@ impl Store {
             tenant: crate::options::tenant(tenant)?,
             ..GetOptions::default()
         };
-        let mut buffer = Memory::of(buffer)?;
-        let (key, bytes) = (key.as_slice(py), buffer.as_mut_slice()?);
+        let mut buffer = Memory::of(buffer)?.writable()?;
+        let (key, bytes) = (key.as_slice(), buffer.as_mut());
         let got = detached(py, || store.get_into(key, bytes, &options));
         got.map(|got| got.map(|got| got.bytes))
             .map_err(|error| refused(py, &error))
@@ -216,7 +216,7 @@ impl Store {
     ) -> PyResult<Bound<'py, PyList>> {
         let store = self.store(py)?;
         let options = get_options(prefix_only, tenant, chain)?;
-        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice()).collect();
         let sizes = py.detach(|| {
             keys.iter()
                 .map(|key| size_of(&store, key, &options.tenant))
@@ -229,7 +229,7 @@ impl Store {
             values.push(value);
             memory.push(bytes);
         }
-        let mut buffers = disjoint(&mut memory)?;
+        let mut buffers: Vec<&mut [u8]> = memory.iter_mut().map(AsMut::as_mut).collect();
         let results = detached(py, || store.get_batch_into(&keys, &mut buffers, &options));
         let list = PyList::empty(py);
         for ((result, value), key) in results.into_iter().zip(values).zip(keys) {
@@ -263,9 +263,10 @@ impl Store {
         same_count(py, keys.len(), "buffers", buffers.len())?;
         let store = self.store(py)?;
         let options = get_options(prefix_only, tenant, chain)?;
-        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
-        let mut memory: Vec<Memory> = buffers.iter().map(Memory::of).collect::<PyResult<_>>()?;
-        let mut buffers = disjoint(&mut memory)?;
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice()).collect();
+        let memory: Vec<Memory> = buffers.iter().map(Memory::of).collect::<PyResult<_>>()?;
+        let mut memory = disjoint(memory)?;
+        let mut buffers: Vec<&mut [u8]> = memory.iter_mut().map(AsMut::as_mut).collect();
         let results = detached(py, || store.get_batch_into(&keys, &mut buffers, &options));
         each(py, results, |got| Ok(got.map(|got| got.bytes)))
     }
@@ -287,7 +288,7 @@ impl Store {
     ) -> PyResult<Option<View>> {
         let store = self.store(py)?;
         let options = view_options(false, verify, tenant, chain)?;
-        let key = key.as_slice(py);
+        let key = key.as_slice();
         let view = detached(py, || store.view(key, &options));
         let view = view.map_err(|error| refused(py, &error))?;
         view.map(|view| shown(py, view)).transpose()
@@ -310,7 +311,7 @@ impl Store {
     ) -> PyResult<Bound<'py, PyAny>> {
         let store = self.store(py)?;
         let options = view_options(prefix_only, verify, tenant, chain)?;
-        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice()).collect();
         let views = detached(py, || store.view_batch(&keys, &options));
         shown_together(py, views)
     }
@@ -338,7 +339,7 @@ impl Store {
         tenant: Option<&str>,
     ) -> PyResult<Vec<bool>> {
         let (store, tenant) = (self.store(py)?, crate::options::tenant(tenant)?);
-        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice()).collect();
         let there = detached(py, || store.exists(&keys, &tenant));
         there.map_err(|error| refused(py, &error))
     }
@@ -360,7 +361,7 @@ impl Store {
         tenant: Option<&str>,
     ) -> PyResult<bool> {
         let (store, options) = (self.store(py)?, remove_options(force, tenant)?);
-        let key = key.as_slice(py);
+        let key = key.as_slice();
         let removed = detached(py, || store.remove(&[key], &options));
         removed
             .into_iter()
@@ -381,7 +382,7 @@ impl Store {
         tenant: Option<&str>,
     ) -> PyResult<Bound<'py, PyList>> {
         let (store, options) = (self.store(py)?, remove_options(force, tenant)?);
-        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice()).collect();
         let removed = detached(py, || store.remove(&keys, &options));
         each(py, removed.into_iter().map(was_there).collect(), Ok)
     }
@@ -427,7 +428,7 @@ impl Store {
         tenant: Option<&str>,
     ) -> PyResult<Bound<'py, PyList>> {
         let store = self.store(py)?;
-        let after = after.map(|key| Key::new(key.as_slice(py))).transpose();
+        let after = after.map(|key| Key::new(key.as_slice())).transpose();
         let after = after.map_err(|error| refused(py, &StoreError::Key(error)))?;
         let list = List {
             tenant: crate::options::tenant(tenant)?,
@@ -497,7 +498,7 @@ impl Store {
         tenant: Option<&str>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let (store, tenant) = (self.store(py)?, crate::options::tenant(tenant)?);
-        let key = key.as_slice(py);
+        let key = key.as_slice();
         let reasons = py
             .detach(|| store.explain(key, &tenant))
             .map_err(|error| refused(py, &error))?;

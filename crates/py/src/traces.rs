@@ -25,7 +25,7 @@ pub(crate) fn detached<T: Ungil>(py: Python<'_>, call: impl Send + FnOnce() -> T
 
 /// The span that the caller is in by the package `opentelemetry`, which may not be recorded; none where the package is not
 /// loaded, or there is no span. A package that fails does not fail the call.
-fn caller(py: Python<'_>) -> Option<Traceparent> {
+pub(crate) fn caller(py: Python<'_>) -> Option<Traceparent> {
     static MODULES: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
     let modules = MODULES.get_or_try_init(py, || {
         let modules = py.import("sys")?.getattr("modules")?;

@@ -1,5 +1,5 @@
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use slackwater_base::Instant;
 use slackwater_wait::{Event, Park, Site, Waiting};
@@ -37,8 +37,7 @@ impl Cancel {
     pub fn cancel(&self) {
         self.0.cancelled.store(true, Ordering::SeqCst);
         self.0.rung.close();
-        let waits = self.0.waits.lock().unwrap_or_else(PoisonError::into_inner);
-        waits.ends.iter().for_each(|(_, end)| end());
+        self.waits().ends.iter().for_each(|(_, end)| end());
     }
 
     /// Whether calls are cancelled.
@@ -47,22 +46,19 @@ impl Cancel {
         self.0.cancelled.load(Ordering::SeqCst)
     }
 
-    /// Runs `wait`, which `end` ends when calls are cancelled meanwhile, or were before.
-    pub(crate) fn during<T>(&self, end: impl Fn() + Send + 'static, wait: impl FnOnce() -> T) -> T {
-        let number = {
-            let mut waits = self.0.waits.lock().unwrap_or_else(PoisonError::into_inner);
-            if self.is_cancelled() {
-                end();
-            }
-            waits.next += 1;
-            let number = waits.next;
-            waits.ends.push((number, Box::new(end)));
-            number
-        };
-        let result = wait();
-        let mut waits = self.0.waits.lock().unwrap_or_else(PoisonError::into_inner);
-        waits.ends.retain(|(other, _)| *other != number);
-        result
+    /// Has `end` called when calls are cancelled, or now if they were before, until what is returned is dropped.
+    pub(crate) fn ends(&self, end: impl Fn() + Send + 'static) -> Ends<'_> {
+        let mut waits = self.waits();
+        if self.is_cancelled() {
+            end();
+        }
+        waits.next += 1;
+        let number = waits.next;
+        waits.ends.push((number, Box::new(end)));
+        Ends {
+            cancel: self,
+            number,
+        }
     }
 
     /// Sleeps until then, or until calls are cancelled.
@@ -70,6 +66,23 @@ impl Cancel {
         let waiting = Waiting::at(&PAUSE).by(&Park).until(until);
         // Either end is what the caller looks at next.
         let _ = self.0.rung.wait(self.0.rung.seen(), &waiting);
+    }
+
+    fn waits(&self) -> MutexGuard<'_, Waits> {
+        self.0.waits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A wait that a cancellation ends, until it is dropped.
+pub(crate) struct Ends<'a> {
+    cancel: &'a Cancel,
+    number: u64,
+}
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        let mut waits = self.cancel.waits();
+        waits.ends.retain(|(number, _)| *number != self.number);
     }
 }
 

@@ -1,6 +1,5 @@
 //! Bytes between a caller's buffer and an extent of a node.
 
-use std::cell::RefCell;
 use std::time::Duration;
 
 use slackwater_base::{Checksum, Instant, Map};
@@ -10,7 +9,9 @@ use slackwater_wait::now;
 use slackwater_wire::{Class, ExtentRef, Incarnation};
 
 use crate::Cancel;
+use crate::cancel::Ends;
 use crate::link::Link;
+use crate::waits::{Caller, Waits};
 
 /// Bytes that are moved before the next look at whether the caller has cancelled, where that does not end them.
 const PIECE_BYTES: usize = 16 << 20;
@@ -33,7 +34,7 @@ const FIRST_BYTES: usize = 1 << 20;
 pub(crate) struct Carrier<'a> {
     pub(crate) engine: &'a Engine,
     pub(crate) link: &'a Link,
-    pub(crate) cancel: Option<&'a Cancel>,
+    pub(crate) caller: Caller<'a>,
     /// When the call ends.
     pub(crate) until: Instant,
     /// The bytes to come are read where they are known to be, and not where the master has just said that they are.
@@ -41,7 +42,7 @@ pub(crate) struct Carrier<'a> {
     /// Whether nodes are waited for. Otherwise they are given a moment.
     pub(crate) is_patient: bool,
     /// The nodes that did not send their bytes in this call when they had a moment: bytes of other nodes say nothing of these.
-    pub(crate) silent: RefCell<Vec<Incarnation>>,
+    pub(crate) silent: Vec<Incarnation>,
     pub(crate) rights: Map<ExtentRef, Capability>,
 }
 
@@ -95,7 +96,7 @@ impl Carrier<'_> {
 
     /// Where bytes are read from; nowhere if their node was silent before in this call, and there is another way, or will be more
     /// time.
-    fn source(
+    async fn source(
         &self,
         capability: Capability,
         offset: u64,
@@ -103,22 +104,21 @@ impl Carrier<'_> {
     ) -> Result<Target, NotMoved> {
         let node = capability.claims().incarnation;
         let may_wait = self.is_known || !is_last || !self.is_patient;
-        if may_wait && self.silent.borrow().contains(&node) {
+        if may_wait && self.silent.contains(&node) {
             return Err(NotMoved::Failed);
         }
-        self.target(capability, offset)
+        self.target(capability, offset).await
     }
 
     /// Why the bytes of a source did not come.
-    fn unread(&self, source: &Target, cause: &Cause) -> NotMoved {
+    fn unread(&mut self, source: &Target, cause: &Cause) -> NotMoved {
         let why = self.failed(cause);
         // A call that is over says nothing of the node.
         if why == NotMoved::Failed && now() < self.until {
             let node = source.capability.claims().incarnation;
             self.link.pace(|paces| paces.failed(now(), node));
-            let mut silent = self.silent.borrow_mut();
-            if !silent.contains(&node) {
-                silent.push(node);
+            if !self.silent.contains(&node) {
+                self.silent.push(node);
             }
         }
         why
@@ -142,7 +142,10 @@ impl Carrier<'_> {
 
     /// Reads several values, as many together as the next look at a cancellation may wait for; an outcome each, with the
     /// checksum of what was read.
-    pub(crate) fn read_all(&self, sources: Vec<Source<'_>>) -> Vec<Result<Checksum, NotMoved>> {
+    pub(crate) async fn read_all(
+        &mut self,
+        sources: Vec<Source<'_>>,
+    ) -> Vec<Result<Checksum, NotMoved>> {
         let mut outcomes = Vec::with_capacity(sources.len());
         let mut group = Vec::new();
         let (mut bytes, mut most, mut latest) = (0, PIECE_BYTES, None);
@@ -154,19 +157,26 @@ impl Carrier<'_> {
             }
             let is_full = group.len() == GROUP_MAX || bytes + source.into.len() > most;
             if !group.is_empty() && is_full {
-                self.read_group(std::mem::take(&mut group), &mut outcomes);
+                let full = std::mem::take(&mut group);
+                self.read_group(full, &mut outcomes).await;
                 (bytes, most) = (0, self.portion(node, 0).0);
             }
             bytes += source.into.len();
             group.push(source);
         }
-        self.read_group(group, &mut outcomes);
+        self.read_group(group, &mut outcomes).await;
         outcomes
     }
 
-    fn read_group(&self, group: Vec<Source<'_>>, outcomes: &mut Vec<Result<Checksum, NotMoved>>) {
-        if group.len() == 1 {
-            outcomes.extend(group.into_iter().map(|source| self.read(source)));
+    async fn read_group(
+        &mut self,
+        mut group: Vec<Source<'_>>,
+        outcomes: &mut Vec<Result<Checksum, NotMoved>>,
+    ) {
+        if group.len() == 1
+            && let Some(source) = group.pop()
+        {
+            outcomes.push(self.read(source).await);
             return;
         }
         let bytes: usize = group.iter().map(|source| source.into.len()).sum();
@@ -179,7 +189,7 @@ impl Carrier<'_> {
             is_last,
         } in group
         {
-            let target = self.source(capability, offset, is_last);
+            let target = self.source(capability, offset, is_last).await;
             // What has no target stays as it is; the others are replaced.
             outcomes.push(Err(*target.as_ref().err().unwrap_or(&NotMoved::Failed)));
             if let Ok(target) = target {
@@ -194,7 +204,7 @@ impl Carrier<'_> {
             }
         }
         let begun = now();
-        let read = self.read_together(&mut targeted);
+        let read = self.read_together(&mut targeted).await;
         let mut sent: Vec<Incarnation> = Vec::new();
         let mut all_came = true;
         for ((place, read), (source, ..)) in places.into_iter().zip(read).zip(&targeted) {
@@ -212,7 +222,7 @@ impl Carrier<'_> {
     }
 
     /// Writes several values, as [`Carrier::read_all`] reads them.
-    pub(crate) fn write_all(
+    pub(crate) async fn write_all(
         &self,
         writes: &[(Capability, u64, &[u8])],
     ) -> Vec<Result<Checksum, NotMoved>> {
@@ -229,36 +239,36 @@ impl Carrier<'_> {
             rest = after;
             match group {
                 [(capability, offset, from)] => {
-                    outcomes.push(self.write(*capability, *offset, from))
+                    outcomes.push(self.write(*capability, *offset, from).await);
                 }
-                group => self.write_group(group, &mut outcomes),
+                group => self.write_group(group, &mut outcomes).await,
             }
         }
         outcomes
     }
 
-    fn write_group(
+    async fn write_group(
         &self,
         group: &[(Capability, u64, &[u8])],
         outcomes: &mut Vec<Result<Checksum, NotMoved>>,
     ) {
         let (mut places, mut targeted) = (Vec::new(), Vec::new());
         for (capability, offset, from) in group {
-            let target = self.target(*capability, *offset);
+            let target = self.target(*capability, *offset).await;
             outcomes.push(Err(*target.as_ref().err().unwrap_or(&NotMoved::Failed)));
             if let Ok(target) = target {
                 places.push(outcomes.len() - 1);
                 targeted.push((target, *from));
             }
         }
-        let written = self.write_together(&targeted);
+        let written = self.write_together(&targeted).await;
         for (place, written) in places.into_iter().zip(written) {
             outcomes[place] = written.map_err(|cause| self.failed(&cause));
         }
     }
 
     /// Reads one value; the checksum of what was read.
-    pub(crate) fn read(&self, source: Source<'_>) -> Result<Checksum, NotMoved> {
+    async fn read(&mut self, source: Source<'_>) -> Result<Checksum, NotMoved> {
         let Source {
             capability,
             offset,
@@ -273,11 +283,11 @@ impl Carrier<'_> {
             let length = most.min(rest.len());
             let (piece, after) = rest.split_at_mut(length);
             rest = after;
-            let source = self.source(capability, offset + at, is_last)?;
+            let source = self.source(capability, offset + at, is_last).await?;
             let bytes = length as u64;
             at += bytes;
             let begun = now();
-            let mut read = self.read_together(&mut [(source, piece, time)]);
+            let mut read = self.read_together(&mut [(source, piece, time)]).await;
             let read = read.pop().unwrap_or(Err(Cause::Dropped));
             let next = read.map_err(|cause| self.unread(&source, &cause))?;
             self.came(&[node], bytes, begun);
@@ -287,7 +297,7 @@ impl Carrier<'_> {
     }
 
     /// Writes to `offset` of the region that a capability names; the checksum of what was written.
-    pub(crate) fn write(
+    async fn write(
         &self,
         capability: Capability,
         offset: u64,
@@ -295,10 +305,10 @@ impl Carrier<'_> {
     ) -> Result<Checksum, NotMoved> {
         let (mut at, mut whole) = (0, None::<Checksum>);
         for piece in from.chunks(PIECE_BYTES) {
-            let target = self.target(capability, offset + at)?;
+            let target = self.target(capability, offset + at).await?;
             let bytes = piece.len() as u64;
             at += bytes;
-            let mut written = self.write_together(&[(target, piece)]);
+            let mut written = self.write_together(&[(target, piece)]).await;
             let written = written.pop().unwrap_or(Err(Cause::Dropped));
             let next = written.map_err(|cause| self.failed(&cause))?;
             whole = Some(whole.map_or(next, |whole| whole.followed_by(next, bytes)));
@@ -307,28 +317,50 @@ impl Carrier<'_> {
     }
 
     /// Reads that a cancellation ends: a node that sends nothing may be waited for for long.
-    fn read_together(
+    async fn read_together(
         &self,
         reads: &mut [(Target, &mut [u8], Duration)],
     ) -> Vec<Result<Checksum, Cause>> {
         let moves = reads.iter().map(|(target, into, _)| (target, into.len()));
         let span = self.span("slackwater.read", moves);
-        let read = span.during(|| match self.cancel {
-            Some(cancel) => self.engine.read_all_watched(reads, &watch(cancel)),
-            None => self.engine.read_all(reads),
-        });
+        let Caller { waits, cancel } = self.caller;
+        let read = match (waits, cancel) {
+            (Waits::Thread, None) => span.during(|| self.engine.read_all(reads)),
+            (Waits::Thread, Some(cancel)) => span.during(|| {
+                self.engine
+                    .read_all_watched(reads, |batch| watch(cancel, batch))
+            }),
+            (Waits::Task, _) => {
+                let watch = |batch: &Batch| cancel.map(|cancel| watch(cancel, batch));
+                #[expect(unsafe_code, reason = "the memory of calls that tasks make is theirs")]
+                // SAFETY: such a call owns the memory that it reads into, see `Calls`: if it is leaked, so is that.
+                let read = unsafe { self.engine.read_all_awaited(reads, watch) };
+                span.awaiting(read).await
+            }
+        };
         end(span, &read);
         read
     }
 
-    fn write_together(&self, writes: &[(Target, &[u8])]) -> Vec<Result<Checksum, Cause>> {
+    async fn write_together(&self, writes: &[(Target, &[u8])]) -> Vec<Result<Checksum, Cause>> {
         let left = now().until(self.until);
         let moves = writes.iter().map(|(target, from)| (target, from.len()));
         let span = self.span("slackwater.write", moves);
-        let written = span.during(|| match self.cancel {
-            Some(cancel) => self.engine.write_all_watched(writes, left, &watch(cancel)),
-            None => self.engine.write_all(writes, left),
-        });
+        let Caller { waits, cancel } = self.caller;
+        let written = match (waits, cancel) {
+            (Waits::Thread, None) => span.during(|| self.engine.write_all(writes, left)),
+            (Waits::Thread, Some(cancel)) => span.during(|| {
+                self.engine
+                    .write_all_watched(writes, left, |batch| watch(cancel, batch))
+            }),
+            (Waits::Task, _) => {
+                let watch = |batch: &Batch| cancel.map(|cancel| watch(cancel, batch));
+                #[expect(unsafe_code, reason = "the memory of calls that tasks make is theirs")]
+                // SAFETY: as in `read_together`.
+                let written = unsafe { self.engine.write_all_awaited(writes, left, watch) };
+                span.awaiting(written).await
+            }
+        };
         end(span, &written);
         written
     }
@@ -356,14 +388,15 @@ impl Carrier<'_> {
         span
     }
 
-    fn target(&self, capability: Capability, offset: u64) -> Result<Target, NotMoved> {
-        if self.cancel.is_some_and(Cancel::is_cancelled) {
+    async fn target(&self, capability: Capability, offset: u64) -> Result<Target, NotMoved> {
+        if self.caller.is_cancelled() {
             return Err(NotMoved::Cancelled);
         }
         let incarnation = capability.claims().incarnation;
         let peer = self
             .link
-            .node(incarnation, self.until, self.cancel)
+            .node(incarnation, self.until, self.caller)
+            .await
             .ok_or(NotMoved::Stale)?;
         Ok(Target {
             peer,
@@ -375,7 +408,7 @@ impl Carrier<'_> {
 
     fn failed(&self, cause: &Cause) -> NotMoved {
         tracing::debug!(%cause, "bytes did not move");
-        if self.cancel.is_some_and(Cancel::is_cancelled) {
+        if self.caller.is_cancelled() {
             return NotMoved::Cancelled;
         }
         match cause.class() {
@@ -392,10 +425,8 @@ fn end<T>(mut span: TraceSpan, outcomes: &[Result<T, Cause>]) {
     }
 }
 
-/// Has a cancellation end a batch.
-fn watch(cancel: &Cancel) -> impl Fn(&Batch, &mut dyn FnMut()) {
-    |batch, wait| {
-        let ended = batch.clone();
-        cancel.during(move || _ = ended.cancel(), wait);
-    }
+/// Has a cancellation end a batch, until what is returned is dropped.
+fn watch<'a>(cancel: &'a Cancel, batch: &Batch) -> Ends<'a> {
+    let batch = batch.clone();
+    cancel.ends(move || _ = batch.cancel())
 }

@@ -1,4 +1,3 @@
-use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -20,6 +19,7 @@ use crate::get::{Outcome, Part, Sink};
 use crate::link::Link;
 use crate::locations::LocationCache;
 use crate::tells::Telling;
+use crate::waits::{Caller, Waits, here};
 use crate::{
     CallOptions, ClientError, ConnectError, ConnectOptions, GetOptions, PutOptions, RemoveOptions,
     Stored,
@@ -49,6 +49,7 @@ pub(crate) struct Call<'a> {
     pub(crate) options: &'a CallOptions,
     pub(crate) begun: Instant,
     pub(crate) until: Instant,
+    pub(crate) waits: Waits,
 }
 
 /// Most attempts of a call: its deadline ends it first.
@@ -87,7 +88,7 @@ impl Client {
         entries: &[(&[u8], &[u8])],
         options: &PutOptions,
     ) -> Vec<Result<Stored, ClientError>> {
-        self.call(&options.call).write(entries, options)
+        here(self.call(&options.call).write(entries, options))
     }
 
     /// Reads one value into fresh memory; `None` when there is none.
@@ -104,13 +105,7 @@ impl Client {
         keys: &[&[u8]],
         options: &GetOptions,
     ) -> Vec<Result<Option<Vec<u8>>, ClientError>> {
-        let mut sinks: Vec<Sink<'_>> = keys.iter().map(|_| Sink::Fresh(Vec::new())).collect();
-        let outcomes = self.call(&options.call).read(keys, &mut sinks, options);
-        let value = |(outcome, sink): (Outcome, Sink<'_>)| match (outcome?, sink) {
-            (Some(_), Sink::Fresh(value)) => Ok(Some(value)),
-            _ => Ok(None),
-        };
-        outcomes.into_iter().zip(sinks).map(value).collect()
+        here(self.call(&options.call).get(keys, options))
     }
 
     /// Reads one value into the front of the caller's buffer and says its length; `None` when there is none. The buffer's
@@ -125,8 +120,8 @@ impl Client {
         options: &GetOptions,
     ) -> Result<Option<usize>, ClientError> {
         let mut sinks = [Sink::Given(buffer)];
-        let read = self.call(&options.call).read(&[key], &mut sinks, options);
-        only(lengths(read))
+        let call = self.call(&options.call);
+        only(lengths(here(call.read(&[key], &mut sinks, options))))
     }
 
     /// Reads values into the caller's buffers, a result each, in the order of the keys.
@@ -144,9 +139,8 @@ impl Client {
             };
             return vec![Err(wrong); count];
         }
-        let given = buffers.iter_mut().map(|buffer| Sink::Given(buffer));
-        let mut sinks: Vec<Sink<'_>> = given.collect();
-        lengths(self.call(&options.call).read(keys, &mut sinks, options))
+        let buffers = buffers.iter_mut().map(|buffer| &mut **buffer);
+        here(self.call(&options.call).get_into(keys, buffers, options))
     }
 
     /// Reads parts of values alone, and says the length of each value; `None` when there is none. The parts of a key are of
@@ -168,7 +162,8 @@ impl Client {
             return vec![Err(wrong); count];
         }
         let mut sinks: Vec<Sink<'_>> = parts.into_iter().map(Sink::Parts).collect();
-        lengths(self.call(&options.call).read(keys, &mut sinks, options))
+        let call = self.call(&options.call);
+        lengths(here(call.read(keys, &mut sinks, options)))
     }
 
     /// Whether objects are there, a truth each.
@@ -176,20 +171,12 @@ impl Client {
     /// # Errors
     /// When one of the keys is empty or too long, or the tenant is refused; the deadline; a cancellation.
     pub fn exists(&self, keys: &[&[u8]], options: &CallOptions) -> Result<Vec<bool>, ClientError> {
-        let call = self.call(options);
-        let span = TraceSpan::root("slackwater.exists", SpanKind::Client).keys(keys.len());
-        span.call(|| call.exists(keys), ClientError::code)
+        here(self.call(options).exists(keys))
     }
 
     /// Removes objects, a result each. When it returns, no crash of the server can bring them back.
     pub fn remove(&self, keys: &[&[u8]], options: &RemoveOptions) -> Vec<Result<(), ClientError>> {
-        self.call(&options.call).remove(keys, |tenant, keys| {
-            Request::Remove(Remove {
-                tenant,
-                keys,
-                force: options.force,
-            })
-        })
+        here(self.call(&options.call).remove(keys, options.force))
     }
 
     /// Removes objects that this client put and that nobody reads, or what one segment has of them, a result each.
@@ -199,13 +186,13 @@ impl Client {
         segment: Option<&str>,
         options: &CallOptions,
     ) -> Vec<Result<(), ClientError>> {
-        self.call(options).remove(keys, |tenant, keys| {
+        here(self.call(options).remove_by(keys, |tenant, keys| {
             Request::ReplicaClear(ReplicaClear {
                 tenant,
                 keys,
                 segment: segment.map(str::to_owned),
             })
-        })
+        }))
     }
 
     /// Removes every object of the tenant in whose key a regular expression is found; how many.
@@ -217,12 +204,8 @@ impl Client {
         pattern: &str,
         options: &RemoveOptions,
     ) -> Result<u64, ClientError> {
-        let request = Request::RemoveMatching(RemoveMatching {
-            tenant: options.call.tenant.clone(),
-            pattern: pattern.to_owned(),
-            force: options.force,
-        });
-        self.call(&options.call).count(request)
+        let call = self.call(&options.call);
+        here(call.remove_matching(pattern.to_owned(), options.force))
     }
 
     /// Removes every object of the tenant; how many.
@@ -230,11 +213,7 @@ impl Client {
     /// # Errors
     /// When the tenant is refused; the deadline; a cancellation.
     pub fn remove_all(&self, options: &RemoveOptions) -> Result<u64, ClientError> {
-        let request = Request::RemoveAll(RemoveAll {
-            tenant: Some(options.call.tenant.clone()),
-            force: options.force,
-        });
-        self.call(&options.call).count(request)
+        here(self.call(&options.call).remove_all(options.force))
     }
 
     /// One page of keys in byte order, with the mark that says whether more follow. A page has at most 4,096 keys.
@@ -242,10 +221,7 @@ impl Client {
     /// # Errors
     /// When the pattern is no regular expression, or the tenant is refused; the deadline; a cancellation.
     pub fn list(&self, list: List, options: &CallOptions) -> Result<Listed, ClientError> {
-        match self.call(options).ask("a list", Request::List(list))? {
-            Reply::List(listed) => Ok(listed),
-            reply => Err(refusal(&reply)),
-        }
+        here(self.call(options).list(list))
     }
 
     /// Keys in byte order, page after page: so many, or as many as there are when that is less; and whether more follow.
@@ -256,14 +232,24 @@ impl Client {
     /// As [`Client::list`], whose deadline each page has.
     pub fn list_up_to(
         &self,
+        list: List,
+        limit: usize,
+        options: &CallOptions,
+    ) -> Result<(Vec<Key>, bool), ClientError> {
+        here(self.list_in(list, limit, options, Waits::Thread))
+    }
+
+    pub(crate) async fn list_in(
+        &self,
         mut list: List,
         limit: usize,
         options: &CallOptions,
+        waits: Waits,
     ) -> Result<(Vec<Key>, bool), ClientError> {
         let (mut keys, mut more) = (Vec::new(), true);
         while more && keys.len() < limit {
             list.limit = u32::try_from(limit - keys.len()).unwrap_or(u32::MAX);
-            let page = self.list(list.clone(), options)?;
+            let page = self.call_in(options, waits).list(list.clone()).await?;
             // A page without a key would be asked for again for ever.
             more = page.more && !page.keys.is_empty();
             list.after = page.keys.last().cloned();
@@ -281,15 +267,7 @@ impl Client {
         key: &[u8],
         options: &CallOptions,
     ) -> Result<Option<Description>, ClientError> {
-        let request = Request::Describe {
-            tenant: options.tenant.clone(),
-            key: Key::new(key)?,
-        };
-        match self.call(options).ask("a description", request)? {
-            Reply::Describe(description) => Ok(Some(*description)),
-            Reply::Failed(ErrorCode::ObjectNotFound) => Ok(None),
-            reply => Err(refusal(&reply)),
-        }
+        here(self.call(options).stat(key))
     }
 
     /// How often reads asked nodes for what is on SSD only, those of one batch together.
@@ -324,7 +302,12 @@ impl Client {
         self.0.options.deadline
     }
 
+    /// A call whose thread waits.
     pub(crate) fn call<'a>(&'a self, options: &'a CallOptions) -> Call<'a> {
+        self.call_in(options, Waits::Thread)
+    }
+
+    pub(crate) fn call_in<'a>(&'a self, options: &'a CallOptions, waits: Waits) -> Call<'a> {
         let begun = now();
         let deadline = options.deadline.unwrap_or(self.0.options.deadline);
         Call {
@@ -332,6 +315,7 @@ impl Client {
             options,
             begun,
             until: begun + deadline,
+            waits,
         }
     }
 }
@@ -351,11 +335,18 @@ impl Call<'_> {
         }
     }
 
+    pub(crate) fn caller(&self) -> Caller<'_> {
+        Caller {
+            waits: self.waits,
+            cancel: self.options.cancel.as_ref(),
+        }
+    }
+
     pub(crate) fn drive(&self) -> Drive<'_> {
         Drive {
             link: &self.client.0.link,
             telling: &self.client.0.telling,
-            cancel: self.options.cancel.as_ref(),
+            caller: self.caller(),
         }
     }
 
@@ -363,11 +354,11 @@ impl Call<'_> {
         Carrier {
             engine: &self.client.0.engine,
             link: &self.client.0.link,
-            cancel: self.options.cancel.as_ref(),
+            caller: self.caller(),
             until: self.until,
             is_known: false,
             is_patient: false,
-            silent: RefCell::default(),
+            silent: Vec::new(),
             rights: Map::default(),
         }
     }
@@ -396,12 +387,7 @@ impl Call<'_> {
 
     /// The error of a call without an outcome.
     pub(crate) fn unknown(&self, what: &'static str) -> ClientError {
-        if self
-            .options
-            .cancel
-            .as_ref()
-            .is_some_and(|cancel| cancel.is_cancelled())
-        {
+        if self.caller().is_cancelled() {
             return ClientError::Cancelled { what };
         }
         ClientError::Deadline {
@@ -412,11 +398,15 @@ impl Call<'_> {
         }
     }
 
-    pub(crate) fn ask(&self, what: &'static str, request: Request) -> Result<Reply, ClientError> {
+    pub(crate) async fn ask(
+        &self,
+        what: &'static str,
+        request: Request,
+    ) -> Result<Reply, ClientError> {
         self.check_room()?;
         let mut begun = Vec::new();
         let mut flow = CallFlow::start(self.begun, request, self.flow_options(), &mut begun);
-        self.drive().run(&mut flow, begun, &mut Nothing);
+        self.drive().run(&mut flow, begun, &mut Nothing).await;
         self.reply(what, flow.into_answer())
     }
 
@@ -427,7 +417,39 @@ impl Call<'_> {
         }
     }
 
-    fn exists(&self, keys: &[&[u8]]) -> Result<Vec<bool>, ClientError> {
+    /// Reads values into fresh memory, a result each.
+    pub(crate) async fn get(
+        &self,
+        keys: &[&[u8]],
+        options: &GetOptions,
+    ) -> Vec<Result<Option<Vec<u8>>, ClientError>> {
+        let mut sinks: Vec<Sink<'_>> = keys.iter().map(|_| Sink::Fresh(Vec::new())).collect();
+        let outcomes = self.read(keys, &mut sinks, options).await;
+        let value = |(outcome, sink): (Outcome, Sink<'_>)| match (outcome?, sink) {
+            (Some(_), Sink::Fresh(value)) => Ok(Some(value)),
+            _ => Ok(None),
+        };
+        outcomes.into_iter().zip(sinks).map(value).collect()
+    }
+
+    /// Reads values into as many buffers, a result each.
+    pub(crate) async fn get_into<'b>(
+        &self,
+        keys: &[&[u8]],
+        buffers: impl Iterator<Item = &'b mut [u8]>,
+        options: &GetOptions,
+    ) -> Vec<Result<Option<usize>, ClientError>> {
+        let mut sinks: Vec<Sink<'_>> = buffers.map(Sink::Given).collect();
+        lengths(self.read(keys, &mut sinks, options).await)
+    }
+
+    pub(crate) async fn exists(&self, keys: &[&[u8]]) -> Result<Vec<bool>, ClientError> {
+        let span = TraceSpan::root("slackwater.exists", SpanKind::Client).keys(keys.len());
+        let found = span.awaiting(self.are_there(keys)).await;
+        span.over(found, ClientError::code)
+    }
+
+    async fn are_there(&self, keys: &[&[u8]]) -> Result<Vec<bool>, ClientError> {
         const WHAT: &str = "exists";
         if keys.is_empty() {
             return Ok(Vec::new());
@@ -439,7 +461,7 @@ impl Call<'_> {
             }))
         };
         if keys.len() <= EXISTS_PIECE {
-            return truths(self.ask(WHAT, asked(keys)?)?, keys.len());
+            return truths(self.ask(WHAT, asked(keys)?).await?, keys.len());
         }
         // A call that is refused for a later key must not have asked for those before.
         keys.iter().try_for_each(|key| Key::check(key))?;
@@ -457,15 +479,54 @@ impl Call<'_> {
         let mut sent = pieces.next().map(send).transpose()?;
         while let Some((first, count)) = sent {
             sent = pieces.next().map(send).transpose()?;
-            let reply = self.reply(WHAT, self.drive().hear(first))?;
+            let reply = self.reply(WHAT, self.drive().hear(first).await)?;
             found.extend(truths(reply, count)?);
         }
         Ok(found)
     }
 
-    fn count(&self, request: Request) -> Result<u64, ClientError> {
+    pub(crate) async fn list(&self, list: List) -> Result<Listed, ClientError> {
+        match self.ask("a list", Request::List(list)).await? {
+            Reply::List(listed) => Ok(listed),
+            reply => Err(refusal(&reply)),
+        }
+    }
+
+    pub(crate) async fn stat(&self, key: &[u8]) -> Result<Option<Description>, ClientError> {
+        let request = Request::Describe {
+            tenant: self.options.tenant.clone(),
+            key: Key::new(key)?,
+        };
+        match self.ask("a description", request).await? {
+            Reply::Describe(description) => Ok(Some(*description)),
+            Reply::Failed(ErrorCode::ObjectNotFound) => Ok(None),
+            reply => Err(refusal(&reply)),
+        }
+    }
+
+    pub(crate) async fn remove_matching(
+        &self,
+        pattern: String,
+        force: bool,
+    ) -> Result<u64, ClientError> {
+        let matching = RemoveMatching {
+            tenant: self.options.tenant.clone(),
+            pattern,
+            force,
+        };
+        self.count(Request::RemoveMatching(matching)).await
+    }
+
+    pub(crate) async fn remove_all(&self, force: bool) -> Result<u64, ClientError> {
+        let tenant = Some(self.options.tenant.clone());
+        self.count(Request::RemoveAll(RemoveAll { tenant, force }))
+            .await
+    }
+
+    async fn count(&self, request: Request) -> Result<u64, ClientError> {
         let span = TraceSpan::root("slackwater.remove", SpanKind::Client);
-        let reply = span.call(|| self.ask("a removal", request), ClientError::code);
+        let reply = span.awaiting(self.ask("a removal", request)).await;
+        let reply = span.over(reply, ClientError::code);
         self.client.locations().forget_all();
         match reply? {
             Reply::Count(removed) => Ok(removed),
@@ -473,19 +534,32 @@ impl Call<'_> {
         }
     }
 
+    pub(crate) async fn remove(&self, keys: &[&[u8]], force: bool) -> Vec<Result<(), ClientError>> {
+        let request = |tenant, keys| {
+            Request::Remove(Remove {
+                tenant,
+                keys,
+                force,
+            })
+        };
+        self.remove_by(keys, request).await
+    }
+
     /// Removals that requests carry out, for so many keys each, a result each.
-    fn remove(
+    async fn remove_by(
         &self,
         keys: &[&[u8]],
         request: impl Fn(Tenant, Vec<Key>) -> Request,
     ) -> Vec<Result<(), ClientError>> {
         let span = TraceSpan::root("slackwater.remove", SpanKind::Client).keys(keys.len());
-        let pieces = keys.chunks(BATCH_KEYS_MAX);
-        let removed = pieces.flat_map(|piece| self.remove_piece(piece, &request));
-        span.call_each(|| removed.collect(), ClientError::code)
+        let mut removed = Vec::with_capacity(keys.len());
+        for piece in keys.chunks(BATCH_KEYS_MAX) {
+            removed.extend(span.awaiting(self.remove_piece(piece, &request)).await);
+        }
+        span.each_over(removed, ClientError::code)
     }
 
-    fn remove_piece(
+    async fn remove_piece(
         &self,
         keys: &[&[u8]],
         request: impl Fn(Tenant, Vec<Key>) -> Request,
@@ -501,7 +575,7 @@ impl Call<'_> {
         }
         let request = request(self.options.tenant.clone(), named.clone());
         let removed = named.clone();
-        let reply = self.ask("a removal", request);
+        let reply = self.ask("a removal", request).await;
         let each: Vec<Result<(), ClientError>> = match reply {
             Ok(Reply::Each(codes)) if codes.len() == named.len() => codes
                 .into_iter()

@@ -19,6 +19,7 @@ use crate::ConnectError;
 use crate::client::Connected;
 use crate::link::{Link, Unanswered};
 use crate::tells::Telling;
+use crate::waits::{Caller, here};
 
 /// How to reach a server.
 #[derive(Clone, Debug)]
@@ -115,7 +116,7 @@ pub(crate) fn connect(options: &ConnectOptions) -> Result<Connected, ConnectErro
     // Names below are the server's own; zero is none.
     let client = ClientId(name | 1 << 63);
     let link = Arc::new(Link::new(running.handle(), to, client, engine.clone()));
-    link.greet(until, None)
+    here(link.greet(until, Caller::THREAD))
         .map_err(|unanswered| not_welcome(address, unanswered, &link))?;
     let operations = Operations::Counted {
         last: Arc::new(AtomicU64::new(0)),

@@ -1,6 +1,8 @@
-//! Carries out what flows want, on the caller's thread, until they have their outcomes.
+//! Carries out what flows want until they have their outcomes.
 
 use std::collections::VecDeque;
+use std::future::{Future, poll_fn};
+use std::task::Poll;
 
 use slackwater_base::Instant;
 use slackwater_client::{Action, Answer, CallFlow, GetFlow, PutFlow};
@@ -8,12 +10,12 @@ use slackwater_transfer::Capability;
 use slackwater_wait::{Event, Park, Site, Waiting, now};
 use slackwater_wire::{Answered, ExtentRef, OperationId, Reply, Request};
 
-use crate::Cancel;
 use crate::link::{Link, Unanswered, UnderWay};
 use crate::tells::Telling;
+use crate::waits::{Caller, Waits};
 
 /// What all flows have in common.
-pub(crate) trait Flow {
+pub(crate) trait Flow: Send {
     fn on_reply(&mut self, now: Instant, of: OperationId, reply: Reply, out: &mut Vec<Action>);
     fn on_link_lost(&mut self, now: Instant, out: &mut Vec<Action>);
     fn on_deadline(&mut self, now: Instant, out: &mut Vec<Action>);
@@ -23,7 +25,7 @@ pub(crate) trait Flow {
 }
 
 /// Moves the bytes of a flow.
-pub(crate) trait Carry<F> {
+pub(crate) trait Carry<F>: Send {
     /// A request is about to be sent, for the first time or again.
     fn asks(&mut self, operation: OperationId, request: &Request) {
         let _ = (operation, request);
@@ -31,7 +33,12 @@ pub(crate) trait Carry<F> {
     /// The rights to the extents of a reply that the flow is about to be given.
     fn granted(&mut self, request: &Request, reply: &Reply, extents: Vec<(ExtentRef, Capability)>);
     /// Moves the bytes of these [`Action::Read`]s or [`Action::Write`]s together, and tells the flow how each ended.
-    fn carry(&mut self, flow: &mut F, moves: Vec<Action>, out: &mut Vec<Action>);
+    fn carry(
+        &mut self,
+        flow: &mut F,
+        moves: Vec<Action>,
+        out: &mut Vec<Action>,
+    ) -> impl Future<Output = ()> + Send;
     /// Tells the flow that the movement of an item, which has not begun, is cancelled.
     fn cancelled(&mut self, flow: &mut F, index: usize, out: &mut Vec<Action>);
 }
@@ -40,32 +47,37 @@ pub(crate) trait Carry<F> {
 pub(crate) struct Drive<'a> {
     pub(crate) link: &'a Link,
     pub(crate) telling: &'a Telling,
-    pub(crate) cancel: Option<&'a Cancel>,
+    pub(crate) caller: Caller<'a>,
 }
 
 static PAUSE: Site = Site::new("client, pause");
 
 impl<'a> Drive<'a> {
     /// Runs a flow that has begun with these actions. Returns when it has its outcomes: then nothing moves any more.
-    pub(crate) fn run<F: Flow>(&self, flow: &mut F, begun: Vec<Action>, carry: &mut impl Carry<F>) {
+    pub(crate) async fn run<F: Flow>(
+        &self,
+        flow: &mut F,
+        begun: Vec<Action>,
+        carry: &mut impl Carry<F>,
+    ) {
         let mut queue = VecDeque::from(begun);
         let mut given_up = false;
         loop {
             let mut out = Vec::new();
-            if !given_up && self.is_cancelled() {
+            if !given_up && self.caller.is_cancelled() {
                 given_up = true;
                 flow.cancel(&mut out);
             } else if queue.front().is_some_and(is_move) {
                 let others = queue.iter().position(|queued| !is_move(queued));
                 let moves = queue.drain(..others.unwrap_or(queue.len()));
-                carry.carry(flow, moves.collect(), &mut out);
+                carry.carry(flow, moves.collect(), &mut out).await;
             } else if let Some(action) = queue.pop_front() {
-                self.act(flow, action, carry, &mut out);
+                self.act(flow, action, carry, &mut out).await;
             } else if flow.is_over() {
                 return;
             } else {
                 let at = flow.next_deadline().unwrap_or_else(now);
-                self.pause(at);
+                self.pause(at).await;
             }
             if flow.next_deadline().is_some_and(|at| at <= now()) {
                 flow.on_deadline(now(), &mut out);
@@ -76,7 +88,7 @@ impl<'a> Drive<'a> {
         }
     }
 
-    fn act<F: Flow>(
+    async fn act<F: Flow>(
         &self,
         flow: &mut F,
         action: Action,
@@ -89,7 +101,8 @@ impl<'a> Drive<'a> {
                     return;
                 };
                 carry.asks(operation, &request);
-                let answer = self.link.ask(operation, &request, until, self.cancel);
+                let answer = self.link.ask(operation, &request, until, self.caller);
+                let answer = answer.await;
                 heard(flow, operation, &request, answer, carry, out);
             }
             Action::Tell { operation, request } => self.telling.tell(operation, request),
@@ -102,10 +115,10 @@ impl<'a> Drive<'a> {
     /// Sends the request that a call begins with, unless the call is cancelled.
     pub(crate) fn send(&self, flow: CallFlow, begun: Vec<Action>) -> Sent<'a> {
         let until = flow.next_deadline();
-        let is_cancelled = self.is_cancelled();
+        let is_cancelled = self.caller.is_cancelled();
         let asked = begun.into_iter().find_map(|action| match action {
             Action::Ask { operation, request } if !is_cancelled => {
-                let under_way = self.link.send(operation, &request, until?, self.cancel);
+                let under_way = self.link.send(operation, &request, until?, self.caller);
                 Some((operation, request, under_way))
             }
             _ => None,
@@ -114,11 +127,14 @@ impl<'a> Drive<'a> {
     }
 
     /// Waits for the answer to a call that was sent, and goes on with the call where that is not its end.
-    pub(crate) fn hear(&self, sent: Sent<'_>) -> Option<Answer> {
+    pub(crate) async fn hear(&self, sent: Sent<'_>) -> Option<Answer> {
         let Sent { mut flow, asked } = sent;
         let mut out = Vec::new();
         if let Some((operation, request, under_way)) = asked {
-            let answer = under_way.and_then(|sent| self.link.hear(sent));
+            let answer = match under_way {
+                Ok(sent) => self.link.hear(sent).await,
+                Err(unanswered) => Err(unanswered),
+            };
             heard(
                 &mut flow,
                 operation,
@@ -128,18 +144,30 @@ impl<'a> Drive<'a> {
                 &mut out,
             );
         }
-        self.run(&mut flow, out, &mut Nothing);
+        self.run(&mut flow, out, &mut Nothing).await;
         flow.into_answer()
     }
 
-    fn is_cancelled(&self) -> bool {
-        self.cancel.is_some_and(Cancel::is_cancelled)
-    }
-
-    fn pause(&self, until: Instant) {
-        match self.cancel {
-            Some(cancel) => cancel.pause(until),
-            None => {
+    /// Waits until then, or until the caller cancels.
+    async fn pause(&self, until: Instant) {
+        match (self.caller.waits, self.caller.cancel) {
+            (Waits::Task, cancel) => {
+                let mut ends = None;
+                let pause = poll_fn(|context| {
+                    if now() >= until || self.caller.is_cancelled() {
+                        return Poll::Ready(());
+                    }
+                    if let (None, Some(cancel)) = (&ends, cancel) {
+                        let waker = context.waker().clone();
+                        ends = Some(cancel.ends(move || waker.wake_by_ref()));
+                    }
+                    self.telling.wake_at(until, context.waker());
+                    Poll::Pending
+                });
+                pause.await;
+            }
+            (Waits::Thread, Some(cancel)) => cancel.pause(until),
+            (Waits::Thread, None) => {
                 let event = Event::new();
                 let waiting = Waiting::at(&PAUSE).by(&Park).until(until);
                 // Nobody notifies: it ends at its deadline.
@@ -279,7 +307,7 @@ pub(crate) struct Nothing;
 impl Carry<CallFlow> for Nothing {
     fn granted(&mut self, _: &Request, _: &Reply, _: Vec<(ExtentRef, Capability)>) {}
 
-    fn carry(&mut self, _: &mut CallFlow, _: Vec<Action>, _: &mut Vec<Action>) {
+    async fn carry(&mut self, _: &mut CallFlow, _: Vec<Action>, _: &mut Vec<Action>) {
         unreachable!("a call moves no bytes")
     }
 

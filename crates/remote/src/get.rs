@@ -136,18 +136,18 @@ impl Wanted {
 
 impl Call<'_> {
     /// Reads values into their sinks, an outcome each.
-    pub(crate) fn read(
+    pub(crate) async fn read(
         &self,
         keys: &[&[u8]],
         sinks: &mut [Sink<'_>],
         options: &GetOptions,
     ) -> Vec<Outcome> {
         let span = TraceSpan::root("slackwater.get", SpanKind::Client).keys(keys.len());
-        let read = || self.read_all(keys, sinks, options);
-        span.read_each(read, |found| found.bytes, ClientError::code)
+        let read = span.awaiting(self.read_all(keys, sinks, options)).await;
+        span.reads_over(read, |found| found.bytes, ClientError::code)
     }
 
-    fn read_all(
+    async fn read_all(
         &self,
         keys: &[&[u8]],
         sinks: &mut [Sink<'_>],
@@ -167,14 +167,15 @@ impl Call<'_> {
                 outcomes.extend(keys.iter().map(|_| Ok(None)));
                 continue;
             }
-            outcomes.extend(self.read_piece(keys, sinks, &chain, options.prefix_only));
+            let piece = self.read_piece(keys, sinks, &chain, options.prefix_only);
+            outcomes.extend(piece.await);
             chain.parent = keys.last().and_then(|key| Key::new(key).ok());
             chain.position = chain.position.saturating_add(keys.len() as u32);
         }
         outcomes
     }
 
-    fn read_piece(
+    async fn read_piece(
         &self,
         keys: &[&[u8]],
         sinks: &mut [Sink<'_>],
@@ -230,7 +231,7 @@ impl Call<'_> {
             sinks: wanted,
             silent_disks: Vec::new(),
         };
-        self.drive().run(&mut flow, begun, &mut reading);
+        self.drive().run(&mut flow, begun, &mut reading).await;
         let ends = flow.outcomes().unwrap_or_default().into_iter();
         let ends = ends.zip(reading.errors).zip(reading.read).zip(&named);
         let mut settled = ends.map(|(((outcome, error), read), key)| match (outcome, error) {
@@ -256,14 +257,15 @@ impl Call<'_> {
 
 impl Reading<'_, '_> {
     /// Reads replicas, an outcome each: those in memory together, then the others.
-    fn fetch(&mut self, wanted: &[Wanted]) -> Vec<Result<Checksum, ReadFailure>> {
+    async fn fetch(&mut self, wanted: &[Wanted]) -> Vec<Result<Checksum, ReadFailure>> {
         failpoint("get.located");
         let mut outcomes = Vec::with_capacity(wanted.len());
         // Of each sink: the outcome that is its own, and where it is read.
         let mut sources: BTreeMap<usize, (usize, Capability, u64)> = BTreeMap::new();
         let mut records = Vec::new();
         for (place, wanted) in wanted.iter().enumerate() {
-            let ready = self.make_room(wanted).and_then(|()| match wanted.from {
+            let room = self.make_room(wanted).await;
+            let ready = room.and_then(|()| match wanted.from {
                 ReplicaAt::Memory(extent) => {
                     let right = self.carrier.rights.get(&extent).copied();
                     Ok(Some((right.ok_or(ReadFailure::Stale)?, extent.offset)))
@@ -286,7 +288,7 @@ impl Reading<'_, '_> {
                 counts.push((place, reads.len() - before));
             }
         }
-        let read = self.carrier.read_all(reads);
+        let read = self.carrier.read_all(reads).await;
         let mut rest = &read[..];
         for (place, count) in counts {
             let (read, after) = rest.split_at(count);
@@ -298,7 +300,7 @@ impl Reading<'_, '_> {
             reads.fetch_add(1, Ordering::Relaxed);
         }
         for place in records {
-            outcomes[place] = self.fetch_record(&wanted[place]);
+            outcomes[place] = self.fetch_record(&wanted[place]).await;
         }
         outcomes
     }
@@ -342,18 +344,8 @@ impl Reading<'_, '_> {
         flow.on_read(now(), wanted.index, read, out);
     }
 
-    fn may_have(&self, bytes: u64) -> bool {
-        let Carrier {
-            link,
-            until,
-            cancel,
-            ..
-        } = &self.carrier;
-        link.may_have(bytes, *until, *cancel)
-    }
-
     /// Makes room for a value where it goes.
-    fn make_room(&mut self, wanted: &Wanted) -> Result<(), ReadFailure> {
+    async fn make_room(&mut self, wanted: &Wanted) -> Result<(), ReadFailure> {
         let length = wanted.bytes as usize;
         let is_made = match &*self.sinks[wanted.index] {
             Sink::Fresh(_) => true,
@@ -362,7 +354,13 @@ impl Reading<'_, '_> {
         };
         // No object is longer than the memory that it was put into: nothing is made for one that is said to be. The answer is wrong
         // then, and not the bytes, which nobody else may lose for it.
-        if is_made && !self.may_have(wanted.bytes) {
+        let Carrier {
+            link,
+            until,
+            caller,
+            ..
+        } = self.carrier;
+        if is_made && !link.may_have(wanted.bytes, until, caller).await {
             return Err(ReadFailure::Transfer);
         }
         match &mut *self.sinks[wanted.index] {
@@ -386,7 +384,7 @@ impl Reading<'_, '_> {
         Ok(())
     }
 
-    fn fetch_record(&mut self, wanted: &Wanted) -> Result<Checksum, ReadFailure> {
+    async fn fetch_record(&mut self, wanted: &Wanted) -> Result<Checksum, ReadFailure> {
         let Wanted {
             index,
             ref key,
@@ -395,7 +393,7 @@ impl Reading<'_, '_> {
             checksum,
             ..
         } = *wanted;
-        let cancel = self.carrier.cancel;
+        let caller = self.carrier.caller;
         let is_patient = self.carrier.is_patient || self.carrier.is_known;
         if let (ReplicaAt::Disk { node, .. }, false) = (wanted.from, is_patient)
             && self.silent_disks.contains(&node)
@@ -419,7 +417,7 @@ impl Reading<'_, '_> {
             checksum,
             trace: None,
         };
-        let staged = self.carrier.link.read_record(record, until, cancel);
+        let staged = self.carrier.link.read_record(record, until, caller).await;
         if let (ReplicaAt::Disk { node, .. }, Err(Unanswered::Late)) = (wanted.from, &staged) {
             self.silent_disks.push(node);
         }
@@ -437,7 +435,7 @@ impl Reading<'_, '_> {
         })?;
         let (capability, offset) = (staged.capability, staged.offset);
         let reads = sources_of(self.sinks[index], wanted, capability, offset);
-        let read = self.carrier.read_all(reads);
+        let read = self.carrier.read_all(reads).await;
         let read = whole(wanted, &read, self.sinks[index]);
         self.carrier.link.release(&staged, read.is_ok());
         read
@@ -535,7 +533,7 @@ impl Carry<GetFlow> for Reading<'_, '_> {
         self.carrier.granted(extents);
     }
 
-    fn carry(&mut self, flow: &mut GetFlow, moves: Vec<Action>, out: &mut Vec<Action>) {
+    async fn carry(&mut self, flow: &mut GetFlow, moves: Vec<Action>, out: &mut Vec<Action>) {
         let mut pending: Vec<Wanted> = moves.into_iter().map(Wanted::of).collect();
         // What its only node did not send in a moment waits until all others are read, from other replicas too.
         let mut deferred = Vec::new();
@@ -548,7 +546,7 @@ impl Carry<GetFlow> for Reading<'_, '_> {
             if pending.is_empty() {
                 return;
             }
-            let reads = self.fetch(&pending);
+            let reads = self.fetch(&pending).await;
             for (wanted, read) in pending.into_iter().zip(reads) {
                 let patient = self.carrier.is_patient || self.carrier.is_known;
                 let silent = read == Err(ReadFailure::Transfer) && now() < self.carrier.until;

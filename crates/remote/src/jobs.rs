@@ -1,6 +1,7 @@
 use slackwater_wire::{JobId, JobSpec, JobState, Reply, Request};
 
 use crate::client::refusal;
+use crate::waits::here;
 use crate::{CallOptions, Client, ClientError};
 
 /// Jobs of the master, which need the right of an operator.
@@ -42,14 +43,14 @@ impl Client {
     /// # Errors
     /// When the key has not the right; the deadline; a cancellation.
     pub fn jobs(&self, options: &CallOptions) -> Result<Vec<JobState>, ClientError> {
-        match self.call(options).ask("a list of jobs", Request::Jobs)? {
+        match here(self.call(options).ask("a list of jobs", Request::Jobs))? {
             Reply::Jobs(jobs) => Ok(jobs),
             reply => Err(refusal(&reply)),
         }
     }
 
     fn ask_job(&self, request: Request, options: &CallOptions) -> Result<JobState, ClientError> {
-        match self.call(options).ask("a job", request)? {
+        match here(self.call(options).ask("a job", request))? {
             Reply::Job(state) => Ok(*state),
             reply => Err(refusal(&reply)),
         }

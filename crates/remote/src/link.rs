@@ -18,8 +18,8 @@ use slackwater_wire::{
     ReadRecord, RecordStaged, Release, Reply, Request, StagedRecord, TraceContext, Welcome,
 };
 
-use crate::Cancel;
 use crate::pick::Fastest;
+use crate::waits::{Caller, Waits};
 
 /// See the module.
 pub(crate) struct Link {
@@ -70,7 +70,7 @@ impl Unanswered {
 pub(crate) struct UnderWay<'a> {
     begun: BegunRequest,
     until: Instant,
-    cancel: Option<&'a Cancel>,
+    caller: Caller<'a>,
     span: TraceSpan,
     is_heard: bool,
 }
@@ -80,11 +80,9 @@ impl Drop for UnderWay<'_> {
         if self.is_heard {
             return;
         }
-        match self.cancel {
-            Some(cancel) if cancel.is_cancelled() => {
-                self.span.fail(Unanswered::Cancelled.words());
-            }
-            _ => self.span.fail("the call ended before the answer"),
+        match self.caller.is_cancelled() {
+            true => self.span.fail(Unanswered::Cancelled.words()),
+            false => self.span.fail("the call ended before the answer"),
         }
     }
 }
@@ -126,9 +124,9 @@ impl Link {
 
     /// Whether a value may have this length. A node with more memory may have come since the limit was told: the server is asked
     /// then, and without an answer the old limit holds.
-    pub(crate) fn may_have(&self, bytes: u64, until: Instant, cancel: Option<&Cancel>) -> bool {
+    pub(crate) async fn may_have(&self, bytes: u64, until: Instant, caller: Caller<'_>) -> bool {
         if bytes > self.value_bytes_max() {
-            let _ = self.greet(until, cancel);
+            let _ = self.greet(until, caller).await;
         }
         bytes <= self.value_bytes_max()
     }
@@ -148,13 +146,14 @@ impl Link {
     }
 
     /// Learns the epoch and the nodes of the server.
-    pub(crate) fn greet(&self, until: Instant, cancel: Option<&Cancel>) -> Result<(), Unanswered> {
+    pub(crate) async fn greet(&self, until: Instant, caller: Caller<'_>) -> Result<(), Unanswered> {
         let hello = Hello {
             epoch: self.epoch(),
             client: self.client,
             host: (self.engine.segment().host.as_ref()).map(|host| host.boot_id.clone()),
         };
-        let answer = self.exchange("pool.hello", &encoded(&hello), until, cancel)?;
+        let hello = encoded(&hello);
+        let answer = self.exchange("pool.hello", &hello, until, caller).await?;
         let welcome: Welcome = self.decode(&answer)?;
         self.see(welcome.epoch)?;
         self.value_bytes_max
@@ -173,16 +172,18 @@ impl Link {
     }
 
     /// The node of an incarnation, asked for if it is new.
-    pub(crate) fn node(
+    pub(crate) async fn node(
         &self,
         incarnation: Incarnation,
         until: Instant,
-        cancel: Option<&Cancel>,
+        caller: Caller<'_>,
     ) -> Option<PeerId> {
-        self.known_node(incarnation).or_else(|| {
-            self.greet(until, cancel).ok()?;
-            self.known_node(incarnation)
-        })
+        let known = self.known_node(incarnation);
+        if known.is_some() {
+            return known;
+        }
+        self.greet(until, caller).await.ok()?;
+        self.known_node(incarnation)
     }
 
     /// The node of an incarnation, if it is not new.
@@ -207,14 +208,15 @@ impl Link {
     }
 
     /// Makes a request of the master and waits for its answer.
-    pub(crate) fn ask(
+    pub(crate) async fn ask(
         &self,
         operation: OperationId,
         request: &Request,
         until: Instant,
-        cancel: Option<&Cancel>,
+        caller: Caller<'_>,
     ) -> Result<Answered, Unanswered> {
-        self.hear(self.send(operation, request, until, cancel)?)
+        self.hear(self.send(operation, request, until, caller)?)
+            .await
     }
 
     /// Makes a request of the master whose answer [`Link::hear`] waits for, so that more can be done meanwhile.
@@ -223,7 +225,7 @@ impl Link {
         operation: OperationId,
         request: &Request,
         until: Instant,
-        cancel: Option<&'a Cancel>,
+        caller: Caller<'a>,
     ) -> Result<UnderWay<'a>, Unanswered> {
         let mut span = TraceSpan::here(span_name(request), SpanKind::Client);
         let body = self.asked(operation, request, span.context());
@@ -231,23 +233,23 @@ impl Link {
         Ok(UnderWay {
             begun: self.begin(command(request), &body, until),
             until,
-            cancel,
+            caller,
             span,
             is_heard: false,
         })
     }
 
     /// The answer to a request that was sent.
-    pub(crate) fn hear(&self, mut under_way: UnderWay<'_>) -> Result<Answered, Unanswered> {
+    pub(crate) async fn hear(&self, mut under_way: UnderWay<'_>) -> Result<Answered, Unanswered> {
         let UnderWay {
             begun,
             until,
-            cancel,
+            caller,
             span,
             is_heard,
         } = &mut under_way;
+        let answer = self.finish(begun, *until, *caller).await;
         *is_heard = true;
-        let answer = self.finish(begun, *until, *cancel);
         let answered = answer.and_then(|answer| self.answered(&answer));
         answered.inspect_err(|unanswered| span.fail(unanswered.words()))
     }
@@ -276,16 +278,17 @@ impl Link {
     }
 
     /// Has a record of an SSD read into memory of its node.
-    pub(crate) fn read_record(
+    pub(crate) async fn read_record(
         &self,
         mut record: ReadRecord,
         until: Instant,
-        cancel: Option<&Cancel>,
+        caller: Caller<'_>,
     ) -> Result<StagedRecord, Unanswered> {
         let mut span = TraceSpan::here("slackwater.read_record", SpanKind::Client);
         (record.epoch, record.client) = (self.epoch(), self.client);
         record.trace = span.context();
-        let answer = self.exchange("records.read", &encoded(&record), until, cancel);
+        let record = encoded(&record);
+        let answer = self.exchange("records.read", &record, until, caller).await;
         let answer = answer.inspect_err(|unanswered| span.fail(unanswered.words()))?;
         let staged: RecordStaged = self.decode(&answer)?;
         self.see(staged.epoch)?;
@@ -333,14 +336,15 @@ impl Link {
         Ok(answered)
     }
 
-    fn exchange(
+    async fn exchange(
         &self,
         command: &str,
         body: &[u8],
         until: Instant,
-        cancel: Option<&Cancel>,
+        caller: Caller<'_>,
     ) -> Result<Answer, Unanswered> {
-        self.finish(&mut self.begin(command, body, until), until, cancel)
+        let mut begun = self.begin(command, body, until);
+        self.finish(&mut begun, until, caller).await
     }
 
     fn begin(&self, command: &str, body: &[u8], until: Instant) -> BegunRequest {
@@ -351,23 +355,25 @@ impl Link {
         self.mq.begin_request(self.to, command, [body], &options)
     }
 
-    fn finish(
+    async fn finish(
         &self,
         begun: &mut BegunRequest,
         until: Instant,
-        cancel: Option<&Cancel>,
+        caller: Caller<'_>,
     ) -> Result<Answer, Unanswered> {
-        let heard = match cancel {
-            Some(cancel) => {
-                let end = begun.canceller();
-                cancel.during(move || _ = end(), || begun.wait(until))
-            }
-            None => begun.wait(until),
+        let ends = caller.cancel.map(|cancel| {
+            let end = begun.canceller();
+            cancel.ends(move || _ = end())
+        });
+        let heard = match caller.waits {
+            Waits::Thread => begun.wait(until),
+            Waits::Task => begun.outcome().await,
         };
+        drop(ends);
         match heard {
             // What is cancelled in the queue of the link is gone once that is up, or out of time before.
             Some(Err(RequestError::Gone | RequestError::Timeout)) | None
-                if cancel.is_some_and(Cancel::is_cancelled) =>
+                if caller.is_cancelled() =>
             {
                 Err(Unanswered::Cancelled)
             }
@@ -465,6 +471,8 @@ mod tests {
     use slackwater_transfer::EngineConfig;
 
     use super::*;
+    use crate::Cancel;
+    use crate::waits::here;
 
     /// A link to a server that is not there yet.
     fn early_link(endpoint: &Endpoint) -> (Running, Link) {
@@ -493,14 +501,20 @@ mod tests {
         cancel: &'a Cancel,
     ) -> UnderWay<'a> {
         let (operation, request) = (OperationId(1), Request::Quotas);
-        let under_way = link.send(operation, &request, until, Some(cancel));
+        let caller = Caller {
+            cancel: Some(cancel),
+            ..Caller::THREAD
+        };
+        let under_way = link.send(operation, &request, until, caller);
         let under_way = under_way.unwrap();
         // One that is cancelled on its way to the queue never comes there, nor has a time.
         eventually("the request is in the queue, or too late for it", || {
             client.metrics().requests.get() + client.metrics().timeouts.get() > 0
         });
         let end = under_way.begun.canceller();
-        cancel.during(move || _ = end(), || cancel.cancel());
+        let ends = cancel.ends(move || _ = end());
+        cancel.cancel();
+        drop(ends);
         under_way
     }
 
@@ -514,7 +528,7 @@ mod tests {
         let under_way = cancelled(&client, &link, until, &cancel);
         eventually("its time is over", || under_way.begun.is_done());
         assert_eq!(client.metrics().timeouts.get(), 1);
-        let heard = link.hear(under_way);
+        let heard = here(link.hear(under_way));
         assert!(matches!(heard, Err(Unanswered::Cancelled)), "{heard:?}");
     }
 
@@ -549,9 +563,9 @@ mod tests {
         };
         server.listen(&endpoint, &everybody).unwrap();
         // The queue of the link keeps its order.
-        let later = link.exchange("later.request", &[], until, None);
+        let later = here(link.exchange("later.request", &[], until, Caller::THREAD));
         assert!(later.is_ok(), "{later:?}");
-        let heard = link.hear(under_way);
+        let heard = here(link.hear(under_way));
         assert!(matches!(heard, Err(Unanswered::Cancelled)), "{heard:?}");
     }
 }

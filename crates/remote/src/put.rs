@@ -25,12 +25,17 @@ struct Writing<'a, 'v> {
 
 impl Call<'_> {
     /// Puts values, an outcome each.
-    pub(crate) fn write(&self, entries: &[(&[u8], &[u8])], options: &PutOptions) -> Vec<Outcome> {
+    pub(crate) async fn write(
+        &self,
+        entries: &[(&[u8], &[u8])],
+        options: &PutOptions,
+    ) -> Vec<Outcome> {
         let span = TraceSpan::root("slackwater.put", SpanKind::Client).keys(entries.len());
-        span.call_each(|| self.write_all(entries, options), ClientError::code)
+        let written = span.awaiting(self.write_all(entries, options)).await;
+        span.each_over(written, ClientError::code)
     }
 
-    fn write_all(&self, entries: &[(&[u8], &[u8])], options: &PutOptions) -> Vec<Outcome> {
+    async fn write_all(&self, entries: &[(&[u8], &[u8])], options: &PutOptions) -> Vec<Outcome> {
         if let Err(error) = self.check_room() {
             return vec![Err(error); entries.len()];
         }
@@ -39,7 +44,7 @@ impl Call<'_> {
         let mut rest = entries;
         while !rest.is_empty() {
             let (piece, after) = rest.split_at(self.piece(rest));
-            outcomes.extend(self.write_piece(piece, &chain, options));
+            outcomes.extend(self.write_piece(piece, &chain, options).await);
             chain.parent = piece.last().and_then(|(key, _)| Key::new(key).ok());
             chain.position = chain.position.saturating_add(piece.len() as u32);
             rest = after;
@@ -59,10 +64,10 @@ impl Call<'_> {
         limited.take_while(fits).count().max(1)
     }
 
-    fn check(&self, (key, value): &(&[u8], &[u8])) -> Result<Key, ClientError> {
+    async fn check(&self, (key, value): &(&[u8], &[u8])) -> Result<Key, ClientError> {
         let key = Key::new(key)?;
         let (bytes, link) = (value.len() as u64, self.client.link());
-        let fits = link.may_have(bytes, self.until, self.options.cancel.as_ref());
+        let fits = link.may_have(bytes, self.until, self.caller()).await;
         let limit = link.value_bytes_max();
         match bytes {
             0 => Err(ClientError::EmptyValue { key }),
@@ -71,7 +76,7 @@ impl Call<'_> {
         }
     }
 
-    fn write_piece(
+    async fn write_piece(
         &self,
         entries: &[(&[u8], &[u8])],
         chain: &Chain,
@@ -80,7 +85,7 @@ impl Call<'_> {
         let mut outcomes: Vec<Outcome> = Vec::with_capacity(entries.len());
         let (mut keys, mut values) = (Vec::new(), Vec::new());
         for entry in entries {
-            outcomes.push(self.check(entry).map(|key| {
+            outcomes.push(self.check(entry).await.map(|key| {
                 keys.push(key);
                 values.push(entry.1);
                 Stored::New
@@ -115,7 +120,7 @@ impl Call<'_> {
             carrier: self.carrier(),
             values,
         };
-        self.drive().run(&mut flow, begun, &mut writing);
+        self.drive().run(&mut flow, begun, &mut writing).await;
         self.client.locations().forget(&keys);
         let ends = flow.outcomes().unwrap_or_default().into_iter().zip(&keys);
         let mut settled = ends.map(|(outcome, key)| match outcome {
@@ -136,7 +141,7 @@ impl Call<'_> {
 impl Writing<'_, '_> {
     /// Writes values to all their extents, an outcome each. Where bytes of one value differ, as its caller changed them
     /// meanwhile, a node finds that they have another checksum.
-    fn write(&self, puts: &[(usize, Vec<ExtentRef>)]) -> Vec<Result<Checksum, WriteFailure>> {
+    async fn write(&self, puts: &[(usize, Vec<ExtentRef>)]) -> Vec<Result<Checksum, WriteFailure>> {
         failpoint("put.granted");
         let mut outcomes: Vec<Result<Checksum, WriteFailure>> = Vec::with_capacity(puts.len());
         let (mut places, mut writes) = (Vec::new(), Vec::new());
@@ -154,7 +159,8 @@ impl Writing<'_, '_> {
                 None => outcomes.push(Err(WriteFailure::Stale)),
             }
         }
-        for (place, written) in places.into_iter().zip(self.carrier.write_all(&writes)) {
+        let written = self.carrier.write_all(&writes).await;
+        for (place, written) in places.into_iter().zip(written) {
             let written = written.map_err(|not_moved| match not_moved {
                 NotMoved::Stale => WriteFailure::Stale,
                 NotMoved::Failed => WriteFailure::Transfer,
@@ -172,13 +178,13 @@ impl Carry<PutFlow> for Writing<'_, '_> {
         self.carrier.granted(extents);
     }
 
-    fn carry(&mut self, flow: &mut PutFlow, moves: Vec<Action>, out: &mut Vec<Action>) {
+    async fn carry(&mut self, flow: &mut PutFlow, moves: Vec<Action>, out: &mut Vec<Action>) {
         let put = |action| match action {
             Action::Write { index, extents } => (index, extents),
             _ => unreachable!("a flow that puts does not read"),
         };
         let puts: Vec<(usize, Vec<ExtentRef>)> = moves.into_iter().map(put).collect();
-        let written = self.write(&puts);
+        let written = self.write(&puts).await;
         for ((index, _), written) in puts.into_iter().zip(written) {
             flow.on_written(now(), index, written, out);
         }

@@ -3,6 +3,7 @@ use std::sync::OnceLock;
 use slackwater_wire::{ErrorCode, Key, Version};
 
 use crate::get::{Outcome, Part, Sink};
+use crate::waits::here;
 use crate::{Client, ClientError, GetOptions};
 
 /// A value that is read a part at a time, as layers of a model are: all parts are of one put.
@@ -91,7 +92,8 @@ impl Client {
             }
         }
         let keys: Vec<&[u8]> = asked.iter().map(|place| sessions[*place].key()).collect();
-        let outcomes = self.call(&options.call).read(&keys, &mut sinks, options);
+        let call = self.call(&options.call);
+        let outcomes = here(call.read(&keys, &mut sinks, options));
         for ((place, outcome), sink) in asked.into_iter().zip(outcomes).zip(sinks) {
             lengths[place] = sessions[place].settle(outcome, sink);
         }

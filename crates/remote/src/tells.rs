@@ -1,8 +1,11 @@
 //! The thread that gives back what calls were granted and did not use: it sends each request until it is answered. It also
-//! tells the master of reads that needed no look-up. It sleeps while there is nothing to say.
+//! tells the master of reads that needed no look-up, and wakes the tasks of calls that pause. It sleeps while there is nothing
+//! to say.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::Waker;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -26,6 +29,7 @@ struct Shared {
     operations: Operations,
     locations: Arc<LocationCache>,
     tells: Mutex<Tells>,
+    sleepers: Mutex<Sleepers>,
     bell: Event,
 }
 
@@ -56,6 +60,7 @@ impl Telling {
                 }
             })),
             tells: Mutex::new(Tells::new(TELLS_MAX, AGAIN, jitter)),
+            sleepers: Mutex::default(),
             bell: Event::new(),
         });
         let other = Arc::clone(&shared);
@@ -72,6 +77,12 @@ impl Telling {
     pub(crate) fn tell(&self, operation: OperationId, request: Request) {
         self.shared.send(operation, &request);
         self.shared.tells().tell(now(), operation, request);
+        self.shared.bell.notify_all();
+    }
+
+    /// Wakes a task then, or before.
+    pub(crate) fn wake_at(&self, at: Instant, waker: &Waker) {
+        self.shared.sleepers().add(at, waker.clone());
         self.shared.bell.notify_all();
     }
 
@@ -99,7 +110,13 @@ impl Shared {
             for told in self.locations.on_deadline() {
                 self.renew(told);
             }
-            let next = [self.tells().next_deadline(), self.locations.next_deadline()];
+            let rested = self.sleepers().take(now());
+            rested.into_iter().for_each(Waker::wake);
+            let next = [
+                self.tells().next_deadline(),
+                self.locations.next_deadline(),
+                self.sleepers().next(),
+            ];
             let until = next.into_iter().flatten().min().unwrap_or(Instant::NEVER);
             let waiting = Waiting::at(&SITE).by(&Park).until(until);
             // Rung, due or closed: the next turn looks at all three.
@@ -152,6 +169,39 @@ impl Shared {
 
     fn tells(&self) -> MutexGuard<'_, Tells> {
         self.tells.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn sleepers(&self) -> MutexGuard<'_, Sleepers> {
+        self.sleepers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The tasks of calls that pause.
+#[derive(Default)]
+struct Sleepers {
+    count: u64,
+    /// By when they go on, and in their order.
+    wakers: BTreeMap<(Instant, u64), Waker>,
+}
+
+impl Sleepers {
+    fn add(&mut self, at: Instant, waker: Waker) {
+        self.count += 1;
+        self.wakers.insert((at, self.count), waker);
+    }
+
+    /// Those that go on at `now`.
+    fn take(&mut self, now: Instant) -> Vec<Waker> {
+        let due = |(at, _): &(Instant, u64), _: &mut Waker| *at <= now;
+        self.wakers
+            .extract_if(.., due)
+            .map(|(_, waker)| waker)
+            .collect()
+    }
+
+    fn next(&self) -> Option<Instant> {
+        let ((at, _), _) = self.wakers.first_key_value()?;
+        Some(*at)
     }
 }
 

@@ -3,8 +3,9 @@ use std::ops::Deref;
 use slackwater_base::Checksum;
 use slackwater_wire::SegmentKind;
 
-use crate::client::only;
+use crate::client::{Call, only};
 use crate::get::{Outcome, Sink};
+use crate::waits::here;
 use crate::{Client, ClientError, GetOptions};
 
 /// A value that was read into memory of its own, as `&[u8]`: it stays as it is whatever happens to its key, the client and
@@ -53,8 +54,19 @@ impl Client {
         keys: &[&[u8]],
         options: &GetOptions,
     ) -> Vec<Result<Option<View>, ClientError>> {
+        here(self.call(&options.call).view(keys, options))
+    }
+}
+
+impl Call<'_> {
+    /// Reads values, and says what from, a result each.
+    pub(crate) async fn view(
+        &self,
+        keys: &[&[u8]],
+        options: &GetOptions,
+    ) -> Vec<Result<Option<View>, ClientError>> {
         let mut sinks: Vec<Sink<'_>> = keys.iter().map(|_| Sink::Fresh(Vec::new())).collect();
-        let outcomes = self.call(&options.call).read(keys, &mut sinks, options);
+        let outcomes = self.read(keys, &mut sinks, options).await;
         let view = |(outcome, sink): (Outcome, Sink<'_>)| match (outcome?, sink) {
             (Some(found), Sink::Fresh(bytes)) => Ok(Some(View {
                 bytes,

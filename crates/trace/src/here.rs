@@ -1,4 +1,6 @@
 use std::cell::Cell;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 
 use slackwater_wire::{TraceContext, Traceparent};
 
@@ -23,6 +25,12 @@ pub(crate) fn said() -> Option<Traceparent> {
 pub fn within<T>(parent: Traceparent, step: impl FnOnce() -> T) -> T {
     let _before = Before(HERE.replace(Some(parent)));
     step()
+}
+
+/// Awaits `step`, which is within the trace of `parent` whenever it is polled, on whatever thread.
+pub async fn awaited_within<T>(parent: Traceparent, step: impl Future<Output = T>) -> T {
+    let mut step = pin!(step);
+    poll_fn(|context| within(parent, || step.as_mut().poll(context))).await
 }
 
 /// What this thread was within, and is again when this is dropped.

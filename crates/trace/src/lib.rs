@@ -11,7 +11,7 @@ mod queue;
 mod recorder;
 mod span;
 
-pub use here::{current, within};
+pub use here::{awaited_within, current, within};
 pub use recorder::{
     Exporter, RecorderError, Sink, TraceCounts, counts, export_to, forked, is_recording,
 };

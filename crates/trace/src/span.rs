@@ -4,7 +4,7 @@ use slackwater_base::Instant;
 use slackwater_wait::now;
 use slackwater_wire::{ErrorCode, SpanId, TraceContext, Traceparent};
 
-use crate::here::{current, said, within};
+use crate::here::{awaited_within, current, said, within};
 use crate::identity::{fresh_span, fresh_trace};
 use crate::recorder;
 
@@ -159,6 +159,14 @@ impl TraceSpan {
         }
     }
 
+    /// Awaits `step` within this span.
+    pub async fn awaiting<T>(&self, step: impl Future<Output = T>) -> T {
+        match self.context {
+            Some(_) => awaited_within(Traceparent(self.context), step).await,
+            None => step.await,
+        }
+    }
+
     /// Notes something of it.
     pub fn note(&mut self, name: &'static str, note: impl Into<Note>) {
         if let Some(recording) = &mut self.recording
@@ -190,22 +198,43 @@ impl TraceSpan {
     /// # Errors
     /// Those of the call.
     pub fn call<T, E>(
-        mut self,
+        self,
         call: impl FnOnce() -> Result<T, E>,
         code: impl Fn(&E) -> ErrorCode,
     ) -> Result<T, E> {
         let outcome = self.during(call);
+        self.over(outcome, code)
+    }
+
+    /// Ends with a call that was made within it.
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub fn over<T, E>(
+        mut self,
+        outcome: Result<T, E>,
+        code: impl Fn(&E) -> ErrorCode,
+    ) -> Result<T, E> {
         self.fail_first(outcome.as_ref().err().into_iter().map(code));
         outcome
     }
 
     /// Makes a call for many keys within it, with which it ends.
     pub fn call_each<T, E>(
-        mut self,
+        self,
         call: impl FnOnce() -> Vec<Result<T, E>>,
         code: impl Fn(&E) -> ErrorCode,
     ) -> Vec<Result<T, E>> {
         let outcomes = self.during(call);
+        self.each_over(outcomes, code)
+    }
+
+    /// Ends with a call for many keys that was made within it.
+    pub fn each_over<T, E>(
+        mut self,
+        outcomes: Vec<Result<T, E>>,
+        code: impl Fn(&E) -> ErrorCode,
+    ) -> Vec<Result<T, E>> {
         let failed = outcomes.iter().filter_map(|outcome| outcome.as_ref().err());
         self.fail_first(failed.map(code));
         outcomes
@@ -213,12 +242,22 @@ impl TraceSpan {
 
     /// Reads values for many keys within it, with which it ends. It notes how many there were, and how long.
     pub fn read_each<T, E>(
-        mut self,
+        self,
         read: impl FnOnce() -> Vec<Result<Option<T>, E>>,
         bytes: impl Fn(&T) -> usize,
         code: impl Fn(&E) -> ErrorCode,
     ) -> Vec<Result<Option<T>, E>> {
         let outcomes = self.during(read);
+        self.reads_over(outcomes, bytes, code)
+    }
+
+    /// Ends with reads for many keys that were made within it; notes as [`TraceSpan::read_each`].
+    pub fn reads_over<T, E>(
+        mut self,
+        outcomes: Vec<Result<Option<T>, E>>,
+        bytes: impl Fn(&T) -> usize,
+        code: impl Fn(&E) -> ErrorCode,
+    ) -> Vec<Result<Option<T>, E>> {
         if self.is_recording() {
             let found = outcomes.iter().flatten().flatten().map(bytes);
             let (hits, bytes) = found.fold((0u64, 0), |(hits, sum), bytes| (hits + 1, sum + bytes));

@@ -20,8 +20,8 @@ pub use slackwater_engine::{
     Notice, Op, Outcome, Part, PeerId, PeerStats, Priority, Question, Refusal, Region, RegionId,
     RegionKey, RegionSpec, Regions, RegisterError, Remote, ReopenError, Request, Revocation,
     Rights, SealConfig, SealError, Segment, SharedFile, SingleRequest, Span, Stage, StageError,
-    Staged, StagingTurn, Status, StillBusy, Submission, Submit, Target, UnknownAes, Watch,
-    WhenFull, holder_of,
+    Staged, StagingTurn, Status, StillBusy, Submission, Submit, Target, UnknownAes, WhenFull,
+    holder_of,
 };
 pub use slackwater_same_host as host;
 pub use slackwater_stage as stage;

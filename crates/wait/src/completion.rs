@@ -113,11 +113,7 @@ impl<T> Future for Completion<T> {
     type Output = Result<T, Stopped<Abandoned>>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if !self.shared.countdown.is_done() {
-            self.shared.countdown.hook_waker(context.waker());
-        }
-        // Looked at again: the value may have come before the waker was in place.
-        if self.shared.countdown.is_done() {
+        if self.shared.countdown.poll_done(context).is_ready() {
             return Poll::Ready(self.take().ok_or(Stopped::Failed(Abandoned)));
         }
         if self.shared.countdown.is_cancelled() {

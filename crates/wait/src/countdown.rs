@@ -1,5 +1,5 @@
 use std::fmt;
-use std::task::Waker;
+use std::task::{Context, Poll, Waker};
 
 use thiserror::Error;
 
@@ -171,6 +171,19 @@ impl<E> Countdown<E> {
         }
         self.announce_hook();
         Ok(())
+    }
+
+    /// Ready when all parts are over, cancelled or not; the task of `context` is woken then. One task awaits a countdown: it
+    /// takes the place of a hook, and of a task before it.
+    pub fn poll_done(&self, context: &mut Context<'_>) -> Poll<()> {
+        if !self.is_done() {
+            self.hook_waker(context.waker());
+        }
+        // Looked at again: the last part may have come before the waker was in place.
+        match self.is_done() {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        }
     }
 
     /// Replaces the waker of a task that polls again, or a hook.

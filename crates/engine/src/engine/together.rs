@@ -1,5 +1,6 @@
 //! Several requests on memory that is not registered, whose caller waits for all of them.
 
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,8 +18,19 @@ use crate::request::Target;
 /// A request that goes with others: its place among them, its peer, and what it is.
 type Joint = (usize, Arc<Segment>, SingleRequest);
 
-/// Is given the batch of requests that go over a wire, which another thread may cancel, and what waits for its end.
-pub type Watch<'a> = &'a dyn Fn(&Batch, &mut dyn FnMut());
+/// Who waits for requests.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Waiter {
+    /// The calling thread, which nobody else ends.
+    Thread,
+    /// The calling thread, whose wait another may end.
+    WatchedThread,
+    /// A task: the thread that polls it does not wait, and copies no more than takes as little time.
+    Task,
+}
+
+/// The longest request that a task's thread copies itself, in bytes.
+const TASK_COPY_MAX: u64 = 64 << 10;
 
 impl Engine {
     /// Reads into memory that need not be registered, from several places at once, while the caller waits, for each as long as
@@ -30,29 +42,38 @@ impl Engine {
         if let [(target, into, timeout)] = reads {
             return vec![self.read_checked(target, into, *timeout)];
         }
-        let requests = reads.iter_mut().map(|(target, into, timeout)| {
-            // SAFETY: the slices are borrowed alone until this returns, and `together` returns only when nothing touches
-            // them.
-            let buffers = unsafe { Buffers::borrowed(into.as_mut_ptr(), into.len()) };
-            (*target, buffers, *timeout)
-        });
-        let outcomes = self.together(Op::Read, requests.collect(), None);
+        // SAFETY: the slices are borrowed alone until this returns, and `together` returns only when nothing touches them.
+        let requests = unsafe { read_requests(reads) };
+        let outcomes = self.together(Op::Read, requests, Waiter::Thread, |_| ());
         summed_of(outcomes, reads.iter().map(|(_, into, _)| &**into))
     }
 
-    /// [`Engine::read_all`] that another thread may end: after [`Batch::cancel`] the wait is short, and what had not come
-    /// fails.
-    pub fn read_all_watched(
+    /// [`Engine::read_all`] that another thread may end: `watch` is given the batch of the requests that go over a wire, and what
+    /// it returns is dropped at their end. After [`Batch::cancel`] the wait is short, and what had not come fails.
+    pub fn read_all_watched<G>(
         &self,
         reads: &mut [(Target, &mut [u8], Duration)],
-        watch: Watch<'_>,
+        watch: impl FnOnce(&Batch) -> G,
     ) -> Vec<Result<Checksum, Cause>> {
-        let requests = reads.iter_mut().map(|(target, into, timeout)| {
-            // SAFETY: as in `read_all`.
-            let buffers = unsafe { Buffers::borrowed(into.as_mut_ptr(), into.len()) };
-            (*target, buffers, *timeout)
-        });
-        let outcomes = self.together(Op::Read, requests.collect(), Some(watch));
+        // SAFETY: as in `read_all`.
+        let requests = unsafe { read_requests(reads) };
+        let outcomes = self.together(Op::Read, requests, Waiter::WatchedThread, watch);
+        summed_of(outcomes, reads.iter().map(|(_, into, _)| &**into))
+    }
+
+    /// [`Engine::read_all_watched`] for a task. To drop it before its end ends the requests, and waits for that.
+    ///
+    /// # Safety
+    /// It writes to the slices from its first poll until it has ended or is dropped: if it is leaked between the two, their
+    /// memory must never be used again.
+    pub async unsafe fn read_all_awaited<G: Send>(
+        &self,
+        reads: &mut [(Target, &mut [u8], Duration)],
+        watch: impl FnOnce(&Batch) -> G + Send,
+    ) -> Vec<Result<Checksum, Cause>> {
+        // SAFETY: the slices are borrowed alone by this, which ends only when nothing touches them, or is leaked with them.
+        let requests = unsafe { read_requests(reads) };
+        let outcomes = self.together_awaited(Op::Read, requests, watch).await;
         summed_of(outcomes, reads.iter().map(|(_, into, _)| &**into))
     }
 
@@ -66,43 +87,98 @@ impl Engine {
         if let [(target, from)] = writes {
             return vec![self.write_checked(target, from, timeout)];
         }
-        let requests = writes.iter().map(|(target, from)| {
-            // SAFETY: a write only reads from its buffers; the slices are borrowed until this returns, and `together`
-            // returns only when nothing touches them.
-            let buffers = unsafe { Buffers::borrowed(from.as_ptr().cast_mut(), from.len()) };
-            (*target, buffers, timeout)
-        });
-        let outcomes = self.together(Op::Write, requests.collect(), None);
+        // SAFETY: the slices are borrowed until this returns, and `together` returns only when nothing touches them.
+        let requests = unsafe { write_requests(writes, timeout) };
+        let outcomes = self.together(Op::Write, requests, Waiter::Thread, |_| ());
         summed_of(outcomes, writes.iter().map(|(_, from)| *from))
     }
 
     /// [`Engine::write_all`] that another thread may end, as [`Engine::read_all_watched`].
-    pub fn write_all_watched(
+    pub fn write_all_watched<G>(
         &self,
         writes: &[(Target, &[u8])],
         timeout: Duration,
-        watch: Watch<'_>,
+        watch: impl FnOnce(&Batch) -> G,
     ) -> Vec<Result<Checksum, Cause>> {
-        let requests = writes.iter().map(|(target, from)| {
-            // SAFETY: as in `write_all`.
-            let buffers = unsafe { Buffers::borrowed(from.as_ptr().cast_mut(), from.len()) };
-            (*target, buffers, timeout)
-        });
-        let outcomes = self.together(Op::Write, requests.collect(), Some(watch));
+        // SAFETY: as in `write_all`.
+        let requests = unsafe { write_requests(writes, timeout) };
+        let outcomes = self.together(Op::Write, requests, Waiter::WatchedThread, watch);
         summed_of(outcomes, writes.iter().map(|(_, from)| *from))
     }
 
-    fn together(
+    /// [`Engine::write_all_watched`] for a task, as [`Engine::read_all_awaited`].
+    ///
+    /// # Safety
+    /// It reads from the slices from its first poll until it has ended or is dropped: if it is leaked between the two, their
+    /// memory must never be used again.
+    pub async unsafe fn write_all_awaited<G: Send>(
+        &self,
+        writes: &[(Target, &[u8])],
+        timeout: Duration,
+        watch: impl FnOnce(&Batch) -> G + Send,
+    ) -> Vec<Result<Checksum, Cause>> {
+        // SAFETY: the slices are borrowed by this, which ends only when nothing touches them, or is leaked with them.
+        let requests = unsafe { write_requests(writes, timeout) };
+        let outcomes = self.together_awaited(Op::Write, requests, watch).await;
+        summed_of(outcomes, writes.iter().map(|(_, from)| *from))
+    }
+
+    fn together<G>(
         &self,
         op: Op,
         requests: Vec<(Target, Buffers, Duration)>,
-        watch: Option<Watch<'_>>,
+        waiter: Waiter,
+        watch: impl FnOnce(&Batch) -> G,
     ) -> Vec<Result<Option<Checksum>, Cause>> {
+        let begun = now();
+        let (mut outcomes, joint) = self.apart(op, requests, waiter);
+        let Some(last) = joint.iter().map(|(.., single)| single.deadline).max() else {
+            return outcomes;
+        };
+        let (batch, places) = self.send(joint, WhenFull::Wait);
+        // The memory is the caller's: all requests have ended when this returns, whatever their outcomes.
+        let end = End(&batch, last + last.since(begun));
+        let watched = watch(&batch);
+        drop(end);
+        drop(watched);
+        gather(&batch, places, &mut outcomes);
+        outcomes
+    }
+
+    async fn together_awaited<G: Send>(
+        &self,
+        op: Op,
+        requests: Vec<(Target, Buffers, Duration)>,
+        watch: impl FnOnce(&Batch) -> G + Send,
+    ) -> Vec<Result<Option<Checksum>, Cause>> {
+        let (mut outcomes, joint) = self.apart(op, requests, Waiter::Task);
+        if joint.is_empty() {
+            return outcomes;
+        }
+        // Who makes many tasks bounds them.
+        let (batch, places) = self.send(joint, WhenFull::Exceed);
+        // Where this is dropped instead, they are ended at once.
+        let end = End(&batch, Instant::ZERO);
+        let watched = watch(&batch);
+        poll_fn(|context| batch.poll_done(context)).await;
+        drop(end);
+        drop(watched);
+        gather(&batch, places, &mut outcomes);
+        outcomes
+    }
+
+    /// Carries what this thread copies by itself. The outcomes of that, and the requests that go together instead.
+    fn apart(
+        &self,
+        op: Op,
+        requests: Vec<(Target, Buffers, Duration)>,
+        waiter: Waiter,
+    ) -> (Vec<Result<Option<Checksum>, Cause>>, Vec<Joint>) {
         let begun = now();
         let mut outcomes = Vec::with_capacity(requests.len());
         let mut joint: Vec<Joint> = Vec::new();
         // Over a wire too this thread is the fastest for a lone request, and no other thread could end it then.
-        let is_lone = requests.len() == 1 && watch.is_none();
+        let is_lone = requests.len() == 1 && waiter == Waiter::Thread;
         for (index, (target, buffers, timeout)) in requests.into_iter().enumerate() {
             outcomes.push(Ok(None));
             if buffers.bytes() == 0 {
@@ -115,6 +191,10 @@ impl Engine {
                     continue;
                 }
             };
+            let copies = match waiter {
+                Waiter::Thread | Waiter::WatchedThread => mover.abilities().one_sided,
+                Waiter::Task => mover.abilities().one_sided && buffers.bytes() <= TASK_COPY_MAX,
+            };
             let single = SingleRequest {
                 op,
                 buffers,
@@ -125,7 +205,7 @@ impl Engine {
                 may_wait: is_lone,
             };
             // Where this thread copies by itself, the requests take their turns; over a wire they go together.
-            let carried = match is_lone || mover.abilities().one_sided {
+            let carried = match is_lone || copies {
                 true => mover.carry_now(&segment, single),
                 false => Carried::Back(single),
             };
@@ -134,20 +214,11 @@ impl Engine {
                 Carried::Back(single) => joint.push((index, segment, single)),
             }
         }
-        self.join(begun, joint, watch, &mut outcomes);
-        outcomes
+        (outcomes, joint)
     }
 
-    fn join(
-        &self,
-        begun: Instant,
-        joint: Vec<Joint>,
-        watch: Option<Watch<'_>>,
-        outcomes: &mut [Result<Option<Checksum>, Cause>],
-    ) {
-        let Some(last) = joint.iter().map(|(.., single)| single.deadline).max() else {
-            return;
-        };
+    /// Sends requests together: their batch, and the place of each.
+    fn send(&self, joint: Vec<Joint>, when_full: WhenFull) -> (Batch, Vec<usize>) {
         let (batch, parts) = self.new_batch(joint.len(), None);
         let mut places = Vec::new();
         let jobs = joint.into_iter().zip(parts).map(|(joint, part)| {
@@ -156,35 +227,59 @@ impl Engine {
             (segment, single.into_job(part))
         });
         for (segment, jobs) in by_peer(jobs) {
-            self.0.dispatch(&segment, jobs, WhenFull::Wait);
+            self.0.dispatch(&segment, jobs, when_full);
         }
-        // The memory is the caller's: all requests have ended when this returns, whatever their outcomes.
-        let end = End(&batch, last + last.since(begun));
-        if let Some(watch) = watch {
-            watch(&batch, &mut || end.wait());
-        }
-        drop(end);
-        for (position, index) in places.into_iter().enumerate() {
-            outcomes[index] = match batch.outcome(position) {
-                Some(outcome) => outcome.cause.map_or(Ok(None), Err),
-                None => Err(Cause::Dropped),
-            };
-        }
+        (batch, places)
     }
 }
 
-/// The end of a batch, which has come when this is dropped, whatever its watcher does.
+/// The outcomes of a batch that is over, each to its place.
+fn gather(batch: &Batch, places: Vec<usize>, outcomes: &mut [Result<Option<Checksum>, Cause>]) {
+    for (position, index) in places.into_iter().enumerate() {
+        outcomes[index] = match batch.outcome(position) {
+            Some(outcome) => outcome.cause.map_or(Ok(None), Err),
+            None => Err(Cause::Dropped),
+        };
+    }
+}
+
+/// Reads as requests.
+///
+/// # Safety
+/// Nobody else may use the slices until the requests have ended.
+unsafe fn read_requests(
+    reads: &mut [(Target, &mut [u8], Duration)],
+) -> Vec<(Target, Buffers, Duration)> {
+    let requests = reads.iter_mut().map(|(target, into, timeout)| {
+        // SAFETY: the caller's promise.
+        let buffers = unsafe { Buffers::borrowed(into.as_mut_ptr(), into.len()) };
+        (*target, buffers, *timeout)
+    });
+    requests.collect()
+}
+
+/// Writes as requests.
+///
+/// # Safety
+/// Nobody may write to the slices until the requests have ended.
+unsafe fn write_requests(
+    writes: &[(Target, &[u8])],
+    timeout: Duration,
+) -> Vec<(Target, Buffers, Duration)> {
+    let requests = writes.iter().map(|(target, from)| {
+        // SAFETY: the caller's promise; a write only reads from its buffers.
+        let buffers = unsafe { Buffers::borrowed(from.as_ptr().cast_mut(), from.len()) };
+        (*target, buffers, timeout)
+    });
+    requests.collect()
+}
+
+/// The end of a batch, which has come when this is dropped: what has not ended by then is cancelled.
 struct End<'a>(&'a Batch, Instant);
-
-impl End<'_> {
-    fn wait(&self) {
-        let _ = self.0.wait(&Waiting::at(&BATCHES).until(self.1));
-    }
-}
 
 impl Drop for End<'_> {
     fn drop(&mut self) {
-        self.wait();
+        let _ = self.0.wait(&Waiting::at(&BATCHES).until(self.1));
     }
 }
 

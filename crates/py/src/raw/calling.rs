@@ -109,7 +109,7 @@ impl RawClient {
         parts: &Parts,
         work: fn(&Session, &[&[u8]], &Parts) -> Vec<Outcome>,
     ) -> Vec<i64> {
-        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice()).collect();
         self.each(py, method, keys.len(), |session| {
             work(session, &keys, parts)
         })
@@ -122,7 +122,7 @@ impl RawClient {
         method: &str,
         keys: &[KeyBytes],
     ) -> Vec<Result<Vec<u8>, i64>> {
-        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice()).collect();
         let mut values: Vec<Vec<u8>> = Vec::new();
         let codes = self.each(py, method, keys.len(), |session| {
             if session.staging_bytes == 0 {
@@ -157,7 +157,7 @@ impl RawClient {
     ) -> Vec<Option<T>> {
         let mut all = Vec::with_capacity(keys.len());
         for key in keys {
-            let key = key.as_slice(py);
+            let key = key.as_slice();
             let mut found = None;
             self.call(py, method, |session| {
                 found = match session.client.stat(key, &session.call()) {

@@ -195,7 +195,7 @@ impl RawClient {
         let Some(parts) = memories(&parts)? else {
             return Ok(WRONG);
         };
-        let key = key.as_slice(py);
+        let key = key.as_slice();
         Ok(self.call(py, "put", |session| {
             // One buffer may be named many times.
             let lengths = parts.iter().map(|part| part.as_slice().len());
@@ -235,7 +235,7 @@ impl RawClient {
         let Some(values) = memories(&values)? else {
             return Ok(WRONG);
         };
-        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice()).collect();
         let put = self.each(py, "put_batch", 1, |session| {
             let too_long = |value: &Memory| {
                 let bytes = value.as_slice().len();
@@ -280,12 +280,12 @@ impl RawClient {
     }
 
     fn exists(&self, py: Python<'_>, keys: Vec<KeyBytes>) -> Vec<i64> {
-        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice()).collect();
         self.each(py, "is_exist", keys.len(), |session| session.exist(&keys))
     }
 
     fn size(&self, py: Python<'_>, key: KeyBytes) -> i64 {
-        let key = key.as_slice(py);
+        let key = key.as_slice();
         self.call(py, "get_size", |session| {
             match session.client.stat(key, &session.call()) {
                 Ok(Some(found)) => Ok(found.bytes.cast_signed()),
@@ -319,7 +319,7 @@ impl RawClient {
         sizes: Vec<Number>,
         plan: &RawPlan,
     ) -> Vec<i64> {
-        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice()).collect();
         self.each(py, "put_from", keys.len(), |session| {
             if starts.len() != keys.len() || sizes.len() != keys.len() || !plan.fits(keys.len()) {
                 return vec![Ok(WRONG); keys.len()];
@@ -338,7 +338,7 @@ impl RawClient {
         sizes: Vec<Vec<Number>>,
         plan: &RawPlan,
     ) -> Vec<i64> {
-        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice()).collect();
         self.each(py, "put_from", keys.len(), |session| {
             if starts.len() != keys.len() || sizes.len() != keys.len() || !plan.fits(keys.len()) {
                 return vec![Ok(WRONG); keys.len()];
@@ -354,7 +354,7 @@ impl RawClient {
         starts: Vec<Number>,
         sizes: Vec<Number>,
     ) -> Vec<i64> {
-        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice()).collect();
         if let ([key], [start], [size]) = (&*keys, &*starts, &*sizes)
             && let Some(read) = self.read_at_hand(py, key, *start, *size)
         {
@@ -377,7 +377,7 @@ impl RawClient {
         starts: Vec<Vec<Number>>,
         sizes: Vec<Vec<Number>>,
     ) -> Vec<i64> {
-        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice()).collect();
         self.each(py, "get_into", keys.len(), |session| {
             if starts.len() != keys.len() || sizes.len() != keys.len() {
                 return vec![Ok(WRONG); keys.len()];
@@ -397,7 +397,7 @@ impl RawClient {
         from: Vec<Vec<Number>>,
         sizes: Vec<Vec<Number>>,
     ) -> Vec<Vec<i64>> {
-        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice()).collect();
         let wanted = transfer::Wanted::new(start, &to, &from, &sizes, keys.len());
         let mut counts = wanted.counts();
         let flat = self.each(py, "get_into_ranges", counts.iter().sum(), |session| {
@@ -428,7 +428,7 @@ impl RawClient {
     }
 
     fn start_reads(&self, py: Python<'_>, keys: Vec<KeyBytes>) -> Vec<i64> {
-        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice()).collect();
         self.each(py, "batch_get_session_start", keys.len(), |session| {
             session.start_reads(&keys)
         })
@@ -452,7 +452,7 @@ impl RawClient {
     }
 
     fn end_reads(&self, py: Python<'_>, keys: Vec<KeyBytes>) -> i64 {
-        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice()).collect();
         self.call(py, "batch_get_session_end", |session| {
             session.end_reads(&keys);
             Ok(0)
@@ -466,7 +466,7 @@ impl RawClient {
         sizes: Vec<Number>,
         plan: &RawPlan,
     ) -> Vec<i64> {
-        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice()).collect();
         self.each(py, "batch_put_session_start", keys.len(), |session| {
             session.start_writes(&keys, &sizes, plan)
         })
@@ -490,21 +490,21 @@ impl RawClient {
     }
 
     fn end_writes(&self, py: Python<'_>, keys: Vec<KeyBytes>) -> Vec<i64> {
-        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice()).collect();
         self.each(py, "batch_put_session_end", keys.len(), |session| {
             session.end_writes(&keys)
         })
     }
 
     fn revoke_writes(&self, py: Python<'_>, keys: Vec<KeyBytes>) -> Vec<i64> {
-        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice()).collect();
         self.each(py, "batch_put_session_revoke", keys.len(), |session| {
             session.revoke_writes(&keys)
         })
     }
 
     fn remove(&self, py: Python<'_>, keys: Vec<KeyBytes>, force: bool) -> Vec<i64> {
-        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice()).collect();
         self.each(py, "remove", keys.len(), |session| {
             let removed = session.client.remove(&keys, &session.remove_options(force));
             let code = |one: Result<(), ClientError>| match one {
@@ -523,7 +523,7 @@ impl RawClient {
         keys: Vec<KeyBytes>,
         segment: Option<&str>,
     ) -> Vec<i64> {
-        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice(py)).collect();
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice()).collect();
         self.each(py, "batch_replica_clear", keys.len(), |session| {
             let cleared = session
                 .client
@@ -543,7 +543,7 @@ impl RawClient {
         let method = source
             .as_ref()
             .map_or("create_copy_task", |_| "create_move_task");
-        let key = key.as_slice(py);
+        let key = key.as_slice();
         self.call(py, method, |session| {
             session.start_task(key, source, targets)
         })

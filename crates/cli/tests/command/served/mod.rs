@@ -1,6 +1,7 @@
 //! A store that other processes use: servers and clients are processes of their own.
 
 mod admin;
+mod awaited;
 mod clocks;
 mod faults;
 mod jobs;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use slackwater_base::{Planted, planted};
-use slackwater_wire::{DiskEntry, ErrorCode, Key, NodeId, Presence, Tenant, Version};
+use slackwater_wire::{DiskEntry, ErrorCode, Key, NodeId, Presence, SegmentKind, Tenant, Version};
 
 use crate::catalog::{Mark, SegmentIndex};
 use crate::master::Master;
@@ -218,8 +218,26 @@ impl Master {
         true
     }
 
-    /// The node that was to drop records is gone. Waiting requests fail; the node is told to drop them when it comes
+    /// A node is gone with all that it was to forget, of which [`Master::lose_drops`] asks what lives on: before anything of the
+    /// node is given up.
+    pub(crate) fn lose_drops_of(&mut self, node: NodeId) {
+        for index in self.segments.of_node(node) {
+            self.begin_owing(index);
+            self.lose_drops(index);
+        }
+    }
+
+    /// What is removed from now on is kept for the node of a segment that is lost, if the node may have it still when it comes
     /// back.
+    pub(crate) fn begin_owing(&mut self, segment: SegmentIndex) {
+        let segment = self.segments.at(segment);
+        if segment.kind() == SegmentKind::Disk || segment.outlives {
+            self.owed.begin(segment.node, self.numbers.newest_version());
+        }
+    }
+
+    /// The segment that copies were to leave is gone. Waiting requests fail; the node is told to drop them when it comes
+    /// back. A copy that only made room is none of a dead version: what else the node has of the object is as good as before.
     pub(crate) fn lose_drops(&mut self, segment: SegmentIndex) {
         let lost: Vec<_> = self
             .drops
@@ -233,13 +251,23 @@ impl Master {
             if drop.owed {
                 self.drops.forget_owed(segment);
             }
-            self.owed.key(&drop.entry.tenant, key.0, key.1);
+            if !self.lives_on(key.0, &drop.entry) {
+                self.owed.key(&drop.entry.tenant, key.0, key.1);
+            }
             for waiter in drop.waiters {
                 self.acks
                     .fail(waiter, ErrorCode::UnavailableInCurrentStatus);
                 self.acks.done(waiter.ack, &mut self.outbox);
             }
         }
+    }
+
+    /// Whether there is an object of this very put.
+    fn lives_on(&self, hash: u64, entry: &DiskEntry) -> bool {
+        let tenant = self.tenants.find_exact(&entry.tenant);
+        let found = tenant.and_then(|tenant| self.catalog.find(tenant, &entry.key, hash));
+        let object = found.map(|id| self.catalog.object(id));
+        object.is_some_and(|object| object.version == entry.version && object.has_replicas())
     }
 
     /// The node that was to drop records is hidden: it may be long before it can be told. Waiting requests fail; it is

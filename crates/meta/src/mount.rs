@@ -19,6 +19,7 @@ impl Master {
                 return Reply::Failed(ErrorCode::SegmentAlreadyExists);
             }
             // The node restarted before its loss was noticed.
+            self.lose_drops_of(mount.node);
             self.lose_segment(now, index);
         }
         let granule = self.config.granule;
@@ -69,6 +70,7 @@ impl Master {
 
     pub(crate) fn node_lost(&mut self, now: Instant, node: NodeId) {
         self.due.cancel(Due::Absence(node));
+        self.lose_drops_of(node);
         for index in self.segments.of_node(node) {
             self.lose_segment(now, index);
         }
@@ -144,10 +146,8 @@ impl Master {
     /// Removes a segment that is gone, with everything on it.
     fn lose_segment(&mut self, now: Instant, index: SegmentIndex) {
         let (id, node) = (self.segments.at(index).id, self.segments.at(index).node);
+        self.begin_owing(index);
         let segment = self.segments.at_mut(index);
-        if segment.kind() == SegmentKind::Disk || segment.outlives {
-            self.owed.begin(node, self.numbers.newest_version());
-        }
         // What it holds may come back with its node.
         segment.outlives = false;
         let given = segment.memory().map(|it| it.extents.next_generation());

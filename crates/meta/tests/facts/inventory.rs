@@ -1,6 +1,7 @@
 //! Memory that outlives its master.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use slackwater_meta::{Input, MasterConfig};
 use slackwater_wire::*;
@@ -447,4 +448,91 @@ fn both_tiers_are_announced_and_forgotten() {
     assert_eq!(world.reply(call), None, "the record is there");
     world.obey();
     assert_eq!(world.reply(call), Some(Reply::Each(vec![Ok(())])));
+}
+
+/// A node that ended just after its last value had gone to its SSD lost that value: the copy in memory, which it had not said
+/// yet to have forgotten, stood for a removal when it was back.
+#[test]
+fn what_only_made_room_is_not_dead_when_its_node_comes_back() {
+    let check = |what: &str, comes_back: fn(&mut World), is_removed: bool| {
+        let mut world = World::new(MasterConfig {
+            granule: BLOCK,
+            ..MasterConfig::DEFAULT
+        });
+        world.obedient = false;
+        mount_tiers(&mut world, &[MEMORY, DISK], Incarnation(1));
+        announced(&mut world);
+        all_announced(&mut world, Vec::new());
+        let records = ["a", "b"].map(|name| {
+            let version = world.put(name, BLOCK);
+            reported(name, version.0, BLOCK)
+        });
+        let work = JobWork::Drain {
+            places: vec![NODE.to_string()],
+            targets: Vec::new(),
+            disks: false,
+        };
+        let drain = world.ask(Request::StartJob(JobSpec {
+            work,
+            concurrency: 8,
+            bytes_per_second: None,
+            time: None,
+        }));
+        assert!(matches!(drain, Reply::Job(_)), "{drain:?}");
+        let mut fenced = 0;
+        for _ in 0..4 {
+            offload_all(&mut world);
+            world.pass(Duration::from_millis(100));
+            fenced += fences(&mut world).len();
+        }
+        assert_eq!(fenced, 2, "{what}: they made room");
+        let removal = is_removed.then(|| world.send(ME, remove("a", true)));
+        comes_back(&mut world);
+        let failed = removal.map(|removal| world.reply(removal));
+        assert!(failed.is_none_or(|reply| reply.is_some()), "{what}");
+        announced(&mut world);
+        all_announced(&mut world, records.to_vec());
+        let there = ["a", "b"].map(|name| world.has(name));
+        assert_eq!(there, [!is_removed, true], "{what}");
+    };
+    for is_removed in [false, true] {
+        let lost = |world: &mut World| {
+            world.input(Input::NodeLost(NODE));
+            mount_tiers(world, &[MEMORY, DISK], Incarnation(2));
+        };
+        check("its loss was noticed", lost, is_removed);
+        let memory_first = |world: &mut World| {
+            mount_tiers(world, &[MEMORY, DISK], Incarnation(2));
+        };
+        check("it restarted, memory first", memory_first, is_removed);
+        let disk_first = |world: &mut World| {
+            mount_tiers(world, &[DISK, MEMORY], Incarnation(2));
+        };
+        check("it restarted, SSD first", disk_first, is_removed);
+    }
+}
+
+fn mount_tiers(world: &mut World, segments: &[SegmentId], incarnation: Incarnation) {
+    for segment in segments {
+        let mount = Mount {
+            segment: *segment,
+            name: format!("segment-{segment}"),
+            node: NODE,
+            incarnation,
+            kind: match *segment == DISK {
+                true => SegmentKind::Disk,
+                false => SegmentKind::Memory,
+            },
+            bytes: 16 * BLOCK,
+            host: String::new(),
+            generations: Some(1 << (20 + incarnation.0)),
+        };
+        assert_eq!(world.ask(Request::Mount(mount)), Reply::Done);
+    }
+}
+
+fn all_announced(world: &mut World, entries: Vec<ReportedEntry>) {
+    let (segment, highest) = (DISK, Version(0));
+    world.report(NODE, Report::Announce { segment, entries });
+    world.report(NODE, Report::Announced { segment, highest });
 }

@@ -437,11 +437,27 @@ class Cancelling:
     def run(self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Calls a function on this thread, whose calls of clients can be ended."""
 
+class UnderWay:
+    """How many calls of one client are under way."""
+
+    def __new__(cls) -> Self: ...
+    def __len__(self) -> int: ...
+    def wait(self) -> None:
+        """Waits on this thread until there is none."""
+
+class Ends:
+    """The ends of calls that tasks of one event loop await: a descriptor that can be read while there are some."""
+
+    def __new__(cls) -> Self: ...
+    def fileno(self) -> int: ...
+    def settle(self) -> None:
+        """Gives tasks the ends that there are, on the thread of their loop."""
+
 class Awaiting:
     """A call of a client that is begun on one thread and ends on another."""
 
-    def __new__(cls, tell: Callable[[Any, BaseException | None], object]) -> Self:
-        """`tell` is called once, on any thread, with the result or the error of a call that `begin` has begun."""
+    def __new__(cls, ends: Ends, under_way: UnderWay, future: Any) -> Self:
+        """`future` is given the end of a call that `begin` has begun, by `ends`."""
 
     def cancel(self) -> None:
         """Ends the call soon: it is told of once nothing touches the caller's memory any more."""

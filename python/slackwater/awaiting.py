@@ -2,23 +2,38 @@
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from ._native import Awaiting
+from ._native import Awaiting, Ends, UnderWay
+
+AT_ONCE = 16
+"""Results of calls that waited for nothing, after which the other tasks of an event loop have their turn."""
+
+_ENDS: "WeakKeyDictionary[asyncio.AbstractEventLoop, Ends]" = WeakKeyDictionary()
+"""Where each event loop hears of the ends of its calls."""
+
+
+def ends_of(loop: asyncio.AbstractEventLoop) -> Ends:
+    """Where an event loop hears of the ends of its calls, on its own thread."""
+    ends = _ENDS.get(loop)
+    if ends is None:
+        ends = _ENDS[loop] = Ends()
+        loop.add_reader(ends.fileno(), ends.settle)
+    return ends
 
 
 class Calls:
     """The calls of one client that are under way, from any number of event loops."""
 
     def __init__(self) -> None:
-        self._under_way, self._ended = 0, threading.Condition()
+        self._under_way, self._at_once = UnderWay(), 0
 
     @property
     def under_way(self) -> int:
         """How many there are."""
-        return self._under_way
+        return len(self._under_way)
 
     async def call(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
         """The result of a function that makes one call of a client.
@@ -28,48 +43,30 @@ class Calls:
         """
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[Any] = loop.create_future()
-
-        def tell(result: Any, error: BaseException | None) -> None:
-            self._count(-1)
-            # A loop that was closed has nobody who waits.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(_settle, ended, result, error)
-
-        awaiting, is_under_way = Awaiting(tell), False
-        self._count(1)
+        awaiting = Awaiting(ends_of(loop), self._under_way, ended)
         try:
             is_under_way, result = awaiting.begin(function, arguments, keywords)
-        finally:
-            if not is_under_way:
-                self._count(-1)
-        if not is_under_way:
-            return result
-        try:
-            return await asyncio.shield(ended)
-        except asyncio.CancelledError:
+            if is_under_way:
+                return await asyncio.shield(ended)
+        except BaseException as error:
             awaiting.cancel()
-            while not ended.done():
+            # Taken, so that nobody reports it as lost: another error is what is raised.
+            ended.add_done_callback(_taken)
+            while isinstance(error, asyncio.CancelledError) and not ended.done():
                 # However often it is cancelled: the memory is in use until then.
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait({ended})
-            # Taken, so that nobody reports it as lost: the cancellation is what is raised.
-            ended.exception()
             raise
+        self._at_once = (self._at_once + 1) % AT_ONCE
+        if self._at_once == 0:
+            await asyncio.sleep(0)
+        return result
 
     def wait(self) -> None:
         """Waits, on this thread, until none is under way."""
-        with self._ended:
-            self._ended.wait_for(lambda: self._under_way == 0)
-
-    def _count(self, more: int) -> None:
-        with self._ended:
-            self._under_way += more
-            if self._under_way == 0:
-                self._ended.notify_all()
+        self._under_way.wait()
 
 
-def _settle(ended: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
-    if error is not None:
-        ended.set_exception(error)
-    else:
-        ended.set_result(result)
+def _taken(ended: "asyncio.Future[Any]") -> None:
+    if not ended.cancelled():
+        ended.exception()

@@ -1,17 +1,22 @@
-//! Calls that tasks of Python await: one thread of the process polls those that can go on, and tells their tasks of the ends.
+//! Calls that tasks of Python await: one thread of the process polls those that can go on, and the thread of each event loop hears
+//! of the ends.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::Future;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Wake, Waker};
 
 use pyo3::exceptions::PyRuntimeError;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
+use rustix::event::{EventfdFlags, eventfd};
 use slackwater_remote::Cancel;
 use slackwater_trace::awaited_within;
 use slackwater_wait::{Event, Park, Site, Waiting};
@@ -30,22 +35,146 @@ pub(crate) fn awaited() -> Option<Awaited> {
     AWAITED.take()
 }
 
+/// How many calls of one client are under way.
+#[pyclass(frozen, module = "slackwater._native")]
+pub(crate) struct UnderWay(Arc<Count>);
+
+struct Count {
+    calls: AtomicUsize,
+    none: Event,
+    /// The number of forks before the process that counts.
+    forks: u64,
+}
+
+/// One of them, until this is dropped.
+struct Counted(Arc<Count>);
+
+impl Counted {
+    fn new(count: &Arc<Count>) -> Self {
+        count.calls.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        if self.0.calls.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.0.none.notify_all();
+        }
+    }
+}
+
+static CLOSING: Site = Site::new("end of awaited calls");
+
+#[pymethods]
+impl UnderWay {
+    #[new]
+    fn new() -> Self {
+        Self(Arc::new(Count {
+            calls: AtomicUsize::new(0),
+            none: Event::new(),
+            forks: forks(),
+        }))
+    }
+
+    fn __len__(&self) -> usize {
+        self.0.calls.load(Ordering::SeqCst)
+    }
+
+    /// wait()
+    ///
+    /// Waits on this thread until there is none.
+    fn wait(&self, py: Python<'_>) {
+        let count = &self.0;
+        py.detach(|| {
+            loop {
+                let seen = count.none.seen();
+                // A fork has none of what goes on with them.
+                if count.calls.load(Ordering::SeqCst) == 0 || count.forks != forks() {
+                    return;
+                }
+                // Rung at the end of the last; there may be others by then.
+                let _ = count.none.wait(seen, &Waiting::at(&CLOSING).by(&Park));
+            }
+        });
+    }
+}
+
+/// The ends of calls that tasks of one event loop await: a descriptor that can be read while there are some.
+#[pyclass(frozen, module = "slackwater._native")]
+pub(crate) struct Ends(Arc<Ended>);
+
+struct Ended {
+    event: OwnedFd,
+    ends: Mutex<Vec<Settle>>,
+}
+
+/// Gives a task the end of its call.
+type Settle = Box<dyn FnOnce(Python<'_>) -> PyResult<()> + Send>;
+
+impl Ended {
+    fn push(&self, settle: Settle) {
+        let mut ends = lock(&self.ends);
+        ends.push(settle);
+        if ends.len() == 1 {
+            // Fails only when the count is at its end, and then it can be read already.
+            let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+#[pymethods]
+impl Ends {
+    #[new]
+    fn new() -> PyResult<Self> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let event = event.map_err(io::Error::from)?;
+        let ends = Mutex::default();
+        Ok(Self(Arc::new(Ended { event, ends })))
+    }
+
+    fn fileno(&self) -> i32 {
+        self.0.event.as_raw_fd()
+    }
+
+    /// settle()
+    ///
+    /// Gives tasks the ends that there are, on the thread of their loop.
+    fn settle(&self, py: Python<'_>) {
+        let mut count = [0; 8];
+        // Before the look: an end that comes from here on can be read of again.
+        let _ = rustix::io::read(&self.0.event, &mut count);
+        let ends = std::mem::take(&mut *lock(&self.0.ends));
+        for settle in ends {
+            if let Err(error) = settle(py) {
+                error.write_unraisable(py, None);
+            }
+        }
+    }
+}
+
 /// A call of a client that is begun on one thread and ends on another.
 #[pyclass(frozen, module = "slackwater._native")]
 pub(crate) struct Awaiting {
     cancel: Cancel,
-    tell: Py<PyAny>,
+    ends: Arc<Ended>,
+    count: Arc<Count>,
+    future: Py<PyAny>,
 }
 
 #[pymethods]
 impl Awaiting {
-    /// Awaiting(tell)
+    /// Awaiting(ends, under_way, future)
     ///
-    /// `tell(result, error)` is called once, on any thread, at the end of a call that `begin` has begun.
+    /// `future` is given the end of a call that `begin` has begun, by `ends`.
     #[new]
-    fn new(tell: Py<PyAny>) -> Self {
-        let cancel = Cancel::new();
-        Self { cancel, tell }
+    fn new(ends: &Ends, under_way: &UnderWay, future: Py<PyAny>) -> Self {
+        Self {
+            cancel: Cancel::new(),
+            ends: Arc::clone(&ends.0),
+            count: Arc::clone(&under_way.0),
+            future,
+        }
     }
 
     /// cancel()
@@ -64,13 +193,14 @@ impl Awaiting {
         arguments: &Bound<'py, PyTuple>,
         keywords: &Bound<'py, PyDict>,
     ) -> PyResult<(bool, Bound<'py, PyAny>)> {
-        let (begun, tell) = (
-            Arc::<AtomicBool>::default(),
-            self.tell.clone_ref(function.py()),
-        );
+        let begun = Arc::<AtomicBool>::default();
         let awaited = Awaited {
             begun: Arc::clone(&begun),
-            tell,
+            count: Arc::clone(&self.count),
+            end: End {
+                ends: Arc::clone(&self.ends),
+                future: Some(self.future.clone_ref(function.py())),
+            },
         };
         let before = AWAITED.replace(Some(awaited));
         let result = cancelled_by(&self.cancel, || function.call(arguments, Some(keywords)));
@@ -83,17 +213,18 @@ impl Awaiting {
 pub(crate) struct Awaited {
     /// Whether the call goes on after its beginning.
     begun: Arc<AtomicBool>,
-    tell: Py<PyAny>,
+    count: Arc<Count>,
+    end: End,
 }
 
-/// The end of a call that is under way.
-enum End<T> {
+/// How far a call is.
+enum Came<T> {
     /// Its first poll has not returned yet.
-    Beginning,
-    /// It came with that.
-    Came(T),
-    /// Its task is to be told of it.
-    Told,
+    Not,
+    /// It ended with that.
+    AtOnce(T),
+    /// Its task is to be told of its end.
+    Later,
 }
 
 impl Awaited {
@@ -104,28 +235,33 @@ impl Awaited {
         call: impl Future<Output = T> + Send + 'static,
         result: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
     ) -> PyResult<Py<PyAny>> {
-        let Self { begun, tell } = self;
-        let end = Arc::new(Mutex::new((End::Beginning, Some(result))));
-        let told = Arc::clone(&end);
+        let Self { begun, count, end } = self;
+        let came = Arc::new(Mutex::new((Came::Not, Some(result))));
+        let told = Arc::clone(&came);
         let parent = caller(py);
-        let runner = runner()?;
+        let (runner, counted) = (runner()?, Counted::new(&count));
+        let mut call = Box::pin(call);
         let call = async move {
-            let tell = Tell(Some(tell));
+            let mut end = end;
             let outcome = match parent {
-                Some(parent) => awaited_within(parent, call).await,
-                None => call.await,
+                Some(parent) => awaited_within(parent, call.as_mut()).await,
+                None => call.as_mut().await,
             };
+            // With all that it holds of the client.
+            drop(call);
             let result = {
-                let mut end = lock(&told);
-                if matches!(end.0, End::Beginning) {
-                    end.0 = End::Came(outcome);
-                    tell.of_nothing();
+                let mut came = lock(&told);
+                if matches!(came.0, Came::Not) {
+                    came.0 = Came::AtOnce(outcome);
+                    end.future = None;
                     return;
                 }
-                end.1.take()
+                came.1.take()
             };
+            // Not under way any more when its task hears of the end.
+            drop(counted);
             if let Some(result) = result {
-                tell.of(|py| result(py, outcome));
+                end.come(|py| result(py, outcome));
             }
         };
         let task = Arc::new(Task {
@@ -133,14 +269,15 @@ impl Awaited {
             runner,
         });
         py.detach(|| task.poll());
-        let (came, result) = {
-            let mut end = lock(&end);
-            match std::mem::replace(&mut end.0, End::Told) {
-                End::Came(outcome) => (Some(outcome), end.1.take()),
-                End::Beginning | End::Told => (None, None),
+        let at_once = {
+            let mut came = lock(&came);
+            let before = std::mem::replace(&mut came.0, Came::Later);
+            match before {
+                Came::AtOnce(outcome) => came.1.take().map(|result| (result, outcome)),
+                Came::Not | Came::Later => None,
             }
         };
-        if let (Some(outcome), Some(result)) = (came, result) {
+        if let Some((result, outcome)) = at_once {
             return result(py, outcome);
         }
         begun.store(true, Ordering::Relaxed);
@@ -148,39 +285,43 @@ impl Awaited {
     }
 }
 
-/// Tells a task of the end of its call. One that is dropped tells that there is no result.
-struct Tell(Option<Py<PyAny>>);
+/// The end of a call for its task. One that is dropped tells that there is no result.
+struct End {
+    ends: Arc<Ended>,
+    /// None when the task knows.
+    future: Option<Py<PyAny>>,
+}
 
-impl Tell {
-    /// The task knows.
-    fn of_nothing(mut self) {
-        self.0 = None;
-    }
-
-    fn of(mut self, result: impl FnOnce(Python<'_>) -> PyResult<Py<PyAny>>) {
-        self.tell(result);
-    }
-
-    fn tell(&mut self, result: impl FnOnce(Python<'_>) -> PyResult<Py<PyAny>>) {
-        let Some(tell) = self.0.take() else {
+impl End {
+    fn come(&mut self, result: impl FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send + 'static) {
+        let Some(future) = self.future.take() else {
             return;
         };
-        // An interpreter that ends has no tasks any more.
-        Python::try_attach(|py| {
-            let told = match result(py) {
-                Ok(result) => tell.call1(py, (result, py.None())),
-                Err(error) => tell.call1(py, (py.None(), error.into_value(py))),
-            };
-            if let Err(error) = told {
-                error.write_unraisable(py, None);
+        self.ends.push(Box::new(move |py| {
+            let future = future.bind(py);
+            // Where its loop was closed in the middle.
+            if future.call_method0(intern!(py, "done"))?.is_truthy()? {
+                return Ok(());
             }
-        });
+            // A panic, as for want of memory, is the end of this call and of no other.
+            let result = catch_unwind(AssertUnwindSafe(|| result(py)));
+            let panicked = |_| Err(PyRuntimeError::new_err("the result could not be made"));
+            match result.unwrap_or_else(panicked) {
+                Ok(result) => future.call_method1(intern!(py, "set_result"), (result,))?,
+                Err(error) => {
+                    let error = error.into_value(py);
+                    future.call_method1(intern!(py, "set_exception"), (error,))?
+                }
+            };
+            Ok(())
+        }));
     }
 }
 
-impl Drop for Tell {
+impl Drop for End {
     fn drop(&mut self) {
-        self.tell(|_| Err(PyRuntimeError::new_err("the call ended without a result")));
+        let lost = "the call ended without a result";
+        self.come(move |_| Err(PyRuntimeError::new_err(lost)));
     }
 }
 

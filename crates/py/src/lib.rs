@@ -31,6 +31,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<options::Chain>()?;
     module.add_class::<cancelling::Cancelling>()?;
     module.add_class::<awaiting::Awaiting>()?;
+    module.add_class::<awaiting::Ends>()?;
+    module.add_class::<awaiting::UnderWay>()?;
     module.add_class::<raw::RawClient>()?;
     module.add_class::<engine::RawEngine>()?;
     module.add_class::<engine::RawQuestion>()?;

@@ -105,9 +105,10 @@ impl Client {
             ..from_afar(options, timeout)?
         };
         let entry = vec![(key, Memory::of(value)?)];
-        let put = async move |calls: Calls| only(calls.put_batch(entry, options).await);
-        self.make(py, put, |py, stored| {
-            object(py, stored.map(|stored| stored == Stored::New))
+        let put = async move |calls: Calls| calls.put_batch(entry, options).await;
+        self.make(py, put, |py, (stored, entry)| {
+            drop(entry);
+            object(py, only(stored).map(|stored| stored == Stored::New))
         })
     }
 
@@ -143,7 +144,8 @@ impl Client {
         let values: Vec<Memory> = values.iter().map(Memory::of).collect::<PyResult<_>>()?;
         let entries = keys.into_iter().zip(values).collect();
         let put = async move |calls: Calls| calls.put_batch(entries, options).await;
-        self.make(py, put, |py, results| {
+        self.make(py, put, |py, (results, entries)| {
+            drop(entries);
             list_of(each(py, results, |stored| Ok(stored == Stored::New)))
         })
     }
@@ -186,10 +188,13 @@ impl Client {
             return read.into_py_any(py);
         }
         let get = async move |calls: Calls| {
-            let (read, _) = calls.get_batch_into(vec![key], vec![buffer], options).await;
-            only(read)
+            let (read, buffers) = calls.get_batch_into(vec![key], vec![buffer], options).await;
+            (only(read), buffers)
         };
-        self.make(py, get, object)
+        self.make(py, get, |py, (read, buffers)| {
+            drop(buffers);
+            object(py, read)
+        })
     }
 
     /// get_batch(keys, *, prefix_only=False, tenant=None, chain=None, timeout=None)
@@ -232,8 +237,11 @@ impl Client {
         let options = get_options(prefix_only, tenant, chain, timeout)?;
         let memory: Vec<Memory> = buffers.iter().map(Memory::of).collect::<PyResult<_>>()?;
         let memory = disjoint(memory)?;
-        let get = async move |calls: Calls| calls.get_batch_into(keys, memory, options).await.0;
-        self.make(py, get, |py, results| list_of(each(py, results, Ok)))
+        let get = async move |calls: Calls| calls.get_batch_into(keys, memory, options).await;
+        self.make(py, get, |py, (results, buffers)| {
+            drop(buffers);
+            list_of(each(py, results, Ok))
+        })
     }
 
     /// view(key, *, verify=False, tenant=None, chain=None, timeout=None)

@@ -7,8 +7,9 @@ use crate::{
 /// The calls of a client as futures, which may be many at a time on one thread: a call under way is its future and nothing else.
 ///
 /// A call has what it needs, the memory that it reads into among it. Its first poll sends what it asks; every poll takes little
-/// time but for the checksums of what has come. One that is dropped before its end ends what it had under way, and waits for
-/// that; to end one softly, cancel it by its options and go on awaiting it.
+/// time but for the checksums of what has come, and for copies of up to 64 KiB. Nothing but its caller bounds how many there are. One that is dropped before its end ends what it had under way, and waits for
+/// that; to end one softly, cancel it by its options and go on awaiting it. A waker must not poll: it may be called while locks of the
+/// client are held.
 #[derive(Clone, Debug)]
 pub struct Calls {
     client: Client,
@@ -28,22 +29,23 @@ impl Client {
 }
 
 impl Calls {
-    /// As [`Client::put_batch`].
+    /// As [`Client::put_batch`], with the entries back.
     pub async fn put_batch<K, V>(
         &self,
         entries: Vec<(K, V)>,
         options: PutOptions,
-    ) -> Vec<Result<Stored, ClientError>>
+    ) -> (Vec<Result<Stored, ClientError>>, Vec<(K, V)>)
     where
         K: AsRef<[u8]> + Send + Sync,
         V: AsRef<[u8]> + Send + Sync + 'static,
     {
-        let each = entries.iter();
-        let entries: Vec<(&[u8], &[u8])> = each
-            .map(|(key, value)| (key.as_ref(), value.as_ref()))
-            .collect();
+        let slices = entries
+            .iter()
+            .map(|(key, value)| (key.as_ref(), value.as_ref()));
+        let slices: Vec<(&[u8], &[u8])> = slices.collect();
         let call = self.client.call_in(&options.call, self.waits);
-        call.write(&entries, &options).await
+        let stored = call.write(&slices, &options).await;
+        (stored, entries)
     }
 
     /// As [`Client::get_batch`].

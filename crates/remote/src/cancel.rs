@@ -15,11 +15,11 @@ struct Inner {
     cancelled: AtomicBool,
     rung: Event,
     /// Ends the wait for an answer.
-    waits: Mutex<Waits>,
+    ends: Mutex<Registered>,
 }
 
 #[derive(Default)]
-struct Waits {
+struct Registered {
     next: u64,
     ends: Vec<(u64, Box<dyn Fn() + Send>)>,
 }
@@ -37,7 +37,7 @@ impl Cancel {
     pub fn cancel(&self) {
         self.0.cancelled.store(true, Ordering::SeqCst);
         self.0.rung.close();
-        self.waits().ends.iter().for_each(|(_, end)| end());
+        self.registered().ends.iter().for_each(|(_, end)| end());
     }
 
     /// Whether calls are cancelled.
@@ -48,13 +48,13 @@ impl Cancel {
 
     /// Has `end` called when calls are cancelled, or now if they were before, until what is returned is dropped.
     pub(crate) fn ends(&self, end: impl Fn() + Send + 'static) -> Ends<'_> {
-        let mut waits = self.waits();
+        let mut registered = self.registered();
         if self.is_cancelled() {
             end();
         }
-        waits.next += 1;
-        let number = waits.next;
-        waits.ends.push((number, Box::new(end)));
+        registered.next += 1;
+        let number = registered.next;
+        registered.ends.push((number, Box::new(end)));
         Ends {
             cancel: self,
             number,
@@ -68,8 +68,8 @@ impl Cancel {
         let _ = self.0.rung.wait(self.0.rung.seen(), &waiting);
     }
 
-    fn waits(&self) -> MutexGuard<'_, Waits> {
-        self.0.waits.lock().unwrap_or_else(PoisonError::into_inner)
+    fn registered(&self) -> MutexGuard<'_, Registered> {
+        self.0.ends.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -81,8 +81,8 @@ pub(crate) struct Ends<'a> {
 
 impl Drop for Ends<'_> {
     fn drop(&mut self) {
-        let mut waits = self.cancel.waits();
-        waits.ends.retain(|(number, _)| *number != self.number);
+        let mut registered = self.cancel.registered();
+        registered.ends.retain(|(number, _)| *number != self.number);
     }
 }
 

@@ -1,5 +1,6 @@
 //! Bytes between a caller's buffer and an extent of a node.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use slackwater_base::{Checksum, Instant, Map};
@@ -335,7 +336,7 @@ impl Carrier<'_> {
                 #[expect(unsafe_code, reason = "the memory of calls that tasks make is theirs")]
                 // SAFETY: such a call owns the memory that it reads into, see `Calls`: if it is leaked, so is that.
                 let read = unsafe { self.engine.read_all_awaited(reads, watch) };
-                span.awaiting(read).await
+                span.awaiting(pin!(read)).await
             }
         };
         end(span, &read);
@@ -358,7 +359,7 @@ impl Carrier<'_> {
                 #[expect(unsafe_code, reason = "the memory of calls that tasks make is theirs")]
                 // SAFETY: as in `read_together`.
                 let written = unsafe { self.engine.write_all_awaited(writes, left, watch) };
-                span.awaiting(written).await
+                span.awaiting(pin!(written)).await
             }
         };
         end(span, &written);

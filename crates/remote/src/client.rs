@@ -1,3 +1,4 @@
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -445,7 +446,7 @@ impl Call<'_> {
 
     pub(crate) async fn exists(&self, keys: &[&[u8]]) -> Result<Vec<bool>, ClientError> {
         let span = TraceSpan::root("slackwater.exists", SpanKind::Client).keys(keys.len());
-        let found = span.awaiting(self.are_there(keys)).await;
+        let found = span.awaiting(pin!(self.are_there(keys))).await;
         span.over(found, ClientError::code)
     }
 
@@ -525,7 +526,7 @@ impl Call<'_> {
 
     async fn count(&self, request: Request) -> Result<u64, ClientError> {
         let span = TraceSpan::root("slackwater.remove", SpanKind::Client);
-        let reply = span.awaiting(self.ask("a removal", request)).await;
+        let reply = span.awaiting(pin!(self.ask("a removal", request))).await;
         let reply = span.over(reply, ClientError::code);
         self.client.locations().forget_all();
         match reply? {
@@ -554,7 +555,10 @@ impl Call<'_> {
         let span = TraceSpan::root("slackwater.remove", SpanKind::Client).keys(keys.len());
         let mut removed = Vec::with_capacity(keys.len());
         for piece in keys.chunks(BATCH_KEYS_MAX) {
-            removed.extend(span.awaiting(self.remove_piece(piece, &request)).await);
+            removed.extend(
+                span.awaiting(pin!(self.remove_piece(piece, &request)))
+                    .await,
+            );
         }
         span.each_over(removed, ClientError::code)
     }

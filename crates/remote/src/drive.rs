@@ -152,19 +152,21 @@ impl<'a> Drive<'a> {
     async fn pause(&self, until: Instant) {
         match (self.caller.waits, self.caller.cancel) {
             (Waits::Task, cancel) => {
-                let mut ends = None;
+                let sleeper = self.telling.sleeper(until);
+                let ends = cancel.map(|cancel| {
+                    let slot = sleeper.slot();
+                    cancel.ends(move || slot.wake())
+                });
                 let pause = poll_fn(|context| {
-                    if now() >= until || self.caller.is_cancelled() {
-                        return Poll::Ready(());
+                    // Before the look: who comes after it wakes this task.
+                    sleeper.wakes(context.waker());
+                    match now() >= until || self.caller.is_cancelled() {
+                        true => Poll::Ready(()),
+                        false => Poll::Pending,
                     }
-                    if let (None, Some(cancel)) = (&ends, cancel) {
-                        let waker = context.waker().clone();
-                        ends = Some(cancel.ends(move || waker.wake_by_ref()));
-                    }
-                    self.telling.wake_at(until, context.waker());
-                    Poll::Pending
                 });
                 pause.await;
+                drop((ends, sleeper));
             }
             (Waits::Thread, Some(cancel)) => cancel.pause(until),
             (Waits::Thread, None) => {

@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -143,7 +144,9 @@ impl Call<'_> {
         options: &GetOptions,
     ) -> Vec<Outcome> {
         let span = TraceSpan::root("slackwater.get", SpanKind::Client).keys(keys.len());
-        let read = span.awaiting(self.read_all(keys, sinks, options)).await;
+        let read = span
+            .awaiting(pin!(self.read_all(keys, sinks, options)))
+            .await;
         span.reads_over(read, |found| found.bytes, ClientError::code)
     }
 

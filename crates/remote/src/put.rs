@@ -5,6 +5,7 @@ use slackwater_transfer::Capability;
 use slackwater_wait::{failpoint, now};
 use slackwater_wire::limits::BATCH_KEYS_MAX;
 use slackwater_wire::{Chain, ExtentRef, Key, PutConfig, PutEntry, PutStart, Reply, Request};
+use std::pin::pin;
 
 use crate::carry::{Carrier, NotMoved};
 use crate::client::Call;
@@ -31,7 +32,7 @@ impl Call<'_> {
         options: &PutOptions,
     ) -> Vec<Outcome> {
         let span = TraceSpan::root("slackwater.put", SpanKind::Client).keys(entries.len());
-        let written = span.awaiting(self.write_all(entries, options)).await;
+        let written = span.awaiting(pin!(self.write_all(entries, options))).await;
         span.each_over(written, ClientError::code)
     }
 

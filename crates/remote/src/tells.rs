@@ -81,9 +81,15 @@ impl Telling {
     }
 
     /// Wakes a task then, or before.
-    pub(crate) fn wake_at(&self, at: Instant, waker: &Waker) {
-        self.shared.sleepers().add(at, waker.clone());
+    pub(crate) fn sleeper(&self, at: Instant) -> Sleeper<'_> {
+        let slot = Arc::<Slot>::default();
+        let number = self.shared.sleepers().add(at, Arc::clone(&slot));
         self.shared.bell.notify_all();
+        Sleeper {
+            shared: &self.shared,
+            name: (at, number),
+            slot,
+        }
     }
 
     /// The locations that calls share, which it renews.
@@ -111,7 +117,7 @@ impl Shared {
                 self.renew(told);
             }
             let rested = self.sleepers().take(now());
-            rested.into_iter().for_each(Waker::wake);
+            rested.iter().for_each(|slot| slot.wake());
             let next = [
                 self.tells().next_deadline(),
                 self.locations.next_deadline(),
@@ -176,31 +182,71 @@ impl Shared {
     }
 }
 
-/// The tasks of calls that pause.
+/// The pause of a call that a task awaits, until this is dropped.
+pub(crate) struct Sleeper<'a> {
+    shared: &'a Shared,
+    name: (Instant, u64),
+    slot: Arc<Slot>,
+}
+
+impl Sleeper<'_> {
+    /// The task that polls now is woken, and no earlier one.
+    pub(crate) fn wakes(&self, waker: &Waker) {
+        *self.slot.waker() = Some(waker.clone());
+    }
+
+    pub(crate) fn slot(&self) -> Arc<Slot> {
+        Arc::clone(&self.slot)
+    }
+}
+
+impl Drop for Sleeper<'_> {
+    fn drop(&mut self) {
+        self.shared.sleepers().slots.remove(&self.name);
+    }
+}
+
+/// The task that the end of a pause wakes.
+#[derive(Default)]
+pub(crate) struct Slot(Mutex<Option<Waker>>);
+
+impl Slot {
+    pub(crate) fn wake(&self) {
+        let waker = self.waker().take();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    fn waker(&self) -> MutexGuard<'_, Option<Waker>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The calls that pause.
 #[derive(Default)]
 struct Sleepers {
     count: u64,
     /// By when they go on, and in their order.
-    wakers: BTreeMap<(Instant, u64), Waker>,
+    slots: BTreeMap<(Instant, u64), Arc<Slot>>,
 }
 
 impl Sleepers {
-    fn add(&mut self, at: Instant, waker: Waker) {
+    fn add(&mut self, at: Instant, slot: Arc<Slot>) -> u64 {
         self.count += 1;
-        self.wakers.insert((at, self.count), waker);
+        self.slots.insert((at, self.count), slot);
+        self.count
     }
 
     /// Those that go on at `now`.
-    fn take(&mut self, now: Instant) -> Vec<Waker> {
-        let due = |(at, _): &(Instant, u64), _: &mut Waker| *at <= now;
-        self.wakers
-            .extract_if(.., due)
-            .map(|(_, waker)| waker)
-            .collect()
+    fn take(&mut self, now: Instant) -> Vec<Arc<Slot>> {
+        let due = |(at, _): &(Instant, u64), _: &mut Arc<Slot>| *at <= now;
+        let due = self.slots.extract_if(.., due);
+        due.map(|(_, slot)| slot).collect()
     }
 
     fn next(&self) -> Option<Instant> {
-        let ((at, _), _) = self.wakers.first_key_value()?;
+        let ((at, _), _) = self.slots.first_key_value()?;
         Some(*at)
     }
 }

@@ -36,7 +36,7 @@ impl Caller<'_> {
 /// The outcome of a call whose thread waits.
 ///
 /// # Panics
-/// It was begun by one that does not.
+/// The call was begun to be awaited by a task.
 pub fn here<T>(call: impl Future<Output = T>) -> T {
     let mut call = pin!(call);
     match call.as_mut().poll(&mut Context::from_waker(Waker::noop())) {

@@ -1,6 +1,6 @@
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::pin::Pin;
 
 use slackwater_wire::{TraceContext, Traceparent};
 
@@ -27,9 +27,12 @@ pub fn within<T>(parent: Traceparent, step: impl FnOnce() -> T) -> T {
     step()
 }
 
-/// Awaits `step`, which is within the trace of `parent` whenever it is polled, on whatever thread.
-pub async fn awaited_within<T>(parent: Traceparent, step: impl Future<Output = T>) -> T {
-    let mut step = pin!(step);
+/// Awaits `step`, which is within the trace of `parent` whenever it is polled, on whatever thread. It stays where it is pinned: a
+/// future that took it in would be several times as large.
+pub async fn awaited_within<T>(
+    parent: Traceparent,
+    mut step: Pin<&mut (impl Future<Output = T> + ?Sized)>,
+) -> T {
     poll_fn(|context| within(parent, || step.as_mut().poll(context))).await
 }
 

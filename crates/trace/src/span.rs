@@ -1,3 +1,4 @@
+use std::pin::Pin;
 use std::time::{Duration, SystemTime};
 
 use slackwater_base::Instant;
@@ -159,8 +160,8 @@ impl TraceSpan {
         }
     }
 
-    /// Awaits `step` within this span.
-    pub async fn awaiting<T>(&self, step: impl Future<Output = T>) -> T {
+    /// Awaits `step` within this span, as [`awaited_within`] does.
+    pub async fn awaiting<T>(&self, step: Pin<&mut impl Future<Output = T>>) -> T {
         match self.context {
             Some(_) => awaited_within(Traceparent(self.context), step).await,
             None => step.await,

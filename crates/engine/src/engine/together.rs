@@ -29,7 +29,7 @@ enum Waiter {
     Task,
 }
 
-/// The longest request that a task's thread copies itself, in bytes.
+/// Most bytes that the thread of a task copies itself, of all requests together.
 const TASK_COPY_MAX: u64 = 64 << 10;
 
 impl Engine {
@@ -179,6 +179,7 @@ impl Engine {
         let mut joint: Vec<Joint> = Vec::new();
         // Over a wire too this thread is the fastest for a lone request, and no other thread could end it then.
         let is_lone = requests.len() == 1 && waiter == Waiter::Thread;
+        let mut copied = 0;
         for (index, (target, buffers, timeout)) in requests.into_iter().enumerate() {
             outcomes.push(Ok(None));
             if buffers.bytes() == 0 {
@@ -193,7 +194,10 @@ impl Engine {
             };
             let copies = match waiter {
                 Waiter::Thread | Waiter::WatchedThread => mover.abilities().one_sided,
-                Waiter::Task => mover.abilities().one_sided && buffers.bytes() <= TASK_COPY_MAX,
+                Waiter::Task => {
+                    copied += buffers.bytes();
+                    mover.abilities().one_sided && copied <= TASK_COPY_MAX
+                }
             };
             let single = SingleRequest {
                 op,

@@ -92,7 +92,7 @@ fn a_call_is_pending_until_its_task_is_woken() {
             .map(|(name, length)| value(name, length))
             .collect();
         let entries = (0..).map(key).zip(values.clone()).collect();
-        let (stored, pending) = drive(calls.put_batch(entries, PutOptions::default()));
+        let ((stored, _), pending) = drive(calls.put_batch(entries, PutOptions::default()));
         assert_eq!(stored, vec![Ok(Stored::New); values.len()]);
         assert!(pending > 0, "puts were asked for and written");
         let keys: Vec<Vec<u8>> = (0..values.len() as u64).map(key).collect();
@@ -133,7 +133,7 @@ fn a_call_whose_thread_waits_ends_with_its_first_poll() {
     let (_served, _node, client) = pool(&place, false);
     let calls = client.calls(Waits::Thread);
     let entries = vec![(key(1), value(1, 1 << 20))];
-    let put = here(calls.put_batch(entries, PutOptions::default()));
+    let (put, _) = here(calls.put_batch(entries, PutOptions::default()));
     assert_eq!(put, [Ok(Stored::New)]);
     let got = pin!(calls.get_batch(vec![key(1)], GetOptions::default()));
     assert_eq!(once(got), Poll::Ready(vec![Ok(Some(value(1, 1 << 20)))]));
@@ -149,7 +149,7 @@ fn a_call_that_is_dropped_ends_what_it_had_under_way() {
         let calls = client.calls(Waits::Task);
         let long = 8 << 20;
         let entries = vec![(key(1), value(1, long))];
-        let (stored, _) = drive(calls.put_batch(entries, PutOptions::default()));
+        let ((stored, _), _) = drive(calls.put_batch(entries, PutOptions::default()));
         assert_eq!(stored, [Ok(Stored::New)]);
         let get = || calls.get_batch(vec![key(1)], GetOptions::default());
         // From here on it is known where the value is.
@@ -192,7 +192,7 @@ fn a_cancelled_call_ends_soon_wherever_it_waits() {
     let calls = client.calls(Waits::Task);
     let entries = vec![(key(1), value(1, 4 << 20))];
     assert_eq!(
-        drive(calls.put_batch(entries, PutOptions::default())).0,
+        drive(calls.put_batch(entries, PutOptions::default())).0.0,
         [Ok(Stored::New)]
     );
     let get = |name, cancel: &Cancel| {

@@ -264,21 +264,9 @@ fn a_node_without_others_keeps_its_values_on_its_ssd() {
     (0..20).for_each(|name| put(&client, name));
     assert_eq!(terminate(&mut pool.nodes[0]), Some(0));
     pool.nodes[0] = Node::start(&pool.place, &address, &sizes);
-    let begun = std::time::Instant::now();
-    loop {
-        let missing = (0..20).filter(|name| get(&client, *name).is_none());
-        let missing: Vec<u64> = missing.collect();
-        if missing.is_empty() {
-            break;
-        }
-        let metrics = || pool.server.ask("GET", "/metrics", "").1;
-        let segments = pool.segments();
-        assert!(
-            begun.elapsed() < Duration::from_secs(20),
-            "{missing:?} of {segments:#?} {}",
-            metrics()
-        );
-    }
+    until("everything is announced", || {
+        (0..20).all(|name| get(&client, name).is_some())
+    });
 }
 
 #[test]

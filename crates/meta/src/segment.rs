@@ -6,7 +6,7 @@ use slackwater_base::{
 };
 use slackwater_wire::{
     Draining, ExtentRef, Incarnation, Key, Mount, NodeId, Presence, SegmentId, SegmentKind,
-    SegmentState, Version,
+    SegmentState, Version, Watermarks,
 };
 
 use crate::catalog::{Catalog, ObjectId, Replica, ReplicaId, SegmentIndex};
@@ -32,6 +32,8 @@ pub(crate) struct Segment {
     /// Its node has begun to announce, or resumed on a new link, and was asked for what was missed by then.
     pub(crate) asked: bool,
     pub(crate) draining: Draining,
+    /// When it is evicted from, where its node says so.
+    pub(crate) watermarks: Option<Watermarks>,
     pub(crate) policy: Box<dyn Evict>,
     /// The SSD to which evicted objects may be written.
     pub(crate) below: Option<SegmentIndex>,
@@ -122,6 +124,7 @@ impl Segment {
             unannounced: mount.generations.is_some() || mount.kind == SegmentKind::Disk,
             asked: false,
             draining: Draining::No,
+            watermarks: mount.watermarks,
             policy,
             below: None,
             soft: Deadlines::new(),

@@ -492,4 +492,29 @@ pub struct Mount {
     /// anything is placed there, and is told what is published. None for one that ends with its master.
     #[serde(default)]
     pub generations: Option<u64>,
+    /// When it is evicted from; none for what the master has for all segments, which masters of earlier releases take
+    /// whatever is said here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub watermarks: Option<Watermarks>,
+}
+
+/// Shares of a segment, from 0 to 1, between which eviction keeps its fill.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Watermarks {
+    /// Eviction ends when no more than this share is used.
+    pub low: f64,
+    /// Eviction begins when more than this share is used.
+    pub high: f64,
+}
+
+impl Watermarks {
+    /// The least that `high` may be: below that next to nothing would stay.
+    pub const HIGH_MIN: f64 = 0.01;
+
+    /// Whether eviction can keep to them.
+    #[must_use]
+    pub fn are_sound(self) -> bool {
+        let Self { low, high } = self;
+        (Self::HIGH_MIN..=1.0).contains(&high) && (0.0..=high).contains(&low)
+    }
 }

@@ -53,6 +53,7 @@ pub(crate) fn mount_as(world: &mut World, segment: SegmentId, kind: SegmentKind,
         bytes: 16 * BLOCK,
         host: String::new(),
         generations: Some(generations),
+        watermarks: None,
     };
     assert_eq!(world.ask(Request::Mount(mount)), Reply::Done);
 }

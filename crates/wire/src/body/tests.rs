@@ -156,6 +156,7 @@ fn requests() -> Vec<Request> {
             bytes: 1 << 40,
             host: "host".into(),
             generations: None,
+            watermarks: None,
         }),
         Request::Unmount {
             segment: SegmentId(1),

@@ -527,6 +527,7 @@ fn the_node_of_a_copy_is_told_what_it_holds() {
         bytes: MIB,
         host: String::new(),
         generations: Some(1),
+        watermarks: None,
     };
     assert_eq!(world.ask(Request::Mount(mount)), Reply::Done);
     let segment = SegmentId(20);

@@ -297,6 +297,20 @@ def test_a_put_may_name_replicas_and_segments(client: Client) -> None:
         client.put("other", b"v", preferred="memory")  # type: ignore[arg-type]
 
 
+def test_a_put_may_need_all_its_replicas_on_different_hosts(client: Client) -> None:
+    # A server is one host: what is to survive its loss is refused, and nothing less is stored instead.
+    assert client.put("alone", b"v", replicated=True)
+    with pytest.raises(slackwater.RefusedError, match="fewer hosts than replicas") as caught:
+        client.put("k", b"v", replicas=2, replicated=True)
+    assert caught.value.code is ErrorCode.TOO_FEW_HOSTS
+    (refused,) = client.put_batch(["k"], [b"v"], replicas=2, replicated=True)
+    assert isinstance(refused, slackwater.RefusedError) and refused.code is ErrorCode.TOO_FEW_HOSTS
+    assert client.get("k") is None
+    with pytest.raises(slackwater.RefusedError, match="durable or replicated") as caught:
+        client.put("k", b"v", durable=True, replicated=True)
+    assert caught.value.code is ErrorCode.INVALID_PARAMS
+
+
 def test_each_call_may_have_a_time_of_its_own(served: Served) -> None:
     """Only the connection had one, so that a look-up could not be given less time than a put."""
     address, server = served

@@ -47,6 +47,14 @@ pub(crate) struct Segment {
     spare: Vec<u32>,
 }
 
+/// What fails together: a replica on another one survives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Domain<'a> {
+    Host(&'a str),
+    /// A node that does not say its host.
+    Node(NodeId),
+}
+
 /// Memory or SSD, with the allocations in it.
 pub(crate) enum Medium {
     Memory(Box<MemoryExtents>),
@@ -142,6 +150,13 @@ impl Segment {
         may && (!self.announcing || placed_early)
     }
 
+    pub(crate) fn domain(&self) -> Domain<'_> {
+        match self.host.as_str() {
+            "" => Domain::Node(self.node),
+            host => Domain::Host(host),
+        }
+    }
+
     pub(crate) fn kind(&self) -> SegmentKind {
         match self.medium {
             Medium::Memory(_) => SegmentKind::Memory,
@@ -207,6 +222,11 @@ impl Segment {
     /// Bytes that are still used when everything that is being evicted has been freed.
     pub(crate) fn staying(&self) -> u64 {
         self.used().saturating_sub(self.leaving)
+    }
+
+    /// Whether it is memory with room for an extent of `bytes`.
+    pub(crate) fn has_room(&self, bytes: u64) -> bool {
+        self.memory().is_some_and(|it| it.extents.has_room(bytes))
     }
 
     /// Allocates an extent of `bytes`; returns its number.

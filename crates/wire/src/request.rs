@@ -299,6 +299,9 @@ pub enum Durability {
     Memory,
     /// As `Memory`, and the record is written and synced on SSD.
     Disk,
+    /// As `Memory`, in all the replicas that were asked for, each on another host: the object survives all but one of their
+    /// nodes. Where a node does not say its host, it is one of its own. Masters of earlier releases refuse a put that asks for it.
+    Replicated,
 }
 
 /// How a put wants its object kept.
@@ -307,7 +310,7 @@ pub enum Durability {
 pub struct PutConfig {
     /// What to do when the object exists.
     pub mode: PutMode,
-    /// Memory replicas, on different segments; fewer segments give fewer replicas.
+    /// Memory replicas, on different segments; fewer segments give fewer replicas, but for [`Durability::Replicated`].
     pub replicas: u32,
     /// Segments to be tried first, of which a master takes the first 16; unknown names are not an error.
     #[serde(deserialize_with = "crate::body::list")]

@@ -102,7 +102,7 @@ pub enum Request {
         job: JobId,
     },
     /// End this job: what is being carried arrives, and nothing more is begun. Segments that are drained take new values
-    /// again, also when their job is over.
+    /// again, also when their job is over. Refused where the job is over and there is nothing to end.
     CancelJob {
         /// The job.
         job: JobId,

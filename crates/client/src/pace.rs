@@ -213,7 +213,7 @@ mod tests {
                 }
             }
             let distance = |node: Incarnation| nodes[node.0 as usize - 1].0;
-            // In whatever order the master names them, and whoever reads.
+            // In whatever order the master names them, and for every reader.
             for reader in 0..16 {
                 let memory = (1..=nodes.len() as u32).map(|node| on(node, 1));
                 let mut replicas: Vec<ReplicaAt> = std::iter::once(disk).chain(memory).collect();

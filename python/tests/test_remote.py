@@ -81,7 +81,7 @@ def test_a_client_has_what_a_store_has() -> None:
     assert methods(slackwater.aio.AsyncClient) <= methods(Client)
     for name in methods(Store) & methods(Client) - PLAIN - {"closed", "close"}:
         ours, theirs = (inspect.signature(getattr(kind, name)).parameters for kind in (Client, Store))
-        further = {"replicas", "preferred", "timeout"} & ours.keys()
+        further = {"replicas", "replicated", "preferred", "timeout"} & ours.keys()
         assert [one for one in ours if one not in further] == list(theirs), name
         assert all(ours[one].kind is ours[one].KEYWORD_ONLY for one in further), name
         assert all(str(ours[one]) == str(theirs[one]) for one in theirs), name

@@ -91,6 +91,7 @@ class ErrorCode(enum.IntEnum):
     ROLE_NOT_PERMITTED = -2007
     TENANT_NOT_PERMITTED = -2008
     STALE_EPOCH = -2009
+    TOO_FEW_HOSTS = -2010
 
 
 class SlackwaterError(Exception):

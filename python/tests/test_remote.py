@@ -81,7 +81,7 @@ def test_a_client_has_what_a_store_has() -> None:
     assert methods(slackwater.aio.AsyncClient) <= methods(Client)
     for name in methods(Store) & methods(Client) - PLAIN - {"closed", "close"}:
         ours, theirs = (inspect.signature(getattr(kind, name)).parameters for kind in (Client, Store))
-        further = {"replicas", "preferred", "timeout"} & ours.keys()
+        further = {"replicas", "replicated", "preferred", "timeout"} & ours.keys()
         assert [one for one in ours if one not in further] == list(theirs), name
         assert all(ours[one].kind is ours[one].KEYWORD_ONLY for one in further), name
         assert all(str(ours[one]) == str(theirs[one]) for one in theirs), name
@@ -295,6 +295,20 @@ def test_a_put_may_name_replicas_and_segments(client: Client) -> None:
     assert caught.value.code is ErrorCode.INVALID_PARAMS
     with pytest.raises(TypeError):
         client.put("other", b"v", preferred="memory")  # type: ignore[arg-type]
+
+
+def test_a_put_may_need_all_its_replicas_on_different_hosts(client: Client) -> None:
+    # A server is one host: what is to survive its loss is refused, and nothing less is stored instead.
+    assert client.put("alone", b"v", replicated=True)
+    with pytest.raises(slackwater.RefusedError, match="fewer hosts than replicas") as caught:
+        client.put("k", b"v", replicas=2, replicated=True)
+    assert caught.value.code is ErrorCode.TOO_FEW_HOSTS
+    (refused,) = client.put_batch(["k"], [b"v"], replicas=2, replicated=True)
+    assert isinstance(refused, slackwater.RefusedError) and refused.code is ErrorCode.TOO_FEW_HOSTS
+    assert client.get("k") is None
+    with pytest.raises(slackwater.RefusedError, match="durable or replicated") as caught:
+        client.put("k", b"v", durable=True, replicated=True)
+    assert caught.value.code is ErrorCode.INVALID_PARAMS
 
 
 def test_each_call_may_have_a_time_of_its_own(served: Served) -> None:

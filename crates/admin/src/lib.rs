@@ -27,4 +27,4 @@ pub use failure::Failure;
 pub use guard::{Token, TokenError, TokenInForce};
 pub use jobs::job_described;
 pub use server::{Admin, AdminError, AdminOptions};
-pub use source::{Segment, Source, Watermarks};
+pub use source::{Segment, Source};

@@ -1,7 +1,7 @@
 use slackwater_wire::kv_events::KvEventCounts;
 use slackwater_wire::{
     Description, JobId, JobSpec, JobState, Key, List, Listed, MetricsFormat, QuotaState,
-    SegmentState, Tenant,
+    SegmentState, Tenant, Watermarks,
 };
 
 use crate::Failure;
@@ -149,13 +149,4 @@ pub struct Segment {
     pub protocol: &'static str,
     /// When it is evicted from.
     pub watermarks: Watermarks,
-}
-
-/// Shares of a segment, from 0 to 1, between which eviction keeps its fill.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Watermarks {
-    /// Eviction ends when no more than this share is used.
-    pub low: f64,
-    /// Eviction begins when more than this share is used.
-    pub high: f64,
 }

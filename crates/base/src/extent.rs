@@ -274,6 +274,14 @@ impl ExtentAllocator {
         Ok(extent)
     }
 
+    /// Whether [`Self::allocate`] would find so many bytes.
+    #[must_use]
+    pub fn has_room(&self, bytes: u64) -> bool {
+        let want = bytes.checked_next_multiple_of(self.granule);
+        let want = want.filter(|want| (1..=self.books.capacity).contains(want));
+        want.is_some_and(|want| self.find((want / self.granule) as u32).is_some())
+    }
+
     /// Takes over an extent that an earlier allocator of the same bytes gave out, under the generation that it had there,
     /// before any other is allocated. None when its bytes are not whole granules that are free and whose turn has not
     /// passed, or when its generation is one that this allocator gives.

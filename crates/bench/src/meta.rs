@@ -190,6 +190,7 @@ impl Bench {
             bytes: (bytes / 90 * 100).next_multiple_of(VALUE_BYTES),
             host: "here".to_owned(),
             generations: None,
+            watermarks: None,
         };
         bench.ask(Request::Mount(mount));
         bench

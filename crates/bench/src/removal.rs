@@ -136,6 +136,7 @@ impl Pair {
                 bytes,
                 host: "here".to_owned(),
                 generations: None,
+                watermarks: None,
             }));
         }
         let open = AgentInput::Open {

@@ -194,6 +194,8 @@ typedef struct sw_put_options {
   bool durable;
   // Never evict the value.
   bool pinned;
+  // Return only when each of the copies is in memory of another host; refused where there are fewer hosts.
+  bool replicated;
   // Copies in memory, on different nodes; 0 counts as 1.
   uint32_t replicas;
   // How long to wait for space, in nanoseconds; 0 for the server's time.

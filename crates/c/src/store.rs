@@ -69,6 +69,8 @@ pub struct sw_put_options {
     pub durable: bool,
     /// Never evict the value.
     pub pinned: bool,
+    /// Return only when each of the copies is in memory of another host; refused where there are fewer hosts.
+    pub replicated: bool,
     /// Copies in memory, on different nodes; 0 counts as 1.
     pub replicas: u32,
     /// How long to wait for space, in nanoseconds; 0 for the server's time.
@@ -585,10 +587,14 @@ unsafe fn put_options(options: *const sw_put_options) -> Result<PutOptions, Fail
         } else {
             PutMode::Create
         },
-        durability: if options.durable {
-            Durability::Disk
-        } else {
-            Durability::Memory
+        durability: match (options.durable, options.replicated) {
+            (true, true) => {
+                let text = "a put is durable or replicated, and not both";
+                return Err(Failure::invalid(text));
+            }
+            (true, false) => Durability::Disk,
+            (false, true) => Durability::Replicated,
+            (false, false) => Durability::Memory,
         },
         pin: choose(options.pinned, Pin::Hard, Pin::None),
         replicas: options.replicas.max(1),

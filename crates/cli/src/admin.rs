@@ -9,16 +9,14 @@ use std::sync::Arc;
 use anyhow::Result;
 use clap::Args;
 use serde_json::Value;
-use slackwater_admin::{
-    Admin, AdminOptions, Failure, Segment, Source, Token, TokenInForce, Watermarks,
-};
+use slackwater_admin::{Admin, AdminOptions, Failure, Segment, Source, Token, TokenInForce};
 use slackwater_mq::Address;
 use slackwater_node::serve::ServedStore;
 use slackwater_node::{Operated, Store, StoreError};
 use slackwater_wire::kv_events::KvEventCounts;
 use slackwater_wire::{
     Description, ErrorCode, JobId, JobSpec, JobState, Key, List, Listed, MetricsFormat, QuotaState,
-    SegmentKind, SegmentState, Tenant,
+    SegmentState, Tenant, Watermarks,
 };
 
 use crate::service::Reloader;
@@ -203,28 +201,16 @@ impl<O: Operated> Source for Administered<O> {
 
     fn segments(&self) -> Result<Vec<Segment>, Failure> {
         let looked = self.operated.look(|master, _| {
-            let eviction = &master.config().eviction;
-            let memory = Watermarks {
-                low: eviction.low_watermark,
-                high: eviction.high_watermark,
-            };
-            let disk = Watermarks {
-                low: eviction.disk_low_watermark,
-                high: eviction.disk_high_watermark,
-            };
-            (master.segments(), memory, disk)
+            let (states, watermarks) = (master.segments(), master.watermarks());
+            states.into_iter().zip(watermarks).collect::<Vec<_>>()
         });
-        let (states, memory, disk) = looked.map_err(failure)?;
-        let segment = |state: SegmentState| Segment {
+        let segment = |(state, watermarks): (SegmentState, Watermarks)| Segment {
             endpoint: self.operated.data_address(state.node),
             protocol: "tcp",
-            watermarks: match state.kind {
-                SegmentKind::Memory => memory,
-                SegmentKind::Disk => disk,
-            },
+            watermarks,
             state,
         };
-        Ok(states.into_iter().map(segment).collect())
+        Ok(looked.map_err(failure)?.into_iter().map(segment).collect())
     }
 
     fn list(&self, list: List) -> Result<Listed, Failure> {

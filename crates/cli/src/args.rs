@@ -580,7 +580,7 @@ mod tests {
             ("--io", "pread", true),
             ("--policy", "lru", false),
             ("--lease-ttl", "1s", false),
-            ("--evict-high", "80%", false),
+            ("--evict-block-tokens", "64", false),
             ("--promotion-enabled", "false", false),
         ] {
             check("master", flag, value, if of_node { in_master } else { "" });
@@ -589,6 +589,7 @@ mod tests {
         }
         for command in ["master", "node", "serve"] {
             check(command, "--log", "warn", "");
+            check(command, "--evict-high", "95%", "");
             let opens = "it is for programs that open a store themselves";
             let whom = match command {
                 "serve" => "a served store",

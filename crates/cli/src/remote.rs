@@ -74,6 +74,14 @@ pub(crate) struct Put {
     #[arg(long)]
     durable: bool,
 
+    /// Copies in memory, on different nodes; fewer nodes give fewer copies
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    replicas: u32,
+
+    /// Return only when each of the copies is in memory of another host; refused where there are fewer hosts
+    #[arg(long, conflicts_with = "durable")]
+    replicated: bool,
+
     /// Never evict it
     #[arg(long)]
     pin: bool,
@@ -166,10 +174,11 @@ pub(crate) fn put(arguments: &Put) -> Result<u8> {
         call,
         mode: choose(arguments.upsert, PutMode::Upsert, PutMode::Create),
         pin: if arguments.pin { Pin::Hard } else { Pin::None },
-        durability: if arguments.durable {
-            Durability::Disk
-        } else {
-            Durability::Memory
+        replicas: arguments.replicas,
+        durability: match (arguments.durable, arguments.replicated) {
+            (true, _) => Durability::Disk,
+            (_, true) => Durability::Replicated,
+            _ => Durability::Memory,
         },
         ..PutOptions::default()
     };

@@ -31,7 +31,7 @@ pub use call::{Answer, CallFlow};
 pub use get::{GetFlow, GetOutcome, Known, ReadFailure, usable};
 pub use locations::{Located, Locations, Stamp};
 pub use pace::Paces;
-pub use pick::{LocalFirst, Pick};
+pub use pick::{Distance, LocalFirst, Pick};
 pub use put::{PutFlow, PutOutcome, WriteFailure};
 pub use retry::{FlowOptions, Operations};
 pub use tells::Tells;

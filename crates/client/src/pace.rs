@@ -5,12 +5,16 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
 use slackwater_base::Instant;
-use slackwater_wire::{Incarnation, ReplicaAt};
+use slackwater_wire::{ExtentRef, Incarnation, ReplicaAt};
+
+use crate::pick::Distance;
 
 /// What was seen of each node lately.
 #[derive(Debug, Default)]
 pub struct Paces {
     of: BTreeMap<Incarnation, Pace>,
+    /// The nodes that extents of these lives are reached at.
+    nodes: BTreeMap<Incarnation, Incarnation>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -51,6 +55,19 @@ impl Paces {
         self.keep(now, node, FAILED);
     }
 
+    /// Extents of the life `extents` are reached at the process `node`: a node's memory and its data plane have lives of their own,
+    /// and what is seen of the node is told by the second.
+    pub fn reached(&mut self, extents: Incarnation, node: Incarnation) {
+        let known = self.nodes.get(&extents);
+        if known == Some(&node) {
+            return;
+        }
+        if self.nodes.len() >= NODES_MAX && known.is_none() {
+            self.nodes.pop_first();
+        }
+        self.nodes.insert(extents, node);
+    }
+
     /// How long so many bytes of a node should take; none while nothing is known of it, or after a failure.
     #[must_use]
     pub fn expected(&self, now: Instant, node: Incarnation, bytes: u64) -> Option<Duration> {
@@ -60,39 +77,61 @@ impl Paces {
         ))
     }
 
-    /// Orders the replicas of an object for a reader: memory before SSD, fast nodes before slow ones, those whose bytes did not
-    /// come last, and those that are alike in an order of the reader's own, so that several readers spread over them. `reader` is
-    /// a number of its own for each reader.
-    pub fn order(&self, now: Instant, reader: u64, replicas: &mut [ReplicaAt]) {
+    /// Orders the replicas of an object for a reader: memory before SSD, near memory before far memory, and of equally near
+    /// memory fast nodes before slow ones. Nodes whose bytes did not come are last in memory, however near. Those that are
+    /// alike are in an order of the reader's own, so that several readers spread over them. `reader` is a number of its own for
+    /// each reader.
+    pub fn order(
+        &self,
+        now: Instant,
+        reader: u64,
+        distance: impl Fn(Incarnation) -> Distance,
+        replicas: &mut [ReplicaAt],
+    ) {
         if replicas.len() < 2 {
             return;
         }
-        let of_memory = |replica: &ReplicaAt| match replica {
-            ReplicaAt::Memory(extent) => self.known(now, extent.incarnation),
-            ReplicaAt::Disk { .. } => None,
-        };
-        let known = replicas.iter().filter_map(of_memory);
-        let fastest = known.filter(|nanos| *nanos != FAILED).min();
+        // A node is slow or fast beside nodes that are as near: what comes from this host is faster than any network.
+        let mut fastest: BTreeMap<Distance, u64> = BTreeMap::new();
+        for replica in &*replicas {
+            let ReplicaAt::Memory(extent) = replica else {
+                continue;
+            };
+            let node = self.node_of(extent);
+            if let Some(nanos) = self.known(now, node).filter(|nanos| *nanos != FAILED) {
+                let least = fastest.entry(distance(node)).or_insert(nanos);
+                *least = nanos.min(*least);
+            }
+        }
         replicas.sort_by_cached_key(|replica| {
             let ReplicaAt::Memory(extent) = replica else {
-                return (u32::MAX, 0);
+                return (true, true, Distance::default(), 0, 0);
             };
-            let mut mixed = DefaultHasher::new();
+            let (node, mut mixed) = (self.node_of(extent), DefaultHasher::new());
             (reader, extent.incarnation, extent.generation).hash(&mut mixed);
-            let slowness = self.slowness(now, extent.incarnation, fastest);
-            (slowness, mixed.finish())
+            let far = distance(node);
+            let failed = self.known(now, node) == Some(FAILED);
+            let slowness = self.slowness(now, node, fastest.get(&far).copied());
+            (false, failed, far, slowness, mixed.finish())
         });
     }
 
-    /// How much slower a node is than the fastest of some: zero for those like it and for those that nothing is known of.
+    /// How much slower a node is than the fastest of some: zero for those like it, for those that nothing is known of, and for
+    /// those whose bytes did not come.
     fn slowness(&self, now: Instant, node: Incarnation, fastest: Option<u64>) -> u32 {
         match (self.known(now, node), fastest) {
-            (Some(FAILED), _) => u32::MAX - 1,
+            (Some(FAILED), _) => 0,
             (Some(nanos), Some(fastest)) if nanos > ALIKE * fastest => {
                 1 + (nanos / (ALIKE * fastest)).ilog2()
             }
             _ => 0,
         }
+    }
+
+    /// The node that an extent is reached at.
+    fn node_of(&self, extent: &ExtentRef) -> Incarnation {
+        let life = extent.incarnation;
+        self.nodes.get(&life).copied().unwrap_or(life)
     }
 
     fn known(&self, now: Instant, node: Incarnation) -> Option<u64> {
@@ -117,7 +156,7 @@ fn is_believed(now: Instant, pace: Pace) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use slackwater_wire::{ExtentRef, NodeId, SegmentId};
+    use slackwater_wire::{NodeId, SegmentId};
 
     use super::*;
 
@@ -145,8 +184,87 @@ mod tests {
     }
 
     fn ordered(paces: &Paces, now: Instant, mut replicas: Vec<ReplicaAt>) -> Vec<ReplicaAt> {
-        paces.order(now, 1, &mut replicas);
+        paces.order(now, 1, |_| Distance::Network, &mut replicas);
         replicas
+    }
+
+    /// Near replicas were read no sooner than far ones, until a read had shown how much slower those are, and again ten seconds
+    /// later.
+    #[test]
+    fn near_memory_is_read_first_unless_its_bytes_did_not_come() {
+        use Distance::{Host, Network, Process};
+        let disk = ReplicaAt::Disk {
+            node: NodeId(9),
+            segment: SegmentId(9),
+        };
+        // Of each node: its distance, and the microseconds of 1 MiB; none where nothing is known of it, 0 where it failed.
+        type Nodes<'a> = &'a [(Distance, Option<u64>)];
+        let check = |nodes: Nodes<'_>, expected: &[u32]| {
+            let mut paces = Paces::default();
+            let numbered = (1..).zip(nodes);
+            for (node, (_, micros)) in numbered {
+                match micros {
+                    Some(0) => paces.failed(at(0), Incarnation(node)),
+                    Some(micros) => {
+                        let time = Duration::from_micros(*micros);
+                        paces.came(at(0), Incarnation(node), 1 << 20, time);
+                    }
+                    None => {}
+                }
+            }
+            let distance = |node: Incarnation| nodes[node.0 as usize - 1].0;
+            // In whatever order the master names them, and for every reader.
+            for reader in 0..16 {
+                let memory = (1..=nodes.len() as u32).map(|node| on(node, 1));
+                let mut replicas: Vec<ReplicaAt> = std::iter::once(disk).chain(memory).collect();
+                replicas.rotate_left(reader as usize % (nodes.len() + 1));
+                paces.order(at(1), reader, distance, &mut replicas);
+                let order = replicas.iter().filter_map(|replica| match replica {
+                    ReplicaAt::Memory(extent) => Some(extent.segment.0),
+                    ReplicaAt::Disk { .. } => None,
+                });
+                assert_eq!(order.collect::<Vec<_>>(), expected, "{nodes:?}");
+                assert_eq!(replicas.last(), Some(&disk), "{nodes:?}");
+            }
+        };
+        let unknown = [(Network, None), (Host, None), (Process, None)];
+        check(&unknown, &[3, 2, 1]);
+        // Also where a far one was seen to be as fast, or faster.
+        check(&[(Network, Some(50)), (Host, Some(100))], &[2, 1]);
+        check(&[(Network, Some(50)), (Host, Some(5000))], &[2, 1]);
+        check(&[(Host, Some(50)), (Process, Some(5000))], &[2, 1]);
+        // Speed decides between those that are as near.
+        check(
+            &[(Host, Some(500)), (Host, Some(50)), (Network, None)],
+            &[2, 1, 3],
+        );
+        check(
+            &[(Network, Some(900)), (Network, Some(100)), (Host, Some(50))],
+            &[3, 2, 1],
+        );
+        // What did not come is last, and the nearest of those is first.
+        check(&[(Network, Some(900)), (Process, Some(0))], &[1, 2]);
+        check(
+            &[(Network, Some(0)), (Host, Some(0)), (Network, None)],
+            &[3, 2, 1],
+        );
+    }
+
+    /// Nodes of one host were alike, and a node of another host was slower than they are: one of two readers took it for alike.
+    #[test]
+    fn readers_spread_over_nodes_that_are_equally_near() {
+        let paces = paces(&[(1, 1 << 20, 10), (2, 1 << 20, 600), (3, 1 << 20, 850)]);
+        let distance = |node: Incarnation| match node.0 {
+            1 => Distance::Host,
+            _ => Distance::Network,
+        };
+        let seconds = (0..64).filter(|name| {
+            let mut replicas = [on(2, *name), on(3, *name), on(1, *name)];
+            paces.order(at(1), 1, distance, &mut replicas);
+            assert_eq!(replicas[0], on(1, *name));
+            replicas[1] == on(2, *name)
+        });
+        assert!((10..54).contains(&seconds.count()));
     }
 
     #[test]
@@ -244,8 +362,35 @@ mod tests {
         let mut paces = Paces::default();
         for node in 0..2 * NODES_MAX as u64 {
             paces.failed(at(node), Incarnation(node));
-            assert!(paces.of.len() <= NODES_MAX);
+            paces.reached(Incarnation(node), Incarnation(node + 1));
+            assert!(paces.of.len().max(paces.nodes.len()) <= NODES_MAX);
         }
+    }
+
+    /// The speed of a node was noted under the life of its data plane and looked for under that of its memory: no replica was ever
+    /// tried earlier or later because of it.
+    #[test]
+    fn what_was_seen_of_a_node_counts_for_the_extents_of_its_memory() {
+        let mut paces = paces(&[(101, 1 << 20, 100), (102, 1 << 20, 900)]);
+        let firsts = |paces: &Paces| {
+            let names = 0..64;
+            let replicas = names.map(|name| ordered(paces, at(1), vec![on(2, name), on(1, name)]));
+            replicas
+                .filter(|order| matches!(order[0], ReplicaAt::Memory(it) if it.segment.0 == 1))
+                .count()
+        };
+        assert!((10..54).contains(&firsts(&paces)));
+        for node in [1, 2] {
+            paces.reached(Incarnation(node), Incarnation(100 + node));
+        }
+        assert_eq!(firsts(&paces), 64);
+        let far = |node| match node {
+            Incarnation(102) => Distance::Process,
+            _ => Distance::Network,
+        };
+        let mut replicas = [on(1, 1), on(2, 1)];
+        paces.order(at(1), 1, far, &mut replicas);
+        assert_eq!(replicas, [on(2, 1), on(1, 1)]);
     }
 
     #[test]
@@ -258,7 +403,7 @@ mod tests {
         let mut first = [0; 4];
         for reader in 0..1000 {
             let mut replicas = vec![disk, on(3, 7), on(1, 5), on(2, 6)];
-            paces.order(at(1), reader, &mut replicas);
+            paces.order(at(1), reader, |_| Distance::Network, &mut replicas);
             let ReplicaAt::Memory(extent) = replicas[0] else {
                 panic!("memory comes before SSD");
             };

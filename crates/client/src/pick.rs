@@ -7,6 +7,18 @@ pub trait Pick: Send {
     fn order(&self, replicas: &mut [ReplicaAt]);
 }
 
+/// How far the memory of a node is from a reader; the nearer ones come first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Distance {
+    /// In the process of the reader.
+    Process,
+    /// In another process of its host.
+    Host,
+    /// On another host, or on one that is not known.
+    #[default]
+    Network,
+}
+
 /// Memory before SSD, and replicas of this process before others.
 #[derive(Clone, Debug, Default)]
 pub struct LocalFirst {

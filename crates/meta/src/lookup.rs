@@ -1,11 +1,11 @@
 //! Questions about the whole that change nothing.
 
 use slackwater_base::Instant;
-use slackwater_wire::{DiskEntry, ErrorCode, ExtentRef, Key, SegmentKind, Tenant};
+use slackwater_wire::{DiskEntry, ErrorCode, ExtentRef, Key, SegmentKind, Tenant, Watermarks};
 
 use crate::catalog::{Mark, ObjectId, ReplicaId, SegmentIndex};
 use crate::master::Master;
-use crate::segment::record_bytes;
+use crate::segment::{Segment, record_bytes};
 
 impl Master {
     pub(crate) fn find(&self, tenant: &Tenant, key: &Key) -> Option<ObjectId> {
@@ -45,14 +45,25 @@ impl Master {
 
     /// The watermarks of a segment, in bytes.
     pub(crate) fn marks(&self, index: SegmentIndex) -> (u64, u64) {
-        let eviction = &self.config.eviction;
         let segment = self.segments.at(index);
-        let (high, low) = match segment.kind() {
-            SegmentKind::Memory => (eviction.high_watermark, eviction.low_watermark),
-            SegmentKind::Disk => (eviction.disk_high_watermark, eviction.disk_low_watermark),
-        };
+        let Watermarks { low, high } = self.watermarks_of(segment);
         let share = |of: f64| (segment.capacity() as f64 * of) as u64;
         (share(high), share(low))
+    }
+
+    /// The watermarks of a segment: its node's, or those of all segments of its kind.
+    pub(crate) fn watermarks_of(&self, segment: &Segment) -> Watermarks {
+        let eviction = &self.config.eviction;
+        segment.watermarks.unwrap_or(match segment.kind() {
+            SegmentKind::Memory => Watermarks {
+                low: eviction.low_watermark,
+                high: eviction.high_watermark,
+            },
+            SegmentKind::Disk => Watermarks {
+                low: eviction.disk_low_watermark,
+                high: eviction.disk_high_watermark,
+            },
+        })
     }
 
     /// End of the longest lease on an object, its group's included.

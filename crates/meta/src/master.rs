@@ -4,6 +4,7 @@ use slackwater_base::{Instant, Map, Rng, Turn};
 use slackwater_wire::{
     ClientId, CopyTask, ErrorCode, ExtentRef, JobId, NodeId, ObjectName, OperationId, Order,
     Permissions, Reply, Report, Request, SegmentId, SegmentKind, SegmentState, TicketId, Version,
+    Watermarks,
 };
 
 use crate::answers::{Answers, Arrival};
@@ -391,6 +392,15 @@ impl Master {
         self.segments
             .iter()
             .map(|(_, segment)| segment.state())
+            .collect()
+    }
+
+    /// When each of the segments is evicted from, in the order of [`Master::segments`].
+    #[must_use]
+    pub fn watermarks(&self) -> Vec<Watermarks> {
+        let segments = self.segments.iter();
+        segments
+            .map(|(_, segment)| self.watermarks_of(segment))
             .collect()
     }
 

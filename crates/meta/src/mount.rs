@@ -2,7 +2,7 @@
 
 use slackwater_base::Instant;
 use slackwater_wire::{
-    DiskEntry, ErrorCode, Mount, NodeId, Presence, Reply, SegmentId, SegmentKind,
+    DiskEntry, ErrorCode, Mount, NodeId, Presence, Reply, SegmentId, SegmentKind, Watermarks,
 };
 
 use crate::catalog::{ReplicaId, SegmentIndex};
@@ -28,7 +28,8 @@ impl Master {
             SegmentKind::Memory => granules > 0 && granules < u64::from(u32::MAX),
             SegmentKind::Disk => mount.bytes > 0 && self.segments.disk_of(mount.node).is_none(),
         };
-        if !sound || mount.bytes > SEGMENT_BYTES_MAX {
+        let kept = mount.watermarks.is_none_or(Watermarks::are_sound);
+        if !sound || !kept || mount.bytes > SEGMENT_BYTES_MAX {
             return Reply::Failed(ErrorCode::InvalidParams);
         }
         if self.segments.len() >= self.config.limits.segments {

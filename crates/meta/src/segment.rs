@@ -6,7 +6,7 @@ use slackwater_base::{
 };
 use slackwater_wire::{
     Draining, ExtentRef, Incarnation, Key, Mount, NodeId, Presence, SegmentId, SegmentKind,
-    SegmentState, Version,
+    SegmentState, Version, Watermarks,
 };
 
 use crate::catalog::{Catalog, ObjectId, Replica, ReplicaId, SegmentIndex};
@@ -32,6 +32,8 @@ pub(crate) struct Segment {
     /// Its node has begun to announce, or resumed on a new link, and was asked for what was missed by then.
     pub(crate) asked: bool,
     pub(crate) draining: Draining,
+    /// When it is evicted from, where its node says so.
+    pub(crate) watermarks: Option<Watermarks>,
     pub(crate) policy: Box<dyn Evict>,
     /// The SSD to which evicted objects may be written.
     pub(crate) below: Option<SegmentIndex>,
@@ -43,6 +45,14 @@ pub(crate) struct Segment {
     pub(crate) relieving: bool,
     slots: Vec<u32>,
     spare: Vec<u32>,
+}
+
+/// What fails together: a replica on another one survives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Domain<'a> {
+    Host(&'a str),
+    /// A node that does not say its host.
+    Node(NodeId),
 }
 
 /// Memory or SSD, with the allocations in it.
@@ -122,6 +132,7 @@ impl Segment {
             unannounced: mount.generations.is_some() || mount.kind == SegmentKind::Disk,
             asked: false,
             draining: Draining::No,
+            watermarks: mount.watermarks,
             policy,
             below: None,
             soft: Deadlines::new(),
@@ -137,6 +148,13 @@ impl Segment {
         let placed_early = planted(Planted::PlacedBeforeAnnounced);
         let may = self.presence == Presence::Here && self.draining == Draining::No;
         may && (!self.announcing || placed_early)
+    }
+
+    pub(crate) fn domain(&self) -> Domain<'_> {
+        match self.host.as_str() {
+            "" => Domain::Node(self.node),
+            host => Domain::Host(host),
+        }
     }
 
     pub(crate) fn kind(&self) -> SegmentKind {
@@ -204,6 +222,11 @@ impl Segment {
     /// Bytes that are still used when everything that is being evicted has been freed.
     pub(crate) fn staying(&self) -> u64 {
         self.used().saturating_sub(self.leaving)
+    }
+
+    /// Whether it is memory with room for an extent of `bytes`.
+    pub(crate) fn has_room(&self, bytes: u64) -> bool {
+        self.memory().is_some_and(|it| it.extents.has_room(bytes))
     }
 
     /// Allocates an extent of `bytes`; returns its number.

@@ -13,7 +13,7 @@ use slackwater_remote::{
     CallOptions, Calls, ClientError, ConnectOptions, GetOptions, PutOptions, RemoveOptions, Stored,
     Waits, here,
 };
-use slackwater_wire::{Described, Description, ErrorCode, Key, List};
+use slackwater_wire::{Described, Description, Durability, ErrorCode, Key, List};
 
 use self::figures::Figures;
 use crate::awaiting::awaited;
@@ -75,12 +75,13 @@ pub(crate) struct Client {
 
 #[pymethods]
 impl Client {
-    /// put(key, value, *, upsert=False, pin=None, group=None, durable=False, wait=None, replicas=1, preferred=None,
-    /// tenant=None, chain=None, timeout=None)
+    /// put(key, value, *, upsert=False, pin=None, group=None, durable=False, wait=None, replicas=1,
+    /// replicated=False, preferred=None, tenant=None, chain=None, timeout=None)
     ///
     /// As `Store.put`, with `replicas` copies in memory of different nodes, fewer where there are fewer nodes, and the
-    /// segments of these names tried first.
-    #[pyo3(signature = (key, value, *, upsert=false, pin=None, group=None, durable=false, wait=None, replicas=1, preferred=None, tenant=None, chain=None, timeout=None))]
+    /// segments of these names tried first. With `replicated` the call returns when there are so many, each on another host,
+    /// and is refused where there are fewer hosts.
+    #[pyo3(signature = (key, value, *, upsert=false, pin=None, group=None, durable=false, wait=None, replicas=1, replicated=false, preferred=None, tenant=None, chain=None, timeout=None))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn put(
         &self,
@@ -93,6 +94,7 @@ impl Client {
         durable: bool,
         wait: Option<f64>,
         replicas: u32,
+        replicated: bool,
         preferred: Option<Vec<String>>,
         tenant: Option<&str>,
         chain: Option<&Bound<'_, Chain>>,
@@ -101,6 +103,7 @@ impl Client {
         let options = put_options(upsert, pin, group, durable, wait, tenant, chain)?;
         let options = PutOptions {
             replicas,
+            durability: replicated_or(options.durability, replicated)?,
             preferred: preferred.unwrap_or_default(),
             ..from_afar(options, timeout)?
         };
@@ -112,11 +115,11 @@ impl Client {
         })
     }
 
-    /// put_batch(keys, values, *, upsert=False, pin=None, group=None, durable=False, wait=None, replicas=1, preferred=None,
-    /// tenant=None, chain=None, timeout=None)
+    /// put_batch(keys, values, *, upsert=False, pin=None, group=None, durable=False, wait=None, replicas=1,
+    /// replicated=False, preferred=None, tenant=None, chain=None, timeout=None)
     ///
     /// As `Store.put_batch`, with the further options of `put`.
-    #[pyo3(signature = (keys, values, *, upsert=false, pin=None, group=None, durable=false, wait=None, replicas=1, preferred=None, tenant=None, chain=None, timeout=None))]
+    #[pyo3(signature = (keys, values, *, upsert=false, pin=None, group=None, durable=false, wait=None, replicas=1, replicated=false, preferred=None, tenant=None, chain=None, timeout=None))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn put_batch(
         &self,
@@ -129,6 +132,7 @@ impl Client {
         durable: bool,
         wait: Option<f64>,
         replicas: u32,
+        replicated: bool,
         preferred: Option<Vec<String>>,
         tenant: Option<&str>,
         chain: Option<&Bound<'_, Chain>>,
@@ -137,6 +141,7 @@ impl Client {
         let options = put_options(upsert, pin, group, durable, wait, tenant, chain)?;
         let options = PutOptions {
             replicas,
+            durability: replicated_or(options.durability, replicated)?,
             preferred: preferred.unwrap_or_default(),
             ..from_afar(options, timeout)?
         };
@@ -695,6 +700,18 @@ fn get_options(
         chain: chain(given),
         prefix_only,
     })
+}
+
+/// What the return of a put means, which is one thing.
+fn replicated_or(asked: Durability, replicated: bool) -> PyResult<Durability> {
+    match (asked, replicated) {
+        (asked, false) => Ok(asked),
+        (Durability::Memory | Durability::Replicated, true) => Ok(Durability::Replicated),
+        (Durability::Disk, true) => Python::attach(|py| {
+            let why = "a put is durable or replicated, and not both";
+            Err(exception(py, ErrorCode::InvalidParams, why))
+        }),
+    }
 }
 
 /// The options of a put by a client, from those of an embedded one.

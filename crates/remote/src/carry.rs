@@ -136,9 +136,14 @@ impl Carrier<'_> {
         });
     }
 
-    /// Takes the rights in that came with an answer.
-    pub(crate) fn granted(&mut self, extents: impl IntoIterator<Item = (ExtentRef, Capability)>) {
-        self.rights.extend(extents);
+    /// Takes the rights in that came with an answer, or are known.
+    pub(crate) fn granted(&mut self, extents: &[(ExtentRef, Capability)]) {
+        self.link.pace(|paces| {
+            for (extent, capability) in extents {
+                paces.reached(extent.incarnation, capability.claims().incarnation);
+            }
+        });
+        self.rights.extend(extents.iter().copied());
     }
 
     /// Reads several values, as many together as the next look at a cancellation may wait for; an outcome each, with the

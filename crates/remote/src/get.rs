@@ -217,7 +217,7 @@ impl Call<'_> {
             Some(found) => {
                 carrier.is_known = true;
                 let known = found.into_iter().map(|located| {
-                    carrier.granted(located.rights);
+                    carrier.granted(&located.rights);
                     located.known
                 });
                 GetFlow::start_known(self.begun, get, known.collect(), options, pick, &mut begun)
@@ -319,8 +319,10 @@ impl Reading<'_, '_> {
         let stays = match read {
             Ok(checksum) if checksum != wanted.checksum => {
                 // It was fast, and wrong.
-                if let ReplicaAt::Memory(extent) = wanted.from {
-                    let node = extent.incarnation;
+                if let ReplicaAt::Memory(extent) = wanted.from
+                    && let Some(right) = self.carrier.rights.get(&extent)
+                {
+                    let node = right.claims().incarnation;
                     self.carrier.link.pace(|paces| paces.failed(now(), node));
                 }
                 false
@@ -533,7 +535,7 @@ impl Carry<GetFlow> for Reading<'_, '_> {
             );
         }
         self.carrier.is_known = false;
-        self.carrier.granted(extents);
+        self.carrier.granted(&extents);
     }
 
     async fn carry(&mut self, flow: &mut GetFlow, moves: Vec<Action>, out: &mut Vec<Action>) {

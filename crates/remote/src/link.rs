@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use slackwater_base::Instant;
-use slackwater_client::Paces;
+use slackwater_client::{Distance, Paces};
 use slackwater_mq::{
     Answer, BegunRequest, ConnectionId, Mq, Refusal, RequestError, RequestOptions,
 };
 use slackwater_trace::{SpanKind, TraceSpan};
-use slackwater_transfer::{Engine, PeerId, PeerStats};
+use slackwater_transfer::{Engine, PeerId, PeerStats, Segment};
 use slackwater_wait::now;
 use slackwater_wire::body::{self, BodyError};
 use slackwater_wire::{
@@ -18,7 +18,7 @@ use slackwater_wire::{
     ReadRecord, RecordStaged, Release, Reply, Request, StagedRecord, TraceContext, Welcome,
 };
 
-use crate::pick::Fastest;
+use crate::pick::{Nearest, distance};
 use crate::waits::{Caller, Waits};
 
 /// See the module.
@@ -30,6 +30,8 @@ pub(crate) struct Link {
     /// The latest epoch that was seen.
     epoch: AtomicU64,
     nodes: Mutex<BTreeMap<Incarnation, PeerId>>,
+    /// Those that are not across the network.
+    near: Mutex<Arc<BTreeMap<Incarnation, Distance>>>,
     /// How fast they send.
     paces: Arc<Mutex<Paces>>,
     value_bytes_max: AtomicU64,
@@ -96,6 +98,7 @@ impl Link {
             engine,
             epoch: AtomicU64::new(0),
             nodes: Mutex::default(),
+            near: Mutex::default(),
             paces: Arc::default(),
             value_bytes_max: AtomicU64::new(u64::MAX),
             record_reads: AtomicU64::new(0),
@@ -104,9 +107,10 @@ impl Link {
     }
 
     /// The choice of replicas for a read that begins now.
-    pub(crate) fn pick(&self) -> Box<Fastest> {
-        Box::new(Fastest {
+    pub(crate) fn pick(&self) -> Box<Nearest> {
+        Box::new(Nearest {
             paces: Arc::clone(&self.paces),
+            near: Arc::clone(&lock(&self.near)),
             reader: self.client,
             now: now(),
         })
@@ -159,6 +163,10 @@ impl Link {
         self.value_bytes_max
             .store(welcome.value_bytes_max, Ordering::Relaxed);
         let mut nodes = self.nodes();
+        let own = self.engine.segment().host.as_ref();
+        let far = |node: &Segment| (node.incarnation, distance(own, node));
+        let near = (welcome.nodes.iter().map(far)).filter(|(_, far)| *far < Distance::Network);
+        *lock(&self.near) = Arc::new(near.collect());
         let opened: BTreeMap<Incarnation, PeerId> = welcome
             .nodes
             .into_iter()

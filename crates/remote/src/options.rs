@@ -22,7 +22,8 @@ pub struct PutOptions {
     pub call: CallOptions,
     /// What an existing value of the same key means.
     pub mode: PutMode,
-    /// Copies in memory, on different nodes; fewer nodes give fewer copies.
+    /// Copies in memory, on different nodes; fewer nodes give fewer copies, but with [`Durability::Replicated`], which is refused
+    /// then.
     pub replicas: u32,
     /// Names of segments to be tried first; unknown ones are passed over.
     pub preferred: Vec<String>,

@@ -176,7 +176,7 @@ impl Writing<'_, '_> {
 
 impl Carry<PutFlow> for Writing<'_, '_> {
     fn granted(&mut self, _: &Request, _: &Reply, extents: Vec<(ExtentRef, Capability)>) {
-        self.carrier.granted(extents);
+        self.carrier.granted(&extents);
     }
 
     async fn carry(&mut self, flow: &mut PutFlow, moves: Vec<Action>, out: &mut Vec<Action>) {

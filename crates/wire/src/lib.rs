@@ -58,7 +58,7 @@ pub use reply::{
 pub use request::{
     Chain, Durability, Exists, Expectation, Get, GetEnd, Hold, List, Mount, Pin, PutConfig,
     PutDone, PutEnd, PutEntry, PutMode, PutStart, ReadCall, Reads, Remove, RemoveAll,
-    RemoveMatching, ReplicaClear, Request, SegmentKind,
+    RemoveMatching, ReplicaClear, Request, SegmentKind, Watermarks,
 };
 pub use trace::{SpanId, TraceContext, TraceId, Traceparent, TraceparentError};
 

@@ -102,7 +102,7 @@ pub enum Request {
         job: JobId,
     },
     /// End this job: what is being carried arrives, and nothing more is begun. Segments that are drained take new values
-    /// again, also when their job is over.
+    /// again, also when their job is over. Refused where the job is over and there is nothing to end.
     CancelJob {
         /// The job.
         job: JobId,
@@ -299,6 +299,9 @@ pub enum Durability {
     Memory,
     /// As `Memory`, and the record is written and synced on SSD.
     Disk,
+    /// As `Memory`, in all the replicas that were asked for, each on another host: the object survives all but one of their
+    /// nodes. Where a node does not say its host, it is one of its own. Masters of earlier releases refuse a put that asks for it.
+    Replicated,
 }
 
 /// How a put wants its object kept.
@@ -307,7 +310,7 @@ pub enum Durability {
 pub struct PutConfig {
     /// What to do when the object exists.
     pub mode: PutMode,
-    /// Memory replicas, on different segments; fewer segments give fewer replicas.
+    /// Memory replicas, on different segments; fewer segments give fewer replicas, but for [`Durability::Replicated`].
     pub replicas: u32,
     /// Segments to be tried first, of which a master takes the first 16; unknown names are not an error.
     #[serde(deserialize_with = "crate::body::list")]
@@ -492,4 +495,29 @@ pub struct Mount {
     /// anything is placed there, and is told what is published. None for one that ends with its master.
     #[serde(default)]
     pub generations: Option<u64>,
+    /// When it is evicted from; none for what the master has for all segments, which masters of earlier releases take
+    /// whatever is said here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub watermarks: Option<Watermarks>,
+}
+
+/// Shares of a segment, from 0 to 1, between which eviction keeps its fill.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Watermarks {
+    /// Eviction ends when no more than this share is used.
+    pub low: f64,
+    /// Eviction begins when more than this share is used.
+    pub high: f64,
+}
+
+impl Watermarks {
+    /// The least that `high` may be: below that next to nothing would stay.
+    pub const HIGH_MIN: f64 = 0.01;
+
+    /// Whether eviction can keep to them.
+    #[must_use]
+    pub fn are_sound(self) -> bool {
+        let Self { low, high } = self;
+        (Self::HIGH_MIN..=1.0).contains(&high) && (0.0..=high).contains(&low)
+    }
 }

@@ -14,15 +14,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use slackwater_admin::{
-    Admin, AdminError, AdminOptions, Failure, Segment, Source, Token, Watermarks,
-};
+use slackwater_admin::{Admin, AdminError, AdminOptions, Failure, Segment, Source, Token};
 use slackwater_base::Checksum;
 use slackwater_wire::kv_events::KvEventCounts;
 use slackwater_wire::{
     Description, Draining, ErrorCode, ExtentRef, Incarnation, JobId, JobSpec, JobState, JobStatus,
     JobWork, Key, List, Listed, MetricsFormat, NodeId, Pin, Presence, QuotaState, ReplicaAt,
-    ReplicaState, SegmentId, SegmentKind, SegmentState, Tenant, Version,
+    ReplicaState, SegmentId, SegmentKind, SegmentState, Tenant, Version, Watermarks,
 };
 
 /// Longer than any answer takes.

@@ -16,7 +16,7 @@ pub(super) fn lines(snapshot: &Snapshot, width: usize, height: usize) -> Vec<Str
         String::new(),
     ];
     lines.push(format!(
-        "{:<24} {:>11} {:<7} {:<10} {:>10} of {:<10}",
+        "{:<24} {:>11} {:<7} {:<10} {:>10} of {:<10} FULL (KEPT BETWEEN)",
         "SEGMENT", "NODE", "LINK", "STATUS", "USED", "SIZE"
     ));
     lines.extend(snapshot.segments.iter().map(segment));
@@ -85,8 +85,10 @@ fn segment(line: &SegmentLine) -> String {
         capacity => (line.used as f64 / capacity as f64).min(1.0),
     };
     let full = (share * BAR as f64).round() as usize;
+    let marks = line.watermarks.map(|marks| marks.map(|mark| 100.0 * mark));
+    let marks = marks.map(|[low, high]| format!(" ({low:.0}-{high:.0} %)"));
     format!(
-        "{:<24} {:>11} {:<7} {:<10} {:>10} of {:<10} [{:<BAR$}] {:>3.0} %",
+        "{:<24} {:>11} {:<7} {:<10} {:>10} of {:<10} [{:<BAR$}] {:>3.0} %{}",
         line.name,
         line.node,
         line.presence,
@@ -95,6 +97,7 @@ fn segment(line: &SegmentLine) -> String {
         ByteSize(line.capacity).to_string(),
         "#".repeat(full),
         share * 100.0,
+        marks.unwrap_or_default(),
     )
 }
 
@@ -139,7 +142,7 @@ mod tests {
             .find(|line| line.starts_with("memory-300"))
             .unwrap();
         assert!(
-            segment.contains("[#####               ]  25 %"),
+            segment.ends_with("[#####               ]  25 % (25-50 %)"),
             "{segment}"
         );
         let key = whole.iter().find(|line| line.starts_with("node 4 "));

@@ -43,6 +43,8 @@ pub(super) struct SegmentLine {
     pub(super) status: String,
     pub(super) used: u64,
     pub(super) capacity: u64,
+    /// Shares of it at which eviction ends and begins; none from servers that do not say.
+    pub(super) watermarks: Option<[f64; 2]>,
 }
 
 impl Sample {
@@ -120,6 +122,8 @@ impl Snapshot {
                 "status": line.status,
                 "used_bytes": line.used,
                 "capacity_bytes": line.capacity,
+                "low_watermark": line.watermarks.map(|[low, _]| low),
+                "high_watermark": line.watermarks.map(|[_, high]| high),
             })
         };
         let segments: Vec<Value> = self.segments.iter().map(segment).collect();
@@ -169,7 +173,9 @@ fn rate(before: &Value, after: &Value, path: &str, seconds: f64) -> f64 {
 
 fn line(segment: &Value) -> SegmentLine {
     let text = |name: &str| segment[name].as_str().unwrap_or_default().to_owned();
+    let [low, high] = ["low_watermark", "high_watermark"].map(|mark| segment[mark].as_f64());
     SegmentLine {
+        watermarks: low.zip(high).map(|(low, high)| [low, high]),
         name: text("name"),
         node: number(segment, "/node"),
         tier: text("tier"),
@@ -193,6 +199,7 @@ pub(super) mod tests {
         let segment = json!({
             "name": "memory-300", "node": 300, "tier": "memory", "presence": "here", "status": "OK",
             "used_bytes": 1 << 20, "capacity_bytes": 4 << 20,
+            "low_watermark": 0.25, "high_watermark": 0.5,
         });
         let job = |status: &str| json!({ "job_id": "7", "status": status });
         Sample(json!({
@@ -217,6 +224,14 @@ pub(super) mod tests {
         assert_eq!((snapshot.objects, snapshot.clients), (5, Some(3)));
         assert_eq!((snapshot.segments.len(), snapshot.jobs.len()), (1, 1));
         assert_eq!(snapshot.keys, [(4, "6668-7aad-f862-bd77".to_owned())]);
+        let told = &snapshot.json()["segments"][0];
+        assert_eq!(
+            (
+                told["low_watermark"].as_f64(),
+                told["high_watermark"].as_f64()
+            ),
+            (Some(0.25), Some(0.5))
+        );
         let told = &snapshot.json()["keys"];
         assert_eq!(
             told,

@@ -92,6 +92,10 @@ impl Master {
         let Some(job) = self.jobs.all.get_mut(&id) else {
             return Reply::Failed(ErrorCode::JobNotFound);
         };
+        // Of a drain that is over this has its segments take new values again, once.
+        if job.status.is_over() && (job.released || job.drained.is_empty()) {
+            return Reply::Failed(ErrorCode::UnavailableInCurrentStatus);
+        }
         job.released = true;
         let drained = job.drained.clone();
         match job.status.is_over() {

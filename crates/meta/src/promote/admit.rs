@@ -254,17 +254,20 @@ impl Master {
     /// Whether a node's memory, including what is promised already, is below the watermark of admission, and what leaves it has
     /// made room.
     pub(super) fn has_room(&self, node: NodeId) -> bool {
-        let (mut staying, mut used, mut capacity) = (0, 0, 0);
+        let (mut staying, mut used, mut capacity, mut most) = (0, 0, 0, 0.0);
         for index in self.segments.of_node(node) {
             let segment = self.segments.at(index);
             if segment.kind() == SegmentKind::Memory {
                 staying += segment.staying();
                 used += segment.used();
                 capacity += segment.capacity();
+                // What comes where eviction has begun would go again.
+                let high = self.watermarks_of(segment).high;
+                most += segment.capacity() as f64 * self.config.promotion.watermark.min(high);
             }
         }
         let coming = self.promotions.coming(node);
-        let below = ((staying + coming) as f64) < capacity as f64 * self.config.promotion.watermark;
+        let below = ((staying + coming) as f64) < most;
         below && used + coming < capacity
     }
 

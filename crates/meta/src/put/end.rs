@@ -98,6 +98,13 @@ impl Master {
             self.rejoin(now, object, waiter);
             return Ok(None);
         }
+        let put = &self.puts.open[&object];
+        if put.replicas.len() < put.needed {
+            // A node is gone, and what is left is less than was asked for.
+            self.reclaim(now, object);
+            self.unsettled.room();
+            return Err(ErrorCode::ReplicaIsGone);
+        }
         let durability = self.publish(now, object, done.checksum, waiter, fresh);
         Ok(Some((object, durability)))
     }

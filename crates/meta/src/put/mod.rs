@@ -46,6 +46,8 @@ pub(crate) struct OpenPut {
     pub(crate) pin: Pin,
     pub(crate) group: Option<u64>,
     pub(crate) durability: Durability,
+    /// Replicas without which it is not published.
+    pub(crate) needed: usize,
     pub(crate) chain: ChainPlace,
     pub(crate) wish: Wish,
 }

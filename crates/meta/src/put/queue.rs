@@ -12,14 +12,14 @@ use std::ops::Bound;
 use std::time::Duration;
 
 use slackwater_base::Instant;
-use slackwater_wire::{ClientId, ErrorCode, OperationId, PutStarted, Reply};
+use slackwater_wire::{ClientId, Durability, ErrorCode, OperationId, PutStarted, Reply};
 
 use super::start::{PutCall, Shortage};
 use crate::catalog::{ReplicaId, SegmentIndex, TenantIndex};
 use crate::master::{Caller, Due, Master};
 use crate::pressure::{Evictable, Pass};
 use crate::prospect;
-use crate::segment::Segment;
+use crate::segment::{Domain, Segment};
 
 /// Calls that wait: for space, and apart from these for quota or for a node, which holds nobody else up.
 #[derive(Default)]
@@ -238,6 +238,18 @@ impl Queue {
         lists.filter_map(BTreeSet::last).max().copied()
     }
 
+    /// The room that calls wait for.
+    fn wanted(&self) -> RoomWanted {
+        let first = self.first();
+        let entry = first.and_then(|call| call.entries.front());
+        let first_bytes = entry.map_or(0, |entry| entry.bytes);
+        RoomWanted {
+            bytes: self.bytes_wanted().max(first_bytes),
+            first: first_bytes,
+            apart: first.is_some_and(is_apart),
+        }
+    }
+
     /// Bytes that the first calls wait for, at least those of the first one.
     fn bytes_wanted(&self) -> u64 {
         let calls = self.for_space.values().flatten().take(WANTED_CALLS);
@@ -247,13 +259,22 @@ impl Queue {
             .map(|entry| entry.bytes)
             .fold(0, u64::saturating_add)
     }
+}
 
-    /// Bytes of the next entry of the call whose turn it is.
-    fn first_bytes(&self) -> u64 {
-        self.first()
-            .and_then(|call| call.entries.front())
-            .map_or(0, |entry| entry.bytes)
-    }
+/// Whether a call needs each of its replicas on another host.
+fn is_apart(call: &PutCall) -> bool {
+    call.config.durability == Durability::Replicated && call.config.replicas > 1
+}
+
+/// Room that is to be made in memory.
+#[derive(Clone, Copy, Debug)]
+struct RoomWanted {
+    /// All bytes that are waited for.
+    bytes: u64,
+    /// Those of the value that is the next.
+    first: u64,
+    /// The next value needs several hosts: what is free on one of them does not help.
+    apart: bool,
 }
 
 /// A segment of memory in which room can be made.
@@ -292,9 +313,13 @@ impl Master {
             if short == Shortage::Space {
                 // The call does not wait, but room is made all the same: otherwise the next one would find none either.
                 let lengths = call.entries.iter().map(|entry| entry.bytes);
-                let all = lengths.fold(0, u64::saturating_add);
+                let wanted = RoomWanted {
+                    bytes: lengths.fold(0, u64::saturating_add),
+                    first: call.entries[0].bytes,
+                    apart: is_apart(&call),
+                };
                 let budget = self.config.eviction.only_step();
-                self.make_room_within(now, all, call.entries[0].bytes, budget);
+                self.make_room_within(now, wanted, budget);
             }
             return self.give_up(call, short);
         }
@@ -302,7 +327,7 @@ impl Master {
         let number = self.queue.enqueue(call, short);
         self.due.set(Due::Wait(number), now + wait);
         if short == Shortage::Space {
-            self.make_room(now, self.queue.bytes_wanted(), self.queue.first_bytes());
+            self.make_room(now);
         }
     }
 
@@ -393,25 +418,29 @@ impl Master {
         };
         self.queue.waiting.insert(number, waiting);
         if self.queue.first_number() == Some(number) {
-            self.make_room(now, self.queue.bytes_wanted(), self.queue.first_bytes());
+            self.make_room(now);
         }
         left != short
     }
 
     /// Evicts as much as the waiting calls need, unless that much is being freed already.
-    pub(crate) fn make_room(&mut self, now: Instant, wanted: u64, first: u64) {
-        self.make_room_within(now, wanted, first, self.config.eviction.step);
+    fn make_room(&mut self, now: Instant) {
+        self.make_room_within(now, self.queue.wanted(), self.config.eviction.step);
     }
 
-    fn make_room_within(&mut self, now: Instant, wanted: u64, first: u64, mut budget: usize) {
-        let wanted = wanted.max(first);
+    fn make_room_within(&mut self, now: Instant, wanted: RoomWanted, mut budget: usize) {
+        let RoomWanted {
+            bytes: wanted,
+            first,
+            apart,
+        } = wanted;
         // Pins give way only where no segment has anything else.
         for pass in [Pass::Plain, Pass::Last] {
             for Room {
                 index,
                 free,
                 coming,
-            } in self.rooms(first)
+            } in self.rooms(first, apart)
             {
                 let missing = match coming {
                     0 => wanted,
@@ -432,11 +461,16 @@ impl Master {
         }
     }
 
-    /// The segments in which room for a value of this length can be made, the one with most of it first.
-    fn rooms(&self, bytes: u64) -> Vec<Room> {
+    /// The segments in which room for a value of this length can be made, the one with most of it first; of hosts that have none,
+    /// where it needs several of them.
+    fn rooms(&self, bytes: u64, apart: bool) -> Vec<Room> {
+        let all = self.segments.iter().map(|(_, segment)| segment);
+        let roomy = all.filter(|segment| apart && segment.takes_new() && segment.has_room(bytes));
+        let roomy: BTreeSet<Domain<'_>> = roomy.map(Segment::domain).collect();
         let room = |(index, segment): (SegmentIndex, &Segment)| {
             let books = segment.memory()?.extents.books();
             let can = segment.takes_new() && books.capacity >= bytes;
+            let can = can && !roomy.contains(&segment.domain());
             can.then_some(Room {
                 index,
                 free: books.free,
@@ -470,8 +504,8 @@ impl Master {
 
     /// A replica that could be evicted for the put whose turn it is, while nothing happens that would make room for it.
     pub(crate) fn overlooked_room(&self, now: Instant) -> Option<ReplicaId> {
-        let first = self.queue.first()?.entries.front()?;
-        let rooms = self.rooms(first.bytes);
+        let call = self.queue.first()?;
+        let rooms = self.rooms(call.entries.front()?.bytes, is_apart(call));
         // A value whose earlier record is still being dropped is written, and evicted, after that.
         let goes_on = self.due.next().is_some_and(|at| at <= now)
             || self.metrics.offload.in_flight + self.metrics.promotion.in_flight > 0

@@ -1,6 +1,6 @@
 //! Starts of puts: whether they are permitted, and where their bytes go.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use slackwater_base::Instant;
 use slackwater_wire::{
@@ -8,10 +8,10 @@ use slackwater_wire::{
 };
 
 use super::{ChainPlace, OpenPut};
-use crate::catalog::{Mark, ObjectId, ReplicaId, TenantIndex};
+use crate::catalog::{Mark, ObjectId, ReplicaId, SegmentIndex, TenantIndex};
 use crate::master::{Caller, Due, Master};
 use crate::placement::{self, PREFERRED_MAX, Wish, Wishes};
-use crate::segment::Segment;
+use crate::segment::{Domain, Segment};
 use crate::tenant::Ledger;
 
 /// A call that starts puts.
@@ -81,6 +81,14 @@ enum Older {
     Stale,
     /// It is ended once the new put has room, and not while that may still be refused.
     Live,
+}
+
+/// Replicas without which a put is refused: one, or all that it asks for.
+fn needed(config: &PutConfig) -> usize {
+    match config.durability {
+        Durability::Replicated => config.replicas as usize,
+        Durability::Memory | Durability::Disk => 1,
+    }
 }
 
 /// Farthest position in a chain that is told from farther ones: policies count on from it without an overflow.
@@ -313,34 +321,70 @@ impl Master {
             memory.map(|memory| memory.extents.books().capacity).max()
         };
         let charge = self.charge_of(wanted.bytes);
+        let needed = needed(config);
+        let too_few = |counts: &dyn Fn(&Segment) -> bool| {
+            if needed == 1 {
+                return false;
+            }
+            let could = |segment: &Segment| {
+                let capacity = segment.memory().map(|it| it.extents.books().capacity);
+                capacity >= Some(charge) && counts(segment)
+            };
+            let all = self.segments.iter().map(|(_, segment)| segment);
+            let domains = all.filter(|segment| could(segment)).map(Segment::domain);
+            let domains: BTreeSet<Domain<'_>> = domains.collect();
+            domains.len() < needed
+        };
         let no_disk = config.durability == Durability::Disk
             && self.segments.iter().all(|(_, it)| it.disk().is_none());
         match largest(&|_| true) {
             None => Err(ErrorCode::NoAvailableHandle),
             Some(largest) if charge > largest => Err(ErrorCode::InvalidParams),
             Some(_) if no_disk => Err(ErrorCode::UnableOffload),
-            Some(_) if largest(&Segment::takes_new) < Some(charge) => {
+            Some(_) if too_few(&|_| true) => Err(ErrorCode::TooFewHosts),
+            Some(_)
+                if largest(&Segment::takes_new) < Some(charge) || too_few(&Segment::takes_new) =>
+            {
                 Err(ErrorCode::NoAvailableHandle)
             }
             Some(_) => Ok(()),
         }
     }
 
-    /// Allocates on as many different segments as replicas are asked for, or on fewer; on none when there is no room.
+    /// Allocates on as many different segments as replicas are asked for, or on fewer, or on that many hosts where all are needed;
+    /// on none when there is no room.
     fn allocate(&mut self, host: Option<&str>, config: &PutConfig, bytes: u64) -> Vec<ReplicaId> {
         let mut found = Vec::new();
-        for index in placement::rank(
+        let mut ranked = placement::rank(
             &self.segments,
             &mut *self.placement,
             host,
             &config.preferred,
-        ) {
+        );
+        if config.durability == Durability::Replicated {
+            ranked = self.apart(&ranked, bytes);
+            if ranked.len() < needed(config) {
+                return found;
+            }
+        }
+        for index in ranked {
             if found.len() == config.replicas as usize {
                 break;
             }
             found.extend(self.segments.allocate(&mut self.catalog, index, bytes));
         }
         found
+    }
+
+    /// Of these segments those with room, the first of each host.
+    fn apart(&self, ranked: &[SegmentIndex], bytes: u64) -> Vec<SegmentIndex> {
+        let mut domains = BTreeSet::new();
+        let mut roomy = ranked.to_vec();
+        roomy.retain(|index| {
+            let segment = self.segments.at(*index);
+            segment.has_room(bytes) && domains.insert(segment.domain())
+        });
+        roomy
     }
 
     fn open_put(
@@ -378,6 +422,7 @@ impl Master {
             pin: config.pin,
             group: config.group,
             durability: config.durability,
+            needed: needed(config),
             chain: wanted.chain,
             wish: call.wish.clone(),
         };

@@ -245,8 +245,6 @@ impl Master {
         if !self.is_within_quota(object.tenant, charge) {
             return Err(Refused::Quota);
         }
-        // Beyond its own watermark a segment evicts.
-        let most = config.watermark.min(self.config.eviction.high_watermark);
         let mut best: Option<((bool, f64), SegmentIndex)> = None;
         let start = self.replicating.next_segment;
         let (before, from) = (
@@ -263,6 +261,8 @@ impl Master {
             let (used, capacity) = (segment.used() + charge, segment.capacity());
             let free = segment.memory().map_or(0, |it| it.extents.books().free);
             let share = used as f64 / capacity as f64;
+            // Beyond its own watermark a segment evicts.
+            let most = config.watermark.min(self.watermarks_of(segment).high);
             if free < charge || share > most {
                 continue;
             }

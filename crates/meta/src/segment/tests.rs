@@ -75,6 +75,7 @@ fn policies_run_when_they_want_to_and_once_each_time() {
             bytes: BLOCK_BYTES,
             host: String::new(),
             generations: None,
+            watermarks: None,
         };
         let segment = Segment::new(&mount, BLOCK_BYTES, 1, Box::new(policy));
         (segments.add(segment), ran)

@@ -129,6 +129,65 @@ fn eviction_begins_over_the_high_watermark_and_ends_under_the_low_one() {
     }
 }
 
+/// A memory segment of 100 blocks on a node of this number, with these watermarks.
+fn mounted(number: u32, watermarks: Option<(f64, f64)>) -> Request {
+    Request::Mount(Mount {
+        segment: SegmentId(10 * number),
+        name: format!("segment-{number}"),
+        node: NodeId(number),
+        incarnation: Incarnation(1),
+        kind: SegmentKind::Memory,
+        bytes: 100 * BLOCK,
+        host: String::new(),
+        generations: None,
+        watermarks: watermarks.map(|(low, high)| Watermarks { low, high }),
+    })
+}
+
+/// All nodes had the watermarks of the master, whatever else their machines did with the memory.
+#[test]
+fn each_node_may_have_watermarks_of_its_own() {
+    let mut world = World::new(plain());
+    assert_eq!(world.ask(mounted(1, None)), Reply::Done);
+    assert_eq!(world.ask(mounted(2, Some((0.25, 0.5)))), Reply::Done);
+    assert_eq!(world.ask(mounted(3, Some((1.0, 1.0)))), Reply::Done);
+    let told = world.master.watermarks();
+    let told: Vec<(f64, f64)> = told.iter().map(|it| (it.low, it.high)).collect();
+    assert_eq!(told, [(0.90, 0.95), (0.25, 0.5), (1.0, 1.0)]);
+    let mut check = |number: u32, fits: u64, left: u64| {
+        let (segment, name) = (SegmentId(10 * number), format!("segment-{number}"));
+        for n in 0..fits {
+            world.put_at(&format!("{number}-{n}"), BLOCK, &name);
+        }
+        assert_eq!(world.used(segment), fits * BLOCK, "{name}");
+        if left < fits {
+            world.put_at(&format!("{number}-more"), BLOCK, &name);
+        }
+        assert_eq!(world.used(segment), left * BLOCK, "{name}");
+    };
+    check(1, 95, 90);
+    check(2, 50, 25);
+    check(3, 100, 100);
+}
+
+#[test]
+fn watermarks_that_eviction_cannot_keep_to_are_refused() {
+    let mut world = World::new(plain());
+    for wrong in [
+        (0.9, 0.5),
+        (-0.1, 0.5),
+        (0.0, 0.001),
+        (0.5, 1.01),
+        (f64::NAN, 0.5),
+        (0.5, f64::NAN),
+        (0.5, f64::INFINITY),
+    ] {
+        let refused = Reply::Failed(ErrorCode::InvalidParams);
+        assert_eq!(world.ask(mounted(1, Some(wrong))), refused, "{wrong:?}");
+    }
+    assert_eq!(world.ask(mounted(1, Some((0.0, 0.01)))), Reply::Done);
+}
+
 #[test]
 fn watermarks_count_bytes_and_not_objects() {
     let mut world = world(PolicyKind::Lru);

@@ -118,6 +118,7 @@ fn quotas_pins_and_segments_of_absurd_sizes_are_harmless() {
         bytes: u64::MAX,
         host: String::new(),
         generations: None,
+        watermarks: None,
     };
     let refused = Reply::Failed(ErrorCode::InvalidParams);
     assert_eq!(world.ask(Request::Mount(mount)), refused);

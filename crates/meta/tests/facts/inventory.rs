@@ -54,6 +54,7 @@ pub(crate) fn mount_as(world: &mut World, segment: SegmentId, kind: SegmentKind,
         bytes: 16 * BLOCK,
         host: String::new(),
         generations: Some(generations),
+        watermarks: None,
     };
     assert_eq!(world.ask(Request::Mount(mount)), Reply::Done);
 }
@@ -526,6 +527,7 @@ fn mount_tiers(world: &mut World, segments: &[SegmentId], incarnation: Incarnati
             bytes: 16 * BLOCK,
             host: String::new(),
             generations: Some(1 << (20 + incarnation.0)),
+            watermarks: None,
         };
         assert_eq!(world.ask(Request::Mount(mount)), Reply::Done);
     }

@@ -166,6 +166,7 @@ fn segments_and_replicas_are_limited() {
         bytes: 64 * BLOCK,
         host: "host".to_owned(),
         generations: None,
+        watermarks: None,
     });
     let full = Reply::Failed(ErrorCode::TaskPendingLimitExceeded);
     assert_eq!(world.ask(mount), full);

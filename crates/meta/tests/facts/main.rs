@@ -23,6 +23,7 @@ mod put;
 mod put_waits;
 mod remove;
 mod replicate;
+mod replicated;
 mod restarted;
 mod stories;
 mod suspect;

@@ -460,6 +460,7 @@ impl Run {
                 bytes: bytes * BLOCK,
                 host: String::new(),
                 generations: None,
+                watermarks: None,
             };
             let call = self.world.send(ME, Request::Mount(mount));
             assert_eq!(self.world.reply(call), Some(Reply::Done));

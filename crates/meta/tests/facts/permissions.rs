@@ -93,6 +93,7 @@ fn requests() -> Vec<(By, Request)> {
         bytes: MIB,
         host: "host".into(),
         generations: None,
+        watermarks: None,
     };
     let job = JobSpec {
         work: JobWork::Copy {

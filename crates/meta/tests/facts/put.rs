@@ -520,6 +520,7 @@ fn mounts_are_checked() {
             bytes,
             host: String::new(),
             generations: None,
+            watermarks: None,
         })
     };
     assert_eq!(

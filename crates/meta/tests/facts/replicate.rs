@@ -89,6 +89,7 @@ fn another_host_comes_before_a_node_with_more_room() {
             bytes: MIB,
             host: host.to_owned(),
             generations: None,
+            watermarks: None,
         };
         assert_eq!(world.ask(Request::Mount(mount)), Reply::Done);
     }
@@ -132,6 +133,35 @@ fn a_replica_takes_what_is_free_and_makes_no_room() {
         let counted = world.replication();
         let refused = (counted.rejected_room, world.master.metrics().evictions);
         assert_eq!(refused, (1 - made as u64, 0));
+    }
+}
+
+/// Where eviction begins earlier than replication ends, a replica went as soon as it was made.
+#[test]
+fn no_replica_is_made_beyond_a_nodes_own_watermark() {
+    for (high, made) in [(0.5, 0), (0.9, 1)] {
+        let mut world = World::new(enforced());
+        for (node, high) in [(1, 0.9), (2, high)] {
+            let mount = Mount {
+                segment: SegmentId(node * 10),
+                name: format!("segment-{node}0"),
+                node: NodeId(node),
+                incarnation: Incarnation(1),
+                kind: SegmentKind::Memory,
+                bytes: MIB,
+                host: String::new(),
+                generations: None,
+                watermarks: Some(Watermarks { low: 0.1, high }),
+            };
+            assert_eq!(world.ask(Request::Mount(mount)), Reply::Done);
+        }
+        for name in 0..MIB / BLOCK / 2 {
+            world.put_at(&format!("other{name}"), BLOCK, "segment-20");
+        }
+        world.put_at("k", BLOCK, "segment-10");
+        world.read("k", HOT);
+        assert_eq!(world.carry_all(), made, "eviction begins at {high}");
+        assert_eq!(world.master.metrics().evictions, 0);
     }
 }
 

@@ -99,6 +99,7 @@ impl World {
             bytes,
             host: format!("host-{node}"),
             generations: None,
+            watermarks: None,
         };
         assert_eq!(self.ask(Request::Mount(mount)), Reply::Done);
     }

@@ -16,6 +16,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use slackwater_meta::Promotion;
+use slackwater_wire::{SegmentKind, Watermarks};
 
 pub use options::{Config, HugePages, IoBackend, LogFormat};
 pub use role::Role;
@@ -277,7 +278,7 @@ impl Config {
             ),
             (
                 "promotion.high",
-                self.promotion_high,
+                self.promoted_below(),
                 "evict.high",
                 self.evict_high,
             ),
@@ -291,6 +292,37 @@ impl Config {
             }
         }
         problems
+    }
+
+    /// Used part of memory from which nothing is promoted: where nobody has said, no more than that at which eviction begins.
+    #[must_use]
+    pub(crate) fn promoted_below(&self) -> Ratio {
+        let unsaid = self.source_of("promotion.high") == Source::Default
+            && self.promotion_high == Config::default().promotion_high;
+        match unsaid && self.promotion_high > self.evict_high {
+            true => self.evict_high,
+            false => self.promotion_high,
+        }
+    }
+
+    /// The watermarks that a node has of its own for its memory or its SSD: where it was told one of the two, both.
+    #[must_use]
+    pub(crate) fn own_watermarks(&self, kind: SegmentKind) -> Option<Watermarks> {
+        let (keys, low, high) = match kind {
+            SegmentKind::Memory => (["evict.low", "evict.high"], self.evict_low, self.evict_high),
+            SegmentKind::Disk => (
+                ["evict.ssd_low", "evict.ssd_high"],
+                self.evict_ssd_low,
+                self.evict_ssd_high,
+            ),
+        };
+        let told = keys
+            .iter()
+            .any(|key| self.source_of(key) != Source::Default);
+        told.then_some(Watermarks {
+            low: low.0,
+            high: high.0,
+        })
     }
 
     /// What is allowed but does not do what its author must have meant.
@@ -463,6 +495,54 @@ mod tests {
             assert_eq!(Threads::parse(text), Err(message));
         }
         assert!(Threads::Auto.count() >= 1);
+    }
+
+    #[test]
+    fn a_node_has_watermarks_of_its_own_where_it_is_told_one_of_them() {
+        let check = |flags: &[(&str, &str)], expected: [Option<(f64, f64)>; 2]| {
+            let flags = flags.iter();
+            let flags: Vec<(String, String)> = flags
+                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+                .collect();
+            let config = Config::load(None, std::iter::empty(), &flags).unwrap();
+            let own = [SegmentKind::Memory, SegmentKind::Disk].map(|kind| {
+                let own = config.own_watermarks(kind);
+                own.map(|own| (own.low, own.high))
+            });
+            assert_eq!(own, expected, "{flags:?}");
+        };
+        check(&[], [None, None]);
+        check(&[("memory", "2GiB")], [None, None]);
+        check(&[("evict-low", "50%")], [Some((0.5, 0.95)), None]);
+        check(
+            &[("evict-high", "0.6"), ("evict-low", "0.5")],
+            [Some((0.5, 0.6)), None],
+        );
+        check(&[("evict-ssd-high", "90%")], [None, Some((0.88, 0.9))]);
+    }
+
+    /// Where eviction was to begin earlier, the start was refused until another option was set that nobody had asked for.
+    #[test]
+    fn promotion_ends_where_eviction_begins_unless_it_is_told_to_go_on() {
+        let load = |flags: &[(&str, &str)]| {
+            let flags = flags.iter();
+            let flags: Vec<(String, String)> = flags
+                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+                .collect();
+            let loaded = Config::load(None, std::iter::empty(), &flags);
+            loaded.map(|config| config.promoted_below().0)
+        };
+        let early = [("evict-high", "60%"), ("evict-low", "50%")];
+        assert_eq!(load(&[]), Ok(0.94));
+        assert_eq!(load(&early), Ok(0.6));
+        assert_eq!(
+            load(&[&early[..], &[("promotion-high", "30%")]].concat()),
+            Ok(0.3)
+        );
+        let problems = load(&[&early[..], &[("promotion-high", "94%")]].concat()).unwrap_err();
+        let said: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        let expected = "--promotion-high: promotion.high: 0.94 is above `evict.high` (0.6)";
+        assert_eq!(said, [expected]);
     }
 
     #[test]

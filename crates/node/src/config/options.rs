@@ -80,13 +80,13 @@ options! {
     restart_wait "restart_wait": Duration = MASTER.absence.restart_wait, Between(Duration::ZERO, HOUR);
     /// How long any call may take in all, unless the call says otherwise.
     deadline "deadline": Duration = MASTER.put.wait_max, Between(Duration::from_millis(10), DAY);
-    /// Used part of memory at which eviction begins.
+    /// Used part of memory at which eviction begins; a node of a pool may have its own.
     evict_high "evict.high": Ratio = Ratio(MASTER.eviction.high_watermark), AtLeast(Ratio(0.01));
-    /// Used part of memory at which eviction ends.
+    /// Used part of memory at which eviction ends; a node may have its own.
     evict_low "evict.low": Ratio = Ratio(MASTER.eviction.low_watermark);
-    /// Used part of the SSD at which eviction begins.
+    /// Used part of the SSD at which eviction begins; a node may have its own.
     evict_ssd_high "evict.ssd_high": Ratio = Ratio(MASTER.eviction.disk_high_watermark), AtLeast(Ratio(0.01));
-    /// Used part of the SSD at which eviction ends.
+    /// Used part of the SSD at which eviction ends; a node may have its own.
     evict_ssd_low "evict.ssd_low": Ratio = Ratio(MASTER.eviction.disk_low_watermark);
     /// Tokens that a value holds, for policies that learn from the length of a request.
     evict_block_tokens "evict.block_tokens": u32 = MASTER.eviction.block_tokens, Between(1, 1_048_576);
@@ -104,7 +104,7 @@ options! {
     promotion_batch "promotion.batch": u32 = MASTER.promotion.batch_max as u32, Between(1, 4096);
     /// Bytes that promotions may read a second; 0 sets no limit.
     promotion_rate "promotion.rate": ByteSize = ByteSize(0);
-    /// Used part of memory from which nothing is promoted.
+    /// Used part of memory from which nothing is promoted; no more than that at which eviction begins.
     promotion_high "promotion.high": Ratio = Ratio(MASTER.promotion.watermark);
     /// How long a promotion may take to be staged, and again to be finished.
     promotion_deadline "promotion.deadline": Duration = MASTER.promotion.window, Between(Duration::from_millis(10), HOUR);

@@ -18,6 +18,7 @@ impl Role {
     #[must_use]
     pub fn uses(self, key: &str) -> bool {
         let replicates = key.starts_with("replication.");
+        let evicts = EVICTS.contains(&key);
         let decides = replicates
             || key.starts_with("evict.")
             || key.starts_with("promotion.")
@@ -28,7 +29,7 @@ impl Role {
             Self::Store => !replicates,
             Self::Server => !replicates && !calls,
             Self::Master => decides || EVERYWHERE.contains(&key),
-            Self::Node => !decides && !calls,
+            Self::Node => (!decides && !calls) || evicts,
         }
     }
 
@@ -88,6 +89,8 @@ const DECIDES: &[&str] = &[
     "put_wait",
     "restart_wait",
 ];
+/// Options of a master that a node may have of its own, for what it lends.
+const EVICTS: &[&str] = &["evict.high", "evict.low", "evict.ssd_high", "evict.ssd_low"];
 /// Options for calls within the process, beside views. Memory that is shared with other processes is of ordinary pages.
 const CALLS: &[&str] = &["copy_threads", "huge_pages"];
 /// Options of every process.
@@ -116,10 +119,13 @@ mod tests {
             "policy",
             "offload",
             "lease_ttl",
-            "evict.high",
+            "evict.block_tokens",
             "promotion.rate",
         ] {
             check(key, [true, true, true, false], master);
+        }
+        for key in EVICTS {
+            check(key, [true; 4], "");
         }
         check("replication.mode", [false, false, true, false], master);
         for key in [
@@ -143,7 +149,7 @@ mod tests {
         for key in EVERYWHERE {
             check(key, [true; 4], "");
         }
-        for key in DECIDES.iter().chain(CALLS).chain(EVERYWHERE) {
+        for key in DECIDES.iter().chain(EVICTS).chain(CALLS).chain(EVERYWHERE) {
             assert!(Config::option(key).is_some(), "{key}");
         }
     }
@@ -155,7 +161,7 @@ mod tests {
         let path = directory.path().join("kv.toml");
         std::fs::write(
             &path,
-            "memory = '2GiB'\nlog = 'warn'\n[evict]\nhigh = '99%'\n",
+            "memory = '2GiB'\nlog = 'warn'\n[evict]\nhigh = '99%'\nblock_tokens = 64\n",
         )
         .unwrap();
         let env = [
@@ -184,7 +190,7 @@ mod tests {
             Role::Node,
             &[
                 format!("SLACKWATER_POLICY: `policy` {to_master}"),
-                format!("{file}:4: `evict.high` {to_master}"),
+                format!("{file}:5: `evict.block_tokens` {to_master}"),
             ],
         );
         check(Role::Store, &[]);

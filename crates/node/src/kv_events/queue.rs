@@ -456,6 +456,7 @@ mod tests {
                 bytes: 64 << 20,
                 host: String::new(),
                 generations: None,
+                watermarks: None,
             };
             assert_eq!(world.ask(Request::Mount(mount)), Reply::Done);
             world

@@ -555,6 +555,7 @@ mod tests {
             bytes: 1 << 20,
             host: String::new(),
             generations: None,
+            watermarks: None,
         };
         NodeHello {
             epoch: Epoch(0),

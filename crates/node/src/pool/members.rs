@@ -349,6 +349,7 @@ mod tests {
                 bytes: 1 << 20,
                 host: String::new(),
                 generations: None,
+                watermarks: None,
             }],
             memory: MemoryAccess {
                 contact: Contact {

@@ -542,6 +542,7 @@ fn replicas_made(config: &Config, reads: &[(u64, u32)]) -> String {
             bytes: memory,
             host: String::new(),
             generations: None,
+            watermarks: None,
         };
         ask(&mut master, Instant::ZERO, Request::Mount(mount));
     }

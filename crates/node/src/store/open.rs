@@ -303,6 +303,7 @@ pub(super) fn mounts(config: &Config, identity: &Identity, incarnation: Incarnat
         bytes,
         host: String::new(),
         generations: None,
+        watermarks: None,
     };
     let mut mounts = vec![mount(
         identity.memory,
@@ -398,7 +399,7 @@ pub(super) fn master_config(config: &Config) -> MasterConfig {
             threshold: config.promotion_threshold,
             queue_limit: config.promotion_limit as usize,
             batch_max: config.promotion_batch as usize,
-            watermark: config.promotion_high.0,
+            watermark: config.promoted_below().0,
             window: config.promotion_deadline,
             bytes_per_second: (rate > 0).then_some(rate),
             ..defaults.promotion

@@ -324,6 +324,7 @@ impl Store {
         let mut mounts = super::open::mounts(&shared.config, identity, incarnation);
         for mount in &mut mounts {
             mount.generations = generations;
+            mount.watermarks = shared.config.own_watermarks(mount.kind);
             mount.name = match name {
                 Some(name) => name.of_segment(mount.kind),
                 // The segments of every node would have the same two names.

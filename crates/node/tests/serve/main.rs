@@ -546,6 +546,7 @@ fn what_only_others_may_ask_for_is_refused() {
             bytes: 1 << 30,
             host: String::new(),
             generations: None,
+            watermarks: None,
         };
         check(2, Request::Mount(mount), ErrorCode::RoleNotPermitted);
         for segment in [SegmentId(1), SegmentId(2)] {

@@ -77,6 +77,7 @@ fn requests() -> Vec<Request> {
         bytes: 1 << 20,
         host: String::new(),
         generations: None,
+        watermarks: None,
     };
     let job = JobId(1);
     vec![

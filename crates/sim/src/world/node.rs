@@ -180,6 +180,7 @@ impl World {
                     bytes: segment.bytes,
                     host: host_name(index),
                     generations: None,
+                    watermarks: None,
                 },
             );
         }
@@ -195,6 +196,7 @@ impl World {
                     bytes: log.capacity,
                     host: host_name(index),
                     generations: None,
+                    watermarks: None,
                 },
             );
         }

@@ -125,6 +125,7 @@ impl Pool {
                 bytes: GRANULES * GRANULE,
                 host: String::new(),
                 generations: Some(generation),
+                watermarks: None,
             }),
         });
         let floor = self

@@ -185,7 +185,8 @@ fn place(published: &Published, body: &mut Vec<u8>) -> Option<()> {
         position: chain.position.into(),
         pin,
         durability: match published.durability {
-            Durability::Memory => 0,
+            // Nodes need not know how many have it.
+            Durability::Memory | Durability::Replicated => 0,
             Durability::Disk => 1,
         },
         expectation: match chain.expect {

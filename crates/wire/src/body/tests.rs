@@ -156,6 +156,7 @@ fn requests() -> Vec<Request> {
             bytes: 1 << 40,
             host: "host".into(),
             generations: None,
+            watermarks: None,
         }),
         Request::Unmount {
             segment: SegmentId(1),
@@ -918,4 +919,37 @@ proptest! {
             prop_assert_eq!(decode(&encode(&order).unwrap()), Ok(order));
         }
     }
+}
+
+/// A master that leaves out what it does not know would acknowledge a put that one node alone has.
+#[test]
+fn a_put_that_needs_several_hosts_is_no_message_of_earlier_releases() {
+    #[derive(Debug, PartialEq, serde::Deserialize)]
+    enum OldDurability {
+        Memory,
+        Disk,
+    }
+    #[derive(Debug, serde::Deserialize)]
+    struct OldConfig {
+        replicas: u32,
+        durability: OldDurability,
+    }
+    let old = |durability| {
+        let config = PutConfig {
+            replicas: 2,
+            durability,
+            ..PutConfig::default()
+        };
+        let bytes = rmp_serde::to_vec_named(&config).unwrap();
+        assert_eq!(rmp_serde::from_slice::<PutConfig>(&bytes).unwrap(), config);
+        rmp_serde::from_slice::<OldConfig>(&bytes)
+    };
+    for (durability, expected) in [
+        (Durability::Memory, OldDurability::Memory),
+        (Durability::Disk, OldDurability::Disk),
+    ] {
+        let read = old(durability).unwrap();
+        assert_eq!((read.replicas, read.durability), (2, expected));
+    }
+    assert!(old(Durability::Replicated).is_err());
 }

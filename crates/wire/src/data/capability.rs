@@ -62,7 +62,8 @@ pub struct Grant {
     pub bytes: u64,
     /// What may be done with them.
     pub rights: Rights,
-    /// On whose behalf, by the owner's number for the tenant.
+    /// On whose behalf, by the granter's number for the tenant; 0 where it tells none, as masters do: they decide whose an extent
+    /// is before they grant it, and no gate asks.
     pub tenant: u64,
     /// The incarnation that alone may use it; 0 for any bearer.
     pub holder: Incarnation,

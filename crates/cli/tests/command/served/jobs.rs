@@ -167,6 +167,11 @@ fn operators_drain_by_http() {
     );
     let cancel = format!("/api/v1/drain_jobs/cancel?job_id={job}");
     assert_eq!(pool.server.ask("POST", &cancel, "").0, 200);
+    let (status, again) = pool.server.ask("POST", &cancel, "");
+    assert!(status == 409 && again.contains("-1010"), "{again}");
+    let unknown = "/api/v1/drain_jobs/cancel?job_id=1";
+    let (status, unknown) = pool.server.ask("POST", unknown, "");
+    assert!(status == 404 && unknown.contains("-1402"), "{unknown}");
     assert!((0..20).all(|name| get(&client, name).is_some()));
 }
 

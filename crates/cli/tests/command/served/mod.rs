@@ -17,6 +17,7 @@ mod top;
 mod traces;
 mod trial;
 mod verbs;
+mod watermarks;
 mod wire;
 
 use std::io::{BufRead, BufReader, Write};

@@ -18,7 +18,7 @@ use super::admin::Administered;
 use super::{KEYED, Served, connect_with_key, make_key, until, value};
 use crate::place::{PATIENCE, Place, end, lasting_address, stderr};
 
-const BYTES: usize = 256 << 10;
+pub(crate) const BYTES: usize = 256 << 10;
 
 pub(crate) fn master(place: &Place, listen: &str, more: &[&str]) -> Served {
     let arguments = ["master", "--listen", listen, "--log", "warn"];

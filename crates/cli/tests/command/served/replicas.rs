@@ -1,13 +1,15 @@
 //! Replicas that a master makes because a value is read much.
 
 use serde_json::Value;
+use slackwater_node::Config;
+use slackwater_node::pool::{NodeOptions, NodeServer};
 use slackwater_remote::{
     CallOptions, Cancel, Client, ClientError, ConnectOptions, GetOptions, PutOptions, Stored,
 };
-use slackwater_wire::{Durability, ReplicaAt};
+use slackwater_wire::{Durability, ErrorCode, ReplicaAt};
 
 use super::admin::Administered;
-use super::pool::{Node, get, put};
+use super::pool::{BYTES, Node, get, put};
 use super::*;
 
 fn holders(client: &Client, name: u64) -> Vec<u64> {
@@ -116,6 +118,154 @@ fn what_is_read_often_comes_to_a_node_of_its_readers_host() {
     let [near, far] = [0, 4].map(|name| holders(&client, name));
     assert!(near != far && (0..4).all(|name| holders(&client, name) == near));
     assert!((0..8).all(|name| get(&client, name).is_some()));
+}
+
+/// Bytes that were read by each way that has brought any.
+fn read_by(client: &Client) -> Vec<(&'static str, u64)> {
+    let ways = client.moved().into_iter();
+    let ways = ways.map(|(way, stats)| (way, stats.bytes_read));
+    ways.filter(|(_, bytes)| *bytes > 0).collect()
+}
+
+/// Replicas of the reader's process and of its host were read no sooner than those of others: half of all reads took the network
+/// until it had shown to be slower, and again ten seconds later.
+#[test]
+fn the_nearest_replica_is_read() {
+    const NAMES: u64 = 24;
+    let place = Place::new();
+    let server = Administered::spawn(&place, &["master"]);
+    let address = &server.served.address;
+    let sizes = ["--memory", "64MiB"];
+    // They stand for nodes of other hosts.
+    let far = |_| Node::start(&place, address, &[&sizes[..], &["--force-tcp"]].concat());
+    let _far: Vec<Node> = (0..2).map(far).collect();
+    let of_host = Node::start(&place, address, &sizes);
+    let (told, joined) = std::sync::mpsc::channel();
+    let config = Config {
+        memory: slackwater_base::ByteSize::mib(64),
+        ..Config::default()
+    };
+    let options = NodeOptions {
+        master: address.parse().unwrap(),
+        ..NodeOptions::default()
+    };
+    let of_process =
+        NodeServer::start(config, options, move |_, taken| _ = told.send(taken)).unwrap();
+    joined.recv().unwrap().unwrap();
+
+    let writer = server.served.connect();
+    let everywhere = PutOptions {
+        replicas: 4,
+        ..PutOptions::default()
+    };
+    for name in 0..NAMES {
+        let put = writer.put(
+            format!("k{name}").as_bytes(),
+            &value(name, BYTES),
+            &everywhere,
+        );
+        assert_eq!(put, Ok(Stored::New));
+        assert_eq!(holders(&writer, name).len(), 4);
+    }
+    let read = |options: ConnectOptions| {
+        let reader = server.served.connect_as(options);
+        // Each is looked up first, and then read where it is known to be.
+        for name in (0..NAMES).chain(0..NAMES) {
+            assert!(get(&reader, name).is_some());
+        }
+        read_by(&reader)
+    };
+    let all = 2 * NAMES * BYTES as u64;
+    assert_eq!(read(ConnectOptions::default()), [("local", all)]);
+    // Who takes nothing but TCP has none that is nearer.
+    let by_tcp = ConnectOptions {
+        force_tcp: true,
+        ..ConnectOptions::default()
+    };
+    assert_eq!(read(by_tcp), [("tcp", all)]);
+    of_process.close().unwrap();
+    assert_eq!(read(ConnectOptions::default()), [("host", all)]);
+    of_host.kill();
+    assert_eq!(read(ConnectOptions::default()), [("tcp", all)]);
+}
+
+/// A put of two replicas was acknowledged that only one node had, or two of one machine: what it was to survive took it.
+#[test]
+fn a_replicated_put_survives_all_but_one_of_its_nodes() {
+    let place = Place::new();
+    let server = Administered::spawn(&place, &["master"]);
+    let address = &server.served.address;
+    let sizes = ["--memory", "64MiB"];
+    let mut nodes = vec![
+        Node::start(&place, address, &sizes),
+        Node::start(&place, address, &sizes),
+    ];
+    let client = server.served.connect();
+    let on = |replicas, seconds| PutOptions {
+        replicas,
+        durability: Durability::Replicated,
+        call: CallOptions {
+            deadline: Some(Duration::from_secs(seconds)),
+            ..CallOptions::default()
+        },
+        ..PutOptions::default()
+    };
+    let put = |name: u64, options: &PutOptions| {
+        let key = format!("k{name}");
+        client.put(key.as_bytes(), &value(name, BYTES), options)
+    };
+    // Two nodes, and one machine.
+    let begun = std::time::Instant::now();
+    let refused = put(1, &on(2, 60)).unwrap_err();
+    assert_eq!(refused.code(), ErrorCode::TooFewHosts, "{refused}");
+    assert!(
+        begun.elapsed() < Duration::from_secs(20),
+        "it waits for nothing"
+    );
+    assert_eq!(get(&client, 1), None);
+    let file = place.path("value");
+    std::fs::write(&file, value(1, BYTES)).unwrap();
+    let by_hand = |more: &[&str]| {
+        let line = [&["put", "k1", "value"], more].concat();
+        server.served.run(&place, &line, b"")
+    };
+    let said = by_hand(&["--replicas", "2", "--replicated"]);
+    assert!(
+        said.status.code() == Some(1) && stderr(&said).contains("TOO_FEW_HOSTS"),
+        "{}",
+        stderr(&said)
+    );
+    let both = by_hand(&["--replicas", "2", "--replicated", "--durable"]);
+    assert_eq!(both.status.code(), Some(2), "{}", stderr(&both));
+
+    // They stand for nodes of other hosts.
+    for _ in 0..2 {
+        nodes.push(Node::start(
+            &place,
+            address,
+            &[&sizes[..], &["--force-tcp"]].concat(),
+        ));
+    }
+    let done = by_hand(&["--replicas", "3", "--replicated"]);
+    assert!(done.status.success(), "{}", stderr(&done));
+    for name in 2..=12 {
+        assert_eq!(put(name, &on(3, 60)), Ok(Stored::New));
+    }
+    assert!((1..=12).all(|name| holders(&client, name).len() == 3));
+    assert_eq!(
+        put(13, &on(4, 60)).unwrap_err().code(),
+        ErrorCode::TooFewHosts
+    );
+
+    // What one of the nodes cannot confirm is not acknowledged.
+    stop(&nodes[3].child);
+    let unconfirmed = put(14, &on(3, 3));
+    assert!(unconfirmed.is_err(), "{unconfirmed:?}");
+    kill_process(Pid::from_child(&nodes[3].child), Signal::CONT).unwrap();
+
+    // One of three is left of each, on either node of this host.
+    nodes.drain(2..).for_each(Node::kill);
+    assert!((1..=12).all(|name| get(&client, name).is_some()));
 }
 
 /// A reader waited for a stopped node until its deadline, though another node had the value.

@@ -53,6 +53,7 @@ impl Pool {
                 bytes: MIB,
                 host: String::new(),
                 generations: Some(self.restarts << 20),
+                watermarks: None,
             };
             assert_eq!(self.world.ask(Request::Mount(mount)), Reply::Done);
         }

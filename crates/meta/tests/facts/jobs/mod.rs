@@ -462,6 +462,31 @@ fn a_cancelled_job_begins_nothing_more() {
     assert!(segments.iter().all(|it| it.draining == Draining::No));
 }
 
+/// Who cancelled a job that was over, or one that was cancelled before, was told that it was done.
+#[test]
+fn a_job_that_is_over_is_cancelled_only_where_that_gives_something_back() {
+    let over = Reply::Failed(ErrorCode::UnavailableInCurrentStatus);
+    let mut world = three(4 * MIB);
+    world.put_at("k", BLOCK, "segment-1");
+    let cancel = |world: &mut World, job| world.ask(Request::CancelJob { job });
+    let copied = world.begin(copy("k", &["2"]));
+    assert_eq!(world.carry_all(), 1);
+    assert_eq!(world.job(copied).status, JobStatus::Succeeded);
+    assert_eq!(cancel(&mut world, copied), over);
+    assert_eq!(world.job(copied).status, JobStatus::Succeeded);
+    // A drain that is over goes on to keep new values away, until it is cancelled.
+    let drained = world.begin(drain(&["1"], &[]));
+    world.carry_all();
+    assert_eq!(world.job(drained).status, JobStatus::Succeeded);
+    assert!(matches!(cancel(&mut world, drained), Reply::Job(_)));
+    assert_eq!(cancel(&mut world, drained), over);
+    let running = world.begin(drain(&["2"], &[]));
+    assert!(matches!(cancel(&mut world, running), Reply::Job(_)));
+    assert_eq!(cancel(&mut world, running), over);
+    let unknown = Reply::Failed(ErrorCode::JobNotFound);
+    assert_eq!(cancel(&mut world, JobId(12_345)), unknown);
+}
+
 /// A node with memory and an SSD, on which alone there is a value `old`.
 fn with_a_record() -> World {
     let config = MasterConfig {
@@ -527,6 +552,7 @@ fn the_node_of_a_copy_is_told_what_it_holds() {
         bytes: MIB,
         host: String::new(),
         generations: Some(1),
+        watermarks: None,
     };
     assert_eq!(world.ask(Request::Mount(mount)), Reply::Done);
     let segment = SegmentId(20);

@@ -48,6 +48,7 @@ fn a_drain_discards_nothing_of_a_segment_that_was_mounted_anew() {
         bytes: MIB,
         host: String::new(),
         generations: Some(generations),
+        watermarks: None,
     };
     assert_eq!(world.ask(Request::Mount(mount(1, 1))), Reply::Done);
     let announced = || Report::Announced {
@@ -138,6 +139,7 @@ fn a_drain_waits_for_what_its_node_has_to_tell() {
         bytes: MIB,
         host: String::new(),
         generations: Some(1),
+        watermarks: None,
     };
     assert_eq!(world.ask(Request::Mount(mount)), Reply::Done);
     let job = world.begin(drain(&["3"], &["2"]));
@@ -383,6 +385,7 @@ pub(super) fn mount_untold(
         bytes: MIB,
         host: String::new(),
         generations: Some(1),
+        watermarks: None,
     };
     assert_eq!(world.ask(Request::Mount(mount)), Reply::Done);
     let entries = held.to_vec();
@@ -476,6 +479,7 @@ fn a_drain_is_of_what_had_the_name_when_it_began() {
         bytes: MIB,
         host: String::new(),
         generations: None,
+        watermarks: None,
     };
     assert_eq!(world.ask(Request::Mount(twin)), Reply::Done);
     assert_eq!(world.master.drain_of(NODE), Some(job));

@@ -113,3 +113,49 @@ pub(super) fn cancelled(world: &mut World, ticket: TicketId) -> bool {
 pub(super) fn in_memory(world: &mut World, name: &str) -> bool {
     matches!(world.found(name).replicas[0], ReplicaAt::Memory(_))
 }
+
+/// What was promoted where eviction had begun by its node's own watermark would have gone again.
+#[test]
+fn nothing_is_promoted_beyond_a_nodes_own_watermark() {
+    for (high, promoted) in [(0.25, 0), (0.5, 1)] {
+        let mut world = World::new(config(Promotion::default()));
+        for (segment, kind, bytes, watermarks) in [
+            (
+                MEMORY,
+                SegmentKind::Memory,
+                64,
+                Some(Watermarks { low: 0.1, high }),
+            ),
+            (DISK, SegmentKind::Disk, 1024, None),
+        ] {
+            let mount = Mount {
+                segment,
+                name: format!("segment-{segment}"),
+                node: NODE,
+                incarnation: Incarnation(1),
+                kind,
+                bytes: bytes * BLOCK,
+                host: String::new(),
+                generations: None,
+                watermarks,
+            };
+            assert_eq!(world.ask(Request::Mount(mount)), Reply::Done);
+        }
+        let entries = vec![reported("a", 1, BLOCK)];
+        let segment = DISK;
+        world.report(NODE, Report::Announce { segment, entries });
+        let highest = Version(1);
+        world.report(NODE, Report::Announced { segment, highest });
+        for n in 0..16 {
+            world.put(&format!("other{n}"), BLOCK);
+        }
+        world.found("a");
+        world.found("a");
+        assert_eq!(
+            tasks(&mut world).len(),
+            promoted,
+            "eviction begins at {high}"
+        );
+        assert_eq!(funnel(&world).rejected_watermark, 1 - promoted as u64);
+    }
+}

@@ -123,6 +123,7 @@ fn message(command: &str, held: &Held, node: NodeId, generation: u64) -> Vec<u8>
                 bytes: 1 << 20,
                 host: String::new(),
                 generations: None,
+                watermarks: None,
             }],
             memory: MemoryAccess {
                 contact: Segment {

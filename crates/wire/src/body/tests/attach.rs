@@ -13,6 +13,7 @@ fn hellos() -> Vec<NodeHello> {
         bytes: 1 << 30,
         host: "h".into(),
         generations: None,
+        watermarks: None,
     };
     let Some(Welcome { nodes, .. }) = welcomes().pop() else {
         unreachable!("there is one")
@@ -35,7 +36,13 @@ fn hellos() -> Vec<NodeHello> {
             macs: macs.number(),
         },
     };
-    vec![of(MacKind::default()), of(MacKind::LATEST)]
+    // One that has watermarks of its own.
+    let mut kept = of(MacKind::LATEST);
+    kept.segments[0].watermarks = Some(Watermarks {
+        low: 0.25,
+        high: 0.5,
+    });
+    vec![of(MacKind::default()), of(MacKind::LATEST), kept]
 }
 
 fn node_welcomes() -> Vec<NodeWelcome> {

@@ -105,7 +105,7 @@ fn parse(words: impl Iterator<Item = String>) -> Result<Arguments, String> {
                         .iter()
                         .filter(|bug| !Planted::ALL.contains(bug))
                 };
-                let bugs = || Planted::ALL.iter().chain(rare());
+                let bugs = || Planted::ALL.iter().chain(rare()).chain(Planted::POOL);
                 let known = bugs().find(|bug| format!("{bug:?}") == name);
                 let list = || {
                     bugs()

@@ -5,7 +5,7 @@ use std::time::Duration;
 use slackwater_base::Rng;
 use slackwater_meta::evict::PolicyKind;
 use slackwater_meta::{
-    Eviction, Limits, MasterConfig, Offload, OffloadMode, OnHit, Placement, Promotion, PutPolicy,
+    Absence, Eviction, Limits, MasterConfig, Offload, OffloadMode, OnHit, Placement, Promotion, PutPolicy,
     SoftPinned, Tenancy,
 };
 use slackwater_tier::arena::MemorySegment;
@@ -185,6 +185,7 @@ impl Options {
             // Promotions expire while their bytes are on the way.
             master.promotion.window = Duration::from_millis(4);
         }
+        master.absence = absence(&mut seed.stream("absence", 0));
         let messages = messages(asks);
         let writes = &mut seed.stream("writes", 0);
         Self {
@@ -327,6 +328,8 @@ impl Options {
     /// The configuration of a node's agent.
     pub(crate) fn agent(&self, node: u32) -> AgentConfig {
         let mut config = AgentConfig::new(NodeId(node));
+        config.outlives = !self.embedded;
+        config.announce_extents_max = 4;
         config.promotions_in_flight_max = 4;
         config.promotions_queued_max = 64;
         if self.has_log() {
@@ -485,6 +488,16 @@ fn master(rng: &mut Rng, log: bool, tenancy: Tenancy) -> MasterConfig {
             ..Limits::default()
         },
         ..defaults
+    }
+}
+
+/// Nodes are waited for so long that they always come back in time, or so short that some do not.
+fn absence(rng: &mut Rng) -> Absence {
+    let millis = |rng: &mut Rng, choices: &[u64]| Duration::from_millis(pick(rng, choices));
+    Absence {
+        hidden_after: millis(rng, &[50, 400, 10_000]),
+        given_up_after: millis(rng, &[300, 2_000, 600_000]),
+        restart_wait: millis(rng, &[0, 100, 5_000]),
     }
 }
 

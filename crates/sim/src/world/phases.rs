@@ -201,6 +201,7 @@ impl World {
                 .iter()
                 .all(|node| node.disk.in_flight() == 0 && node.serving.count() == 0 && node.opened)
             && self.master.attached() == self.nodes.len()
+            && self.has_heard_all()
             && self.nodes.iter().all(super::node::Node::log_works);
         quiet
             && self.books().is_some_and(|books| {
@@ -218,6 +219,13 @@ impl World {
                         .iter()
                         .all(|segment| segment.quarantined == 0)
             })
+    }
+
+    /// Whether the master knows everything that the nodes hold.
+    fn has_heard_all(&self) -> bool {
+        let core = self.master.core.as_ref();
+        let mut agents = self.nodes.iter().filter_map(|node| node.agent.as_ref());
+        core.is_some_and(|core| !core.is_partial()) && agents.all(|agent| !agent.is_announcing())
     }
 
     /// What is not at rest, as text for a violation.

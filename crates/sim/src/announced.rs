@@ -215,7 +215,9 @@ mod tests {
         let newer = published(0, 3);
         assert!(announced.holds(&[newer]).is_err(), "nobody published it");
         announced.holds(&all).unwrap();
-        announced.complete(&Ledger::default(), MEMORY, true).unwrap();
+        announced
+            .complete(&Ledger::default(), MEMORY, true)
+            .unwrap();
     }
 
     #[test]
@@ -231,7 +233,9 @@ mod tests {
         assert_eq!(unknown.unwrap_err().invariant, Invariant::NoWrongBytes);
         // Of this one no master has heard.
         ledger.ordered(&entry(2));
-        announced.records(&mut ledger, &[reported(2)], durable).unwrap();
+        announced
+            .records(&mut ledger, &[reported(2)], durable)
+            .unwrap();
         assert!(ledger.owes(&entry(2)), "announced, so owed");
         announced.complete(&ledger, DISK, false).unwrap();
         ledger.dropped(&entry(2));

@@ -31,12 +31,7 @@ pub(crate) struct Bring {
 
 impl World {
     /// The master asks a node for a copy.
-    pub(super) fn node_copies(
-        &mut self,
-        index: u32,
-        asked: SessionId,
-        task: CopyTask,
-    ) -> Checked {
+    pub(super) fn node_copies(&mut self, index: u32, asked: SessionId, task: CopyTask) -> Checked {
         let node = &mut self.nodes[index as usize];
         let Some(agent) = &mut node.agent else {
             return Ok(());

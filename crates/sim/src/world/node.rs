@@ -55,6 +55,8 @@ pub(crate) struct Node {
     index: u32,
     drift_ppm: u64,
     pub(crate) window: u64,
+    pub(crate) links_resumed: u64,
+    pub(crate) extents_announced: u64,
 }
 
 impl Node {
@@ -91,6 +93,8 @@ impl Node {
             index,
             drift_ppm: options.drift_ppm,
             window: 0,
+            links_resumed: 0,
+            extents_announced: 0,
         }
     }
 }
@@ -242,14 +246,17 @@ impl World {
                     true => Some(Promise::Flawed),
                     false => agent?.holds_durably(entry).then_some(Promise::Durable),
                 };
-                node.announced
-                    .records(&mut node.ledger, entries, durable)?;
+                node.announced.records(&mut node.ledger, entries, durable)?;
             }
-            Report::Holds { entries, .. } => node.announced.holds(entries)?,
+            Report::Holds { entries, ahead, .. } => {
+                node.announced.holds(entries)?;
+                if !ahead {
+                    node.extents_announced += entries.len() as u64;
+                }
+            }
             Report::Announced { segment, .. } => {
                 let is_memory = node.memory.has(*segment);
-                node.announced
-                    .complete(&node.ledger, *segment, is_memory)?;
+                node.announced.complete(&node.ledger, *segment, is_memory)?;
                 if is_memory {
                     let held = node.announced.extents(*segment);
                     node.memory.outlive(*segment, node.floor, held);

@@ -44,6 +44,10 @@ pub struct Stats {
     pub disk: DiskStats,
     /// Values that jobs which succeeded have carried.
     pub carried: u64,
+    /// Links on which nodes went on with the life that their master knew.
+    pub links_resumed: u64,
+    /// Extents of memory that nodes announced to masters, once to each.
+    pub extents_announced: u64,
 }
 
 impl World {
@@ -461,6 +465,8 @@ impl World {
             master: self.master.core.as_ref().map(|core| core.metrics().clone()),
             disk,
             carried: self.operator.carried,
+            links_resumed: self.nodes.iter().map(|node| node.links_resumed).sum(),
+            extents_announced: self.nodes.iter().map(|node| node.extents_announced).sum(),
         }
     }
 }

@@ -139,7 +139,11 @@ impl World {
     /// What a node lends.
     fn mounts(&self, index: u32) -> Vec<Mount> {
         let node = &self.nodes[index as usize];
-        let highest = || node.agent.as_ref().map(slackwater_tier::Agent::highest_generation);
+        let highest = || {
+            node.agent
+                .as_ref()
+                .map(slackwater_tier::Agent::highest_generation)
+        };
         let generations = (!self.options.embedded).then(highest).flatten();
         let mount = |segment, name, kind, bytes| Mount {
             segment,
@@ -216,6 +220,7 @@ impl World {
             }
             Attached::Resumed { .. } => {
                 node.uplink.heard = true;
+                node.links_resumed += 1;
                 self.node_speaks(index)
             }
             Attached::Unknown => {
@@ -284,14 +289,19 @@ impl World {
     pub(super) fn node_speaks(&mut self, index: u32) -> Checked {
         let process = Process::Node(index);
         let now = self.local(process);
+        let most = self.options.reports_max;
         loop {
             let node = &mut self.nodes[index as usize];
             let Some(agent) = node.agent.as_mut() else {
                 return Ok(());
             };
             let mut out = Vec::new();
-            let room = node.uplink.reports.has_room() && agent.is_announcing();
-            if !room || !agent.announce(now, node.gate.is_quiet(), &mut out) {
+            let reports = &node.uplink.reports;
+            let room = reports.has_room() && reports.len() < most;
+            if !room
+                || !agent.is_announcing()
+                || !agent.announce(now, node.gate.is_quiet(), &mut out)
+            {
                 break;
             }
             for output in out {

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use slackwater_meta::Input;
 use slackwater_wire::body;
 use slackwater_wire::{
-    AnnounceFirst, Attached, ClientId, CopyTask, Epoch, ErrorCode, Mount, NodeHello, NodeId,
-    NodeLife, NodeWelcome, NumberedReceiver, NumberedSender, ObjectName, OperationId, Order,
-    Orders, OutOfStep, Permissions, ReplicaAt, Report, Reports, Request, SegmentKind, TicketId,
+    AnnounceFirst, Attached, ClientId, CopyTask, Epoch, ErrorCode, KnownNode, Mount, NodeHello,
+    NodeId, NodeLife, NodeStanding, NodeWelcome, NumberedReceiver, NumberedSender, ObjectName,
+    OperationId, Order, Orders, OutOfStep, Permissions, ReplicaAt, Report, Reports, Request,
+    SegmentKind, TicketId,
 };
 
 use crate::check::{Checked, Invariant, Violation};
@@ -36,6 +37,17 @@ struct Member {
     greeted: bool,
     orders: NumberedSender<Order>,
     reports: NumberedReceiver,
+}
+
+impl Member {
+    fn known(&mut self) -> KnownNode<'_> {
+        KnownNode {
+            life: self.life,
+            is_linked: self.link.is_some(),
+            orders: &mut self.orders,
+            reports: &mut self.reports,
+        }
+    }
 }
 
 impl Members {
@@ -92,23 +104,19 @@ impl Members {
 
     /// Takes a hello in: what it is answered, or none for one that is to be attached.
     fn greet(&mut self, link: SessionId, hello: &NodeHello) -> Option<Attached> {
-        match self.nodes.get_mut(&hello.node) {
-            Some(member) if member.life == hello.life && hello.welcomed => {
-                if member.orders.resume(hello.taken).is_err() {
-                    return Some(Attached::Unknown);
-                }
-                if let Some(old) = member.link.replace(link) {
+        let mut member = self.nodes.get_mut(&hello.node);
+        match hello.standing(member.as_deref_mut().map(Member::known)) {
+            NodeStanding::Resumed(taken) => {
+                let old = member.and_then(|member| member.link.replace(link));
+                if let Some(old) = old {
                     self.links.remove(&old);
                 }
                 self.links.insert(link, hello.node);
-                let taken = member.reports.tell();
                 Some(Attached::Resumed { taken })
             }
-            Some(member) if hello.welcomed && member.link.is_some() => {
-                Some(Attached::Refused(ErrorCode::IllegalClient))
-            }
-            _ if hello.welcomed => Some(Attached::Unknown),
-            _ => None,
+            NodeStanding::Replaced => Some(Attached::Refused(ErrorCode::IllegalClient)),
+            NodeStanding::Unknown => Some(Attached::Unknown),
+            NodeStanding::New => None,
         }
     }
 

@@ -32,6 +32,12 @@ pub enum Planted {
     AheadIsForgotten,
     /// Memory is given out before its node has announced what it holds.
     PlacedBeforeAnnounced,
+    /// A master gives generations that its nodes know from earlier ones.
+    GenerationsBeginAgain,
+    /// What was sent on an earlier link and not taken is not sent again.
+    UntakenNotSentAgain,
+    /// A node whose link goes on stays away for its master.
+    BackStaysAway,
     /// A failed promotion keeps its hold on the source.
     PromotionKeepsSource,
     /// A promotion that expires on its way keeps its node's slot.
@@ -196,9 +202,16 @@ impl Planted {
         Self::TombstoneBeforeSync,
         Self::MemoryGoesBeforeRecord,
         Self::QueuedCountsAsKept,
+        Self::RemoveBeforeForgotten,
+        Self::FencedIsAnnounced,
+        Self::AheadIsForgotten,
+        Self::PlacedBeforeAnnounced,
+        Self::GenerationsBeginAgain,
+        Self::UntakenNotSentAgain,
+        Self::BackStaysAway,
     ];
 
-    /// Bugs of nodes that outlive their master, which the simulator's pool must catch.
+    /// Bugs of nodes that outlive their master, which the simulator's smaller pool must catch.
     pub const POOL: &[Planted] = &[
         Self::RemoveBeforeForgotten,
         Self::FencedIsAnnounced,
@@ -210,7 +223,7 @@ impl Planted {
         Self::FreeWithoutQuarantine,
     ];
 
-    /// Bugs of jobs, which the simulator's pool must catch.
+    /// Bugs of jobs, which the simulator's smaller pool must catch.
     pub const JOBS: &[Planted] = &[
         Self::ReplacedCopyIsPublished,
         Self::FailedCopyLetsSourceGo,

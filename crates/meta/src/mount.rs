@@ -1,6 +1,6 @@
 //! Mounting and unmounting of segments, and the loss of nodes.
 
-use slackwater_base::Instant;
+use slackwater_base::{Instant, Planted, planted};
 use slackwater_wire::{
     DiskEntry, ErrorCode, Mount, NodeId, Presence, Reply, SegmentId, SegmentKind, Watermarks,
 };
@@ -96,7 +96,9 @@ impl Master {
     /// The node has a link again, in the same life.
     pub(crate) fn node_back(&mut self, node: NodeId) {
         self.set_asked(node, false);
-        self.show(node);
+        if !planted(Planted::BackStaysAway) {
+            self.show(node);
+        }
         self.settle_owed(node);
     }
 

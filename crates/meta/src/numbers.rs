@@ -39,6 +39,7 @@ impl Numbers {
     /// node says what is the highest that it knows, of another.
     pub(crate) fn generations_above(&self, known: Option<u64>) -> u64 {
         match known {
+            Some(_) if planted(Planted::GenerationsBeginAgain) => 1,
             Some(known) => {
                 let known = known.min(VERSION_MAX.0);
                 self.version.max(self.generation).max(known + 1)

@@ -121,6 +121,8 @@ pub struct FaultKinds {
     pub kills_then_power_cuts: bool,
     /// Processes that do not run for a time.
     pub pauses: bool,
+    /// Masters that end and are started again, and links between them and nodes that break. No ordinary run has only these.
+    pub restarts: bool,
     /// Links that are cut or slow.
     pub links: bool,
     /// Errors, full disks and stalls.
@@ -158,6 +160,7 @@ impl FaultKinds {
             crashes: rng.chance(0.6),
             kills_then_power_cuts: false,
             pauses: rng.chance(0.4),
+            restarts: false,
             links: rng.chance(0.5),
             disk_errors: rng.chance(0.4),
             outages: false,
@@ -175,6 +178,8 @@ impl FaultKinds {
             (self.crashes, crash as fn(&mut Rng, ClusterSize) -> Fault),
             (self.kills_then_power_cuts, power_cut_after),
             (self.pauses, pause),
+            (self.restarts, restart),
+            (self.restarts, restart),
             (self.links, link),
             (self.disk_errors, disk_error),
             (self.outages, outage),
@@ -203,6 +208,9 @@ impl FaultKinds {
             })
             .collect();
         planned.extend(power_cuts_after_kills(rng, &planned));
+        if self.restarts {
+            planned.extend(restarts_after_restarts(rng, &planned));
+        }
         planned.sort_by_key(|planned| planned.at);
         planned
     }
@@ -252,6 +260,30 @@ fn power_cuts_after_kills(rng: &mut Rng, planned: &[Planned]) -> Vec<Planned> {
     more
 }
 
+/// More ends of masters soon after they are back: while their nodes announce.
+fn restarts_after_restarts(rng: &mut Rng, planned: &[Planned]) -> Vec<Planned> {
+    let mut more = Vec::new();
+    for Planned { at, fault } in planned {
+        if let Fault::Crash {
+            process: Process::Master,
+            how,
+            down,
+        } = fault
+            && rng.chance(0.5)
+        {
+            let soon = span(rng, Duration::from_millis(1), Duration::from_millis(90));
+            let fault = Fault::Crash {
+                process: Process::Master,
+                how: *how,
+                down: *down,
+            };
+            let at = *at + *down + soon;
+            more.push(Planned { at, fault });
+        }
+    }
+    more
+}
+
 fn power_cut_after(rng: &mut Rng, cluster: ClusterSize) -> Fault {
     let down = span(rng, Duration::from_millis(1), Duration::from_millis(60));
     let after = span(rng, Duration::from_millis(3), Duration::from_millis(60));
@@ -281,6 +313,27 @@ fn pause(rng: &mut Rng, cluster: ClusterSize) -> Fault {
         process: process(rng, cluster),
         lasts: span(rng, Duration::from_millis(1), longest),
     }
+}
+
+fn restart(rng: &mut Rng, cluster: ClusterSize) -> Fault {
+    if rng.chance(0.6) {
+        // That of a machine is noticed late.
+        let how = match rng.chance(0.2) {
+            true => Crash::Power,
+            false => Crash::Process,
+        };
+        return Fault::Crash {
+            process: Process::Master,
+            how,
+            down: span(rng, Duration::from_millis(1), Duration::from_millis(100)),
+        };
+    }
+    let (mut from, mut to) = (Process::Node(node(rng, cluster)), Process::Master);
+    if rng.chance(0.5) {
+        (from, to) = (to, from);
+    }
+    let lasts = span(rng, Duration::from_millis(200), Duration::from_millis(800));
+    Fault::Cut { from, to, lasts }
 }
 
 fn link(rng: &mut Rng, cluster: ClusterSize) -> Fault {

@@ -4,6 +4,7 @@
 //! that happens: a failure is reproduced from its seed, and the same seed gives the same trace.
 #![forbid(unsafe_code)]
 
+pub mod announced;
 pub mod check;
 pub mod clock;
 pub mod disk;

@@ -18,7 +18,7 @@ slackwater-sim --soak MINUTES [--jobs N] [--planted NAME]
 
 Runs the cluster of a seed, or of a range of seeds, and says which invariant broke, if one did. A soak runs all
 profiles on seeds that the clock chooses, so that none was used before.
-Profiles: ordinary (unless another is named), churn, churn-rot, jobs.
+Profiles: ordinary (unless another is named), churn, churn-rot, jobs, restarts.
 ";
 
 struct Arguments {
@@ -101,9 +101,8 @@ fn parse(words: impl Iterator<Item = String>) -> Result<Arguments, String> {
             "--planted" => {
                 let name = words.next().ok_or("--planted needs a name")?;
                 let rare = || {
-                    Planted::LOG
-                        .iter()
-                        .filter(|bug| !Planted::ALL.contains(bug))
+                    let others = Planted::LOG.iter().chain(Planted::POOL);
+                    others.filter(|bug| !Planted::ALL.contains(bug))
                 };
                 let bugs = || Planted::ALL.iter().chain(rare());
                 let known = bugs().find(|bug| format!("{bug:?}") == name);

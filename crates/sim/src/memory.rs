@@ -102,6 +102,36 @@ impl Memory {
         Ok(())
     }
 
+    /// Whether a segment is here.
+    #[must_use]
+    pub fn has(&self, segment: SegmentId) -> bool {
+        self.segments.contains_key(&segment)
+    }
+
+    /// The node has told another master everything that the segment holds, which is `held`. Of generations below `floor`, which
+    /// are those of earlier masters, the rest is dead, and nobody accesses it any more.
+    pub fn outlive<'a>(
+        &mut self,
+        segment: SegmentId,
+        floor: u64,
+        held: impl Iterator<Item = &'a ExtentRef>,
+    ) {
+        let Some(segment) = self.segments.get_mut(&segment) else {
+            return;
+        };
+        let mut dead = vec![true; segment.shadow.len()];
+        for extent in held {
+            let (first, end) = (
+                extent.offset / GRANULE,
+                (extent.offset + extent.bytes) / GRANULE,
+            );
+            dead[first as usize..end as usize].fill(false);
+        }
+        for (owner, dead) in segment.shadow.iter_mut().zip(dead) {
+            owner.fenced |= dead && owner.generation < floor;
+        }
+    }
+
     /// Writes `bytes` at `offset` from the start of `extent`, as an access that the node's arena permitted.
     ///
     /// # Errors
@@ -238,6 +268,23 @@ mod tests {
             Invariant::Extents
         );
         assert!(memory.grant(extent(0, 3)).is_ok());
+    }
+
+    /// What an earlier master granted and nobody published is allocated again without a fence.
+    #[test]
+    fn of_earlier_masters_only_what_is_held_is_alive() {
+        let mut memory = memory();
+        let (held, granted) = (extent(0, 1), extent(4096, 2));
+        memory.grant(held).unwrap();
+        memory.grant(granted).unwrap();
+        memory.grant(extent(8192, 5)).unwrap();
+        memory.outlive(SegmentId(1), 5, [held].iter());
+        memory.grant(extent(4096, 6)).unwrap();
+        for alive in [held, extent(8192, 5)] {
+            memory.read(alive, 0, 1).unwrap();
+            let again = extent(alive.offset, 7);
+            assert!(memory.grant(again).is_err());
+        }
     }
 
     /// A put of two values waits for room for the second. Meanwhile the first is replaced and its extent fenced, before

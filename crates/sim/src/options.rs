@@ -5,8 +5,8 @@ use std::time::Duration;
 use slackwater_base::Rng;
 use slackwater_meta::evict::PolicyKind;
 use slackwater_meta::{
-    Eviction, Limits, MasterConfig, Offload, OffloadMode, OnHit, Placement, Promotion, PutPolicy,
-    SoftPinned, Tenancy,
+    Absence, Eviction, Limits, MasterConfig, Offload, OffloadMode, OnHit, Placement, Promotion,
+    PutPolicy, SoftPinned, Tenancy,
 };
 use slackwater_tier::arena::MemorySegment;
 use slackwater_tier::{AgentConfig, LogConfig};
@@ -29,11 +29,19 @@ pub enum Profile {
     ChurnRot,
     /// Copies, moves and drains.
     Jobs,
+    /// Masters that are started again and again under their nodes.
+    Restarts,
 }
 
 impl Profile {
     /// Every profile.
-    pub const ALL: [Self; 4] = [Self::Ordinary, Self::Churn, Self::ChurnRot, Self::Jobs];
+    pub const ALL: [Self; 5] = [
+        Self::Ordinary,
+        Self::Churn,
+        Self::ChurnRot,
+        Self::Jobs,
+        Self::Restarts,
+    ];
 
     /// The name of the profile on the command line.
     #[must_use]
@@ -43,6 +51,7 @@ impl Profile {
             Self::Churn => "churn",
             Self::ChurnRot => "churn-rot",
             Self::Jobs => "jobs",
+            Self::Restarts => "restarts",
         }
     }
 
@@ -54,6 +63,7 @@ impl Profile {
             Self::Churn => Options::churn(seed),
             Self::ChurnRot => Options::churn_rot(seed),
             Self::Jobs => Options::jobs(seed),
+            Self::Restarts => Options::restarts(seed),
         }
     }
 }
@@ -96,6 +106,10 @@ pub struct Options {
     pub piece_bytes: u64,
     /// Largest drift of a clock, in parts per million.
     pub drift_ppm: u64,
+    /// Most extents in one report of what memory holds.
+    pub announce_extents_max: usize,
+    /// Reports under way on a node's link at which it announces nothing more.
+    pub reports_max: usize,
     /// Delays and faults of the links.
     pub links: LinkOptions,
     /// Silence after which a connection counts as broken.
@@ -185,6 +199,8 @@ impl Options {
             // Promotions expire while their bytes are on the way.
             master.promotion.window = Duration::from_millis(4);
         }
+        master.absence = absence(&mut seed.stream("absence", 0));
+        let announcing = &mut seed.stream("announcements", 0);
         let messages = messages(asks);
         let writes = &mut seed.stream("writes", 0);
         Self {
@@ -215,6 +231,9 @@ impl Options {
             ),
             piece_bytes: pick(writes, &[4 << 10, 16 << 10, 2 << 20]),
             drift_ppm: pick(rng, &[0, 100, 50_000]),
+            announce_extents_max: pick(announcing, &[1, 4, 1024]),
+            // The receiver says by itself how far it is after so many.
+            reports_max: pick(announcing, &[64, 512]),
             links: if embedded {
                 INSIDE
             } else {
@@ -304,6 +323,36 @@ impl Options {
         options
     }
 
+    /// The options of a seed for [`Profile::Restarts`]: many small values in memory, much of which is announced again and again,
+    /// a few at a time, while it is read and removed.
+    #[must_use]
+    pub fn restarts(seed: Seed) -> Self {
+        let mut options = Self::of(seed);
+        let rng = &mut seed.stream("restarts", 0);
+        options.embedded = false;
+        options.nodes = 1 + rng.below(2) as u32;
+        options.clients = options.clients.max(2);
+        options.segment_bytes = 384 << 10;
+        (options.announce_extents_max, options.reports_max) = (1, 64);
+        options.master.absence.restart_wait = Duration::from_secs(5);
+        options.fault_kinds = FaultKinds {
+            crashes: rng.chance(0.3),
+            restarts: true,
+            ..FaultKinds::default()
+        };
+        options.faults = 4 + rng.below(12) as u32;
+        options.load = LoadOptions {
+            operations: 400 + rng.below(800) as u32,
+            keys: pick(rng, &[160, 400]),
+            bytes_max: pick(rng, &[4_000, 12_000]),
+            reads: pick(rng, &[0.2, 0.5]),
+            removes: pick(rng, &[0.1, 0.3]),
+            think: pick(rng, &[Duration::from_millis(8), Duration::from_millis(25)]),
+            ..options.load
+        };
+        options
+    }
+
     /// Memory segments of a node.
     pub(crate) fn segments(&self, node: u32) -> Vec<SegmentShape> {
         let shape = |index| SegmentShape {
@@ -327,6 +376,8 @@ impl Options {
     /// The configuration of a node's agent.
     pub(crate) fn agent(&self, node: u32) -> AgentConfig {
         let mut config = AgentConfig::new(NodeId(node));
+        config.outlives = !self.embedded;
+        config.announce_extents_max = self.announce_extents_max;
         config.promotions_in_flight_max = 4;
         config.promotions_queued_max = 64;
         if self.has_log() {
@@ -485,6 +536,16 @@ fn master(rng: &mut Rng, log: bool, tenancy: Tenancy) -> MasterConfig {
             ..Limits::default()
         },
         ..defaults
+    }
+}
+
+/// Nodes are waited for so long that they always come back in time, or so short that some do not.
+fn absence(rng: &mut Rng) -> Absence {
+    let millis = |rng: &mut Rng, choices: &[u64]| Duration::from_millis(pick(rng, choices));
+    Absence {
+        hidden_after: millis(rng, &[50, 400, 10_000]),
+        given_up_after: millis(rng, &[300, 2_000, 600_000]),
+        restart_wait: millis(rng, &[0, 100, 5_000]),
     }
 }
 

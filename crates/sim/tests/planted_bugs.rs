@@ -15,6 +15,8 @@ const CHURNED: u64 = 300;
 const ROTTEN: u64 = 300;
 /// Seeds tried of the profile in which an operator carries values between nodes.
 const CARRIED: Range<u64> = 820_000..820_300;
+/// Seeds tried of the profile in which masters are started again under their nodes.
+const RESTARTED: u64 = 300;
 /// The profile and the seeds in which a bug is searched. Ordinary runs rarely kill a node between write and
 /// sync and again right after, and their logs have too few files for a tombstone to be deleted before the record that
 /// it keeps dead.
@@ -25,6 +27,13 @@ fn hunt(bug: Planted) -> (Profile, Range<u64>) {
         | Planted::RecoveryTrustsCache => (Profile::Churn, 0..CHURNED),
         Planted::CopyWithoutChecksum => (Profile::ChurnRot, 0..ROTTEN),
         Planted::QueuedCountsAsKept => (Profile::Jobs, CARRIED),
+        Planted::RemoveBeforeForgotten
+        | Planted::FencedIsAnnounced
+        | Planted::AheadIsForgotten
+        | Planted::PlacedBeforeAnnounced
+        | Planted::GenerationsBeginAgain
+        | Planted::UntakenNotSentAgain
+        | Planted::BackStaysAway => (Profile::Restarts, 0..RESTARTED),
         _ => (Profile::Ordinary, 0..SEEDS),
     }
 }

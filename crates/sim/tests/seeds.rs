@@ -14,6 +14,8 @@ const CHURNED: u64 = 300;
 const ROTTEN: u64 = 300;
 /// Seeds of the profile in which an operator carries values between nodes.
 const CARRIED: std::ops::Range<u64> = 820_000..820_300;
+/// Seeds of the profile in which masters are started again under their nodes.
+const RESTARTED: u64 = 300;
 const JOBS: usize = 2;
 /// Most runs for shrinking a failure.
 const TRIES: u32 = 300;
@@ -39,6 +41,21 @@ fn every_invariant_holds_while_jobs_carry_values() {
     let carried = |seed| run_seed(Profile::Jobs, seed, None).stats.carried;
     let carried: u64 = CARRIED.take(50).map(carried).sum();
     assert!(carried > 200, "{carried} values were carried");
+}
+
+#[test]
+fn every_invariant_holds_while_nodes_outlive_their_masters() {
+    hold(Profile::Restarts, 0..RESTARTED);
+    let stats = (0..50).map(|seed| run_seed(Profile::Restarts, seed, None).stats);
+    let (mut resumed, mut announced) = (0, 0);
+    for stats in stats {
+        resumed += stats.links_resumed;
+        announced += stats.extents_announced;
+    }
+    assert!(
+        resumed > 20 && announced > 1000,
+        "{resumed} links were resumed, {announced} extents announced"
+    );
 }
 
 fn hold(profile: Profile, seeds: std::ops::Range<u64>) {

@@ -9,8 +9,8 @@ use slackwater_base::Checksum;
 
 use crate::data::{Capability, MacKind, Segment};
 use crate::{
-    DiskEntry, Epoch, ErrorCode, ExtentRef, JobState, Key, Mount, NodeId, Numbered, Order,
-    Published, ReadRecord, Report, Tenant, checksum_serde,
+    DiskEntry, Epoch, ErrorCode, ExtentRef, JobState, Key, Mount, NodeId, Numbered,
+    NumberedReceiver, NumberedSender, Order, Published, ReadRecord, Report, Tenant, checksum_serde,
 };
 
 /// One life of a node, or as much of it as one master has known without a break: random, and compared for equality only.
@@ -35,6 +35,49 @@ pub struct NodeHello {
     pub segments: Vec<Mount>,
     /// How its memory is reached.
     pub memory: MemoryAccess,
+}
+
+/// What a hello is, by what its master knows of the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NodeStanding {
+    /// Its node begins a life.
+    New,
+    /// It goes on with the life that is known: what is not taken is to be sent again on the new link. The last report that was taken.
+    Resumed(u64),
+    /// Nothing is known of its life.
+    Unknown,
+    /// Another process is that node now.
+    Replaced,
+}
+
+/// What a master knows of a node that belongs to its pool.
+#[derive(Debug)]
+pub struct KnownNode<'a> {
+    /// Its life.
+    pub life: NodeLife,
+    /// Whether it has a link.
+    pub is_linked: bool,
+    /// What it is told.
+    pub orders: &'a mut NumberedSender<Order>,
+    /// What it has said.
+    pub reports: &'a mut NumberedReceiver,
+}
+
+impl NodeHello {
+    /// What this is to a master that knows the node as `known`. A life that goes on does so on a new link.
+    pub fn standing(&self, known: Option<KnownNode<'_>>) -> NodeStanding {
+        match known {
+            Some(known) if known.life == self.life && self.welcomed => {
+                match known.orders.resume(self.taken) {
+                    Ok(()) => NodeStanding::Resumed(known.reports.tell()),
+                    Err(_) => NodeStanding::Unknown,
+                }
+            }
+            Some(known) if self.welcomed && known.is_linked => NodeStanding::Replaced,
+            _ if self.welcomed => NodeStanding::Unknown,
+            _ => NodeStanding::New,
+        }
+    }
 }
 
 /// How clients reach the memory of a node, and with what the master permits it.

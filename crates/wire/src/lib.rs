@@ -27,9 +27,9 @@ mod request;
 mod trace;
 
 pub use attach::{
-    AnnounceFirst, Attached, BytesCopied, CheckWritten, CopyBytes, MemoryAccess, NodeHello,
-    NodeLeave, NodeLeft, NodeLife, NodeWelcome, ObjectName, Orders, Reports, Secret, StageRecord,
-    Written, WrittenChecked,
+    AnnounceFirst, Attached, BytesCopied, CheckWritten, CopyBytes, KnownNode, MemoryAccess,
+    NodeHello, NodeLeave, NodeLeft, NodeLife, NodeStanding, NodeWelcome, ObjectName, Orders,
+    Reports, Secret, StageRecord, Written, WrittenChecked,
 };
 pub use described::{Described, DescribedReplica};
 pub use error::{Class, ErrorCode};

@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 
+use slackwater_base::{Planted, planted};
 use thiserror::Error;
 
 /// Messages under way at most: half of what the queue of a link holds, should each leave alone.
@@ -144,7 +145,9 @@ impl<T: Clone + Numbered> NumberedSender<T> {
             return Err(OutOfStep { said: taken, at });
         }
         self.acknowledge(taken)?;
-        (self.sent, self.sent_bytes) = (0, 0);
+        if !planted(Planted::UntakenNotSentAgain) {
+            (self.sent, self.sent_bytes) = (0, 0);
+        }
         Ok(())
     }
 

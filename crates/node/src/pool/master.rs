@@ -13,14 +13,14 @@ use slackwater_mq::{
 };
 use slackwater_wait::{Event, Park, Site, Waiting, now};
 use slackwater_wire::{
-    Attached, ErrorCode, Mount, NodeHello, NodeId, NodeName, NodeWelcome, Order, Permissions,
-    Reply, Reports, Request, SegmentKind, TicketId, body,
+    Attached, ErrorCode, Mount, NodeHello, NodeId, NodeName, NodeStanding, NodeWelcome, Order,
+    Permissions, Reply, Reports, Request, SegmentKind, TicketId, body,
 };
 use slackwater_zmtp::PublicKey;
 
 use super::identity;
 use super::journal::{Committer, JournalFile};
-use super::members::{Members, Standing};
+use super::members::{Members, Taken};
 use crate::disk::Directory;
 use crate::host::{Asked, MasterHost};
 use crate::kv_events::{EventQueue, KvEvents};
@@ -438,15 +438,15 @@ impl MasterShell {
             self.forget(node);
         }
         match self.members.greet(link, &hello) {
-            Standing::Resumed(taken) => {
+            Ok(NodeStanding::Resumed(taken)) => {
                 host.take(now, Input::NodeBack(node));
                 return Attached::Resumed { taken };
             }
-            Standing::Unknown => return Attached::Unknown,
-            Standing::Replaced | Standing::Taken => {
+            Ok(NodeStanding::Unknown) => return Attached::Unknown,
+            Ok(NodeStanding::Replaced) | Err(Taken) => {
                 return Attached::Refused(ErrorCode::IllegalClient);
             }
-            Standing::New => {}
+            Ok(NodeStanding::New) => {}
         }
         self.forget(node);
         host.take(now, Input::NodeLost(node));

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use slackwater_mq::{ConnectionId, Mq, SendOptions};
 use slackwater_transfer::Segment as Contact;
 use slackwater_wire::{
-    AnnounceFirst, Epoch, NodeHello, NodeId, NodeLife, NumberedReceiver, NumberedSender,
-    ObjectName, Order, Orders, OutOfStep, Report, Reports, SegmentKind, body,
+    AnnounceFirst, Epoch, KnownNode, NodeHello, NodeId, NodeLife, NodeStanding, NumberedReceiver,
+    NumberedSender, ObjectName, Order, Orders, OutOfStep, Report, Reports, SegmentKind, body,
 };
 use slackwater_zmtp::PublicKey;
 
@@ -41,20 +41,20 @@ struct Member {
     leaves: bool,
 }
 
-/// What a hello is, by what is known of its node.
+/// Another node is the process that a hello names. Clients tell processes apart by their incarnations: they would read and write
+/// what is that node's at this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Standing {
-    /// Its node begins a life.
-    New,
-    /// It goes on with the life that is known; the last report that was taken.
-    Resumed(u64),
-    /// Nothing is known of its life.
-    Unknown,
-    /// Another process is that node now.
-    Replaced,
-    /// Another node is the process that it names. Clients tell processes apart by their incarnations: they would read and write
-    /// what is that node's at this one.
-    Taken,
+pub(super) struct Taken;
+
+impl Member {
+    fn known(&mut self) -> KnownNode<'_> {
+        KnownNode {
+            life: self.life,
+            is_linked: self.link.is_some(),
+            orders: &mut self.orders,
+            reports: &mut self.reports,
+        }
+    }
 }
 
 impl Members {
@@ -82,29 +82,33 @@ impl Members {
     }
 
     /// Takes a hello in. A life that is known goes on, on this link.
-    pub(super) fn greet(&self, link: ConnectionId, hello: &NodeHello) -> Standing {
+    ///
+    /// # Errors
+    /// When it is new and another node is its process.
+    pub(super) fn greet(
+        &self,
+        link: ConnectionId,
+        hello: &NodeHello,
+    ) -> Result<NodeStanding, Taken> {
         let mut state = self.state();
         let MembersState { nodes, links } = &mut *state;
         let named = hello.memory.contact.incarnation;
         let mut others = nodes.iter().filter(|(node, _)| **node != hello.node);
         let is_taken = others.any(|(_, member)| member.contact.incarnation == named);
-        match nodes.get_mut(&hello.node) {
-            Some(member) if member.life == hello.life && hello.welcomed => {
-                if member.orders.resume(hello.taken).is_err() {
-                    return Standing::Unknown;
-                }
+        let mut member = nodes.get_mut(&hello.node);
+        let standing = hello.standing(member.as_deref_mut().map(Member::known));
+        match (standing, member) {
+            (NodeStanding::Resumed(_), Some(member)) => {
                 member.minter.hear(hello.memory.clock_nanos);
                 if let Some(old) = member.link.replace(link) {
                     links.remove(&old);
                 }
                 links.insert(link, hello.node);
-                Standing::Resumed(member.reports.tell())
             }
-            Some(member) if hello.welcomed && member.link.is_some() => Standing::Replaced,
-            _ if hello.welcomed => Standing::Unknown,
-            _ if is_taken => Standing::Taken,
-            _ => Standing::New,
+            (NodeStanding::New, _) if is_taken => return Err(Taken),
+            _ => {}
         }
+        Ok(standing)
     }
 
     /// A node belongs to the pool from now on.
@@ -369,7 +373,7 @@ mod tests {
 
     fn members() -> Members {
         let (members, hello) = (Members::new(Epoch(1)), hello(1, false, 0));
-        assert_eq!(members.greet(link(1), &hello), Standing::New);
+        assert_eq!(members.greet(link(1), &hello), Ok(NodeStanding::New));
         members.add(link(1), None, &hello, Arc::new(Minter::of(&hello.memory)));
         members
     }
@@ -398,20 +402,21 @@ mod tests {
             if !linked {
                 assert_eq!(members.unlink(link(1)), Some(NODE));
             }
-            assert_eq!(members.greet(link(2), &hello), expected, "{hello:?}");
+            assert_eq!(members.greet(link(2), &hello), Ok(expected), "{hello:?}");
         };
         for linked in [true, false] {
             // The old link may be noticed to be gone only after the new one is there.
-            check(linked, hello(1, true, 0), Standing::Resumed(0));
+            check(linked, hello(1, true, 0), NodeStanding::Resumed(0));
             // It has not heard that it was welcomed, nor what it is to announce.
-            check(linked, hello(1, false, 0), Standing::New);
-            check(linked, hello(1, true, 1), Standing::Unknown);
-            check(linked, hello(2, false, 0), Standing::New);
+            check(linked, hello(1, false, 0), NodeStanding::New);
+            check(linked, hello(1, true, 1), NodeStanding::Unknown);
+            check(linked, hello(2, false, 0), NodeStanding::New);
         }
-        check(true, hello(2, true, 5), Standing::Replaced);
-        check(false, hello(2, true, 5), Standing::Unknown);
+        check(true, hello(2, true, 5), NodeStanding::Replaced);
+        check(false, hello(2, true, 5), NodeStanding::Unknown);
         let none = Members::new(Epoch(1));
-        assert_eq!(none.greet(link(1), &hello(1, true, 0)), Standing::Unknown);
+        let greeted = none.greet(link(1), &hello(1, true, 0));
+        assert_eq!(greeted, Ok(NodeStanding::Unknown));
     }
 
     /// A node that named the process of another one as its own got what clients wrote to that.
@@ -422,14 +427,14 @@ mod tests {
             node: NodeId(301),
             ..hello(incarnation, false, 0)
         };
-        assert_eq!(members.greet(link(2), &other(1)), Standing::Taken);
-        assert_eq!(members.greet(link(2), &other(2)), Standing::New);
+        assert_eq!(members.greet(link(2), &other(1)), Err(Taken));
+        assert_eq!(members.greet(link(2), &other(2)), Ok(NodeStanding::New));
         let again = hello(1, false, 0);
         let greeted = members.greet(link(2), &again);
-        assert_eq!(greeted, Standing::New, "it is that one");
+        assert_eq!(greeted, Ok(NodeStanding::New), "it is that one");
         members.forget(NODE);
         let greeted = members.greet(link(2), &other(1));
-        assert_eq!(greeted, Standing::New, "that one is gone");
+        assert_eq!(greeted, Ok(NodeStanding::New), "that one is gone");
     }
 
     /// The end of an old link was taken for the end of the node, which had made a new one by then.
@@ -437,7 +442,7 @@ mod tests {
     fn what_comes_on_an_old_link_does_not_count() {
         let members = members();
         let resumed = members.greet(link(2), &hello(1, true, 0));
-        assert_eq!(resumed, Standing::Resumed(0));
+        assert_eq!(resumed, Ok(NodeStanding::Resumed(0)));
         assert_eq!(members.unlink(link(1)), None);
         assert_eq!(
             (members.link_of(NODE), members.linked()),
@@ -462,7 +467,7 @@ mod tests {
         members.unlink(link(2));
         assert_eq!(members.absent(), [NODE]);
         let resumed = members.greet(link(3), &hello(1, true, 0));
-        assert_eq!(resumed, Standing::Resumed(1));
+        assert_eq!(resumed, Ok(NodeStanding::Resumed(1)));
     }
 
     /// A node left, and was slow to end. The mark of its end was set on the next life of the node, which had begun by then: a

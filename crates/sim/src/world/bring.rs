@@ -13,7 +13,7 @@ use crate::check::Checked;
 use crate::net::Process;
 
 use super::World;
-use super::event::{Control, Data, Event, TransferId};
+use super::event::{Control, Data, Event, SessionId, TransferId};
 
 /// What one life of a node is bringing.
 pub(crate) type Brings = BTreeMap<TransferId, Bring>;
@@ -21,6 +21,8 @@ pub(crate) type Brings = BTreeMap<TransferId, Bring>;
 /// A value that a node brings into its memory.
 pub(crate) struct Bring {
     task: CopyTask,
+    /// The link on which it was asked for.
+    asked: SessionId,
     access: AccessId,
     attempts: u32,
     /// What came, half of which is written.
@@ -29,17 +31,20 @@ pub(crate) struct Bring {
 
 impl World {
     /// The master asks a node for a copy.
-    pub(super) fn node_copies(&mut self, index: u32, task: CopyTask) -> Checked {
-        let Some(agent) = &mut self.nodes[index as usize].agent else {
+    pub(super) fn node_copies(&mut self, index: u32, asked: SessionId, task: CopyTask) -> Checked {
+        let node = &mut self.nodes[index as usize];
+        let Some(agent) = &mut node.agent else {
             return Ok(());
         };
-        let Ok(access) = agent.begin_access(task.target, Access::Write) else {
-            return self.tell_copied(index, task.ticket, Err(ErrorCode::ReplicaIsGone));
+        let Some(access) = node.gate.begin(agent, task.target, Access::Write) else {
+            let gone = Err(ErrorCode::ReplicaIsGone);
+            return self.tell_copied(index, asked, task.ticket, gone);
         };
         self.next_transfer += 1;
         let transfer = TransferId(self.next_transfer);
         let bring = Bring {
             task,
+            asked,
             access,
             attempts: 0,
             bytes: None,
@@ -175,18 +180,20 @@ impl World {
             true => result,
             false => Err(ErrorCode::ReplicaIsGone),
         };
-        self.tell_copied(index, bring.task.ticket, result)
+        self.tell_copied(index, bring.asked, bring.task.ticket, result)
     }
 
+    /// Answers on the link on which it was asked, if that is still there.
     fn tell_copied(
         &mut self,
         index: u32,
+        asked: SessionId,
         ticket: TicketId,
         result: Result<(), ErrorCode>,
     ) -> Checked {
         let process = Process::Node(index);
-        if let Some(session) = self.nodes[index as usize].session {
-            self.say(session, process, Control::Copied { ticket, result });
+        if self.session_open(asked, process) {
+            self.say(asked, process, Control::Copied { ticket, result });
         }
         self.note_sent(process)
     }

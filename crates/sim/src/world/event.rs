@@ -9,8 +9,8 @@ use slackwater_client::{ReadFailure, WriteFailure};
 use slackwater_tier::io::DiskDone;
 use slackwater_wire::body::{self, Message};
 use slackwater_wire::{
-    CopyTask, DiskEntry, ErrorCode, ExtentRef, NodeId, OperationId, Order, Reply, Report, Request,
-    TicketId,
+    AnnounceFirst, CopyTask, DiskEntry, ErrorCode, ExtentRef, NodeHello, NodeWelcome, OperationId,
+    Orders, Reply, Reports, Request, TicketId,
 };
 
 use crate::check::{Checked, Invariant, Violation};
@@ -85,6 +85,8 @@ pub(crate) enum Event {
     },
     /// The operator begins a job, or cancels one.
     Operator,
+    /// A node that has lost the master connects again.
+    Reconnect { node: u32, life: u64 },
     /// A node checks whether pieces of a write still arrive.
     Idle {
         node: u32,
@@ -135,6 +137,7 @@ impl Event {
             | Self::Fill { node, .. }
             | Self::BringLate { node, .. }
             | Self::Brought { node, .. }
+            | Self::Reconnect { node, .. }
             | Self::Idle { node, .. } => Some(Process::Node(*node)),
             Self::Resend { client, .. }
             | Self::Cancelled { client, .. }
@@ -154,8 +157,10 @@ impl Event {
 #[derive(Clone, Debug)]
 pub(crate) enum Control {
     /// A node identifies itself: the first message on its connection.
-    Register(NodeId),
-    /// A request of a client, or of a node that mounts a segment.
+    Hello(Box<NodeHello>),
+    /// The master's answer to it.
+    Welcome(NodeWelcome),
+    /// A request of a client.
     Request {
         operation: OperationId,
         request: Request,
@@ -165,10 +170,12 @@ pub(crate) enum Control {
         operation: OperationId,
         reply: Reply,
     },
-    /// An order of the master.
-    Order(Order),
-    /// A report of a node.
-    Report(Report),
+    /// Orders of the master.
+    Orders(Orders),
+    /// Reports of a node.
+    Reports(Reports),
+    /// The master asks a node to announce some keys first.
+    AnnounceFirst(AnnounceFirst),
     /// The master asks a node to bring a value.
     Copy(Box<CopyTask>),
     /// How that went.
@@ -184,8 +191,11 @@ impl Control {
     /// # Errors
     /// When what is read is not what was written.
     pub(crate) fn carried(&self) -> Checked<Self> {
-        fn carried<M: Message + Clone + PartialEq + Debug>(message: &M) -> Checked<M> {
-            match body::encode(message).and_then(|bytes| body::decode(&bytes)) {
+        fn read<M: Message + PartialEq + Debug>(
+            message: &M,
+            bytes: Result<Vec<u8>, body::BodyError>,
+        ) -> Checked<M> {
+            match bytes.and_then(|bytes| body::decode(&bytes)) {
                 Ok(read) if read == *message => Ok(read),
                 other => {
                     let what = format!("{message:?} arrives as {other:?}");
@@ -193,8 +203,12 @@ impl Control {
                 }
             }
         }
+        fn carried<M: Message + PartialEq + Debug>(message: &M) -> Checked<M> {
+            read(message, body::encode(message))
+        }
         Ok(match self {
-            Self::Register(node) => Self::Register(*node),
+            Self::Hello(hello) => Self::Hello(Box::new(carried(&**hello)?)),
+            Self::Welcome(welcome) => Self::Welcome(carried(welcome)?),
             Self::Request { operation, request } => Self::Request {
                 operation: *operation,
                 request: carried(request)?,
@@ -203,8 +217,12 @@ impl Control {
                 operation: *operation,
                 reply: carried(reply)?,
             },
-            Self::Order(order) => Self::Order(carried(order)?),
-            Self::Report(report) => Self::Report(carried(report)?),
+            Self::Orders(orders) => Self::Orders(carried(orders)?),
+            Self::Reports(reports) => {
+                let bytes = body::encode_reports(body::HELD, reports);
+                Self::Reports(read(reports, bytes)?)
+            }
+            Self::AnnounceFirst(asked) => Self::AnnounceFirst(carried(asked)?),
             // The shell makes other messages of them.
             Self::Copy(_) | Self::Copied { .. } => self.clone(),
         })
@@ -213,9 +231,12 @@ impl Control {
     /// Approximate length on the wire, in bytes.
     pub(crate) fn bytes(&self) -> usize {
         match self {
-            Self::Register(_) => 32,
-            Self::Request { .. } | Self::Reply { .. } => 256,
-            Self::Order(_) | Self::Report(_) | Self::Copy(_) => 512,
+            Self::Request { .. } | Self::Reply { .. } | Self::Welcome(_) => 256,
+            Self::Hello(_)
+            | Self::Orders(_)
+            | Self::Reports(_)
+            | Self::AnnounceFirst(_)
+            | Self::Copy(_) => 512,
             Self::Copied { .. } => 64,
         }
     }

@@ -1,18 +1,19 @@
 //! The master's process: the core, its clock, and its connections.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use slackwater_meta::{Input, Journaled, Master, Output};
-use slackwater_wire::{ClientId, NodeId, OperationId, Permissions, Report, Request, Version};
+use slackwater_wire::{ClientId, ErrorCode, OperationId, Permissions, Reply, Request, Version};
 
-use crate::check::Checked;
+use crate::check::{Checked, Invariant, Violation};
 use crate::clock::DriftingClock;
 use crate::engine::Seed;
 use crate::net::Process;
 use crate::options::Options;
 
 use super::event::{Control, Event, SessionId};
+use super::members::{MOUNTS, Members};
 use super::operator::OPERATOR;
 use super::{Timer, World};
 
@@ -22,8 +23,8 @@ pub(crate) struct MasterHost {
     pub(crate) life: u64,
     pub(crate) clock: DriftingClock,
     timer: Timer,
-    /// Connections of the nodes that have identified themselves.
-    nodes: BTreeMap<NodeId, SessionId>,
+    /// The nodes, and their links.
+    pub(super) members: Members,
     /// The newest connection of each client: answers go there.
     clients: BTreeMap<ClientId, SessionId>,
     /// What every life of the master knows of the ones before; an embedded one has none.
@@ -47,7 +48,7 @@ impl MasterHost {
                 options.drift_ppm,
             ),
             timer: Timer::default(),
-            nodes: BTreeMap::new(),
+            members: Members::default(),
             clients: BTreeMap::new(),
             announced: false,
             journal: Journaled::default(),
@@ -58,9 +59,9 @@ impl MasterHost {
         }
     }
 
-    /// Number of nodes that the master considers alive.
+    /// Number of nodes that have a link.
     pub(crate) fn attached(&self) -> usize {
-        self.nodes.len()
+        self.members.linked()
     }
 }
 
@@ -74,7 +75,7 @@ impl World {
             host.drift_ppm,
         );
         host.timer = Timer::default();
-        host.nodes.clear();
+        host.members = Members::default();
         host.clients.clear();
         host.announced = false;
         let seed = host.seed.stream("master", host.life).next_u64();
@@ -87,7 +88,7 @@ impl World {
         }
         host.core = Some(core);
         self.void_answers(|_, _| true);
-        self.operator.forget();
+        self.operator.master_began(!self.options.embedded);
         for request in self.options.quotas() {
             self.master_step(Input::Request {
                 client: ClientId(0),
@@ -103,37 +104,15 @@ impl World {
     /// Handles a message at the master.
     pub(super) fn master_receives(&mut self, session: SessionId, body: Control) -> Checked {
         match body {
-            Control::Register(node) => {
-                // Messages on a connection that the node has closed may arrive after the first ones of the next.
-                if self
-                    .master
-                    .nodes
-                    .get(&node)
-                    .is_some_and(|newer| *newer > session)
-                {
-                    return Ok(());
-                }
-                if self.master.nodes.insert(node, session).is_some() {
-                    // The node came back before its old connection was found broken.
-                    self.master_step(Input::NodeLost(node))?;
-                }
-                Ok(())
-            }
+            Control::Hello(hello) => self.master_greets(session, &hello),
+            Control::Reports(reports) => self.master_takes(session, reports),
             Control::Request { operation, request } => {
                 let client = self.client_id(session);
                 let newest = self.master.clients.entry(client).or_insert(session);
                 *newest = session.max(*newest);
                 let peer = self.session_peer(session);
-                if let Some(Process::Node(node)) = peer
-                    && self.master.nodes.get(&NodeId(node)) != Some(&session)
-                {
-                    return Ok(());
-                }
                 let host = peer.map(|peer| self.host_of(peer));
-                let permissions = match peer {
-                    Some(Process::Node(node)) => Permissions::node(NodeId(node)),
-                    _ => self.master.client_permissions.clone(),
-                };
+                let permissions = self.master.client_permissions.clone();
                 self.master_step(Input::Request {
                     client,
                     host,
@@ -142,29 +121,21 @@ impl World {
                     request,
                 })
             }
-            Control::Report(report) => {
-                let Some((node, _)) = self.master.nodes.iter().find(|(_, of)| **of == session)
-                else {
-                    return Ok(());
-                };
-                let node = *node;
-                if matches!(report, Report::Announced { .. }) {
-                    self.master.announced = true;
-                }
-                self.master_step(Input::Report { node, report })
-            }
             Control::Copied { ticket, result } => {
-                let of_node = self.master.nodes.values().any(|of| *of == session);
-                match of_node {
+                match self.master.members.copied(session, ticket) {
                     true => self.master_step(Input::Copied { ticket, result }),
                     false => Ok(()),
                 }
             }
-            Control::Reply { .. } | Control::Order(_) | Control::Copy(_) => Ok(()),
+            Control::Welcome(_)
+            | Control::Reply { .. }
+            | Control::Orders(_)
+            | Control::AnnounceFirst(_)
+            | Control::Copy(_) => Ok(()),
         }
     }
 
-    /// The master detected that a connection is broken.
+    /// The master detected that a connection is broken. A node whose link it was may live on.
     pub(super) fn master_lost(&mut self, session: SessionId) -> Checked {
         let client = self.client_id(session);
         if !self.has_another_session(session) {
@@ -174,15 +145,15 @@ impl World {
             });
             self.master_step(Input::ClientLost(client))?;
         }
-        let node = self
-            .master
-            .nodes
-            .iter()
-            .find(|(_, of)| **of == session)
-            .map(|(node, _)| *node);
-        let Some(node) = node else { return Ok(()) };
-        self.master.nodes.remove(&node);
-        self.master_step(Input::NodeLost(node))
+        let (node, unanswered) = self.master.members.unlink(session);
+        for ticket in unanswered {
+            let result = Err(ErrorCode::UnavailableInCurrentStatus);
+            self.master_step(Input::Copied { ticket, result })?;
+        }
+        match node {
+            Some(node) => self.master_step(Input::NodeAway(node)),
+            None => Ok(()),
+        }
     }
 
     pub(super) fn master_wakes(&mut self, life: u64) -> Checked {
@@ -196,6 +167,7 @@ impl World {
             && core.next_deadline().is_some_and(|at| at <= now)
         {
             core.on_deadline(now, &mut out);
+            self.master.members.retain(|node| core.has_node(node));
         }
         self.master_outputs(out)
     }
@@ -218,6 +190,7 @@ impl World {
                 .iter()
                 .for_each(|note| self.master.journal.apply(note));
         }
+        let (mut told, mut refused) = (BTreeSet::new(), Vec::new());
         for output in out.drain(..) {
             if self.master.core.is_none() {
                 break;
@@ -230,6 +203,14 @@ impl World {
                     ..
                 } => self.operator_answered(&reply)?,
                 Output::Reply {
+                    client: MOUNTS,
+                    reply: Reply::Failed(code),
+                    ..
+                } => {
+                    let what = format!("a mount was refused: {code}");
+                    return Err(Violation::new(Invariant::Contract, what));
+                }
+                Output::Reply {
                     client,
                     operation,
                     reply,
@@ -240,23 +221,27 @@ impl World {
                     }
                 }
                 Output::Order { node, order } => {
-                    if let Some(session) = self.master.nodes.get(&node).copied() {
-                        self.say(session, Process::Master, Control::Order(order));
-                    }
+                    self.master.members.queue(node, order);
+                    told.insert(node);
                 }
                 Output::Copy { node, task } => {
-                    if let Some(session) = self.master.nodes.get(&node).copied() {
-                        let body = Control::Copy(Box::new(task));
-                        self.say(session, Process::Master, body);
+                    let ticket = task.ticket;
+                    if let Err(code) = self.ask_copy(node, task) {
+                        refused.push((ticket, Err(code)));
                     }
                 }
-                // No node of these outlives its master.
-                Output::AnnounceFirst { .. } => {}
+                Output::AnnounceFirst { nodes, names } => self.ask_first(&nodes, &names),
             }
             self.note_sent(Process::Master)?;
         }
         self.master.out = out;
         self.arm_master();
+        for node in told {
+            self.order(node)?;
+        }
+        for (ticket, result) in refused {
+            self.master_step(Input::Copied { ticket, result })?;
+        }
         Ok(())
     }
 

@@ -4,8 +4,10 @@ mod bring;
 mod client;
 mod event;
 mod faults;
+mod gate;
 mod judge;
 mod master;
+mod members;
 mod node;
 mod operator;
 mod outcome;
@@ -13,6 +15,7 @@ mod phases;
 mod serve;
 mod session;
 mod transfer;
+mod uplink;
 
 use std::collections::BTreeMap;
 
@@ -210,6 +213,10 @@ impl World {
                 transfer,
             } => self.on_brought(node, life, transfer),
             Event::Operator => self.on_operator(),
+            Event::Reconnect { node, life } => {
+                self.node_connects(node, life);
+                Ok(())
+            }
             Event::Idle {
                 node,
                 life,
@@ -253,11 +260,16 @@ impl World {
             .note(now, format_args!("{to:?} <- {session:?} {body:?}"));
         match (to, body) {
             (Process::Master, body) => self.master_receives(session, body),
-            (Process::Node(node), Control::Order(order)) => self.node_ordered(node, order),
-            (Process::Node(node), Control::Copy(task)) => self.node_copies(node, *task),
-            (Process::Node(_), Control::Reply { operation, reply }) => {
-                self.node_answered(session, operation, &reply)
+            (Process::Node(node), Control::Welcome(welcome)) => {
+                self.node_welcomed(node, session, welcome)
             }
+            (Process::Node(node), Control::Orders(orders)) => {
+                self.node_takes(node, session, orders)
+            }
+            (Process::Node(node), Control::AnnounceFirst(asked)) => {
+                self.node_announces_first(node, session, &asked)
+            }
+            (Process::Node(node), Control::Copy(task)) => self.node_copies(node, session, *task),
             (Process::Client(client), Control::Reply { operation, reply }) => {
                 self.client_answered(client, operation, reply)
             }

@@ -1,30 +1,28 @@
 //! A node's process: the agent, its disk and memory, and the transfer of bytes to and from clients.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use slackwater_base::{Checksum, Rng};
 use slackwater_tier::io::{DiskDone, DiskOp, LogFile, Part};
 use slackwater_tier::testing::wrong_copies;
 use slackwater_tier::{Agent, AgentInput, AgentOutput, FormatError};
-use slackwater_wire::{
-    DiskEntry, DiskState, Incarnation, Mount, NodeId, OffloadTask, OperationId, Order, Reply,
-    Report, ReportedEntry, Request, SegmentKind, TicketId,
-};
+use slackwater_wire::{DiskEntry, DiskState, Incarnation, OffloadTask, Report, TicketId};
 
+use crate::announced::Announced;
 use crate::check::{Checked, Invariant, Violation};
 use crate::clock::DriftingClock;
 use crate::disk::{Caller, Crash, Disk};
 use crate::engine::Seed;
-use crate::ledger::{Ledger, Trust};
+use crate::ledger::{Ledger, Promise, Trust};
 use crate::memory::Memory;
 use crate::net::Process;
 use crate::options::Options;
 
-use super::event::{Control, Event, SessionId};
+use super::event::Event;
 use super::faults::Moment;
-use super::master::host_name;
+use super::gate::Gate;
 use super::serve::Serving;
+use super::uplink::Uplink;
 use super::{Timer, World};
 
 /// A node's process and its hardware.
@@ -35,27 +33,30 @@ pub(crate) struct Node {
     pub(crate) disk: Disk,
     pub(crate) memory: Memory,
     pub(crate) ledger: Ledger,
-    pub(crate) session: Option<SessionId>,
-    pub(crate) mounted: bool,
-    /// What the log has announced since it was opened.
-    announced: Vec<ReportedEntry>,
+    pub(super) uplink: Uplink,
+    pub(super) gate: Gate,
+    /// What its memory holds, as its master has said, and what of all that it holds is to be announced.
+    pub(super) announced: Announced,
+    /// Generations below are those of earlier masters.
+    pub(super) floor: u64,
+    /// What the log has reported while it was being opened.
+    found: Vec<DiskEntry>,
     pub(crate) opened: bool,
     /// The state that the log last reported in this life.
     pub(crate) log_state: Option<DiskState>,
-    /// Reports to send once it is connected.
-    held: Vec<Report>,
     /// Offloads under way.
-    tickets: BTreeMap<TicketId, OffloadTask>,
+    pub(super) tickets: BTreeMap<TicketId, OffloadTask>,
     /// Length and checksum that promotions under way must produce.
-    promoting: BTreeMap<TicketId, (u64, Checksum)>,
+    pub(super) promoting: BTreeMap<TicketId, (u64, Checksum)>,
     timer: Timer,
     pub(super) serving: Serving,
-    next_operation: u64,
     pub(super) rng: Rng,
     seed: Seed,
     index: u32,
     drift_ppm: u64,
     pub(crate) window: u64,
+    pub(crate) links_resumed: u64,
+    pub(crate) extents_announced: u64,
 }
 
 impl Node {
@@ -76,22 +77,24 @@ impl Node {
             disk: Disk::new(seed.stream("disk", number), options.disk_bytes),
             memory: Memory::default(),
             ledger: Ledger::default(),
-            session: None,
-            mounted: false,
-            announced: Vec::new(),
+            uplink: Uplink::new(&mut seed.stream("lives of a node", number)),
+            gate: Gate::default(),
+            announced: Announced::default(),
+            floor: 0,
+            found: Vec::new(),
             opened: false,
             log_state: None,
-            held: Vec::new(),
             tickets: BTreeMap::new(),
             promoting: BTreeMap::new(),
             timer: Timer::default(),
             serving: Serving::default(),
-            next_operation: 0,
             rng: seed.stream("node", number),
             seed,
             index,
             drift_ppm: options.drift_ppm,
             window: 0,
+            links_resumed: 0,
+            extents_announced: 0,
         }
     }
 }
@@ -108,6 +111,9 @@ impl World {
             .stream("clock of a node", u64::from(node.index) << 32 | node.life);
         node.clock = DriftingClock::new(&mut rng, node.drift_ppm);
         node.timer = Timer::default();
+        node.uplink = Uplink::new(&mut node.rng);
+        (node.gate, node.announced) = (Gate::default(), Announced::default());
+        node.floor = 0;
         let mut agent = Agent::new(config);
         for segment in segments {
             let segment = segment.lent(Incarnation(node.life));
@@ -135,150 +141,29 @@ impl World {
     pub(crate) fn stop_node(&mut self, index: u32, how: Crash) {
         let node = &mut self.nodes[index as usize];
         node.agent = None;
-        node.session = None;
-        node.mounted = false;
+        node.uplink.session = None;
         node.opened = false;
         node.log_state = None;
-        node.announced.clear();
-        node.held.clear();
+        node.found.clear();
         node.tickets.clear();
         node.promoting.clear();
         node.serving.stop();
         node.disk.crash(how);
     }
 
-    /// The log is open: the node connects and announces its records.
+    /// The log is open, and what it holds is judged: the node connects.
     fn node_opened(&mut self, index: u32) -> Checked {
         let node = &mut self.nodes[index as usize];
         node.opened = true;
-        let announced: Vec<DiskEntry> = node
-            .announced
-            .iter()
-            .map(|reported| reported.entry.clone())
-            .collect();
-        node.ledger.judge(&announced, node.disk.trust())?;
+        let mut found = std::mem::take(&mut node.found);
+        // One that outlives its master announces what it has found when there is one.
+        let records = node.agent.iter().flat_map(Agent::records);
+        found.extend(records.map(|reported| reported.entry));
+        node.ledger.judge(&found, node.disk.trust())?;
         node.disk.was_judged();
-        self.node_connects(index);
+        let life = node.life;
+        self.node_connects(index, life);
         Ok(())
-    }
-
-    fn node_connects(&mut self, index: u32) {
-        let process = Process::Node(index);
-        let session = self.connect(process);
-        self.nodes[index as usize].session = Some(session);
-        self.say(session, process, Control::Register(NodeId(index)));
-        let incarnation = Incarnation(self.nodes[index as usize].life);
-        for segment in self.options.segments(index) {
-            self.node_mounts(
-                index,
-                Mount {
-                    segment: segment.segment,
-                    name: format!("memory{}", segment.segment),
-                    node: NodeId(index),
-                    incarnation,
-                    kind: SegmentKind::Memory,
-                    bytes: segment.bytes,
-                    host: host_name(index),
-                    generations: None,
-                    watermarks: None,
-                },
-            );
-        }
-        if let Some(log) = self.options.agent(index).log {
-            self.node_mounts(
-                index,
-                Mount {
-                    segment: log.segment,
-                    name: format!("disk{}", log.segment),
-                    node: NodeId(index),
-                    incarnation,
-                    kind: SegmentKind::Disk,
-                    bytes: log.capacity,
-                    host: host_name(index),
-                    generations: None,
-                    watermarks: None,
-                },
-            );
-        }
-        self.nodes[index as usize].mounted = true;
-        let held = std::mem::take(&mut self.nodes[index as usize].held);
-        for report in held {
-            self.say(session, process, Control::Report(report));
-        }
-    }
-
-    fn node_mounts(&mut self, index: u32, mount: Mount) {
-        let node = &mut self.nodes[index as usize];
-        node.next_operation += 1;
-        let operation = OperationId(node.next_operation);
-        if let Some(session) = node.session {
-            self.say(
-                session,
-                Process::Node(index),
-                Control::Request {
-                    operation,
-                    request: Request::Mount(mount),
-                },
-            );
-        }
-    }
-
-    /// A refused mount means that the master still considers an earlier life alive: the node begins a new life.
-    pub(super) fn node_answered(
-        &mut self,
-        session: SessionId,
-        operation: OperationId,
-        reply: &Reply,
-    ) -> Checked {
-        let now = self.engine.now();
-        self.trace
-            .note(now, format_args!("{session:?} {operation} {reply:?}"));
-        match reply {
-            Reply::Failed(code) => Err(Violation::new(
-                Invariant::Contract,
-                format!("a mount on {session:?} was refused: {code}"),
-            )),
-            _ => Ok(()),
-        }
-    }
-
-    /// The node detected that it has lost the master, which forgets the node's memory: the node begins a new life.
-    pub(super) fn node_lost_master(&mut self, index: u32, session: SessionId) -> Checked {
-        if self.nodes[index as usize].session != Some(session) {
-            return Ok(());
-        }
-        self.stop_node(index, Crash::Process);
-        let at = self.engine.now() + RECONNECT;
-        self.engine.push(
-            at,
-            Event::Start {
-                process: Process::Node(index),
-            },
-        );
-        Ok(())
-    }
-
-    pub(super) fn node_ordered(&mut self, index: u32, order: Order) -> Checked {
-        let node = &mut self.nodes[index as usize];
-        match &order {
-            Order::Offload(tasks) => {
-                for task in tasks {
-                    node.ledger.ordered(&task.entry);
-                    node.tickets.insert(task.ticket, task.clone());
-                }
-            }
-            Order::Drop(entries) => entries.iter().for_each(|entry| node.ledger.dropping(entry)),
-            Order::Promote(tasks) => {
-                node.promoting.extend(
-                    tasks
-                        .iter()
-                        .map(|task| (task.ticket, (task.bytes, task.checksum))),
-                );
-            }
-            Order::Staged { .. } | Order::Cancel { .. } | Order::Fence(_) | Order::Published(_) => {
-            }
-        }
-        self.node_step(index, AgentInput::Order(order))
     }
 
     pub(super) fn node_wakes(&mut self, index: u32, life: u64) -> Checked {
@@ -297,7 +182,7 @@ impl World {
         self.node_outputs(index, out)
     }
 
-    fn node_step(&mut self, index: u32, input: AgentInput) -> Checked {
+    pub(super) fn node_step(&mut self, index: u32, input: AgentInput) -> Checked {
         let now = self.local(Process::Node(index));
         let mut out = Vec::new();
         if let Some(agent) = &mut self.nodes[index as usize].agent {
@@ -340,17 +225,42 @@ impl World {
             self.note_sent(process)?;
         }
         self.arm_node(index);
-        Ok(())
+        self.node_speaks(index)
     }
 
-    fn node_reports(&mut self, index: u32, report: Report) -> Checked {
+    pub(super) fn node_reports(&mut self, index: u32, report: Report) -> Checked {
         let now = self.engine.now();
         self.trace
             .note(now, format_args!("node{index} reports {report:?}"));
         let node = &mut self.nodes[index as usize];
         match &report {
             Report::Announce { entries, .. } if !node.opened => {
-                node.announced.extend(entries.iter().cloned())
+                let entries = entries.iter().map(|reported| reported.entry.clone());
+                node.found.extend(entries);
+            }
+            Report::Announce { entries, .. } => {
+                // Its master never heard how the offload went, and nobody compared its source.
+                let flips = self.options.fault_kinds.memory_flips;
+                let agent = node.agent.as_ref();
+                let durable = |entry: &DiskEntry| match flips {
+                    true => Some(Promise::Flawed),
+                    false => agent?.holds_durably(entry).then_some(Promise::Durable),
+                };
+                node.announced.records(&mut node.ledger, entries, durable)?;
+            }
+            Report::Holds { entries, ahead, .. } => {
+                node.announced.holds(entries)?;
+                if !ahead {
+                    node.extents_announced += entries.len() as u64;
+                }
+            }
+            Report::Announced { segment, .. } => {
+                let is_memory = node.memory.has(*segment);
+                node.announced.complete(&node.ledger, *segment, is_memory)?;
+                if is_memory {
+                    let held = node.announced.extents(*segment);
+                    node.memory.outlive(*segment, node.floor, held);
+                }
             }
             Report::Fenced(extents) => {
                 for extent in extents {
@@ -409,12 +319,7 @@ impl World {
             }
             _ => {}
         }
-        match node.session {
-            Some(session) if node.mounted => {
-                self.say(session, Process::Node(index), Control::Report(report))
-            }
-            _ => node.held.push(report),
-        }
+        node.uplink.reports.push(report);
         Ok(())
     }
 
@@ -540,6 +445,3 @@ fn line_of(what: &DiskOp) -> String {
         other => format!("{other:?}"),
     }
 }
-
-/// Time until a process begins a new life after it has lost the master.
-const RECONNECT: Duration = Duration::from_millis(40);

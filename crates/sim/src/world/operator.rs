@@ -12,6 +12,7 @@ use slackwater_wire::{
 
 use crate::check::{Checked, Invariant, Violation};
 use crate::engine::Seed;
+use crate::net::Process;
 use crate::plan::Plan;
 
 use super::World;
@@ -20,7 +21,7 @@ use super::event::Event;
 /// The name of the operator at the master.
 pub(crate) const OPERATOR: ClientId = ClientId(1);
 
-/// The jobs of one life of the master.
+/// The jobs that were begun.
 pub(crate) struct Operator {
     rng: Rng,
     next_operation: u64,
@@ -42,15 +43,13 @@ impl Operator {
         }
     }
 
-    /// A new master knows of no job: this world keeps no journal.
-    pub(super) fn forget(&mut self) {
-        self.begun.clear();
-        self.unawaited.clear();
-    }
-
-    /// Whether every job is over.
-    pub(super) fn at_rest(&self) -> bool {
-        self.begun.values().all(Option::is_some)
+    /// A new master has begun: it knows of the jobs of earlier ones if they kept a journal, and nobody waits for them.
+    pub(super) fn master_began(&mut self, kept_journal: bool) {
+        if !kept_journal {
+            self.begun.clear();
+        }
+        let running = self.begun.iter().filter(|(_, over)| over.is_none());
+        self.unawaited = running.map(|(job, _)| *job).collect();
     }
 }
 
@@ -234,13 +233,26 @@ impl World {
         self.must(
             self.options.rest_bound() + JOBS_TIME,
             "a job did not end",
-            |world| world.operator.at_rest(),
+            |world| world.jobs().iter().all(|job| job.status.is_over()),
         )?;
-        let jobs: Vec<JobId> = self.operator.begun.keys().copied().collect();
-        for job in jobs {
+        let known: BTreeSet<JobId> = self.jobs().iter().map(|state| state.job).collect();
+        let forgotten = self.operator.begun.keys().find(|job| !known.contains(job));
+        self.ensure_jobs(forgotten.is_none(), || {
+            format!("the master does not know {forgotten:?}")
+        })?;
+        // Among them are those whose beginning the operator never heard of, and drains that a master began itself.
+        for job in known {
             self.operate(Request::CancelJob { job })?;
         }
         Ok(())
+    }
+
+    /// The jobs that the master knows.
+    fn jobs(&self) -> Vec<JobState> {
+        let now = self.local(Process::Master);
+        let core = self.master.core.iter();
+        core.flat_map(|core| core.job_states(now, usize::MAX))
+            .collect()
     }
 }
 

@@ -44,6 +44,10 @@ pub struct Stats {
     pub disk: DiskStats,
     /// Values that jobs which succeeded have carried.
     pub carried: u64,
+    /// Links on which nodes went on with the life that their master knew.
+    pub links_resumed: u64,
+    /// Extents of memory that nodes announced to masters, once to each.
+    pub extents_announced: u64,
 }
 
 impl World {
@@ -201,6 +205,7 @@ impl World {
                 .iter()
                 .all(|node| node.disk.in_flight() == 0 && node.serving.count() == 0 && node.opened)
             && self.master.attached() == self.nodes.len()
+            && self.has_heard_all()
             && self.nodes.iter().all(super::node::Node::log_works);
         quiet
             && self.books().is_some_and(|books| {
@@ -218,6 +223,13 @@ impl World {
                         .iter()
                         .all(|segment| segment.quarantined == 0)
             })
+    }
+
+    /// Whether the master knows everything that the nodes hold.
+    fn has_heard_all(&self) -> bool {
+        let core = self.master.core.as_ref();
+        let mut agents = self.nodes.iter().filter_map(|node| node.agent.as_ref());
+        core.is_some_and(|core| !core.is_partial()) && agents.all(|agent| !agent.is_announcing())
     }
 
     /// What is not at rest, as text for a violation.
@@ -453,6 +465,8 @@ impl World {
             master: self.master.core.as_ref().map(|core| core.metrics().clone()),
             disk,
             carried: self.operator.carried,
+            links_resumed: self.nodes.iter().map(|node| node.links_resumed).sum(),
+            extents_announced: self.nodes.iter().map(|node| node.extents_announced).sum(),
         }
     }
 }

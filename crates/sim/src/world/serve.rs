@@ -125,8 +125,8 @@ impl World {
             let Some(agent) = &mut node.agent else {
                 return Ok(());
             };
-            match agent.begin_access(extent, Access::Write) {
-                Ok(access) => {
+            match node.gate.begin(agent, extent, Access::Write) {
+                Some(access) => {
                     node.serving.writes.insert(
                         transfer,
                         Write {
@@ -137,7 +137,7 @@ impl World {
                         },
                     );
                 }
-                Err(_) => {
+                None => {
                     let refusal = Data::Written {
                         transfer,
                         result: Err(WriteFailure::Stale),
@@ -235,7 +235,7 @@ impl World {
         if node.serving.copies.contains_key(&transfer) {
             return Ok(());
         }
-        let Ok(access) = agent.begin_access(extent, Access::Read) else {
+        let Some(access) = node.gate.begin(agent, extent, Access::Read) else {
             let refusal = Data::Bytes {
                 transfer,
                 result: Err(ReadFailure::Stale),
@@ -295,10 +295,11 @@ impl World {
 
     pub(super) fn end_access(&mut self, index: u32, access: AccessId) -> Checked<bool> {
         let mut out = Vec::new();
-        let Some(agent) = &mut self.nodes[index as usize].agent else {
+        let node = &mut self.nodes[index as usize];
+        let Some(agent) = &mut node.agent else {
             return Ok(false);
         };
-        let live = agent.end_access(access, &mut out);
+        let live = node.gate.end(agent, access, &mut out);
         self.node_outputs(index, out)?;
         Ok(live)
     }

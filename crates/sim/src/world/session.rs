@@ -168,7 +168,10 @@ impl World {
         self.close(session, at);
         match at {
             Process::Master => self.master_lost(session),
-            Process::Node(node) => self.node_lost_master(node, session),
+            Process::Node(node) => {
+                self.node_lost_master(node, session);
+                Ok(())
+            }
             Process::Client(client) => self.client_lost_master(client, session),
         }
     }

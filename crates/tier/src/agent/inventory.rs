@@ -350,6 +350,12 @@ impl Agent {
         }
     }
 
+    /// The records of the log of a node that outlives its master, as they would be announced now.
+    pub fn records(&self) -> impl Iterator<Item = ReportedEntry> {
+        let names = self.inventory.names.iter();
+        names.filter_map(|(name, called)| self.record_announced(*name, called))
+    }
+
     /// The highest generation that any extent of the node was seen to have.
     #[must_use]
     pub fn highest_generation(&self) -> u64 {

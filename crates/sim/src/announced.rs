@@ -1,0 +1,245 @@
+//! What a node must say to a master that knows nothing of it: all that it holds, and nothing that is dead.
+//!
+//! The node's process lives on, so no fault of its disk or its memory excuses what is missing: what a read has found to be wrong,
+//! or a removal has ended, the node has reported by then.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use slackwater_wire::{DiskEntry, ExtentRef, Published, ReportedEntry, SegmentId};
+
+use crate::check::{Checked, Invariant, Violation};
+use crate::ledger::{Ledger, Promise};
+
+/// The memory of a node as its master has spoken of it, and what is still to be announced to the present one.
+#[derive(Clone, Debug, Default)]
+pub struct Announced {
+    /// Extents that were published and not fenced, by their first bytes.
+    published: BTreeMap<(SegmentId, u64), ExtentRef>,
+    /// Some while an announcement is under way.
+    owed: Option<Owed>,
+}
+
+/// What was there when the announcement began, and has not been said.
+#[derive(Clone, Debug, Default)]
+struct Owed {
+    extents: BTreeMap<(SegmentId, u64), ExtentRef>,
+    records: BTreeSet<DiskEntry>,
+}
+
+impl Announced {
+    /// The master said that these extents hold objects.
+    pub fn publish(&mut self, all: &[Published]) {
+        for Published { extent, .. } in all {
+            self.published.insert(place(extent), *extent);
+        }
+    }
+
+    /// The master ordered that these extents are dead, with all generations before them.
+    pub fn fence(&mut self, extents: &[ExtentRef]) {
+        for extent in extents {
+            let dead = |held: &ExtentRef| held.generation <= extent.generation;
+            if self.published.get(&place(extent)).is_some_and(dead) {
+                self.published.remove(&place(extent));
+            }
+        }
+    }
+
+    /// The extents of a segment that hold objects.
+    pub fn extents(&self, segment: SegmentId) -> impl Iterator<Item = &ExtentRef> {
+        let all = self.published.values();
+        all.filter(move |extent| extent.segment == segment)
+    }
+
+    /// A master that knows nothing of the node has taken it.
+    pub fn begin(&mut self, ledger: &Ledger) {
+        self.owed = Some(Owed {
+            extents: self.published.clone(),
+            records: ledger.owed().cloned().collect(),
+        });
+    }
+
+    /// No master takes in any more what is still to be announced.
+    pub fn stop(&mut self) {
+        self.owed = None;
+    }
+
+    /// The node announces memory.
+    ///
+    /// # Errors
+    /// When an extent of it is dead, or no master ever said that it holds anything.
+    pub fn holds(&mut self, entries: &[Published]) -> Checked {
+        for Published { extent, entry, .. } in entries {
+            if self.published.get(&place(extent)) != Some(extent) {
+                let what = format!("{entry:?} is announced at {extent:?}, which is dead");
+                return Err(Violation::new(Invariant::NoResurrection, what));
+            }
+            if let Some(owed) = &mut self.owed {
+                owed.extents.remove(&place(extent));
+            }
+        }
+        Ok(())
+    }
+
+    /// The node announces records. Those that an earlier master ordered, and of which it heard nothing, count as `durable` says.
+    ///
+    /// # Errors
+    /// When one of them was reported as dropped, or was never ordered.
+    pub fn records(
+        &mut self,
+        ledger: &mut Ledger,
+        entries: &[ReportedEntry],
+        durable: impl Fn(&DiskEntry) -> Option<Promise>,
+    ) -> Checked {
+        for ReportedEntry { entry, .. } in entries {
+            match ledger.promise(entry) {
+                Some(Promise::Dropped) => {
+                    let what = format!("{entry:?} was reported as dropped and is announced");
+                    return Err(Violation::new(Invariant::NoResurrection, what));
+                }
+                None => {
+                    let what = format!("{entry:?} is announced and was never ordered");
+                    return Err(Violation::new(Invariant::NoWrongBytes, what));
+                }
+                Some(Promise::Writing) => match durable(entry) {
+                    Some(Promise::Durable) => ledger.durable(entry),
+                    Some(Promise::Flawed) => ledger.flawed(entry),
+                    _ => ledger.written(entry),
+                },
+                Some(_) => {}
+            }
+            if let Some(owed) = &mut self.owed {
+                owed.records.remove(entry);
+            }
+        }
+        Ok(())
+    }
+
+    /// The node says that it has announced all of a segment.
+    ///
+    /// # Errors
+    /// When something is missing that was there all the time.
+    pub fn complete(&mut self, ledger: &Ledger, segment: SegmentId, is_memory: bool) -> Checked {
+        let Some(owed) = &self.owed else {
+            return Ok(());
+        };
+        let missing = match is_memory {
+            true => {
+                let mut extents = owed.extents.values();
+                let there = |extent: &&ExtentRef| {
+                    extent.segment == segment && self.published.get(&place(extent)) == Some(extent)
+                };
+                extents.find(there).map(|extent| format!("{extent:?}"))
+            }
+            false => {
+                let mut records = owed.records.iter();
+                let missing = records.find(|entry| ledger.owes(entry));
+                missing.map(|entry| format!("{entry:?}"))
+            }
+        };
+        match missing {
+            None => Ok(()),
+            Some(missing) => {
+                let what = format!("{missing} is there and is not announced");
+                Err(Violation::new(Invariant::Acknowledgement, what))
+            }
+        }
+    }
+}
+
+fn place(extent: &ExtentRef) -> (SegmentId, u64) {
+    (extent.segment, extent.offset)
+}
+
+#[cfg(test)]
+mod tests {
+    use slackwater_base::Checksum;
+    use slackwater_wire::{
+        ChainPlace, ClientId, Durability, Incarnation, Key, Pin, Tenant, Version,
+    };
+
+    use super::*;
+
+    const MEMORY: SegmentId = SegmentId(1);
+    const DISK: SegmentId = SegmentId(2);
+
+    fn entry(version: u64) -> DiskEntry {
+        DiskEntry {
+            tenant: Tenant::DEFAULT,
+            key: Key::try_from("k").unwrap(),
+            version: Version(version),
+        }
+    }
+
+    fn published(offset: u64, generation: u64) -> Published {
+        Published {
+            extent: ExtentRef {
+                segment: MEMORY,
+                incarnation: Incarnation(1),
+                offset,
+                bytes: 4096,
+                generation,
+            },
+            entry: entry(generation),
+            bytes: 1,
+            checksum: Checksum(0),
+            writer: ClientId(1),
+            pin: Pin::None,
+            durability: Durability::Memory,
+            group: None,
+            chain: ChainPlace::default(),
+        }
+    }
+
+    fn reported(version: u64) -> ReportedEntry {
+        ReportedEntry {
+            entry: entry(version),
+            bytes: 1,
+            checksum: Checksum(0),
+        }
+    }
+
+    #[test]
+    fn memory_is_announced_as_far_as_it_is_alive() {
+        let mut announced = Announced::default();
+        let all = [published(0, 1), published(4096, 2)];
+        announced.publish(&all);
+        announced.begin(&Ledger::default());
+        let mut partly = announced.clone();
+        partly.holds(&all[..1]).unwrap();
+        let missing = partly.complete(&Ledger::default(), MEMORY, true);
+        assert_eq!(missing.unwrap_err().invariant, Invariant::Acknowledgement);
+        partly.fence(&[all[1].extent]);
+        partly.complete(&Ledger::default(), MEMORY, true).unwrap();
+        let dead = partly.holds(&all[1..]).unwrap_err();
+        assert_eq!(dead.invariant, Invariant::NoResurrection);
+        let newer = published(0, 3);
+        assert!(announced.holds(&[newer]).is_err(), "nobody published it");
+        announced.holds(&all).unwrap();
+        announced
+            .complete(&Ledger::default(), MEMORY, true)
+            .unwrap();
+    }
+
+    #[test]
+    fn records_are_announced_as_far_as_they_are_owed() {
+        let (mut announced, mut ledger) = (Announced::default(), Ledger::default());
+        ledger.ordered(&entry(1));
+        ledger.durable(&entry(1));
+        announced.begin(&ledger);
+        let missing = announced.complete(&ledger, DISK, false).unwrap_err();
+        assert_eq!(missing.invariant, Invariant::Acknowledgement);
+        let durable = |_: &DiskEntry| Some(Promise::Durable);
+        let unknown = announced.records(&mut ledger, &[reported(2)], durable);
+        assert_eq!(unknown.unwrap_err().invariant, Invariant::NoWrongBytes);
+        // Of this one no master has heard.
+        ledger.ordered(&entry(2));
+        announced
+            .records(&mut ledger, &[reported(2)], durable)
+            .unwrap();
+        assert!(ledger.owes(&entry(2)), "announced, so owed");
+        announced.complete(&ledger, DISK, false).unwrap();
+        ledger.dropped(&entry(2));
+        let dead = announced.records(&mut ledger, &[reported(2)], durable);
+        assert_eq!(dead.unwrap_err().invariant, Invariant::NoResurrection);
+    }
+}

@@ -50,6 +50,28 @@ impl Announced {
         all.filter(move |extent| extent.segment == segment)
     }
 
+    /// Compares what the master believes to be in the memory of the node with what the node would announce to the next one.
+    ///
+    /// # Errors
+    /// When one of them has an extent that the other does not have.
+    pub fn reconcile(&self, believed: &[ExtentRef]) -> Checked {
+        let wrong = |what: String| Err(Violation::new(Invariant::BooksBalance, what));
+        for extent in believed {
+            if self.published.get(&place(extent)) != Some(extent) {
+                return wrong(format!(
+                    "the master's catalog has {extent:?}, which its node would not announce"
+                ));
+            }
+        }
+        let believed: BTreeSet<_> = believed.iter().map(place).collect();
+        match self.published.iter().find(|(at, _)| !believed.contains(at)) {
+            None => Ok(()),
+            Some((_, extent)) => wrong(format!(
+                "a node would announce {extent:?}, which the master's catalog does not have"
+            )),
+        }
+    }
+
     /// A master that knows nothing of the node has taken it.
     pub fn begin(&mut self, ledger: &Ledger) {
         self.owed = Some(Owed {
@@ -218,6 +240,18 @@ mod tests {
         announced
             .complete(&Ledger::default(), MEMORY, true)
             .unwrap();
+    }
+
+    #[test]
+    fn a_master_and_its_nodes_agree_about_memory() {
+        let mut announced = Announced::default();
+        let [first, second] = [published(0, 1), published(4096, 2)];
+        announced.publish(&[first.clone(), second.clone()]);
+        assert!(announced.reconcile(&[first.extent]).is_err());
+        let both = [second.extent, first.extent];
+        announced.reconcile(&both).unwrap();
+        announced.fence(&[first.extent]);
+        assert!(announced.reconcile(&both).is_err());
     }
 
     #[test]

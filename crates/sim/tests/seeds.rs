@@ -107,6 +107,12 @@ fn seeds_that_failed_once_hold() {
     check(Profile::Ordinary, 608_303, "a damaged log is refused");
     // A client made 1,199 operations, of which messages were lost and late.
     check(Profile::Ordinary, 621_113, "the load takes long");
+    // A node was paused again while it was paused, and orders that came in between were delivered in another order.
+    check(
+        Profile::Ordinary,
+        1_795_918_166_317,
+        "orders are out of step",
+    );
     // A master restarted and removed a key before it knew of the node whose SSD held an older value of it.
     check(Profile::ChurnRot, 501_455, "a removed record is back");
 }

@@ -117,11 +117,12 @@ impl World {
                 }
             }
             Fault::Pause { process, lasts } => {
-                // A second pause must not end the first: messages that the first delays would arrive after later ones.
-                let until = self
-                    .paused
-                    .get(&process)
-                    .map_or(now + lasts, |before| (now + lasts).max(*before));
+                // A second pause neither ends nor prolongs the first: what the first delays would arrive after what only the
+                // second does, and links would not be in order.
+                if self.paused.get(&process).is_some_and(|until| *until > now) {
+                    return Ok(());
+                }
+                let until = now + lasts;
                 self.paused.insert(process, until);
                 self.last_pause.insert(process, until);
                 if lasts > self.options.link_timeout {

@@ -6,8 +6,8 @@ use std::time::Duration;
 use slackwater_base::Instant;
 use slackwater_meta::{Books, Input, Output};
 use slackwater_wire::{
-    Chain, ClientId, DiskEntry, Hold, Key, List, OperationId, Permissions, Pin, PutConfig,
-    ReplicaAt, ReplicaState, Reply, Request, Tenant,
+    Chain, ClientId, DiskEntry, ExtentRef, Hold, Key, List, OperationId, Permissions, Pin,
+    PutConfig, ReplicaAt, ReplicaState, Reply, Request, Tenant,
 };
 
 use crate::check::{Checked, Invariant, Violation};
@@ -278,6 +278,7 @@ impl World {
             return Err(Violation::new(Invariant::BooksBalance, what));
         }
         let mut believed: Vec<BTreeSet<DiskEntry>> = vec![BTreeSet::new(); self.nodes.len()];
+        let mut extents: Vec<Vec<ExtentRef>> = vec![Vec::new(); self.nodes.len()];
         for (tenant, key) in self.everything()? {
             let request = Request::Describe {
                 tenant: tenant.clone(),
@@ -301,18 +302,29 @@ impl World {
                         format!("at rest {key} of {tenant} has {at:?} {state:?} held {refs} times");
                     return Err(Violation::new(Invariant::BooksBalance, what));
                 }
-                if let ReplicaAt::Disk { node, .. } = at {
-                    let entry = DiskEntry {
-                        tenant: tenant.clone(),
-                        key: key.clone(),
-                        version: found.version,
-                    };
-                    believed[node.0 as usize].insert(entry);
+                match at {
+                    ReplicaAt::Memory(extent) => {
+                        let owner = self.options.owner(extent.segment);
+                        extents[owner as usize].push(*extent);
+                    }
+                    ReplicaAt::Disk { node, .. } => {
+                        let entry = DiskEntry {
+                            tenant: tenant.clone(),
+                            key: key.clone(),
+                            version: found.version,
+                        };
+                        believed[node.0 as usize].insert(entry);
+                    }
                 }
             }
         }
         for (node, believed) in self.nodes.iter().zip(&believed) {
             node.reconcile(believed)?;
+        }
+        if !self.options.embedded {
+            for (node, extents) in self.nodes.iter().zip(&extents) {
+                node.announced.reconcile(extents)?;
+            }
         }
         Ok(())
     }

@@ -92,6 +92,8 @@ impl Judged {
                 ..
             } => match reply {
                 Reply::Job(state) => self.ended.push((**state).clone()),
+                // It was over before it was cancelled.
+                Reply::Failed(ErrorCode::UnavailableInCurrentStatus) => {}
                 other => panic!("a job was forgotten: {other:?}"),
             },
             _ => {}

@@ -451,6 +451,9 @@ class Ends:
     """The ends of calls that tasks of one event loop await: a descriptor that can be read while there are some."""
 
     def __new__(cls) -> Self: ...
+    def discard(self) -> None:
+        """Forgets the ends that there are: their loop was closed."""
+
     def fileno(self) -> int: ...
     def settle(self) -> None:
         """Gives tasks the ends that there are, on the thread of their loop."""
@@ -458,16 +461,15 @@ class Ends:
 class Awaiting:
     """A call of a client that is begun on one thread and ends on another."""
 
-    def __new__(cls, ends: Ends, under_way: UnderWay, future: Any) -> Self:
-        """`future` is given the end of a call that `begin` has begun, by `ends`."""
+    def __new__(cls, ends: Ends, under_way: UnderWay) -> Self: ...
 
     def cancel(self) -> None:
         """Ends the call soon: it is told of once nothing touches the caller's memory any more."""
 
     def begin(
-        self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]
+        self, future: Any, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> tuple[bool, Any]:
-        """Makes a call of a client: whether it is under way, and if it is over, its result."""
+        """Makes a call of a client: whether it is under way, to give `future` its end, and if it is over, its result."""
 
 class RawPlan:
     """How values are put by a `RawClient`: made once, used by many calls. `groups` has a name for each key of a call."""

@@ -9,7 +9,8 @@ from weakref import WeakKeyDictionary
 from ._native import Awaiting, Ends, UnderWay
 
 AT_ONCE = 16
-"""Results of calls that waited for nothing, after which the other tasks of an event loop have their turn."""
+"""Calls that a client makes before the other tasks of an event loop have their turn: such that wait for nothing never come back
+to it."""
 
 _ENDS: "WeakKeyDictionary[asyncio.AbstractEventLoop, Ends]" = WeakKeyDictionary()
 """Where each event loop hears of the ends of its calls."""
@@ -19,8 +20,12 @@ def ends_of(loop: asyncio.AbstractEventLoop) -> Ends:
     """Where an event loop hears of the ends of its calls, on its own thread."""
     ends = _ENDS.get(loop)
     if ends is None:
-        ends = _ENDS[loop] = Ends()
+        # What came too late for a loop that was closed names that loop, and would keep it.
+        for other in [other for other in _ENDS if other.is_closed()]:
+            _ENDS[other].discard()
+        ends = Ends()
         loop.add_reader(ends.fileno(), ends.settle)
+        _ENDS[loop] = ends
     return ends
 
 
@@ -28,7 +33,7 @@ class Calls:
     """The calls of one client that are under way, from any number of event loops."""
 
     def __init__(self) -> None:
-        self._under_way, self._at_once = UnderWay(), 0
+        self._under_way, self._made = UnderWay(), 0
 
     @property
     def under_way(self) -> int:
@@ -41,26 +46,28 @@ class Calls:
         When the coroutine that waits is cancelled, the call is ended, and the cancellation is raised once nothing touches the
         caller's memory any more.
         """
+        self._made = (self._made + 1) % AT_ONCE
+        if self._made == 0:
+            # Before the call: of one that is cancelled here nothing was done.
+            await asyncio.sleep(0)
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[Any] = loop.create_future()
-        awaiting = Awaiting(ends_of(loop), self._under_way, ended)
+        awaiting, is_under_way = Awaiting(ends_of(loop), self._under_way), False
         try:
-            is_under_way, result = awaiting.begin(function, arguments, keywords)
-            if is_under_way:
-                return await asyncio.shield(ended)
+            is_under_way, result = awaiting.begin(ended, function, arguments, keywords)
+            return await asyncio.shield(ended) if is_under_way else result
         except BaseException as error:
             awaiting.cancel()
             # Taken, so that nobody reports it as lost: another error is what is raised.
             ended.add_done_callback(_taken)
-            while isinstance(error, asyncio.CancelledError) and not ended.done():
+            while is_under_way and isinstance(error, asyncio.CancelledError) and not ended.done():
                 # However often it is cancelled: the memory is in use until then.
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait({ended})
             raise
-        self._at_once = (self._at_once + 1) % AT_ONCE
-        if self._at_once == 0:
-            await asyncio.sleep(0)
-        return result
+        finally:
+            # An error names this frame in its traceback, and would be kept by what it keeps.
+            del ended, awaiting
 
     def wait(self) -> None:
         """Waits, on this thread, until none is under way."""

@@ -1,13 +1,15 @@
 """Calls that are awaited."""
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -36,6 +38,43 @@ async def connected(server: tuple[str, "subprocess.Popen[str]"]) -> AsyncIterato
     """A client of it."""
     async with await slackwater.aio.connect(server[0]) as client:
         yield client
+
+
+@pytest.fixture(autouse=True)
+def complaints(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """An event loop has nothing to complain of: no result that nobody took, and no callback that failed."""
+    yield
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
+
+
+class Buffer(bytearray):
+    """One that can be referred to weakly."""
+
+
+def test_what_failed_keeps_nothing(server: tuple[str, "subprocess.Popen[str]"]) -> None:
+    """An error named a frame that named the error: each call that failed kept its value for ever."""
+
+    async def main() -> list[Callable[[], object]]:
+        kept = []
+        async with connected(server) as client:
+            stop(server[1])
+            for name in range(4):
+                value = Buffer(4096)
+                kept.append(weakref.ref(value))
+                with pytest.raises(slackwater.RetryError):
+                    await client.put(f"k{name}", value, timeout=0.05)
+                del value
+            call = asyncio.ensure_future(client.put("n", Buffer(4096)))
+            await asyncio.sleep(0)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            os.kill(server[1].pid, signal.SIGCONT)
+        return kept
+
+    kept = asyncio.run(main())
+    gc.collect()
+    assert [one() for one in kept] == [None] * len(kept)
 
 
 def test_every_call_is_awaited(server: tuple[str, "subprocess.Popen[str]"]) -> None:

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use slackwater_base::{Planted, planted};
-use slackwater_wire::{DiskEntry, ErrorCode, Key, NodeId, Presence, SegmentKind, Tenant, Version};
+use slackwater_wire::{
+    DiskEntry, ErrorCode, Incarnation, Key, NodeId, Presence, SegmentKind, Tenant, Version,
+};
 
 use crate::catalog::{Mark, SegmentIndex};
 use crate::master::Master;
@@ -124,7 +126,7 @@ impl Master {
         let Some(drop) = self.drops.pending.get_mut(&name) else {
             return;
         };
-        self.owed.key(&drop.entry.tenant, name.0, name.1);
+        self.owed.key_of(node, &drop.entry.tenant, name.0, name.1);
         if !std::mem::replace(&mut drop.owed, true) {
             *self.drops.owed.entry(name.2).or_default() += 1;
         }
@@ -219,9 +221,12 @@ impl Master {
     }
 
     /// A node is gone with all that it was to forget, of which [`Master::lose_drops`] asks what lives on: before anything of the
-    /// node is given up.
-    pub(crate) fn lose_drops_of(&mut self, node: NodeId) {
+    /// node is given up. What was mounted in its life `but` is not gone.
+    pub(crate) fn lose_drops_of(&mut self, node: NodeId, but: Option<Incarnation>) {
         for index in self.segments.of_node(node) {
+            if Some(self.segments.at(index).incarnation) == but {
+                continue;
+            }
             self.begin_owing(index);
             self.lose_drops(index);
         }
@@ -252,7 +257,9 @@ impl Master {
                 self.drops.forget_owed(segment);
             }
             if !self.lives_on(key.0, &drop.entry) {
-                self.owed.key(&drop.entry.tenant, key.0, key.1);
+                // Of other nodes it may be the last copy of what is not dead: what is was noted for all of them when it ended.
+                let node = self.segments.at(segment).node;
+                self.owed.key_of(node, &drop.entry.tenant, key.0, key.1);
             }
             for waiter in drop.waiters {
                 self.acks
@@ -298,7 +305,7 @@ impl Master {
     /// Also keeps the removals under way for a node that mounts: it was not told of them, and may hold copies.
     pub(crate) fn owe_pending_drops(&mut self) {
         for ((hash, version, _), drop) in &self.drops.pending {
-            if !drop.waiters.is_empty() {
+            if !drop.waiters.is_empty() && !self.lives_on(*hash, &drop.entry) {
                 self.owed.key(&drop.entry.tenant, *hash, *version);
             }
         }

@@ -58,7 +58,11 @@ impl Master {
                 PinKind::Soft => Pin::Soft(left()),
                 PinKind::Hard => Pin::Hard,
             },
-            durability,
+            durability: match durability {
+                // It was about the answer, and nodes of earlier releases know the other two alone.
+                Durability::Replicated => Durability::Memory,
+                other => other,
+            },
             group: record
                 .is(Mark::Group)
                 .then(|| self.groups.of(object))

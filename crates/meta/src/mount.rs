@@ -19,7 +19,7 @@ impl Master {
                 return Reply::Failed(ErrorCode::SegmentAlreadyExists);
             }
             // The node restarted before its loss was noticed.
-            self.lose_drops_of(mount.node);
+            self.lose_drops_of(mount.node, Some(mount.incarnation));
             self.lose_segment(now, index);
         }
         let granule = self.config.granule;
@@ -71,7 +71,7 @@ impl Master {
 
     pub(crate) fn node_lost(&mut self, now: Instant, node: NodeId) {
         self.due.cancel(Due::Absence(node));
-        self.lose_drops_of(node);
+        self.lose_drops_of(node, None);
         for index in self.segments.of_node(node) {
             self.lose_segment(now, index);
         }

@@ -208,6 +208,23 @@ impl Owed {
         self.change(|removals, debts| removals.key(tenant, hash, up_to, limits, debts));
     }
 
+    /// Versions of the key up to `up_to` are dead at this node, if anything is kept for it.
+    pub(crate) fn key_of(&mut self, node: NodeId, tenant: &Tenant, hash: u64, up_to: Version) {
+        if planted(Planted::ForgetOwedRemoval) {
+            return;
+        }
+        let limits = self.limits;
+        let Some(away) = self.away.get_mut(&node) else {
+            return;
+        };
+        let mut debts = Vec::new();
+        away.since.key(tenant, hash, up_to, limits, &mut debts);
+        if self.journaled {
+            let noted = debts.into_iter().map(|debt| (node, Some(debt)));
+            self.debts.extend(noted);
+        }
+    }
+
     /// Versions up to `up_to` of all keys of the tenant, or of all tenants, are dead; with a pattern, of those that
     /// match.
     pub(crate) fn matching(

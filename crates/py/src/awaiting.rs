@@ -133,6 +133,14 @@ impl Ends {
         Ok(Self(Arc::new(Ended { event, ends })))
     }
 
+    /// discard()
+    ///
+    /// Forgets the ends that there are: their loop was closed.
+    fn discard(&self) {
+        let ends = std::mem::take(&mut *lock(&self.0.ends));
+        drop(ends);
+    }
+
     fn fileno(&self) -> i32 {
         self.0.event.as_raw_fd()
     }
@@ -159,21 +167,19 @@ pub(crate) struct Awaiting {
     cancel: Cancel,
     ends: Arc<Ended>,
     count: Arc<Count>,
-    future: Py<PyAny>,
 }
 
 #[pymethods]
 impl Awaiting {
-    /// Awaiting(ends, under_way, future)
+    /// Awaiting(ends, under_way)
     ///
-    /// `future` is given the end of a call that `begin` has begun, by `ends`.
+    /// The end of a call that `begin` has begun comes by `ends`.
     #[new]
-    fn new(ends: &Ends, under_way: &UnderWay, future: Py<PyAny>) -> Self {
+    fn new(ends: &Ends, under_way: &UnderWay) -> Self {
         Self {
             cancel: Cancel::new(),
             ends: Arc::clone(&ends.0),
             count: Arc::clone(&under_way.0),
-            future,
         }
     }
 
@@ -184,11 +190,12 @@ impl Awaiting {
         py.detach(|| self.cancel.cancel());
     }
 
-    /// begin(function, arguments, keywords)
+    /// begin(future, function, arguments, keywords)
     ///
-    /// Makes a call of a client: whether it is under way, and if it is over, its result.
+    /// Makes a call of a client: whether it is under way, to give `future` its end, and if it is over, its result.
     fn begin<'py>(
         &self,
+        future: Py<PyAny>,
         function: &Bound<'py, PyAny>,
         arguments: &Bound<'py, PyTuple>,
         keywords: &Bound<'py, PyDict>,
@@ -199,12 +206,15 @@ impl Awaiting {
             count: Arc::clone(&self.count),
             end: End {
                 ends: Arc::clone(&self.ends),
-                future: Some(self.future.clone_ref(function.py())),
+                future: Some(future),
             },
         };
         let before = AWAITED.replace(Some(awaited));
         let result = cancelled_by(&self.cancel, || function.call(arguments, Some(keywords)));
-        AWAITED.set(before);
+        if let Some(mut unused) = AWAITED.replace(before) {
+            // No call was begun: the task has its end from here.
+            unused.end.future = None;
+        }
         Ok((begun.load(Ordering::Relaxed), result?))
     }
 }

@@ -538,3 +538,62 @@ fn all_announced(world: &mut World, entries: Vec<ReportedEntry>) {
     world.report(NODE, Report::Announce { segment, entries });
     world.report(NODE, Report::Announced { segment, highest });
 }
+
+/// A removal was kept for all nodes that were away when one of them lost a copy that had only made room: another one lost the last
+/// copy of the same value by that.
+#[test]
+fn what_one_node_forgets_is_no_word_to_another() {
+    const OTHER: NodeId = NodeId(77);
+    const OTHERS: SegmentId = SegmentId(70);
+    let mut world = World::new(MasterConfig {
+        granule: BLOCK,
+        ..MasterConfig::DEFAULT
+    });
+    world.obedient = false;
+    let mount = |world: &mut World, node, segment, kind, incarnation| {
+        let mount = Mount {
+            segment,
+            name: format!("segment-{segment}"),
+            node,
+            incarnation: Incarnation(incarnation),
+            kind,
+            bytes: 16 * BLOCK,
+            host: String::new(),
+            generations: Some(1 << (20 + incarnation)),
+            watermarks: None,
+        };
+        assert_eq!(world.ask(Request::Mount(mount)), Reply::Done);
+    };
+    let (memory, disk) = (SegmentKind::Memory, SegmentKind::Disk);
+    let announce = |world: &mut World| {
+        let (segment, highest) = (OTHERS, Version(0));
+        let entries = vec![reported("a", 5, BLOCK)];
+        world.report(OTHER, Report::Announce { segment, entries });
+        world.report(OTHER, Report::Announced { segment, highest });
+    };
+    mount(&mut world, NODE, MEMORY, memory, 1);
+    mount(&mut world, OTHER, OTHERS, disk, 1);
+    holds(&mut world, vec![entry("a", 5, 0)]);
+    announced(&mut world);
+    announce(&mut world);
+    assert_eq!(world.found("a").replicas.len(), 2);
+    let work = JobWork::Drain {
+        places: vec![NODE.to_string()],
+        targets: Vec::new(),
+        disks: false,
+    };
+    world.ask(Request::StartJob(JobSpec {
+        work,
+        concurrency: 8,
+        bytes_per_second: None,
+        time: None,
+    }));
+    // The lease of the look-up above ends.
+    world.pass(seconds(60));
+    assert_eq!(fences(&mut world).len(), 1, "it made room");
+    world.input(Input::NodeLost(OTHER));
+    mount(&mut world, OTHER, OTHERS, disk, 2);
+    world.input(Input::NodeLost(NODE));
+    announce(&mut world);
+    assert!(world.has("a"), "it was never removed");
+}

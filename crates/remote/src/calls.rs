@@ -7,9 +7,10 @@ use crate::{
 /// The calls of a client as futures, which may be many at a time on one thread: a call under way is its future and nothing else.
 ///
 /// A call has what it needs, the memory that it reads into among it. Its first poll sends what it asks; every poll takes little
-/// time but for the checksums of what has come, and for copies of up to 64 KiB. Nothing but its caller bounds how many there are. One that is dropped before its end ends what it had under way, and waits for
-/// that; to end one softly, cancel it by its options and go on awaiting it. A waker must not poll: it may be called while locks of the
-/// client are held.
+/// time but for the checksums of what has come, and for copies of up to 64 KiB. Nothing but its caller bounds how many there are.
+///
+/// One that is dropped before its end ends what it had under way, and waits for that; to end one softly, cancel it by its options
+/// and go on awaiting it. A waker must not poll: it may be called while locks of the client are held.
 #[derive(Clone, Debug)]
 pub struct Calls {
     client: Client,

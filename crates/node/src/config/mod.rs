@@ -305,20 +305,22 @@ impl Config {
         }
     }
 
-    /// The watermarks that a node has of its own for its memory or its SSD: where it was told one of the two, both.
+    /// The watermarks that a node has of its own for its memory or its SSD: where it was told one of the two, or has others than
+    /// all have, both.
     #[must_use]
     pub(crate) fn own_watermarks(&self, kind: SegmentKind) -> Option<Watermarks> {
-        let (keys, low, high) = match kind {
-            SegmentKind::Memory => (["evict.low", "evict.high"], self.evict_low, self.evict_high),
-            SegmentKind::Disk => (
-                ["evict.ssd_low", "evict.ssd_high"],
-                self.evict_ssd_low,
-                self.evict_ssd_high,
-            ),
+        let of = |config: &Self| match kind {
+            SegmentKind::Memory => (config.evict_low, config.evict_high),
+            SegmentKind::Disk => (config.evict_ssd_low, config.evict_ssd_high),
         };
-        let told = keys
-            .iter()
-            .any(|key| self.source_of(key) != Source::Default);
+        let keys = match kind {
+            SegmentKind::Memory => ["evict.low", "evict.high"],
+            SegmentKind::Disk => ["evict.ssd_low", "evict.ssd_high"],
+        };
+        let mut keys = keys.iter();
+        let (low, high) = of(self);
+        let told = keys.any(|key| self.source_of(key) != Source::Default)
+            || (low, high) != of(&Self::default());
         told.then_some(Watermarks {
             low: low.0,
             high: high.0,
@@ -519,6 +521,15 @@ mod tests {
             [Some((0.5, 0.6)), None],
         );
         check(&[("evict-ssd-high", "90%")], [None, Some((0.88, 0.9))]);
+        // As a program sets it.
+        let config = Config {
+            evict_high: Ratio(0.6),
+            evict_low: Ratio(0.5),
+            ..Config::default()
+        };
+        let own = config.own_watermarks(SegmentKind::Memory);
+        assert_eq!(own.map(|own| (own.low, own.high)), Some((0.5, 0.6)));
+        assert_eq!(config.own_watermarks(SegmentKind::Disk), None);
     }
 
     /// Where eviction was to begin earlier, the start was refused until another option was set that nobody had asked for.

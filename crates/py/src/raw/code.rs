@@ -29,7 +29,7 @@ pub(crate) fn code_of(error: &ClientError) -> i64 {
         ErrorCode::RoleNotPermitted | ErrorCode::TenantNotPermitted => ErrorCode::IllegalClient,
         // The replica is there, and this client cannot read it.
         ErrorCode::ValueTooLong => ErrorCode::InvalidReplica,
-        ErrorCode::DiskFull => ErrorCode::NoAvailableHandle,
+        ErrorCode::DiskFull | ErrorCode::TooFewHosts => ErrorCode::NoAvailableHandle,
         code => code,
     };
     i64::from(known.number())

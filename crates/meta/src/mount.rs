@@ -28,8 +28,8 @@ impl Master {
             SegmentKind::Memory => granules > 0 && granules < u64::from(u32::MAX),
             SegmentKind::Disk => mount.bytes > 0 && self.segments.disk_of(mount.node).is_none(),
         };
-        let kept = mount.watermarks.is_none_or(Watermarks::are_sound);
-        if !sound || !kept || mount.bytes > SEGMENT_BYTES_MAX {
+        let marks_are_sound = mount.watermarks.is_none_or(Watermarks::are_sound);
+        if !sound || !marks_are_sound || mount.bytes > SEGMENT_BYTES_MAX {
             return Reply::Failed(ErrorCode::InvalidParams);
         }
         if self.segments.len() >= self.config.limits.segments {

@@ -76,22 +76,26 @@ fn what_is_read_often_in_a_window_gets_a_replica_on_the_node_with_most_room() {
     }
 }
 
+fn mount(world: &mut World, node: u32, host: &str, watermarks: Option<Watermarks>) {
+    let mount = Mount {
+        segment: SegmentId(node * 10),
+        name: format!("segment-{node}0"),
+        node: NodeId(node),
+        incarnation: Incarnation(1),
+        kind: SegmentKind::Memory,
+        bytes: MIB,
+        host: host.to_owned(),
+        generations: None,
+        watermarks,
+    };
+    assert_eq!(world.ask(Request::Mount(mount)), Reply::Done);
+}
+
 #[test]
 fn another_host_comes_before_a_node_with_more_room() {
     let mut world = World::new(enforced());
     for (node, host) in [(1, "a"), (2, "a"), (3, "b")] {
-        let mount = Mount {
-            segment: SegmentId(node * 10),
-            name: format!("segment-{node}0"),
-            node: NodeId(node),
-            incarnation: Incarnation(1),
-            kind: SegmentKind::Memory,
-            bytes: MIB,
-            host: host.to_owned(),
-            generations: None,
-            watermarks: None,
-        };
-        assert_eq!(world.ask(Request::Mount(mount)), Reply::Done);
+        mount(&mut world, node, host, None);
     }
     world.put_at("other", BLOCK, "segment-30");
     world.put_at("k", BLOCK, "segment-10");
@@ -142,18 +146,7 @@ fn no_replica_is_made_beyond_a_nodes_own_watermark() {
     for (high, made) in [(0.5, 0), (0.9, 1)] {
         let mut world = World::new(enforced());
         for (node, high) in [(1, 0.9), (2, high)] {
-            let mount = Mount {
-                segment: SegmentId(node * 10),
-                name: format!("segment-{node}0"),
-                node: NodeId(node),
-                incarnation: Incarnation(1),
-                kind: SegmentKind::Memory,
-                bytes: MIB,
-                host: String::new(),
-                generations: None,
-                watermarks: Some(Watermarks { low: 0.1, high }),
-            };
-            assert_eq!(world.ask(Request::Mount(mount)), Reply::Done);
+            mount(&mut world, node, "", Some(Watermarks { low: 0.1, high }));
         }
         for name in 0..MIB / BLOCK / 2 {
             world.put_at(&format!("other{name}"), BLOCK, "segment-20");

@@ -352,8 +352,8 @@ impl Eviction {
         block_tokens: 512,
         high_watermark: 0.95,
         low_watermark: 0.90,
-        disk_high_watermark: 0.90,
-        disk_low_watermark: 0.88,
+        disk_high_watermark: 0.85,
+        disk_low_watermark: 0.83,
         soft_pinned: SoftPinned::Last,
         step: 128,
     };

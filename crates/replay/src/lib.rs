@@ -24,6 +24,7 @@ pub use variant::{UnknownVariant, Variant};
 use std::time::Duration;
 
 pub use slackwater_wire::Expectation;
+use slackwater_wire::{Chain, Key};
 
 /// Tokens of one block in the published traces.
 pub const BLOCK_TOKENS: u64 = 512;
@@ -43,4 +44,18 @@ pub struct Request {
     pub hint: Option<u32>,
     /// What the caller expects of the chain, where it says so.
     pub expect: Option<Expectation>,
+}
+
+impl Request {
+    /// What a cache is told of a call whose first block stands so many blocks from the root, after the block of this key.
+    #[must_use]
+    pub fn chain(&self, parent: Option<Key>, position: usize) -> Chain {
+        Chain {
+            parent,
+            position: u32::try_from(position).unwrap_or(u32::MAX),
+            hint: self.hint,
+            expect: self.expect,
+            output_tokens: Some(u32::try_from(self.output_tokens).unwrap_or(u32::MAX)),
+        }
+    }
 }

@@ -50,48 +50,55 @@ pub(super) fn measure(options: &Options, part: Duration) -> Result<Contention, E
     };
     let (memory, ssd) = (options.memory_bytes, options.ssd_bytes);
     let store = player::open(settings)?;
-    // Blocks that are read are on SSD alone: after them, memory is filled twice over.
+    // The stream may push out what is read: it ends before it has written a quarter of the SSD, and each part begins with all of
+    // these blocks on SSD alone, the last to go.
     let readable = (ssd / 4).min(1 << 30) / options.block_bytes as u64;
-    let mut stream = Stream::new(&store, options.block_bytes);
-    let filling = readable + 2 * memory / options.block_bytes as u64;
-    while stream.next < filling {
-        stream.fill();
-        stream.put();
-    }
-    player::rest(&store)?;
+    let streamed_most = ssd / 4;
+    let mut stream = Stream::new(&store, options);
     let raw = RawFile::new(options)?;
     let (mut idle, mut beside) = (Vec::new(), Vec::new());
     let (mut written_beside, mut written_alone) = (0.0, 0.0);
     let (mut raw_rate, mut raw_again, mut raw_synced) = (0.0, 0.0, 0.0);
+    let (rest, written) = (
+        || player::rest(&store),
+        || store.stats().ssd.map_or(0, |ssd| ssd.written_bytes),
+    );
     for _ in 0..TURNS {
-        player::rest(&store)?;
-        read(&store, options, (readable, part), &mut idle)?;
+        stream.push_to_ssd(readable, memory)?;
+        rest()?;
+        let begun = Instant::now();
+        read(&store, options, readable, &mut idle, || {
+            begun.elapsed() < part
+        })?;
         raw_rate += raw.write_rate()? / TURNS as f64;
         raw_again += raw.rewrite_rate()? / TURNS as f64;
         raw_synced += raw.synced_rate()? / TURNS as f64;
-        let before = store.stats().ssd.map_or(0, |ssd| ssd.written_bytes);
-        let begun = Instant::now();
-        while begun.elapsed() < part {
+        let (before, begun) = (written(), Instant::now());
+        let most = stream.next + streamed_most / options.block_bytes as u64;
+        while begun.elapsed() < part && stream.next < most {
             stream.put();
         }
-        player::rest(&store)?;
-        let after = store.stats().ssd.map_or(0, |ssd| ssd.written_bytes);
-        written_alone += (after - before) as f64 / begun.elapsed().as_secs_f64() / TURNS as f64;
+        rest()?;
+        written_alone += (written() - before) as f64 / begun.elapsed().as_secs_f64() / TURNS as f64;
+        stream.push_to_ssd(readable, memory)?;
+        rest()?;
+        let (before, begun) = (written(), Instant::now());
+        let most = before + streamed_most;
         let stop = AtomicBool::new(false);
-        let (before, begun) = (after, Instant::now());
-        let result = std::thread::scope(|scope| {
+        std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
                     stream.put();
                 }
             });
-            let result = read(&store, options, (readable, part), &mut beside);
+            let result = read(&store, options, readable, &mut beside, || {
+                begun.elapsed() < part && written() < most
+            });
             stop.store(true, Ordering::Relaxed);
             result
-        });
-        result?;
-        let after = store.stats().ssd.map_or(0, |ssd| ssd.written_bytes);
-        written_beside += (after - before) as f64 / begun.elapsed().as_secs_f64() / TURNS as f64;
+        })?;
+        written_beside +=
+            (written() - before) as f64 / begun.elapsed().as_secs_f64() / TURNS as f64;
     }
     store.close()?;
     std::fs::remove_dir_all(&directory).map_err(|why| Error::Io {
@@ -111,18 +118,18 @@ pub(super) fn measure(options: &Options, part: Duration) -> Result<Contention, E
     })
 }
 
-/// Reads blocks one after the other for a while, and keeps the times of those that came from SSD.
+/// Reads blocks one after the other while that goes on, and keeps the times of those that came from SSD.
 fn read(
     store: &Store,
     options: &Options,
-    (readable, part): (u64, Duration),
+    readable: u64,
     times: &mut Vec<f64>,
+    goes_on: impl Fn() -> bool,
 ) -> Result<(), Error> {
     static SEED: AtomicU64 = AtomicU64::new(1);
     let mut rng = Rng::new(SEED.fetch_add(1, Ordering::Relaxed));
     let mut buffer = vec![0; options.block_bytes];
-    let begun = Instant::now();
-    while begun.elapsed() < part {
+    while goes_on() {
         let block = rng.below(readable);
         let (key, read) = (key(block), Instant::now());
         let got = store.get_into(&key, &mut buffer, &GetOptions::default())?;
@@ -140,7 +147,7 @@ fn read(
     Ok(())
 }
 
-/// New blocks without end.
+/// New blocks without end, after those that are read.
 struct Stream<'s> {
     store: &'s Store,
     buffer: Vec<u8>,
@@ -148,19 +155,37 @@ struct Stream<'s> {
 }
 
 impl<'s> Stream<'s> {
-    fn new(store: &'s Store, block_bytes: usize) -> Self {
+    fn new(store: &'s Store, options: &Options) -> Self {
         Self {
             store,
-            buffer: vec![0; block_bytes],
+            buffer: vec![0; options.block_bytes],
             next: 0,
         }
     }
 
-    /// Makes the content of the next block; without it that is the one before, so that the stream costs little but its puts.
-    fn fill(&mut self) {
-        Content::of(&key(self.next)).fill(&mut self.buffer);
+    /// Has the first blocks on SSD and not in memory, and younger than all that the stream has written.
+    fn push_to_ssd(&mut self, readable: u64, memory: u64) -> Result<(), Error> {
+        for block in 0..readable {
+            let key = key(block);
+            let options = GetOptions::default();
+            if self
+                .store
+                .get_into(&key, &mut self.buffer, &options)?
+                .is_none()
+            {
+                Content::of(&key).fill(&mut self.buffer);
+                let _ = self.store.put(&key, &self.buffer, &PutOptions::default());
+            }
+        }
+        self.next = self.next.max(readable);
+        // What memory holds twice over leaves nothing of them there.
+        for _ in 0..2 * memory / self.buffer.len() as u64 {
+            self.put();
+        }
+        Ok(())
     }
 
+    /// Every block has the bytes of the one before, so that the stream costs little but its puts.
     fn put(&mut self) {
         let key = key(self.next);
         self.next += 1;

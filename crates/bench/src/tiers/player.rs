@@ -201,7 +201,7 @@ impl<'s> Player<'s> {
             let values = self.buffer.chunks(self.block_bytes);
             let entries: Vec<_> = call.iter().map(Vec::as_slice).zip(values).collect();
             let options = PutOptions {
-                chain: chain(&keys, position),
+                chain: chain(request, &keys, position),
                 ..PutOptions::default()
             };
             // A block that finds no room is a miss later, as in any cache.
@@ -216,7 +216,7 @@ impl<'s> Player<'s> {
             let call = &keys[prefix..keys.len().min(prefix + CALL_BLOCKS)];
             let names: Vec<&[u8]> = call.iter().map(Vec::as_slice).collect();
             let options = GetOptions {
-                chain: chain(keys, prefix),
+                chain: chain(request, keys, prefix),
                 prefix_only: true,
                 ..GetOptions::default()
             };
@@ -262,14 +262,9 @@ fn key(block: u64) -> Vec<u8> {
     format!("tiers/{block}").into_bytes()
 }
 
-fn chain(keys: &[Vec<u8>], position: usize) -> Chain {
-    Chain {
-        parent: position
-            .checked_sub(1)
-            .and_then(|before| Key::new(&keys[before]).ok()),
-        position: position as u32,
-        ..Chain::default()
-    }
+fn chain(request: &Request, keys: &[Vec<u8>], position: usize) -> Chain {
+    let before = position.checked_sub(1).map(|before| &keys[before]);
+    request.chain(before.and_then(|key| Key::new(key).ok()), position)
 }
 
 /// Waits until nothing is on its way from one tier to the other.

@@ -250,13 +250,7 @@ impl Keys {
         let parent = first
             .checked_sub(1)
             .map(|before| Key::new(self.get(before)).expect("keys are short and not empty"));
-        Chain {
-            parent,
-            position: u32::try_from(first).unwrap_or(u32::MAX),
-            hint: request.hint,
-            expect: request.expect,
-            output_tokens: Some(u32::try_from(request.output_tokens).unwrap_or(u32::MAX)),
-        }
+        request.chain(parent, first)
     }
 }
 

@@ -520,7 +520,7 @@ mod tests {
             &[("evict-high", "0.6"), ("evict-low", "0.5")],
             [Some((0.5, 0.6)), None],
         );
-        check(&[("evict-ssd-high", "90%")], [None, Some((0.88, 0.9))]);
+        check(&[("evict-ssd-high", "90%")], [None, Some((0.83, 0.9))]);
         // As a program sets it.
         let config = Config {
             evict_high: Ratio(0.6),

@@ -531,7 +531,7 @@ impl Log {
     }
 
     /// Bytes of records that the log takes: a part is kept for reclaim, batches take their fixed parts, and a sixteenth of the rest
-    /// is for what is dead but not yet reclaimed. With the master's watermark of nine tenths files are live by .84 of their
+    /// is for what is dead but not yet reclaimed. With the master's watermark of .85 files are live by .8 of their
     /// bytes at the most, on average, so that reclaim finds some worth their copying.
     fn usable_bytes(&self) -> u64 {
         let kept = (RESERVE + 1) * self.file_bytes;

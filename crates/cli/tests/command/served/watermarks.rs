@@ -102,6 +102,6 @@ fn watermarks_that_a_node_cannot_have_end_its_start() {
     check(&["--evict-low", "much"], "`much` is not a ratio");
     check(
         &["--evict-ssd-high", "50%"],
-        "evict.ssd_low: 0.88 is above `evict.ssd_high` (0.5)",
+        "evict.ssd_low: 0.83 is above `evict.ssd_high` (0.5)",
     );
 }

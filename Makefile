@@ -32,7 +32,7 @@ WITH := $(if $(FEATURES),--features $(FEATURES))
 comma := ,
 MODULE_WITH := $(if $(FEATURES),--features $(FEATURES)$(comma)pyo3/extension-module)
 
-.PHONY: help run test wheel wheel-mooncake wheel-aarch64 deb static docs bench soak test-aarch64 test-deploy lint test-side-by-side test-computing build-tested test-rust test-c test-loom test-miri test-sim test-python c mutants build clean
+.PHONY: help run test wheel wheel-mooncake wheel-aarch64 deb static docs bench peers soak test-aarch64 test-deploy lint test-side-by-side test-computing build-tested test-rust test-c test-loom test-miri test-sim test-python c mutants build clean
 
 # Targets share folders, and cargo uses all processors by itself.
 .NOTPARALLEL:
@@ -48,6 +48,7 @@ help:
 	@echo "make docs            all documents as a site, in target/book/site"
 	@echo "make c               the library for C and C++, shared and static, with its header, in dist/c"
 	@echo "make bench           every benchmark once, with ratios against limits and the peers that are there; reports in report/"
+	@echo "make peers           foyer, for the next make bench: a program that plays other caches the same traces"
 	@echo "make soak MINUTES=30 the simulator's profiles on seeds that were never used before"
 	@echo "make test-deploy     the chart by Helm and the schemas of Kubernetes, dashboard and alerts in a Prometheus if there is one"
 	@echo "make test-aarch64    copies and checksums of aarch64, under an emulator"
@@ -59,10 +60,14 @@ run: build
 build: toolchain
 	cargo build --release --locked --package slackwater-cli
 
+PEERS_DIR := bench/peers
+peers: toolchain
+	CARGO_TARGET_DIR=$(PEERS_DIR)/target cargo build --release --locked --manifest-path $(PEERS_DIR)/Cargo.toml
+
 # Each is run once, these two in a pool of processes too; foyer is beside `tiers` where its program was built.
 BENCHMARKS := store promotion tiers copy meta wait pool mq transfer master idle page restart
 SERVED := store promotion
-PEERS := $(wildcard bench/peers/target/release/slackwater-peers)
+PEERS := $(wildcard $(PEERS_DIR)/target/release/slackwater-peers)
 bench: build $(STAMP)
 	@run() { echo "slackwater bench $$*"; SLACKWATER_PYTHON=$(CURDIR)/$(PYTHON) $(SLACKWATER) bench "$$@" --report report; }; \
 	for name in $(BENCHMARKS); do \

@@ -3,6 +3,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use slackwater_base::ByteSize;
 use slackwater_meta::evict::PolicyKind;
@@ -330,12 +331,32 @@ where
         .try_get_matches_from_mut(line.with(filed.flags()))
         .map_err(|error| refused_here(&mut command, line.name, error))
         .map_err(|error| filed.placed(&mut command, error))?;
+    reads_file(&mut command, &matches)?;
     let cli = Cli::from_arg_matches(&matches)?;
     let flags = matches
         .subcommand()
         .map(|(_, matches)| store_flags(matches))
         .unwrap_or_default();
     Ok(Parsed { cli, flags, filed })
+}
+
+/// Refuses a file that a command would not read. As a variable it is for all commands of a shell.
+fn reads_file(command: &mut clap::Command, matches: &ArgMatches) -> Result<(), clap::Error> {
+    let Some((name, of_command)) = matches.subcommand() else {
+        return Ok(());
+    };
+    let given = of_command.value_source("config") == Some(ValueSource::CommandLine);
+    if !given || configured().any(|(configured, _)| configured == name) {
+        return Ok(());
+    }
+    let all: Vec<&str> = configured().map(|(name, _)| name).collect();
+    let refusal = format!(
+        "--config has no effect in `slackwater {name}`, which reads no file of options; these do: {}",
+        all.join(", ")
+    );
+    let own = command.find_subcommand_mut(name);
+    let own = own.expect("it was found in the line");
+    Err(own.error(ErrorKind::UnknownArgument, refusal))
 }
 
 /// Says why a command does not take an option of the store, and which one does.
@@ -374,18 +395,28 @@ const ROLES: [(&str, Role); 5] = [
 
 /// The whole command line, with a flag for every option of the store where a store is opened or described.
 pub(crate) fn command() -> clap::Command {
+    let command = Cli::command();
+    let of_all = command.get_arguments();
+    let file: Vec<Arg> = of_all
+        .filter(|argument| argument.get_id() == "config")
+        .map(|argument| argument.clone().hide(true))
+        .collect();
+    command.mut_subcommands(|subcommand| {
+        match configured().find(|(name, _)| *name == subcommand.get_name()) {
+            Some((_, role)) => subcommand
+                .next_help_heading("Store")
+                .args(store_arguments(role)),
+            // It is refused there: see [`reads_file`].
+            None => subcommand.args(file.clone()),
+        }
+    })
+}
+
+/// The commands that read options of the store, with what their processes are, where they are one thing.
+fn configured() -> impl Iterator<Item = (&'static str, Option<Role>)> {
     let any = ["config", "doctor"].map(|name| (name, None));
     let roles = ROLES.map(|(name, role)| (name, Some(role)));
-    roles
-        .into_iter()
-        .chain(any)
-        .fold(Cli::command(), |command, (name, role)| {
-            command.mut_subcommand(name, |subcommand| {
-                subcommand
-                    .next_help_heading("Store")
-                    .args(store_arguments(role))
-            })
-        })
+    roles.into_iter().chain(any)
 }
 
 /// Options that `-h` shows; `--help` shows all.
@@ -602,6 +633,33 @@ mod tests {
         }
         let mode = "a served store: it is the master's: give it to `slackwater master`";
         check("serve", "--replication-mode", "enforce", mode);
+    }
+
+    /// `slackwater bench tiers --config FILE` took a file, even a wrong one, and measured with the defaults.
+    #[test]
+    fn a_file_that_is_not_read_is_refused() {
+        let check = |line: &str, taken: bool| {
+            let parsed = parse(line.split(' '));
+            match parsed {
+                Ok(_) => assert!(taken, "{line}"),
+                Err(error) => {
+                    let said = error.to_string();
+                    assert!(
+                        !taken && said.contains("--config has no effect in"),
+                        "{said}"
+                    );
+                    assert_eq!(error.exit_code(), 2);
+                }
+            }
+        };
+        check("slackwater bench tiers --config f", false);
+        check("slackwater --config f bench tiers", false);
+        check("slackwater get k --config=f", false);
+        check("slackwater keys new k --config f", false);
+        check("slackwater replay t --config f", true);
+        check("slackwater --config f config", true);
+        check("slackwater doctor --config f", true);
+        check("slackwater get k", true);
     }
 
     #[test]

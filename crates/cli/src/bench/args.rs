@@ -224,7 +224,7 @@ pub(crate) struct Tiers {
     #[arg(long, default_value = "1", value_name = "N", value_parser = one_or_more)]
     rounds: usize,
 
-    /// The program that plays the peers: build it with `cargo build --release` in `bench/peers` [default: none]
+    /// The program that plays the peers: `make peers` leaves it at `bench/peers/target/release/slackwater-peers` [default: none]
     #[arg(long, value_name = "PROGRAM")]
     peers: Option<PathBuf>,
 

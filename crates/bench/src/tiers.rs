@@ -188,7 +188,8 @@ pub fn run(options: &Options) -> Result<Report, Error> {
     if options.peers.is_none() {
         skipped.push(Skipped {
             peer: "foyer",
-            reason: "no program of the peers was named: `make peers` builds one for --peers".to_owned(),
+            reason: "no program of the peers was named: `make peers` builds one for --peers"
+                .to_owned(),
         });
     }
     for in_flight in options.in_flight.iter().copied() {

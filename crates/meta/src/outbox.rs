@@ -96,7 +96,7 @@ fn in_parts<T>(
     order: fn(Vec<T>) -> Order,
     out: &mut Vec<Output>,
 ) {
-    for (node, items) in std::mem::take(items) {
+    while let Some((node, items)) = items.pop_first() {
         let mut items = items.into_iter().peekable();
         while items.peek().is_some() {
             let order = order(items.by_ref().take(BATCH_KEYS_MAX).collect());

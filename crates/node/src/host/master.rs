@@ -246,7 +246,9 @@ impl MasterHost {
 
     fn sort(&mut self) {
         self.tell_events();
-        for output in std::mem::take(&mut self.out) {
+        // It keeps its memory from one step to the next.
+        let mut out = std::mem::take(&mut self.out);
+        for output in out.drain(..) {
             match output {
                 Output::Reply {
                     client,
@@ -261,6 +263,7 @@ impl MasterHost {
                 Output::AnnounceFirst { nodes, names } => self.awaited.push((nodes, names)),
             }
         }
+        self.out = out;
     }
 
     fn reply(&mut self, operation: OperationId, reply: Reply) {

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use slackwater_remote::{CallOptions, GetOptions, PutOptions, Stored};
-use slackwater_wire::{Durability, ErrorCode, Tenant};
+use slackwater_wire::{Durability, ErrorCode};
 
 use super::super::admin::Administered;
 use super::super::network::{Host, Network};
@@ -87,6 +87,7 @@ impl Cluster {
         let key = make_key(&place, "server", "");
         make_key(&place, "root", "admin");
         make_key(&place, "load", "basic");
+        make_key(&place, "rival", "basic tenants=acme");
         (0..NODES).for_each(|number| _ = make_key(&place, &format!("node{number}"), "node"));
         let port = if network.has_spaces() { 50_051 } else { 0 };
         let listen = SocketAddr::new(network.address(MASTER), port);
@@ -112,7 +113,7 @@ impl Cluster {
         let operator = cluster.told(PROBE, "root");
         let client = cluster.network.on(PROBE, || operator.connect());
         let acme = CallOptions {
-            tenant: Tenant::new("acme").unwrap(),
+            tenant: load::tenant_of(value::RIVAL),
             ..CallOptions::default()
         };
         let set = cluster
@@ -141,6 +142,18 @@ impl Cluster {
             paths.filter(|path| !is_of_log(path)).count()
         };
         (MASTER..=NODES).map(open).collect()
+    }
+
+    /// The most memory that each of them had at once, in bytes.
+    pub(super) fn memory_peaks(&self) -> Vec<u64> {
+        let peak = |host| {
+            let path = format!("/proc/{}/status", self.child(host).id());
+            let status = std::fs::read_to_string(path).unwrap();
+            let line = status.lines().find(|line| line.starts_with("VmHWM:"));
+            let kib = line.unwrap().split_whitespace().nth(1).unwrap();
+            kib.parse::<u64>().unwrap() << 10
+        };
+        (MASTER..=NODES).map(peak).collect()
     }
 
     /// A command whose log goes to a file that is shown when the trial has failed.
@@ -234,6 +247,7 @@ impl Cluster {
         Told {
             address: self.master_from(host),
             key_file: self.place.path(key),
+            rival_key_file: self.place.path("rival"),
             host: host as u64,
             process: self.processes,
             seed: self.seed,

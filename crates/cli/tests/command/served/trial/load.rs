@@ -11,7 +11,7 @@ use slackwater_base::Rng;
 use slackwater_remote::{
     CallOptions, Client, ClientError, GetOptions, Part, PutOptions, RemoveOptions, Stored,
 };
-use slackwater_wire::{Durability, ErrorCode, PutMode};
+use slackwater_wire::{Durability, ErrorCode, PutMode, Tenant};
 
 use super::super::connect_with_key;
 use super::value;
@@ -26,7 +26,7 @@ pub(super) const SHARED: u64 = 64;
 pub(super) const OWN: u64 = 1000;
 /// How long a call may take.
 pub(super) const DEADLINE: Duration = Duration::from_secs(2);
-/// Calls at once of each process.
+/// Calls at once of each process, but for that of the other tenant.
 pub(super) const THREADS: u64 = 2;
 
 /// What a process of the load is told.
@@ -34,6 +34,8 @@ pub(super) const THREADS: u64 = 2;
 pub(super) struct Told {
     pub(super) address: String,
     pub(super) key_file: PathBuf,
+    /// The key of the other tenant.
+    pub(super) rival_key_file: PathBuf,
     /// The host that it runs on, and its number among all processes of the trial.
     pub(super) host: u64,
     pub(super) process: u64,
@@ -42,9 +44,9 @@ pub(super) struct Told {
 
 impl Told {
     pub(super) fn text(&self) -> String {
-        let file = self.key_file.to_str().unwrap();
+        let [own, rival] = [&self.key_file, &self.rival_key_file].map(|file| file.display());
         let (host, process, seed) = (self.host, self.process, self.seed);
-        format!("{} {file} {host} {process} {seed}", self.address)
+        format!("{} {own} {rival} {host} {process} {seed}", self.address)
     }
 
     fn parse(text: &str) -> Self {
@@ -53,15 +55,29 @@ impl Told {
         Self {
             address: words[0].to_owned(),
             key_file: words[1].into(),
-            host: number(2),
-            process: number(3),
-            seed: number(4),
+            rival_key_file: words[2].into(),
+            host: number(3),
+            process: number(4),
+            seed: number(5),
         }
     }
 
     /// The client that it uses.
     pub(super) fn connect(&self) -> Client {
         connect_with_key(&self.address, self.key_file.clone(), DEADLINE).unwrap()
+    }
+
+    /// A client of the other tenant.
+    pub(super) fn connect_rival(&self) -> Client {
+        connect_with_key(&self.address, self.rival_key_file.clone(), DEADLINE).unwrap()
+    }
+}
+
+/// The tenant of a key's calls.
+pub(super) fn tenant_of(key: u64) -> Tenant {
+    match key {
+        0..value::RIVAL => Tenant::default(),
+        _ => Tenant::new("acme").unwrap(),
     }
 }
 
@@ -77,14 +93,15 @@ pub(super) fn nanos() -> u64 {
 fn the_process_of_a_load() {
     let told = std::env::var(ENV).unwrap_or_else(|_| panic!("{ENV} is not set: tests start this"));
     let told = Told::parse(&told);
-    let client = told.connect();
+    let (client, rival) = (told.connect(), told.connect_rival());
     say(&format!("c {}", nanos()));
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let (client, rival, told, over) = (&client, &rival, &told, &over);
         for thread in 0..THREADS {
-            let (client, told, over) = (&client, &told, &over);
-            scope.spawn(move || Caller::new(client, told, thread).run(over));
+            scope.spawn(move || Caller::new(client, told, thread, 0).run(over));
         }
+        scope.spawn(move || Caller::new(rival, told, THREADS, value::RIVAL).run(over));
         // Its input ends when the load is to end.
         let _ = std::io::stdin().read(&mut [0]);
         over.store(true, Ordering::Relaxed);
@@ -103,7 +120,10 @@ fn say(line: &str) {
 /// One thread of a process.
 struct Caller<'a> {
     client: &'a Client,
+    call: CallOptions,
     thread: u64,
+    /// Where its keys begin.
+    first: u64,
     own: u64,
     rng: Rng,
     /// Calls that were begun, and the last put that was.
@@ -115,11 +135,16 @@ struct Caller<'a> {
 type Entry = (u64, u64, usize);
 
 impl<'a> Caller<'a> {
-    fn new(client: &'a Client, told: &Told, thread: u64) -> Self {
+    fn new(client: &'a Client, told: &Told, thread: u64, first: u64) -> Self {
         Self {
             client,
+            call: CallOptions {
+                tenant: tenant_of(first),
+                ..CallOptions::default()
+            },
             thread,
-            own: OWN + told.host * THREADS + thread,
+            first,
+            own: first + OWN + told.host * THREADS + thread % THREADS,
             rng: Rng::new(told.seed.wrapping_mul(31) ^ (told.process << 8 | thread)),
             calls: 0,
             put: told.process << 40 | thread << 32,
@@ -147,8 +172,12 @@ impl<'a> Caller<'a> {
     fn key(&mut self) -> u64 {
         match self.rng.below(12) {
             0 => self.own,
-            _ => self.rng.below(SHARED),
+            _ => self.shared(),
         }
+    }
+
+    fn shared(&mut self) -> u64 {
+        self.first + self.rng.below(SHARED)
     }
 
     /// Says that a call begins, does it, and says how it ended.
@@ -175,7 +204,7 @@ impl<'a> Caller<'a> {
         let mut entries: Vec<Entry> = Vec::new();
         while entries.len() < keys {
             // Of equal keys the first would win.
-            let key = self.rng.below(SHARED);
+            let key = self.shared();
             if entries.iter().all(|(there, ..)| *there != key) {
                 entries.push(self.entry(key));
             }
@@ -201,6 +230,7 @@ impl<'a> Caller<'a> {
             replicas,
             durability,
             wait: Some(Duration::from_millis(500)),
+            call: self.call.clone(),
             ..PutOptions::default()
         };
         let kind = match mode {
@@ -227,13 +257,20 @@ impl<'a> Caller<'a> {
         });
     }
 
+    fn reading(&self) -> GetOptions {
+        GetOptions {
+            call: self.call.clone(),
+            ..GetOptions::default()
+        }
+    }
+
     fn get(&mut self, keys: usize) {
         let keys: Vec<u64> = (0..keys).map(|_| self.key()).collect();
         let names: Vec<String> = keys.iter().map(|key| value::name(*key)).collect();
         let names: Vec<&[u8]> = names.iter().map(String::as_bytes).collect();
         let told: Vec<String> = keys.iter().map(u64::to_string).collect();
         self.call("get", &told, |caller| {
-            let results = caller.client.get_batch(&names, &GetOptions::default());
+            let results = caller.client.get_batch(&names, &caller.reading());
             let result = |(key, result): (&u64, Result<Option<Vec<u8>>, ClientError>)| match result
             {
                 Ok(None) => "missing".to_owned(),
@@ -262,7 +299,7 @@ impl<'a> Caller<'a> {
                 },
             ];
             let name = value::name(key);
-            let options = GetOptions::default();
+            let options = caller.reading();
             let mut read = caller
                 .client
                 .get_parts(&[name.as_bytes()], vec![parts], &options);
@@ -286,9 +323,10 @@ impl<'a> Caller<'a> {
     }
 
     fn remove(&mut self, force: bool) {
-        let key = self.rng.below(SHARED);
+        let key = self.shared();
         let options = RemoveOptions {
             force,
+            call: self.call.clone(),
             ..RemoveOptions::default()
         };
         self.call("remove", &[key.to_string()], |caller| {
@@ -305,9 +343,7 @@ impl<'a> Caller<'a> {
         let key = self.key();
         self.call("exists", &[key.to_string()], |caller| {
             let name = value::name(key);
-            let there = caller
-                .client
-                .exists(&[name.as_bytes()], &CallOptions::default());
+            let there = caller.client.exists(&[name.as_bytes()], &caller.call);
             vec![match there {
                 Ok(there) if there[0] => "there".to_owned(),
                 Ok(_) => "missing".to_owned(),

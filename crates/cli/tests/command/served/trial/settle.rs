@@ -10,9 +10,21 @@ use slackwater_remote::{CallOptions, Client, GetOptions, RemoveOptions};
 use super::super::until;
 use super::cluster::{Cluster, LEASE, LOADS, MASTER, NODES, PROBE, QUOTA, SLACK};
 use super::history::{Act, Bounds, Told, What, durable, violations};
-use super::load::{DEADLINE, nanos};
+use super::load::{DEADLINE, nanos, tenant_of};
 use super::value;
 use crate::place::PATIENCE;
+
+/// Memory of a master or a node at the most: what is configured, with the buffers of a node, the program and its threads.
+const PEAK_MAX: u64 = 96 << 20;
+
+/// A call for the tenant of a key.
+fn called_for(key: u64, deadline: Duration) -> CallOptions {
+    CallOptions {
+        tenant: tenant_of(key),
+        deadline: Some(deadline),
+        ..CallOptions::default()
+    }
+}
 
 impl Cluster {
     /// Checks the history, what is durable, and the books; nothing is left when everything was removed.
@@ -20,6 +32,9 @@ impl Cluster {
         self.end_load();
         assert!(self.acts.len() > 100, "{} keys in calls", self.acts.len());
         self.announced();
+        let peaks = self.memory_peaks();
+        let few = peaks.iter().all(|peak| *peak <= PEAK_MAX);
+        assert!(few, "seed {}: {peaks:?} bytes of memory (I8)", self.seed);
         self.give_back();
         self.read_all();
         self.recounted();
@@ -38,12 +53,14 @@ impl Cluster {
         );
         let operator = self.told(PROBE, "root");
         let client = self.network.on(PROBE, || operator.connect());
-        let force = RemoveOptions {
-            force: true,
-            ..RemoveOptions::default()
-        };
-        let removed = self.network.on(PROBE, || client.remove_all(&force));
-        assert!(removed.is_ok(), "{removed:?}");
+        for first in [0, value::RIVAL] {
+            let force = RemoveOptions {
+                force: true,
+                call: called_for(first, DEADLINE),
+            };
+            let removed = self.network.on(PROBE, || client.remove_all(&force));
+            assert!(removed.is_ok(), "{removed:?}");
+        }
         self.books(true);
         // What the master counts is one thing, and what the nodes have on their SSDs another: none of it comes back.
         (MASTER..=NODES).for_each(|host| self.kill(host));
@@ -98,15 +115,15 @@ impl Cluster {
     fn read_all(&mut self) {
         let must = durable(&self.acts);
         assert!(must.len() >= LOADS, "{must:?} are durable");
+        let of_rival = must.range(value::RIVAL..).count();
+        let of_both = (1..must.len()).contains(&of_rival);
+        assert!(of_both, "{must:?} are durable, of one tenant alone");
         let keys: BTreeSet<u64> = self.acts.iter().map(|act| act.key).collect();
         self.processes += 1;
         let told = self.told(PROBE, "load");
         let read = |client: &Client, key: u64| {
             let options = GetOptions {
-                call: CallOptions {
-                    deadline: Some(PATIENCE),
-                    ..CallOptions::default()
-                },
+                call: called_for(key, PATIENCE),
                 ..GetOptions::default()
             };
             let began = nanos();
@@ -115,8 +132,11 @@ impl Cluster {
             (began, nanos(), put)
         };
         let reads: Vec<_> = self.network.on(PROBE, || {
-            let client = told.connect();
-            let read = |key: &u64| (*key, read(&client, *key));
+            let (client, rival) = (told.connect(), told.connect_rival());
+            let read = |key: &u64| match *key {
+                own @ 0..value::RIVAL => (own, read(&client, own)),
+                rivals => (rivals, read(&rival, rivals)),
+            };
             keys.iter().map(read).collect()
         });
         for (key, (began, ended, put)) in reads {

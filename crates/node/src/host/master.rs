@@ -14,6 +14,8 @@ use crate::store::slot::{Later, Owed};
 
 /// The client that is the process itself.
 const CLIENT: ClientId = ClientId(1);
+/// Outputs whose memory is kept from one step to the next.
+const KEPT_OUTPUTS: usize = 64;
 
 /// How a request went.
 pub(crate) enum Asked {
@@ -246,7 +248,7 @@ impl MasterHost {
 
     fn sort(&mut self) {
         self.tell_events();
-        // It keeps its memory from one step to the next.
+        // Few steps have more than a few, whose memory is kept for the next one.
         let mut out = std::mem::take(&mut self.out);
         for output in out.drain(..) {
             match output {
@@ -263,6 +265,7 @@ impl MasterHost {
                 Output::AnnounceFirst { nodes, names } => self.awaited.push((nodes, names)),
             }
         }
+        out.shrink_to(KEPT_OUTPUTS);
         self.out = out;
     }
 

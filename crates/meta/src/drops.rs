@@ -128,7 +128,8 @@ impl Master {
         let Some(drop) = self.drops.pending.get(&name) else {
             return;
         };
-        if !self.lives_on(hash, &drop.entry, segment) {
+        let counts = planted(Planted::KeptCountsAsRemoved);
+        if counts || !self.lives_on(hash, &drop.entry, segment) {
             self.owed.key_of(node, &drop.entry.tenant, hash, version);
         }
         if let Some(drop) = self.drops.pending.get_mut(&name)
@@ -231,7 +232,9 @@ impl Master {
     pub(crate) fn lose_orders_of(&mut self, now: Instant, node: NodeId, but: Option<Incarnation>) {
         let mut lost = self.segments.of_node(node);
         lost.retain(|index| Some(self.segments.at(*index).incarnation) != but);
-        self.lose_offloads(now, &lost);
+        if !planted(Planted::LostOffloadsAreDropped) {
+            self.lose_offloads(now, &lost);
+        }
         for index in lost {
             self.begin_owing(index);
             self.lose_drops(index);
@@ -262,10 +265,14 @@ impl Master {
             if drop.owed {
                 self.drops.forget_owed(segment);
             }
-            if !self.lives_on(key.0, &drop.entry, segment) {
+            let counts = planted(Planted::LostCountsAsRemoved);
+            if counts || !self.lives_on(key.0, &drop.entry, segment) {
                 // Of other nodes it may be the last copy of what is not dead: what is was noted for all of them when it ended.
                 let node = self.segments.at(segment).node;
-                self.owed.key_of(node, &drop.entry.tenant, key.0, key.1);
+                match planted(Planted::LostCountsForAll) {
+                    true => self.owed.key(&drop.entry.tenant, key.0, key.1),
+                    false => self.owed.key_of(node, &drop.entry.tenant, key.0, key.1),
+                }
             }
             for waiter in drop.waiters {
                 self.acks

@@ -146,6 +146,14 @@ impl Master {
         disks.map(|segment| segment.node).collect()
     }
 
+    /// Whether there is an object of the put that a record names.
+    #[must_use]
+    pub fn has_version(&self, entry: &DiskEntry) -> bool {
+        let found = self.find(&entry.tenant, &entry.key);
+        let found = found.map(|id| self.catalog.object(id));
+        found.is_some_and(|it| it.version == entry.version && it.has_replicas())
+    }
+
     /// Removes a segment that is gone, with everything on it.
     fn lose_segment(&mut self, now: Instant, index: SegmentIndex) {
         let (id, node) = (self.segments.at(index).id, self.segments.at(index).node);

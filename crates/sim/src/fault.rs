@@ -310,12 +310,12 @@ fn absences_beside(rng: &mut Rng, planned: &[Planned], cluster: ClusterSize) -> 
     let mut more = Vec::new();
     for Planned { at, fault } in planned {
         if let Fault::Cut { from, to, lasts } = fault
-            && rng.chance(0.5)
+            && rng.chance(0.8)
         {
             let other = Process::Node(node(rng, cluster));
             if other != *from {
                 let (to, lasts) = (*to, *lasts);
-                let at = *at + span(rng, Duration::ZERO, Duration::from_millis(200));
+                let at = *at + span(rng, Duration::ZERO, Duration::from_millis(100));
                 let fault = Fault::Cut {
                     from: other,
                     to,

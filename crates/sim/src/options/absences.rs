@@ -19,7 +19,7 @@ impl Options {
         let rng = &mut seed.stream("absences", 0);
         let millis = |millis: u64| Duration::from_millis(millis);
         options.embedded = false;
-        options.nodes = 2 + rng.below(2) as u32;
+        options.nodes = 3;
         options.clients = options.clients.max(2);
         options.segment_bytes = pick(rng, &[192 << 10, 384 << 10]);
         (options.log_bytes, options.log_file_bytes) = (LOG_BYTES, LOG_BYTES / 16);
@@ -54,7 +54,7 @@ impl Options {
             removes: pick(rng, &[0.0, 0.1]),
             upserts: pick(rng, &[0.1, 0.3]),
             durable: pick(rng, &[0.0, 0.2]),
-            replicas_max: 2,
+            replicas_max: 3,
             think: pick(rng, &[millis(8), millis(25)]),
             ..options.load
         };

@@ -52,6 +52,14 @@ pub enum Planted {
     PromoteWithoutVerify,
     /// A removal is not kept for a node that is away.
     ForgetOwedRemoval,
+    /// What is kept to be forgotten by a node that is away counts as removed, also when its version lives on.
+    KeptCountsAsRemoved,
+    /// A copy that only made room counts as removed when its node is lost.
+    LostCountsAsRemoved,
+    /// What one node has lost counts as removed at all nodes that are away.
+    LostCountsForAll,
+    /// The offloads of a lost node are ended one segment after the other, so that what was to be written counts as dropped.
+    LostOffloadsAreDropped,
     /// A copy is published although its object was replaced on the way.
     ReplacedCopyIsPublished,
     /// A replica that a job carries goes although its copy failed.
@@ -182,6 +190,10 @@ impl Planted {
         Self::EndedPutKeepsQuota,
         Self::PromoteWithoutVerify,
         Self::ForgetOwedRemoval,
+        Self::KeptCountsAsRemoved,
+        Self::LostCountsAsRemoved,
+        Self::LostCountsForAll,
+        Self::LostOffloadsAreDropped,
         Self::TenantsShareKeys,
         Self::ReadWithoutChecksum,
         Self::VersionsBeginAgain,

@@ -1,5 +1,7 @@
 //! The options of a run: every choice is drawn from the seed, and printed with a failure.
 
+mod absences;
+
 use std::time::Duration;
 
 use slackwater_base::Rng;
@@ -31,16 +33,19 @@ pub enum Profile {
     Jobs,
     /// Masters that are started again and again under their nodes.
     Restarts,
+    /// Nodes that are hidden and given up, and come back.
+    Absences,
 }
 
 impl Profile {
     /// Every profile.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Ordinary,
         Self::Churn,
         Self::ChurnRot,
         Self::Jobs,
         Self::Restarts,
+        Self::Absences,
     ];
 
     /// The name of the profile on the command line.
@@ -52,6 +57,7 @@ impl Profile {
             Self::ChurnRot => "churn-rot",
             Self::Jobs => "jobs",
             Self::Restarts => "restarts",
+            Self::Absences => "absences",
         }
     }
 
@@ -64,6 +70,7 @@ impl Profile {
             Self::ChurnRot => Options::churn_rot(seed),
             Self::Jobs => Options::jobs(seed),
             Self::Restarts => Options::restarts(seed),
+            Self::Absences => Options::absences(seed),
         }
     }
 }

@@ -12,6 +12,7 @@ mod hottest;
 mod inventory;
 mod jobs;
 mod journal;
+mod kept_drops;
 mod lease;
 mod limits;
 mod model;

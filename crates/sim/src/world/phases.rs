@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use slackwater_base::Instant;
 use slackwater_meta::{Books, Input, Output};
+use slackwater_tier::Agent;
 use slackwater_wire::{
     Chain, ClientId, DiskEntry, ExtentRef, Hold, Key, List, OperationId, Permissions, Pin,
     PutConfig, ReplicaAt, ReplicaState, Reply, Request, Tenant,
@@ -323,7 +324,9 @@ impl World {
         }
         if !self.options.embedded {
             for (node, extents) in self.nodes.iter().zip(&extents) {
-                node.announced.reconcile(extents)?;
+                let agent = node.agent.iter();
+                let knows: Vec<_> = agent.flat_map(Agent::published).copied().collect();
+                node.announced.reconcile(extents, &knows)?;
             }
         }
         Ok(())

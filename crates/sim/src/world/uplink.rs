@@ -339,7 +339,7 @@ impl World {
                 );
             }
             Order::Fence(extents) => node.announced.fence(extents),
-            Order::Published(all) => node.announced.publish(all),
+            Order::Published(all) => node.announced.publish(all)?,
             Order::Staged { .. } | Order::Cancel { .. } => {}
         }
         self.node_step(index, AgentInput::Order(order))

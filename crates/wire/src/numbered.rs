@@ -151,6 +151,18 @@ impl<T: Clone + Numbered> NumberedSender<T> {
         Ok(())
     }
 
+    /// The number of the message that was added last.
+    #[must_use]
+    pub fn last(&self) -> u64 {
+        self.first + self.kept.len() as u64 - 1
+    }
+
+    /// Everything up to this number is known to be taken.
+    #[must_use]
+    pub fn taken(&self) -> u64 {
+        self.first - 1
+    }
+
     /// Messages that are not known to be taken.
     #[must_use]
     pub fn len(&self) -> usize {

@@ -16,6 +16,7 @@ mod lease;
 mod limits;
 mod model;
 mod names;
+mod noted;
 mod offload;
 mod permissions;
 mod promote;

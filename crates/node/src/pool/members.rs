@@ -1,6 +1,6 @@
 //! The nodes of a pool as its master knows them: their links, and what is under way on each.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use slackwater_mq::{ConnectionId, Mq, SendOptions};
@@ -33,6 +33,8 @@ struct Member {
     /// The key that its link proved; none without encryption.
     key: Option<PublicKey>,
     orders: NumberedSender<Order>,
+    /// Marks of the master that the node has not taken, each with the number of the order before it.
+    marks: VecDeque<(u64, u64)>,
     reports: NumberedReceiver,
     contact: Contact,
     minter: Arc<Minter>,
@@ -128,6 +130,7 @@ impl Members {
             link: Some(link),
             key,
             orders: NumberedSender::new(),
+            marks: VecDeque::new(),
             reports: NumberedReceiver::default(),
             contact: hello.memory.contact.clone(),
             minter,
@@ -220,8 +223,13 @@ impl Members {
         (contacts.collect(), largest)
     }
 
-    /// Queues orders: under the master's lock, so that each node gets them in their order. The nodes that they are for.
-    pub(super) fn queue(&self, orders: Vec<(NodeId, Order)>) -> BTreeSet<NodeId> {
+    /// Queues orders, with marks behind them: under the master's lock, so that each node gets them in their order. The nodes that
+    /// they are for.
+    pub(super) fn queue(
+        &self,
+        orders: Vec<(NodeId, Order)>,
+        marks: Vec<(NodeId, u64)>,
+    ) -> BTreeSet<NodeId> {
         let mut told = BTreeSet::new();
         if orders.is_empty() {
             return told;
@@ -233,7 +241,25 @@ impl Members {
                 told.insert(node);
             }
         }
+        for (node, mark) in marks {
+            if let Some(member) = state.nodes.get_mut(&node) {
+                let last = member.orders.last();
+                member.marks.push_back((last, mark));
+            }
+        }
         told
+    }
+
+    /// The last of its marks that a node has taken since the last call.
+    pub(super) fn taken(&self, node: NodeId) -> Option<u64> {
+        let mut state = self.state();
+        let member = state.nodes.get_mut(&node)?;
+        let taken = member.orders.taken();
+        let mut last = None;
+        while let Some((_, mark)) = member.marks.pop_front_if(|(number, _)| *number <= taken) {
+            last = Some(mark);
+        }
+        last
     }
 
     /// Takes in what came on a link: the reports that are new, with their node. `None` when the link is no node's.
@@ -280,6 +306,7 @@ impl Members {
                 taken: member.reports.tell(),
                 first,
                 orders,
+                asks: !member.marks.is_empty(),
             };
             match body::encode(&message) {
                 Ok(body) => {
@@ -494,11 +521,11 @@ mod tests {
             let ticket = slackwater_wire::TicketId(1);
             Order::Cancel { ticket }
         };
-        let told = members.queue(vec![(NODE, order()), (NodeId(301), order())]);
+        let told = members.queue(vec![(NODE, order()), (NodeId(301), order())], Vec::new());
         assert_eq!(told, BTreeSet::from([NODE]), "nobody else is known");
         members.send(NODE);
         members.forget(NODE);
-        assert!(members.queue(vec![(NODE, order())]).is_empty());
+        assert!(members.queue(vec![(NODE, order())], Vec::new()).is_empty());
         assert_eq!(members.contacts().1, None);
     }
 }

@@ -38,7 +38,9 @@ impl World {
                 order: Order::Staged { extent, .. },
                 ..
             } => self.grant(*extent),
-            Output::Order { .. } | Output::AnnounceFirst { .. } => Ok(()),
+            Output::Order { .. } | Output::AwaitTaken { .. } | Output::AnnounceFirst { .. } => {
+                Ok(())
+            }
             Output::Copy { task, .. } => self.grant(task.target),
         }
     }

@@ -325,6 +325,20 @@ mod tests {
     }
 
     #[test]
+    fn a_sender_knows_what_was_added_and_what_is_taken() {
+        let mut sender = NumberedSender::new();
+        assert_eq!((sender.last(), sender.taken()), (0, 0));
+        (0..4).for_each(|message| sender.push(message));
+        sender.take();
+        assert_eq!((sender.last(), sender.taken()), (4, 0));
+        sender.acknowledge(3).unwrap();
+        assert_eq!((sender.last(), sender.taken()), (4, 3));
+        sender.push(4);
+        sender.resume(4).unwrap();
+        assert_eq!((sender.last(), sender.taken()), (5, 4));
+    }
+
+    #[test]
     fn numbers_of_another_stream_are_refused() {
         let mut sender = NumberedSender::new();
         (0..4).for_each(|message| sender.push(message));

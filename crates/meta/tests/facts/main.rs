@@ -1,6 +1,7 @@
 //! Facts about a master, each a test named for it.
 
 mod absence;
+mod across_hosts;
 mod ahead;
 mod answers;
 mod decisions;

@@ -28,13 +28,13 @@ fn pool(hosts: &[(&str, u64)]) -> World {
     world
 }
 
-fn of_hosts(hosts: &[&str]) -> World {
+pub(crate) fn of_hosts(hosts: &[&str]) -> World {
     let sized: Vec<(&str, u64)> = hosts.iter().map(|host| (*host, 16)).collect();
     pool(&sized)
 }
 
 /// A put that so many hosts must have, and that does not wait.
-fn on(replicas: u32) -> PutConfig {
+pub(crate) fn on(replicas: u32) -> PutConfig {
     PutConfig {
         replicas,
         durability: Durability::Replicated,

@@ -515,6 +515,35 @@ mod tests {
     }
 
     #[test]
+    fn a_mark_is_taken_with_the_orders_before_it() {
+        let members = members();
+        let order = || (NODE, Order::Fence(Vec::new()));
+        members.queue(vec![order(), order()], vec![(NODE, 1)]);
+        members.queue(vec![order()], vec![(NODE, 2), (NodeId(301), 3)]);
+        members.queue(vec![order()], vec![(NODE, 4)]);
+        assert_eq!(members.taken(NODE), None);
+        let sent = |members: &Members| {
+            let mut state = members.state();
+            let member = state.nodes.get_mut(&NODE).unwrap();
+            member.orders.take();
+        };
+        sent(&members);
+        let check = |taken, expected| {
+            members.take(link(1), reports(1, taken)).unwrap();
+            assert_eq!(members.taken(NODE), expected, "{taken}");
+        };
+        check(1, None);
+        check(3, Some(2));
+        check(3, None);
+        // The rest is taken when its node is back.
+        members.unlink(link(1));
+        let resumed = members.greet(link(2), &hello(1, true, 4));
+        assert_eq!(resumed, Ok(NodeStanding::Resumed(1)));
+        assert_eq!(members.taken(NODE), Some(4));
+        assert_eq!(members.taken(NodeId(301)), None);
+    }
+
+    #[test]
     fn orders_wait_for_the_link_of_their_node_and_go_with_it() {
         let members = members();
         let order = || {

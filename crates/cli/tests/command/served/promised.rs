@@ -15,15 +15,15 @@ fn a_replicated_put_that_was_answered_outlives_its_master() {
     let keep = ["--directory", "master"];
     let listen = lasting_address();
     let mut served = master(&place, &listen, &keep);
-    // They stand for nodes of two hosts, and stop when they hear what they hold.
-    let start = || {
-        let line = ["node", "--master", &served.address, "--log", "warn"];
-        let mut command =
-            place.command(&[&line[..], &["--memory", "64MiB", "--force-tcp"]].concat());
-        command.env("SLACKWATER_FAILPOINT", "node.ordered=stop");
+    // They stand for nodes of two hosts.
+    let line = ["node", "--master", &served.address, "--log", "warn"];
+    let line = [&line[..], &["--memory", "64MiB", "--force-tcp"]].concat();
+    let ending = || {
+        let mut command = place.command(&line);
+        command.env("SLACKWATER_FAILPOINT", "node.ordered=kill");
         Node::launch(command)
     };
-    let nodes = [start(), start()];
+    let deaf = [ending(), ending()];
     let client = served.connect();
     let put = |name: u64, seconds| {
         let options = PutOptions {
@@ -37,12 +37,13 @@ fn a_replicated_put_that_was_answered_outlives_its_master() {
         };
         client.put(format!("k{name}").as_bytes(), &value(name, BYTES), &options)
     };
+    // They end when they hear what they hold.
     let unheard = put(0, 3);
     assert!(unheard.is_err(), "{unheard:?}");
-    for node in &nodes {
-        stopped(&node.child);
-        kill_process(Pid::from_child(&node.child), Signal::CONT).unwrap();
+    for mut node in deaf {
+        end(&mut node.child);
     }
+    let _nodes = [&line, &line].map(|line| Node::launch(place.command(line)));
     for name in 1..=20 {
         assert_eq!(put(name, 60), Ok(Stored::New));
     }

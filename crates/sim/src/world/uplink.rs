@@ -160,7 +160,7 @@ impl World {
             bytes,
             host: String::new(),
             generations,
-            watermarks: None,
+            watermarks: self.options.watermarks(index, kind),
         };
         let memory = self.options.segments(index).into_iter().map(|it| {
             let name = format!("memory{}", it.segment);
@@ -345,8 +345,14 @@ impl World {
                         .map(|task| (task.ticket, (task.bytes, task.checksum))),
                 );
             }
-            Order::Fence(extents) => node.announced.fence(extents),
-            Order::Published(all) => node.announced.publish(all),
+            Order::Fence(extents) => {
+                node.announced.fence(extents);
+                self.promised.fence(index, extents);
+            }
+            Order::Published(all) => {
+                node.announced.publish(all);
+                self.promised.publish(index, all);
+            }
             Order::Staged { .. } | Order::Cancel { .. } => {}
         }
         self.node_step(index, AgentInput::Order(order))

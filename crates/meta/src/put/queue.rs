@@ -375,6 +375,12 @@ impl Master {
         if !self.queue.anyone_waits() {
             return;
         }
+        // Others pass the first call across hosts: what that is given, or leaves to them, is known then.
+        while let Some(number) = self.queue.first_number_across() {
+            if !self.serve_one(now, number) {
+                break;
+            }
+        }
         while let Some(number) = self.queue.first_number() {
             if !self.serve_one(now, number) {
                 break;

@@ -1,10 +1,10 @@
 //! Puts that wait for room on several hosts, and what others find meanwhile.
 
-use slackwater_meta::Input;
+use slackwater_meta::{Input, MasterConfig, Tenancy};
 use slackwater_wire::*;
 
 use super::put::granted;
-use super::replicated::{of_hosts, on};
+use super::replicated::{of_hosts, on, pool_of};
 use crate::world::*;
 
 /// A put of so many hosts and blocks that waits.
@@ -97,6 +97,43 @@ fn puts_of_several_hosts_wait_for_what_each_of_them_lacks() {
     assert!(is_granted(&world.reply(two)), "it needs no third host");
     ends(&mut world, full[1]);
     assert!(is_granted(&world.reply(all)));
+}
+
+/// A put was tried before the one whose room it left alone. When that was served, it was the first, and no room was made for it.
+#[test]
+fn room_is_made_for_the_next_put_when_the_first_is_served() {
+    let config = MasterConfig {
+        tenancy: Tenancy::On,
+        ..plain()
+    };
+    let mut world = pool_of(config, &[("x", 16), ("y", 16)]);
+    let tenant = |name: &str| Tenant::new(name).expect("a tenant name");
+    for name in ["a", "b"] {
+        let set = Request::SetQuota {
+            tenant: tenant(name),
+            memory_bytes: 32 * BLOCK,
+            disk_bytes: 0,
+        };
+        assert_eq!(world.ask(set), Reply::Done);
+    }
+    for block in 0..16 {
+        world.put_at(&format!("cached-{block}"), BLOCK, "segment-20");
+    }
+    world.obedient = false;
+    let of = |name: &str| match across("k", 2, 8) {
+        Request::PutStart(start) => Request::PutStart(PutStart {
+            tenant: tenant(name),
+            ..start
+        }),
+        other => other,
+    };
+    let calls = ["b", "a"].map(|name| world.send(ME, of(name)));
+    assert!(calls.iter().all(|call| world.reply(*call).is_none()));
+    // The first fences are those of the first put's room.
+    (0..4).for_each(|_| world.obey());
+    for call in calls {
+        assert!(is_granted(&world.reply(call)));
+    }
 }
 
 /// Room for both is made where both fit, and nothing is evicted where they never do.

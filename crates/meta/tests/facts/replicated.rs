@@ -1,6 +1,6 @@
 //! Puts that are acknowledged when several hosts have their values.
 
-use slackwater_meta::Input;
+use slackwater_meta::{Input, MasterConfig};
 use slackwater_wire::*;
 
 use super::jobs::drain;
@@ -10,7 +10,12 @@ use crate::world::*;
 /// A pool whose node 1 has segment 10 on the first of these hosts, and so on, 16 blocks each unless said; a node without a host
 /// does not say its own.
 fn pool(hosts: &[(&str, u64)]) -> World {
-    let mut world = World::new(plain());
+    pool_of(plain(), hosts)
+}
+
+/// The same with a master of this configuration.
+pub(crate) fn pool_of(config: MasterConfig, hosts: &[(&str, u64)]) -> World {
+    let mut world = World::new(config);
     for (node, (host, blocks)) in (1..).zip(hosts) {
         let mount = Mount {
             segment: SegmentId(node * 10),

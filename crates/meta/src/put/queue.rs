@@ -246,6 +246,16 @@ impl Queue {
         Some(&waiting.call)
     }
 
+    /// Whether a call across hosts waits.
+    pub(super) fn waits_across(&self) -> bool {
+        self.first_number_across().is_some()
+    }
+
+    /// All calls apart are tried again.
+    pub(super) fn begin_round(&mut self) {
+        self.apart_left = self.apart.len();
+    }
+
     /// The next calls of this round.
     fn next_apart(&mut self) -> Option<(TenantIndex, Shortage)> {
         self.apart_left = self.apart_left.checked_sub(1)?;
@@ -394,7 +404,7 @@ impl Master {
                 None => break,
             }
         }
-        self.queue.apart_left = self.queue.apart.len();
+        self.queue.begin_round();
         self.serve_apart(now);
     }
 

@@ -1,6 +1,6 @@
 //! Starts of puts: whether they are permitted, and where their bytes go.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 
 use slackwater_base::Instant;
 use slackwater_wire::{
@@ -276,9 +276,13 @@ impl Master {
         if !self.fit_quota(now, tenant, Ledger::Memory, wanted.charge) {
             return Err(Shortage::Quota);
         }
-        let replicas = self.allocate(call, wanted.bytes);
+        let spared = self.queue.spared(call);
+        let replicas = self.allocate(call, wanted.bytes, spared);
         if replicas.is_empty() {
             return Err(call.short_of_room());
+        }
+        if spared.is_none() {
+            self.room_taken(now);
         }
         if replicas.len() < call.config.replicas as usize {
             self.metrics.puts_partial += 1;
@@ -381,7 +385,7 @@ impl Master {
 
     /// Allocates on as many different segments as replicas are asked for, or on fewer, or on that many hosts where all are needed;
     /// on none when there is no room.
-    fn allocate(&mut self, call: &PutCall, bytes: u64) -> Vec<ReplicaId> {
+    fn allocate(&mut self, call: &PutCall, bytes: u64, spared: Option<u64>) -> Vec<ReplicaId> {
         let (mut found, config) = (Vec::new(), &call.config);
         let mut ranked = placement::rank(
             &self.segments,
@@ -389,10 +393,8 @@ impl Master {
             call.caller.host.as_deref(),
             &config.preferred,
         );
-        if let Some(spared) = self.queue.spared(call) {
-            self.spare(&mut ranked, spared, bytes);
-        }
         if config.durability == Durability::Replicated {
+            ranked.retain(|index| self.leaves(*index, spared, bytes));
             ranked = self.one_a_host(&ranked, bytes);
             if ranked.len() < needed(config) {
                 return found;
@@ -402,7 +404,9 @@ impl Master {
             if found.len() == config.replicas as usize {
                 break;
             }
-            found.extend(self.segments.allocate(&mut self.catalog, index, bytes));
+            if self.leaves(index, spared, bytes) {
+                found.extend(self.segments.allocate(&mut self.catalog, index, bytes));
+            }
         }
         found
     }
@@ -418,22 +422,19 @@ impl Master {
         roomy
     }
 
-    /// Keeps of these segments those where `bytes` can be taken and their host has room for a value of the length `spared` all
-    /// the same: on a host that has none now, it is being made.
-    fn spare(&self, ranked: &mut Vec<SegmentIndex>, spared: u64, bytes: u64) {
+    /// Whether the host of a segment still has room for a value of the length `spared` when `bytes` are taken there. On a host
+    /// that has none now, it is being made.
+    fn leaves(&self, index: SegmentIndex, spared: Option<u64>, bytes: u64) -> bool {
+        let Some(spared) = spared else {
+            return true;
+        };
+        let segment = self.segments.at(index);
         let both = self.charge_of(spared).saturating_add(self.charge_of(bytes));
-        let mut roomy = BTreeMap::<Domain<'_>, usize>::new();
-        for (_, segment) in self.segments.iter() {
-            if segment.takes_new() && segment.has_room(spared) {
-                *roomy.entry(segment.domain()).or_default() += 1;
-            }
-        }
-        ranked.retain(|index| {
-            let segment = self.segments.at(*index);
-            let all = roomy.get(&segment.domain()).copied().unwrap_or_default();
-            let own = usize::from(segment.has_room(spared));
-            all > own || segment.has_room(both)
-        });
+        let is_beside = |(other, beside): (SegmentIndex, &Segment)| {
+            let same = other != index && beside.domain() == segment.domain();
+            same && beside.takes_new() && beside.has_room(spared)
+        };
+        segment.has_room(both) || self.segments.iter().any(is_beside)
     }
 
     fn open_put(

@@ -3,6 +3,7 @@
 use slackwater_meta::{Input, MasterConfig, Tenancy};
 use slackwater_wire::*;
 
+use super::jobs::copy;
 use super::put::granted;
 use super::replicated::{of_hosts, on, pool_of};
 use crate::world::*;
@@ -160,6 +161,40 @@ fn room_is_made_beside_what_a_waiting_put_has_found() {
     };
     check(10, true);
     check(12, false);
+}
+
+/// A put took room on two segments of one host, each of which was left room beside the other.
+#[test]
+fn a_host_of_several_segments_is_left_room_on_one_of_them() {
+    let (mut world, full) = last_is_full(&["a", "a", "b"]);
+    let waits = world.send(ME, across("k", 2, 10));
+    let twice = PutConfig {
+        replicas: 2,
+        ..wait(seconds(0))
+    };
+    world.put_with("twice", 8 * BLOCK, twice);
+    let replicas = world.found("twice").replicas.len();
+    assert_eq!(replicas, 1, "the other segment is left as it is");
+    ends(&mut world, full);
+    assert!(is_granted(&world.reply(waits)));
+}
+
+/// A copy took the room that a put had found. Nobody made it again, as nothing but what frees room lets puts be tried.
+#[test]
+fn room_is_made_again_where_a_copy_has_taken_it() {
+    let (mut world, _) = last_is_full(&["a", "b"]);
+    world.mount(NodeId(3), SegmentId(30), SegmentKind::Memory, 16 * BLOCK);
+    world.put_at("far", 8 * BLOCK, "segment-30");
+    for n in 0..4 {
+        world.put_at(&format!("cached-{n}"), BLOCK, "segment-10");
+    }
+    let waits = world.send(ME, across("k", 3, 8));
+    assert_eq!(world.reply(waits), None);
+    world.begin(copy("far", &["segment-10"]));
+    assert_eq!(world.copies.len(), 1);
+    assert!(world.has("cached-0"));
+    world.pass(seconds(0));
+    assert!(!world.has("cached-0"), "room is made");
 }
 
 /// A put that nobody waits for any more keeps no room.

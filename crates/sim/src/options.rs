@@ -340,6 +340,8 @@ impl Options {
         options.embedded = false;
         options.nodes = 1 + rng.below(2) as u32;
         options.load.replicated = replicated(seed, options.nodes);
+        // What is evicted early is not announced.
+        options.watermarks.fill([None; 2]);
         options.clients = options.clients.max(2);
         options.segment_bytes = 384 << 10;
         (options.announce_extents_max, options.reports_max) = (1, 64);

@@ -27,6 +27,8 @@ pub(crate) struct Queue {
     next: u64,
     for_space: BTreeMap<TenantIndex, BTreeSet<u64>>,
     apart: BTreeMap<(TenantIndex, Shortage), BTreeSet<u64>>,
+    /// Those of them that wait for several hosts, of all tenants.
+    across: BTreeSet<u64>,
     /// The calls apart that were tried last, and how many lists of them are left of this round.
     apart_turn: Option<(TenantIndex, Shortage)>,
     apart_left: usize,
@@ -111,11 +113,14 @@ impl Queue {
         for waiting in self.waiting.values() {
             *held.entry(waiting.call.tenant).or_default() += waiting.held;
         }
+        let across = self.waiting.iter();
+        let across = across.filter(|(_, waiting)| waiting.short == Shortage::Hosts);
         let mut turns: Vec<TenantIndex> = self.turns.iter().copied().collect();
         turns.sort_unstable();
         right
             && listed == self.waiting.len()
             && turns.iter().eq(self.for_space.keys())
+            && across.map(|(number, _)| number).eq(&self.across)
             && held == self.held
             && held.values().sum::<usize>() == self.held_bytes
     }
@@ -159,6 +164,9 @@ impl Queue {
                 calls.insert(number);
             }
             Shortage::Quota | Shortage::Node | Shortage::Hosts => {
+                if short == Shortage::Hosts {
+                    self.across.insert(number);
+                }
                 let calls = self.apart.entry((tenant, short)).or_insert_with(|| {
                     // The round that is under way may come to it instead of another.
                     self.apart_left += 1;
@@ -186,6 +194,7 @@ impl Queue {
                 self.passed = 0;
             }
         }
+        self.across.remove(&number);
         for short in Shortage::APART {
             if let Some(calls) = self.apart.get_mut(&(tenant, short)) {
                 calls.remove(&number);
@@ -235,9 +244,7 @@ impl Queue {
     }
 
     fn first_number_across(&self) -> Option<u64> {
-        let lists = self.apart.iter();
-        let across = lists.filter(|((_, short), _)| *short == Shortage::Hosts);
-        across.filter_map(|(_, calls)| calls.first()).min().copied()
+        self.across.first().copied()
     }
 
     /// Of the calls across hosts the one that came first. Room is made for it.
@@ -248,7 +255,7 @@ impl Queue {
 
     /// Whether a call across hosts waits.
     pub(super) fn waits_across(&self) -> bool {
-        self.first_number_across().is_some()
+        !self.across.is_empty()
     }
 
     /// All calls apart are tried again.

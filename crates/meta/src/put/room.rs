@@ -34,10 +34,9 @@ impl Master {
     /// Evicts as much as the waiting calls need, unless that much is being freed already.
     pub(super) fn make_room(&mut self, now: Instant) {
         let step = self.config.eviction.step;
-        for wanted in [self.queue.wanted(), self.queue.wanted_across()] {
-            if let Some(wanted) = wanted {
-                self.make_room_within(now, wanted, step);
-            }
+        let wanted = [self.queue.wanted(), self.queue.wanted_across()];
+        for wanted in wanted.into_iter().flatten() {
+            self.make_room_within(now, wanted, step);
         }
     }
 

@@ -24,6 +24,8 @@ pub enum Planted {
     RemoveBeforeDropped,
     /// A remove is acknowledged before the node has forgotten the memory of its object.
     RemoveBeforeForgotten,
+    /// A put that needs several hosts is acknowledged before their nodes have heard that they hold it.
+    AcknowledgedBeforeNoted,
     /// A node announces memory that was fenced.
     FencedIsAnnounced,
     /// What is left of an announcement to one master is said to the next.
@@ -215,6 +217,7 @@ impl Planted {
         Self::MemoryGoesBeforeRecord,
         Self::QueuedCountsAsKept,
         Self::RemoveBeforeForgotten,
+        Self::AcknowledgedBeforeNoted,
         Self::FencedIsAnnounced,
         Self::AheadIsForgotten,
         Self::PlacedBeforeAnnounced,

@@ -125,6 +125,7 @@ impl Master {
         segments
             .into_iter()
             .for_each(|index| self.hide_drops(index));
+        self.lose_untaken(node, ErrorCode::UnavailableInCurrentStatus);
         self.due
             .set(Due::Absence(node), now + self.config.absence.given_up_after);
     }
@@ -194,6 +195,7 @@ impl Master {
             self.erase_if_empty(now, object);
         }
         self.lose_drops(index);
+        self.lose_untaken(node, ErrorCode::ReplicaIsGone);
         self.segments.take(index);
         if !self.has_node(node) {
             self.feed.forget(node);

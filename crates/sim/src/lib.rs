@@ -17,6 +17,7 @@ pub mod memory;
 pub mod net;
 pub mod options;
 pub mod plan;
+pub mod promised;
 pub mod refusals;
 pub mod run;
 pub mod value;

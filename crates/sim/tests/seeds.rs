@@ -204,10 +204,11 @@ fn the_seeds_meet_every_part_of_the_system() {
         announced,
         cancelled,
         repeated,
+        promised,
     } = met;
     let all = [
         hits, disk_hits, misses, unknown, cut_off, restarts, torn, errors, promoted, offloaded,
-        evicted, announced, cancelled, repeated,
+        evicted, announced, cancelled, repeated, promised,
     ];
     assert!(
         all.iter().all(|count| *count > 20),
@@ -231,6 +232,7 @@ struct Met {
     announced: u64,
     cancelled: u64,
     repeated: u64,
+    promised: u64,
 }
 
 impl Met {
@@ -241,6 +243,7 @@ impl Met {
         self.unknown += stats.tally.unknown;
         self.cut_off += stats.tally.cut_off;
         self.cancelled += stats.tally.cancelled;
+        self.promised += stats.promised;
         self.restarts += stats.master_lives + stats.node_lives;
         self.torn += stats.disk.torn;
         self.errors += stats.disk.errors;

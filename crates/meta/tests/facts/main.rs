@@ -1,6 +1,7 @@
 //! Facts about a master, each a test named for it.
 
 mod absence;
+mod across_hosts;
 mod ahead;
 mod answers;
 mod decisions;
@@ -17,6 +18,7 @@ mod lease;
 mod limits;
 mod model;
 mod names;
+mod noted;
 mod offload;
 mod permissions;
 mod promote;

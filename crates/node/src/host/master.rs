@@ -35,6 +35,8 @@ pub(crate) struct MasterHost {
     unanswered: Map<OperationId, Owed<Reply>>,
     /// What nodes are to do, in order. The owner takes it.
     pub(crate) orders: Vec<(NodeId, Order)>,
+    /// What is to be said once nodes have taken the orders before. The owner takes it.
+    pub(crate) marks: Vec<(NodeId, u64)>,
     /// Values that nodes are to bring from others. The owner takes them.
     pub(crate) copies: Vec<(NodeId, CopyTask)>,
     /// What nodes that outlive their master are to announce first. The owner takes it, where it has such nodes.
@@ -60,6 +62,7 @@ impl MasterHost {
             next_operation: 1,
             unanswered: Map::default(),
             orders: Vec::new(),
+            marks: Vec::new(),
             copies: Vec::new(),
             awaited: Vec::new(),
             replies: Vec::new(),
@@ -261,6 +264,7 @@ impl MasterHost {
                     operation, reply, ..
                 } => self.reply(operation, reply),
                 Output::Order { node, order } => self.orders.push((node, order)),
+                Output::AwaitTaken { node, mark } => self.marks.push((node, mark)),
                 Output::Copy { node, task } => self.copies.push((node, task)),
                 Output::AnnounceFirst { nodes, names } => self.awaited.push((nodes, names)),
             }

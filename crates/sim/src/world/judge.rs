@@ -132,7 +132,7 @@ impl World {
                 self.refusals.ordered(*node, order);
                 Ok(())
             }
-            Output::AnnounceFirst { .. } => Ok(()),
+            Output::AwaitTaken { .. } | Output::AnnounceFirst { .. } => Ok(()),
             Output::Copy { task, .. } => self.grant(task.target),
         }
     }
@@ -201,7 +201,8 @@ impl World {
             (Request::PutEnd(end), Reply::Each(results)) => {
                 check_length(end.puts.len(), results.len(), reply)?;
                 for (put, result) in end.puts.iter().zip(results) {
-                    self.judge_end(&(end.tenant.clone(), put.key.clone()), put.version, *result);
+                    let name = (end.tenant.clone(), put.key.clone());
+                    self.judge_end(&name, put.version, end.hosts, *result)?;
                 }
                 Ok(())
             }
@@ -282,13 +283,23 @@ impl World {
         Ok(())
     }
 
-    fn judge_end(&mut self, name: &Name, version: Version, result: Result<(), ErrorCode>) {
+    fn judge_end(
+        &mut self,
+        name: &Name,
+        version: Version,
+        hosts: Option<u32>,
+        result: Result<(), ErrorCode>,
+    ) -> Checked {
         let now = self.engine.now();
         // After an error the put may still have been published, when only its durability or
         // replicas could not be had.
         if result.is_ok() {
             self.history.published(name, version, now);
+            if let Some(hosts) = hosts {
+                self.promised.promise(name, version, hosts)?;
+            }
         }
+        Ok(())
     }
 
     fn judge_lookup(&mut self, name: &Name, lookup: &Lookup) -> Checked {

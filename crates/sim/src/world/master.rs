@@ -230,6 +230,7 @@ impl World {
                     self.master.members.queue(node, order);
                     told.insert(node);
                 }
+                Output::AwaitTaken { node, mark } => self.master.members.mark(node, mark),
                 Output::Copy { node, task } => {
                     let ticket = task.ticket;
                     if let Err(code) = self.ask_copy(node, task) {

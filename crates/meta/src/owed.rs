@@ -29,7 +29,20 @@ pub(crate) struct Owed {
     /// What has come to be owed, and what was paid, since it was last asked for.
     debts: Vec<(NodeId, Option<Debt>)>,
     journaled: bool,
+    /// Removals of many keys that are under way, by their scans.
+    sweeps: BTreeMap<u64, Sweep>,
     limits: OwedLimits,
+}
+
+/// What a removal of many keys ends.
+#[derive(Clone)]
+pub(crate) struct Sweep {
+    /// Whose keys; of all tenants without one.
+    pub(crate) tenant: Option<Tenant>,
+    /// Which of them; all without one.
+    pub(crate) pattern: Option<Regex>,
+    /// Versions up to this.
+    pub(crate) up_to: Version,
 }
 
 /// Limits of each list of removals.
@@ -76,6 +89,7 @@ impl Owed {
             known: BTreeSet::new(),
             debts: Vec::new(),
             journaled: false,
+            sweeps: BTreeMap::new(),
             limits,
         }
     }
@@ -96,6 +110,10 @@ impl Owed {
         let mut since = Removals::default();
         if unknown {
             since.floor = newest;
+        }
+        // What is lost with it leaves the catalog, where they may not have come to it yet.
+        for sweep in self.sweeps.values() {
+            since.sweep(sweep, self.limits, &mut Vec::new());
         }
         if self.journaled && !planted(Planted::ForgetOwedRemoval) {
             // The next master knows the node, and must not believe more of it.
@@ -225,22 +243,20 @@ impl Owed {
         }
     }
 
-    /// Versions up to `up_to` of all keys of the tenant, or of all tenants, are dead; with a pattern, of those that
-    /// match.
-    pub(crate) fn matching(
-        &mut self,
-        tenant: Option<&Tenant>,
-        pattern: Option<&Regex>,
-        up_to: Version,
-    ) {
+    /// All that a removal of many keys is to end is dead.
+    pub(crate) fn matching(&mut self, sweep: &Sweep) {
         let limits = self.limits;
-        self.change(|removals, debts| match (tenant, pattern) {
-            (None, _) => removals.give_up(up_to, debts),
-            (Some(tenant), None) => removals.give_up_tenant(tenant, up_to, limits, debts),
-            (Some(tenant), Some(pattern)) => {
-                removals.pattern(tenant, pattern, up_to, limits, debts);
-            }
-        });
+        self.change(|removals, debts| removals.sweep(sweep, limits, debts));
+    }
+
+    /// The removal is under way, by this scan: also nodes for which removals come to be kept meanwhile are owed it.
+    pub(crate) fn begin_sweep(&mut self, scan: u64, sweep: Sweep) {
+        self.sweeps.insert(scan, sweep);
+    }
+
+    /// The removal has come to its end.
+    pub(crate) fn end_sweep(&mut self, scan: u64) {
+        self.sweeps.remove(&scan);
     }
 
     /// Whether a record that this node announces was removed or replaced while the node could not be told.
@@ -271,6 +287,15 @@ impl Removals {
         });
         let all = of_all.into_iter().chain(of_tenants);
         all.map(|(of, up_to)| Debt { of, up_to }).collect()
+    }
+
+    fn sweep(&mut self, sweep: &Sweep, limits: OwedLimits, debts: &mut Vec<Debt>) {
+        let up_to = sweep.up_to;
+        match (&sweep.tenant, &sweep.pattern) {
+            (None, _) => self.give_up(up_to, debts),
+            (Some(tenant), None) => self.give_up_tenant(tenant, up_to, limits, debts),
+            (Some(tenant), Some(pattern)) => self.pattern(tenant, pattern, up_to, limits, debts),
+        }
     }
 
     fn covers(&self, hash: u64, entry: &DiskEntry) -> bool {

@@ -11,6 +11,7 @@ use crate::catalog::{Object, ObjectId, TenantIndex};
 use crate::drops::DropMark;
 use crate::master::{Caller, Due, Master};
 use crate::outbox::{AckId, Answer, Waiter};
+use crate::owed::Sweep;
 use crate::remove::Leases;
 
 /// Scans under way.
@@ -95,12 +96,12 @@ impl Master {
         pattern: Option<Regex>,
         leases: Leases,
     ) {
-        let effective = tenant.map(|tenant| self.tenants.effective(tenant).clone());
-        self.owed.matching(
-            effective.as_ref(),
-            pattern.as_ref(),
-            self.numbers.newest_version(),
-        );
+        let sweep = Sweep {
+            tenant: tenant.map(|tenant| self.tenants.effective(tenant).clone()),
+            pattern: pattern.clone(),
+            up_to: self.numbers.newest_version(),
+        };
+        self.owed.matching(&sweep);
         let of = match tenant.map(|tenant| self.tenants.find(tenant)) {
             Some(None) => {
                 return self
@@ -118,6 +119,7 @@ impl Master {
         let ack = self
             .acks
             .open(caller.client, caller.operation, Answer::Count(0));
+        self.owed.begin_sweep(self.scans.next, sweep);
         self.begin_scan(
             now,
             Scan {
@@ -253,7 +255,7 @@ impl Master {
                 self.scans.open.insert(number, scan);
                 self.due.set(Due::Scan(number), now);
             }
-            None => self.end_scan(scan.job),
+            None => self.end_scan(number, scan.job),
         }
         self.unsettled.room();
     }
@@ -285,9 +287,10 @@ impl Master {
         }
     }
 
-    fn end_scan(&mut self, job: Job) {
+    fn end_scan(&mut self, number: u64, job: Job) {
         match job {
             Job::Remove { ack, .. } => {
+                self.owed.end_sweep(number);
                 self.tell_if_cleared();
                 self.acks.done(ack, &mut self.outbox);
             }

@@ -30,6 +30,7 @@ mod replicated;
 mod restarted;
 mod stories;
 mod suspect;
+mod swept;
 mod tenant;
 mod tiers;
 mod world;

@@ -55,6 +55,17 @@ pub(crate) enum Flushed {
     Spent,
 }
 
+/// Why a turn reads no more of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReadEnd {
+    /// Its budget is spent.
+    Spent,
+    /// The kernel has no more; but much of a payload has come just now, and its rest is not far.
+    Soon,
+    /// The kernel has no more.
+    Empty,
+}
+
 /// What one call received.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Received {
@@ -67,6 +78,8 @@ pub(crate) struct Received {
 const TURN_BYTES: usize = 2 << 20;
 /// The bytes that must have arrived before a connection in the middle of a large payload is read again.
 pub(crate) const LOW_WATER_BYTES: usize = 128 << 10;
+/// A payload of which a turn has brought so much goes on in microseconds; a peer that sends byte by byte is not waited for so.
+const SOON_BYTES: usize = 32 << 10;
 /// The most bytes read behind a large payload: a few headers.
 const BEHIND_LARGE_BYTES: usize = 4 << 10;
 /// The smallest payload that counts as large.
@@ -92,23 +105,28 @@ impl Wire {
         self.proven
     }
 
-    /// Reads until the kernel has no more, or the budget of this turn is spent; says whether it is spent. Never blocks.
+    /// Reads until the kernel has no more, or the budget of this turn is spent. Never blocks.
     pub(crate) fn read(
         &mut self,
         end: &mut impl End,
         socket: BorrowedFd<'_>,
         scratch: &mut Scratch,
-    ) -> Result<bool, CloseReason> {
+    ) -> Result<ReadEnd, CloseReason> {
         let mut total = 0;
         loop {
             let received = self.receive(end, socket, scratch, libc::MSG_DONTWAIT)?;
             total += received.map_or(0, |received| received.bytes);
             if !received.is_some_and(|received| received.more) {
                 self.wait_for_more(end, socket)?;
-                return Ok(false);
+                let goes_on = total >= SOON_BYTES && matches!(end.want(), Want::Memory(_));
+                return Ok(if goes_on {
+                    ReadEnd::Soon
+                } else {
+                    ReadEnd::Empty
+                });
             }
             if total >= TURN_BYTES {
-                return Ok(true);
+                return Ok(ReadEnd::Spent);
             }
         }
     }

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+import threading
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,17 +17,30 @@ to it."""
 _ENDS: "WeakKeyDictionary[asyncio.AbstractEventLoop, Ends]" = WeakKeyDictionary()
 """Where each event loop hears of the ends of its calls."""
 
+_entering = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _entering  # noqa: PLW0603
+    _entering = threading.Lock()
+
+
+# A thread that held it is not there in the child.
+os.register_at_fork(after_in_child=_after_fork)
+
 
 def ends_of(loop: asyncio.AbstractEventLoop) -> Ends:
     """Where an event loop hears of the ends of its calls, on its own thread."""
     ends = _ENDS.get(loop)
     if ends is None:
-        # What came too late for a loop that was closed names that loop, and would keep it.
-        for other in [other for other in _ENDS if other.is_closed()]:
-            _ENDS[other].discard()
         ends = Ends()
         loop.add_reader(ends.fileno(), ends.settle)
-        _ENDS[loop] = ends
+        # Loops of other threads enter themselves meanwhile.
+        with _entering:
+            # What came too late for a loop that was closed names that loop, and would keep it.
+            for other in [other for other in _ENDS if other.is_closed()]:
+                _ENDS[other].discard()
+            _ENDS[loop] = ends
     return ends
 
 

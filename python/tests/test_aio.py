@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import slackwater
 import slackwater.aio
+import slackwater.awaiting
 from slackwater.driver import Driver
 
 from processes import stop
@@ -364,6 +365,56 @@ def test_an_interpreter_ends_with_calls_under_way(server: tuple[str, "subprocess
     """The thread that told tasks of their ends was stopped in the middle of that, and took the process with it."""
     for _ in range(10):
         subprocess.run([sys.executable, "-c", EXITS, server[0]], check=True, timeout=60)
+
+
+def test_a_call_that_an_argument_makes_is_not_the_one_that_is_awaited(server: tuple[str, "subprocess.Popen[str]"]) -> None:
+    """A timeout that reads another key while it becomes a number had that read awaited: the task got its value for its own key."""
+
+    class Late:
+        def __init__(self, client: slackwater.Client) -> None:
+            self.client, self.read = client, b""
+
+        def __float__(self) -> float:
+            self.read = self.client.get("other") or b"nothing"
+            return 5.0
+
+    async def main() -> None:
+        async with connected(server) as client:
+            await client.put("k", b"mine")
+            await client.put("other", b"not mine")
+            for by in [client._client, slackwater.connect(server[0])]:
+                late = Late(by)
+                assert await client.get("k", timeout=late) == b"mine"
+                assert late.read == b"not mine"
+
+    asyncio.run(main())
+
+
+def test_loops_of_many_threads_begin_at_once() -> None:
+    """A loop's first call failed while another thread's loop made its own: a dictionary changed its size."""
+    interval = sys.getswitchinterval()
+    failed: list[BaseException] = []
+
+    async def main() -> None:
+        slackwater.awaiting.ends_of(asyncio.get_running_loop())
+
+    def run() -> None:
+        try:
+            for _ in range(60):
+                asyncio.run(main())
+        except RuntimeError as error:
+            failed.append(error)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=run) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert failed == []
 
 
 def test_two_loops_share_a_client(server: tuple[str, "subprocess.Popen[str]"]) -> None:

@@ -24,6 +24,8 @@ pub enum Planted {
     RemoveBeforeDropped,
     /// A remove is acknowledged before the node has forgotten the memory of its object.
     RemoveBeforeForgotten,
+    /// A put that needs several hosts is acknowledged before their nodes have heard that they hold it.
+    AcknowledgedBeforeNoted,
     /// A node announces memory that was fenced.
     FencedIsAnnounced,
     /// What is left of an announcement to one master is said to the next.
@@ -52,6 +54,14 @@ pub enum Planted {
     PromoteWithoutVerify,
     /// A removal is not kept for a node that is away.
     ForgetOwedRemoval,
+    /// What is kept to be forgotten by a node that is away counts as removed, also when its version lives on.
+    KeptCountsAsRemoved,
+    /// A copy that only made room counts as removed when its node is lost.
+    LostCountsAsRemoved,
+    /// What one node has lost counts as removed at all nodes that are away.
+    LostCountsForAll,
+    /// The offloads of a lost node are ended one segment after the other, so that what was to be written counts as dropped.
+    LostOffloadsAreDropped,
     /// A copy is published although its object was replaced on the way.
     ReplacedCopyIsPublished,
     /// A replica that a job carries goes although its copy failed.
@@ -182,6 +192,10 @@ impl Planted {
         Self::EndedPutKeepsQuota,
         Self::PromoteWithoutVerify,
         Self::ForgetOwedRemoval,
+        Self::KeptCountsAsRemoved,
+        Self::LostCountsAsRemoved,
+        Self::LostCountsForAll,
+        Self::LostOffloadsAreDropped,
         Self::TenantsShareKeys,
         Self::ReadWithoutChecksum,
         Self::VersionsBeginAgain,
@@ -203,6 +217,7 @@ impl Planted {
         Self::MemoryGoesBeforeRecord,
         Self::QueuedCountsAsKept,
         Self::RemoveBeforeForgotten,
+        Self::AcknowledgedBeforeNoted,
         Self::FencedIsAnnounced,
         Self::AheadIsForgotten,
         Self::PlacedBeforeAnnounced,

@@ -202,7 +202,10 @@ impl Bench {
         self.master.handle(self.now, input, &mut self.out);
         let reply = self.out.drain(..).find_map(|output| match output {
             Output::Reply { reply, .. } => Some(reply),
-            Output::Order { .. } | Output::Copy { .. } | Output::AnnounceFirst { .. } => None,
+            Output::Order { .. }
+            | Output::AwaitTaken { .. }
+            | Output::Copy { .. }
+            | Output::AnnounceFirst { .. } => None,
         });
         reply.expect("a master with room answers at once")
     }
@@ -362,6 +365,7 @@ pub(crate) fn end(keys: Vec<Key>, started: &Reply) -> Request {
     Request::PutEnd(PutEnd {
         tenant: Tenant::DEFAULT,
         puts: done.collect(),
+        hosts: None,
     })
 }
 

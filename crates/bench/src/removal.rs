@@ -72,7 +72,10 @@ fn remove(queued: usize) -> f64 {
         pair.ask(start(&keys));
         let granted = pair.from_master.drain(..).find_map(|output| match output {
             Output::Reply { reply, .. } => Some(reply),
-            Output::Order { .. } | Output::Copy { .. } | Output::AnnounceFirst { .. } => None,
+            Output::Order { .. }
+            | Output::AwaitTaken { .. }
+            | Output::Copy { .. }
+            | Output::AnnounceFirst { .. } => None,
         });
         pair.ask(end(keys, &granted.expect("the memory has room for all")));
         pair.settle();

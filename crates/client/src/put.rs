@@ -1,6 +1,7 @@
 use slackwater_base::{Checksum, Instant, Planted, planted};
 use slackwater_wire::{
-    ErrorCode, OperationId, PutDone, PutEnd, PutStart, PutStarted, Reply, Request, Version,
+    Durability, ErrorCode, OperationId, PutDone, PutEnd, PutStart, PutStarted, Reply, Request,
+    Version,
 };
 
 use crate::call::retries;
@@ -255,7 +256,14 @@ impl PutFlow {
         Request::PutEnd(PutEnd {
             tenant: self.start.tenant.clone(),
             puts: puts.collect(),
+            hosts: self.hosts(),
         })
+    }
+
+    /// Hosts that have to hold each of the values.
+    fn hosts(&self) -> Option<u32> {
+        let config = &self.start.config;
+        (config.durability == Durability::Replicated).then_some(config.replicas)
     }
 
     fn revoke_spoilt(&mut self, out: &mut Vec<Action>) {

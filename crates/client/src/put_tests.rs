@@ -1,7 +1,9 @@
 use std::time::Duration;
 
 use slackwater_base::{Checksum, Instant, Rng};
-use slackwater_wire::{Class, ErrorCode, ExtentRef, Incarnation, Key, PutEntry, SegmentId, Tenant};
+use slackwater_wire::{
+    Class, ErrorCode, ExtentRef, Incarnation, Key, PutConfig, PutEntry, SegmentId, Tenant,
+};
 
 use super::*;
 use crate::{FlowOptions, Operations};
@@ -37,6 +39,10 @@ struct World {
 
 impl World {
     fn new(names: &[&str], attempts: u32) -> Self {
+        Self::of(names, attempts, PutConfig::default())
+    }
+
+    fn of(names: &[&str], attempts: u32, config: PutConfig) -> Self {
         let entries = names
             .iter()
             .map(|name| PutEntry {
@@ -48,7 +54,7 @@ impl World {
             tenant: Tenant::DEFAULT,
             entries,
             chain: Default::default(),
-            config: Default::default(),
+            config,
         };
         let options = FlowOptions {
             deadline: Instant::ZERO + Duration::from_secs(5),
@@ -166,6 +172,7 @@ fn what_is_written_completely_is_published_and_the_rest_revoked() {
     let end = Request::PutEnd(PutEnd {
         tenant: Tenant::DEFAULT,
         puts: vec![done],
+        hosts: None,
     });
     assert_eq!(world.asks(), [end]);
     assert_eq!(world.tells(), [revoke(&[("c", 2)])]);
@@ -407,4 +414,27 @@ fn the_class_alone_decides_what_a_put_does_about_a_code() {
         result.answer(Reply::Each(vec![Err(*code)]));
         assert_eq!(result.flow.outcomes(), refused, "{code} of a result");
     }
+}
+
+/// A master that was started again did not know how many hosts had been promised.
+#[test]
+fn the_end_of_a_put_says_how_many_hosts_it_needs() {
+    let check = |durability, expected| {
+        let config = PutConfig {
+            replicas: 3,
+            durability,
+            ..PutConfig::default()
+        };
+        let mut world = World::of(&["a"], 1, config);
+        world.started(vec![granted(1)]);
+        assert_eq!(world.writes(), [0]);
+        world.written(0, Ok(SUM));
+        let [Request::PutEnd(end)] = &world.asks()[..] else {
+            panic!("it is ended");
+        };
+        assert_eq!(end.hosts, expected);
+    };
+    check(Durability::Memory, None);
+    check(Durability::Disk, None);
+    check(Durability::Replicated, Some(3));
 }

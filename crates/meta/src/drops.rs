@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use slackwater_base::{Planted, planted};
+use slackwater_base::{Instant, Planted, planted};
 use slackwater_wire::{
     DiskEntry, ErrorCode, Incarnation, Key, NodeId, Presence, SegmentKind, Tenant, Version,
 };
@@ -119,16 +119,23 @@ impl Master {
         segment.presence == Presence::Hidden && segment.outlives && kept
     }
 
-    /// Keeps a removal for the node until it has forgotten the copy, instead of having anything wait for that.
+    /// Keeps a drop for the node until it has forgotten the copy, instead of having anything wait for that. The version is dead at
+    /// the node unless it lives on: should it end later, the node is owed that as all are for which removals are kept.
     pub(crate) fn keep_drop(&mut self, name: (u64, Version, SegmentIndex)) {
-        let node = self.segments.at(name.2).node;
+        let (hash, version, segment) = name;
+        let node = self.segments.at(segment).node;
         self.owed.begin(node, self.numbers.newest_version());
-        let Some(drop) = self.drops.pending.get_mut(&name) else {
+        let Some(drop) = self.drops.pending.get(&name) else {
             return;
         };
-        self.owed.key_of(node, &drop.entry.tenant, name.0, name.1);
-        if !std::mem::replace(&mut drop.owed, true) {
-            *self.drops.owed.entry(name.2).or_default() += 1;
+        let counts = planted(Planted::KeptCountsAsRemoved);
+        if counts || !self.lives_on(hash, &drop.entry, segment) {
+            self.owed.key_of(node, &drop.entry.tenant, hash, version);
+        }
+        if let Some(drop) = self.drops.pending.get_mut(&name)
+            && !std::mem::replace(&mut drop.owed, true)
+        {
+            *self.drops.owed.entry(segment).or_default() += 1;
         }
     }
 
@@ -220,13 +227,15 @@ impl Master {
         true
     }
 
-    /// A node is gone with all that it was to forget, of which [`Master::lose_drops`] asks what lives on: before anything of the
-    /// node is given up. What was mounted in its life `but` is not gone.
-    pub(crate) fn lose_drops_of(&mut self, node: NodeId, but: Option<Incarnation>) {
-        for index in self.segments.of_node(node) {
-            if Some(self.segments.at(index).incarnation) == but {
-                continue;
-            }
+    /// A node is gone with all that it was to write and to forget, of which [`Master::lose_drops`] asks what lives on: before
+    /// anything of the node is given up. What was mounted in its life `but` is not gone.
+    pub(crate) fn lose_orders_of(&mut self, now: Instant, node: NodeId, but: Option<Incarnation>) {
+        let mut lost = self.segments.of_node(node);
+        lost.retain(|index| Some(self.segments.at(*index).incarnation) != but);
+        if !planted(Planted::LostOffloadsAreDropped) {
+            self.lose_offloads(now, &lost);
+        }
+        for index in lost {
             self.begin_owing(index);
             self.lose_drops(index);
         }
@@ -256,10 +265,14 @@ impl Master {
             if drop.owed {
                 self.drops.forget_owed(segment);
             }
-            if !self.lives_on(key.0, &drop.entry) {
+            let counts = planted(Planted::LostCountsAsRemoved);
+            if counts || !self.lives_on(key.0, &drop.entry, segment) {
                 // Of other nodes it may be the last copy of what is not dead: what is was noted for all of them when it ended.
                 let node = self.segments.at(segment).node;
-                self.owed.key_of(node, &drop.entry.tenant, key.0, key.1);
+                match planted(Planted::LostCountsForAll) {
+                    true => self.owed.key(&drop.entry.tenant, key.0, key.1),
+                    false => self.owed.key_of(node, &drop.entry.tenant, key.0, key.1),
+                }
             }
             for waiter in drop.waiters {
                 self.acks
@@ -269,12 +282,15 @@ impl Master {
         }
     }
 
-    /// Whether there is an object of this very put.
-    fn lives_on(&self, hash: u64, entry: &DiskEntry) -> bool {
+    /// Whether there is an object of this very put beside the copy that leaves a segment: a record may still be its own, while an
+    /// extent is told to be forgotten when it is no more.
+    fn lives_on(&self, hash: u64, entry: &DiskEntry, leaves: SegmentIndex) -> bool {
         let tenant = self.tenants.find_exact(&entry.tenant);
         let found = tenant.and_then(|tenant| self.catalog.find(tenant, &entry.key, hash));
-        let object = found.map(|id| self.catalog.object(id));
-        object.is_some_and(|object| object.version == entry.version && object.has_replicas())
+        let found = found.filter(|id| self.catalog.object(*id).version == entry.version);
+        let is_memory = self.segments.at(leaves).memory().is_some();
+        let mut replicas = found.into_iter().flat_map(|id| self.catalog.replicas(id));
+        replicas.any(|(_, replica)| is_memory || replica.segment != leaves)
     }
 
     /// The node that was to drop records is hidden: it may be long before it can be told. Waiting requests fail; it is
@@ -304,8 +320,8 @@ impl Master {
 
     /// Also keeps the removals under way for a node that mounts: it was not told of them, and may hold copies.
     pub(crate) fn owe_pending_drops(&mut self) {
-        for ((hash, version, _), drop) in &self.drops.pending {
-            if !drop.waiters.is_empty() && !self.lives_on(*hash, &drop.entry) {
+        for ((hash, version, segment), drop) in &self.drops.pending {
+            if !drop.waiters.is_empty() && !self.lives_on(*hash, &drop.entry, *segment) {
                 self.owed.key(&drop.entry.tenant, *hash, *version);
             }
         }

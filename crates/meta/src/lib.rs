@@ -54,6 +54,7 @@ mod settle;
 mod slab;
 mod suspect;
 mod tenant;
+mod untaken;
 
 pub use ahead::single_key;
 pub use books::{Books, Imbalance, SegmentBooks};

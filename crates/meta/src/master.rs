@@ -35,6 +35,7 @@ use crate::scan::Scans;
 use crate::segment::Segments;
 use crate::settle::Unsettled;
 use crate::tenant::{Ledger, Tenants};
+use crate::untaken::Untaken;
 
 /// An event that the shell reports to a master.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,6 +69,13 @@ pub enum Input {
     NodeAway(NodeId),
     /// A node has a link again, in the life that it had before.
     NodeBack(NodeId),
+    /// A node has taken every order up to this mark: see [`Output::AwaitTaken`].
+    Taken {
+        /// The node.
+        node: NodeId,
+        /// The mark.
+        mark: u64,
+    },
     /// A copy has ended: the bytes are in their extent, verified, or the reason why not.
     Copied {
         /// The copy.
@@ -96,6 +104,14 @@ pub enum Output {
         node: NodeId,
         /// What it is to do.
         order: Order,
+    },
+    /// Say when a node has taken every order before this one: a later mark of the node says it of the earlier ones too. Ends with
+    /// [`Input::Taken`], or with the loss of the node.
+    AwaitTaken {
+        /// The node.
+        node: NodeId,
+        /// What names this place among its orders.
+        mark: u64,
     },
     /// Have a node bring a value of another one into its memory. Ends with [`Input::Copied`].
     Copy {
@@ -134,6 +150,7 @@ pub struct Master {
     pub(crate) soft_until: Map<ObjectId, Instant>,
     pub(crate) orphans: Map<ReplicaId, Orphan>,
     pub(crate) acks: Acks,
+    pub(crate) untaken: Untaken,
     pub(crate) drops: Drops,
     pub(crate) owed: Owed,
     pub(crate) notes: Notes,
@@ -252,6 +269,7 @@ impl Master {
             soft_until: Map::default(),
             orphans: Map::default(),
             acks: Acks::default(),
+            untaken: Untaken::default(),
             drops: Drops::default(),
             owed: Owed::new(
                 OwedLimits {
@@ -306,6 +324,7 @@ impl Master {
             Input::NodeLost(node) => self.node_lost(now, node),
             Input::NodeAway(node) => self.node_away(now, node),
             Input::NodeBack(node) => self.node_back(node),
+            Input::Taken { node, mark } => self.taken(node, mark),
             Input::Copied { ticket, result } => self.copied(now, ticket, result),
         }
         self.settle(now);

@@ -19,7 +19,7 @@ impl Master {
                 return Reply::Failed(ErrorCode::SegmentAlreadyExists);
             }
             // The node restarted before its loss was noticed.
-            self.lose_drops_of(mount.node, Some(mount.incarnation));
+            self.lose_orders_of(now, mount.node, Some(mount.incarnation));
             self.lose_segment(now, index);
         }
         let granule = self.config.granule;
@@ -71,7 +71,7 @@ impl Master {
 
     pub(crate) fn node_lost(&mut self, now: Instant, node: NodeId) {
         self.due.cancel(Due::Absence(node));
-        self.lose_drops_of(node, None);
+        self.lose_orders_of(now, node, None);
         for index in self.segments.of_node(node) {
             self.lose_segment(now, index);
         }
@@ -125,6 +125,7 @@ impl Master {
         segments
             .into_iter()
             .for_each(|index| self.hide_drops(index));
+        self.lose_untaken(node, ErrorCode::UnavailableInCurrentStatus);
         self.due
             .set(Due::Absence(node), now + self.config.absence.given_up_after);
     }
@@ -146,6 +147,14 @@ impl Master {
         disks.map(|segment| segment.node).collect()
     }
 
+    /// Whether there is an object of the put that a record names.
+    #[must_use]
+    pub fn has_version(&self, entry: &DiskEntry) -> bool {
+        let found = self.find(&entry.tenant, &entry.key);
+        let found = found.map(|id| self.catalog.object(id));
+        found.is_some_and(|it| it.version == entry.version && it.has_replicas())
+    }
+
     /// Removes a segment that is gone, with everything on it.
     fn lose_segment(&mut self, now: Instant, index: SegmentIndex) {
         let (id, node) = (self.segments.at(index).id, self.segments.at(index).node);
@@ -156,7 +165,7 @@ impl Master {
         let given = segment.memory().map(|it| it.extents.next_generation());
         self.numbers.note_generation(given.unwrap_or(0));
         self.lose_promotions(now, index);
-        self.lose_offloads(now, index);
+        self.lose_offloads(now, &[index]);
         self.lose_copies(now, index);
         self.lose_open_puts(now, index);
         prospect::lose(&mut self.catalog, &mut self.segments, index);
@@ -186,6 +195,7 @@ impl Master {
             self.erase_if_empty(now, object);
         }
         self.lose_drops(index);
+        self.lose_untaken(node, ErrorCode::ReplicaIsGone);
         self.segments.take(index);
         if !self.has_node(node) {
             self.feed.forget(node);

@@ -18,6 +18,8 @@ pub(crate) struct Outbox {
     drops: BTreeMap<NodeId, Vec<DiskEntry>>,
     published: BTreeMap<NodeId, Vec<Published>>,
     fences: BTreeMap<NodeId, Vec<ExtentRef>>,
+    /// What nodes have taken when they have taken all orders of this step.
+    marks: BTreeMap<NodeId, u64>,
     copies: Vec<Output>,
     asked: Vec<Output>,
 }
@@ -51,6 +53,16 @@ impl Outbox {
         self.published.entry(node).or_default().push(published);
     }
 
+    /// The mark behind the orders that a node is given in this step, with which there is one at least: one above `newest` if it
+    /// has none yet.
+    pub(crate) fn mark(&mut self, node: NodeId, newest: &mut u64) -> u64 {
+        self.published.entry(node).or_default();
+        *self.marks.entry(node).or_insert_with(|| {
+            *newest += 1;
+            *newest
+        })
+    }
+
     pub(crate) fn copy(&mut self, node: NodeId, task: CopyTask) {
         self.copies.push(Output::Copy { node, task });
     }
@@ -75,6 +87,7 @@ impl Outbox {
         self.drops.remove(&node);
         self.published.remove(&node);
         self.fences.remove(&node);
+        self.marks.remove(&node);
     }
 
     /// Moves everything to `out`: orders to nodes before the replies about them.
@@ -84,6 +97,8 @@ impl Outbox {
         out.append(&mut self.orders);
         in_parts(&mut self.published, Order::Published, out);
         in_parts(&mut self.fences, Order::Fence, out);
+        let marks = std::mem::take(&mut self.marks).into_iter();
+        out.extend(marks.map(|(node, mark)| Output::AwaitTaken { node, mark }));
         out.append(&mut self.copies);
         out.append(&mut self.asked);
         out.append(&mut self.replies);
@@ -98,9 +113,12 @@ fn in_parts<T>(
 ) {
     while let Some((node, items)) = items.pop_first() {
         let mut items = items.into_iter().peekable();
-        while items.peek().is_some() {
+        loop {
             let order = order(items.by_ref().take(BATCH_KEYS_MAX).collect());
             out.push(Output::Order { node, order });
+            if items.peek().is_none() {
+                break;
+            }
         }
     }
 }
@@ -116,7 +134,7 @@ pub(crate) struct Waiter {
     pub(crate) at: u32,
 }
 
-/// Replies that are sent when everything that they acknowledge is durable.
+/// Replies that are sent when everything that they acknowledge is durable, or noted by nodes.
 #[derive(Default)]
 pub(crate) struct Acks {
     next: u64,
@@ -126,7 +144,7 @@ pub(crate) struct Acks {
 struct Ack {
     client: ClientId,
     operation: OperationId,
-    /// Number of writes and drops that are not durable yet, plus one while the request is being handled.
+    /// Number of writes, drops and marks that are waited for, plus one while the request is being handled.
     waiting: u32,
     answer: Answer,
 }
@@ -163,7 +181,7 @@ impl Acks {
         self.open.len()
     }
 
-    /// The reply waits for one more write or drop.
+    /// The reply waits for one more write, drop or mark.
     pub(crate) fn wait(&mut self, waiter: Waiter) -> Waiter {
         self.at(waiter.ack).waiting += 1;
         waiter
@@ -185,7 +203,7 @@ impl Acks {
         }
     }
 
-    /// One write or drop is durable, or the request is handled; if the reply waits for nothing else, it is sent.
+    /// One of them is there, or the request is handled; if the reply waits for nothing else, it is sent.
     pub(crate) fn done(&mut self, id: AckId, outbox: &mut Outbox) {
         let ack = self.at(id);
         ack.waiting -= 1;

@@ -123,6 +123,11 @@ impl Master {
         for (replica, segment) in replicas {
             self.withdraw_replica(now, id, replica, segment, waiter);
         }
+        self.await_end(id, up_to, waiter);
+    }
+
+    /// No replica is left of any version up to `up_to`: nodes are owed that.
+    fn await_end(&mut self, id: ObjectId, up_to: Version, waiter: Option<Waiter>) {
         let object = self.catalog.object(id);
         let (key, hash) = (object.key.clone(), object.hash);
         let tenant = self.tenants.at(object.tenant).tenant.clone();
@@ -217,6 +222,9 @@ impl Master {
         }
         for (replica, segment) in cleared {
             self.withdraw_replica(now, id, replica, segment, Some(waiter));
+        }
+        if !self.catalog.object(id).has_replicas() {
+            self.await_end(id, self.numbers.newest_version(), Some(waiter));
         }
         self.erase_if_empty(now, id);
         Ok(())

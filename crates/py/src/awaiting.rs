@@ -26,13 +26,28 @@ use crate::store::forks;
 use crate::traces::caller;
 
 thread_local! {
-    /// What awaits the call that this thread is about to make, if it is not to wait itself.
-    static AWAITED: RefCell<Option<Awaited>> = const { RefCell::new(None) };
+    /// What awaits the call that this thread is about to make, if it is not to wait itself, and the frame that makes it.
+    static AWAITED: RefCell<Option<(Frame, Awaited)>> = const { RefCell::new(None) };
 }
 
-/// What awaits the call that this thread is about to make; that one call alone.
-pub(crate) fn awaited() -> Option<Awaited> {
-    AWAITED.take()
+/// A frame of Python, by its address.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Frame(usize);
+
+impl Frame {
+    /// The one that runs.
+    fn running(_py: Python<'_>) -> Self {
+        // SAFETY: this thread is attached. The frame is borrowed and only compared.
+        Self(unsafe { pyo3::ffi::PyEval_GetFrame() } as usize)
+    }
+}
+
+/// What awaits the call that this thread makes; that one call alone. What the arguments of that call run, while they become values,
+/// has a frame of its own: a call that it makes is not awaited.
+pub(crate) fn awaited(py: Python<'_>) -> Option<Awaited> {
+    let running = Frame::running(py);
+    let taken = AWAITED.with_borrow_mut(|awaited| awaited.take_if(|(frame, _)| *frame == running));
+    taken.map(|(_, awaited)| awaited)
 }
 
 /// How many calls of one client are under way.
@@ -209,9 +224,9 @@ impl Awaiting {
                 future: Some(future),
             },
         };
-        let before = AWAITED.replace(Some(awaited));
+        let before = AWAITED.replace(Some((Frame::running(py), awaited)));
         let result = cancelled_by(&self.cancel, || function.call(arguments, Some(keywords)));
-        if let Some(mut unused) = AWAITED.replace(before) {
+        if let Some((_, mut unused)) = AWAITED.replace(before) {
             // No call was begun: the task has its end from here.
             unused.end.future = None;
         }

@@ -613,7 +613,7 @@ impl Client {
         T: Send + 'static,
     {
         let client = self.client(py)?;
-        match awaited() {
+        match awaited(py) {
             Some(awaiting) => awaiting.begin(py, call(client.calls(Waits::Task)), result),
             None => {
                 let call = call(client.calls(Waits::Thread));

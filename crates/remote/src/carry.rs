@@ -138,9 +138,17 @@ impl Carrier<'_> {
 
     /// Takes the rights in that came with an answer, or are known.
     pub(crate) fn granted(&mut self, extents: &[(ExtentRef, Capability)]) {
+        // Many extents are of few nodes.
+        let mut lives: Vec<(Incarnation, Incarnation)> = Vec::new();
+        for (extent, capability) in extents {
+            let life = (extent.incarnation, capability.claims().incarnation);
+            if !lives.contains(&life) {
+                lives.push(life);
+            }
+        }
         self.link.pace(|paces| {
-            for (extent, capability) in extents {
-                paces.reached(extent.incarnation, capability.claims().incarnation);
+            for (extents, node) in lives {
+                paces.reached(extents, node);
             }
         });
         self.rights.extend(extents.iter().copied());

@@ -47,7 +47,8 @@ pub struct Request {
 }
 
 impl Request {
-    /// What a cache is told of a call whose first block stands so many blocks from the root, after the block of this key.
+    /// What a cache is told of a read whose first block stands so many blocks from the root, after the block of this key: nothing
+    /// that is known only when the answer is there.
     #[must_use]
     pub fn chain(&self, parent: Option<Key>, position: usize) -> Chain {
         Chain {
@@ -55,7 +56,16 @@ impl Request {
             position: u32::try_from(position).unwrap_or(u32::MAX),
             hint: self.hint,
             expect: self.expect,
+            output_tokens: None,
+        }
+    }
+
+    /// The same of blocks that are put once the answer is there.
+    #[must_use]
+    pub fn chain_of_put(&self, parent: Option<Key>, position: usize) -> Chain {
+        Chain {
             output_tokens: Some(u32::try_from(self.output_tokens).unwrap_or(u32::MAX)),
+            ..self.chain(parent, position)
         }
     }
 }

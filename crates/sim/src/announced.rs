@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use slackwater_wire::{DiskEntry, ExtentRef, Published, ReportedEntry, SegmentId};
+use slackwater_wire::{DiskEntry, ExtentRef, Incarnation, Published, ReportedEntry, SegmentId};
 
 use crate::check::{Checked, Invariant, Violation};
 use crate::ledger::{Ledger, Promise};
@@ -28,10 +28,23 @@ struct Owed {
 
 impl Announced {
     /// The master said that these extents hold objects.
-    pub fn publish(&mut self, all: &[Published]) {
+    ///
+    /// # Errors
+    /// When one of them lies over another, which holds an object still.
+    pub fn publish(&mut self, all: &[Published]) -> Checked {
         for Published { extent, .. } in all {
+            let end = (extent.segment, extent.offset + extent.bytes);
+            let before = self.published.range(..end).next_back();
+            let over = before.filter(|((segment, offset), held)| {
+                *segment == extent.segment && offset + held.bytes > extent.offset
+            });
+            if let Some((_, held)) = over {
+                let what = format!("{extent:?} is published over {held:?}, which is not fenced");
+                return Err(Violation::new(Invariant::Extents, what));
+            }
             self.published.insert(place(extent), *extent);
         }
+        Ok(())
     }
 
     /// The master ordered that these extents are dead, with all generations before them.
@@ -50,12 +63,19 @@ impl Announced {
         all.filter(move |extent| extent.segment == segment)
     }
 
-    /// Compares what the master believes to be in the memory of the node with what the node would announce to the next one.
+    /// Compares what the master believes to be in the memory of the node with what the node was told of it, and what the node
+    /// `knows` itself and would announce to the next one.
     ///
     /// # Errors
-    /// When one of them has an extent that the other does not have.
-    pub fn reconcile(&self, believed: &[ExtentRef]) -> Checked {
+    /// When one of them has an extent that another does not have.
+    pub fn reconcile(&self, believed: &[ExtentRef], knows: &[ExtentRef]) -> Checked {
         let wrong = |what: String| Err(Violation::new(Invariant::BooksBalance, what));
+        let told: BTreeSet<_> = self.published.values().map(identity).collect();
+        let knows: BTreeSet<_> = knows.iter().map(identity).collect();
+        if told != knows {
+            let differ: Vec<_> = told.symmetric_difference(&knows).collect();
+            return wrong(format!("a node and what it was told differ in {differ:?}"));
+        }
         for extent in believed {
             if self.published.get(&place(extent)) != Some(extent) {
                 return wrong(format!(
@@ -172,12 +192,22 @@ fn place(extent: &ExtentRef) -> (SegmentId, u64) {
     (extent.segment, extent.offset)
 }
 
+/// All that tells extents apart.
+fn identity(extent: &ExtentRef) -> (SegmentId, Incarnation, u64, u64, u64) {
+    let ExtentRef {
+        segment,
+        incarnation,
+        offset,
+        bytes,
+        generation,
+    } = *extent;
+    (segment, incarnation, offset, bytes, generation)
+}
+
 #[cfg(test)]
 mod tests {
     use slackwater_base::Checksum;
-    use slackwater_wire::{
-        ChainPlace, ClientId, Durability, Incarnation, Key, Pin, Tenant, Version,
-    };
+    use slackwater_wire::{ChainPlace, ClientId, Durability, Key, Pin, Tenant, Version};
 
     use super::*;
 
@@ -224,7 +254,7 @@ mod tests {
     fn memory_is_announced_as_far_as_it_is_alive() {
         let mut announced = Announced::default();
         let all = [published(0, 1), published(4096, 2)];
-        announced.publish(&all);
+        announced.publish(&all).unwrap();
         announced.begin(&Ledger::default());
         let mut partly = announced.clone();
         partly.holds(&all[..1]).unwrap();
@@ -246,12 +276,39 @@ mod tests {
     fn a_master_and_its_nodes_agree_about_memory() {
         let mut announced = Announced::default();
         let [first, second] = [published(0, 1), published(4096, 2)];
-        announced.publish(&[first.clone(), second.clone()]);
-        assert!(announced.reconcile(&[first.extent]).is_err());
+        announced.publish(&[first.clone(), second.clone()]).unwrap();
         let both = [second.extent, first.extent];
-        announced.reconcile(&both).unwrap();
+        announced.reconcile(&both, &both).unwrap();
+        assert!(announced.reconcile(&[first.extent], &both).is_err());
+        assert!(announced.reconcile(&both, &[first.extent]).is_err());
         announced.fence(&[first.extent]);
-        assert!(announced.reconcile(&both).is_err());
+        assert!(announced.reconcile(&both, &both).is_err());
+        assert!(announced.reconcile(&[second.extent], &both).is_err());
+        let only = [second.extent];
+        announced.reconcile(&only, &only).unwrap();
+    }
+
+    #[test]
+    fn nothing_is_published_over_what_is_not_fenced() {
+        let check = |offset: u64, bytes: u64, fits: bool| {
+            let mut announced = Announced::default();
+            let held = published(8192, 1);
+            announced.publish(std::slice::from_ref(&held)).unwrap();
+            let mut next = published(offset, 2);
+            next.extent.bytes = bytes;
+            let published = announced.publish(std::slice::from_ref(&next));
+            assert_eq!(published.is_ok(), fits, "{bytes} at {offset}");
+            announced = Announced::default();
+            announced.publish(std::slice::from_ref(&held)).unwrap();
+            announced.fence(&[held.extent]);
+            announced.publish(&[next]).unwrap();
+        };
+        check(4096, 4096, true);
+        check(12_288, 4096, true);
+        check(8192, 4096, false);
+        check(4096, 8192, false);
+        check(4096, 65_536, false);
+        check(10_240, 4096, false);
     }
 
     #[test]

@@ -123,6 +123,8 @@ pub struct FaultKinds {
     pub pauses: bool,
     /// Masters that end and are started again, and links between them and nodes that break. No ordinary run has only these.
     pub restarts: bool,
+    /// Links between nodes and their master that break for long, several at about the same time. No ordinary run has these.
+    pub absences: bool,
     /// Links that are cut or slow.
     pub links: bool,
     /// Errors, full disks and stalls.
@@ -161,6 +163,7 @@ impl FaultKinds {
             kills_then_power_cuts: false,
             pauses: rng.chance(0.4),
             restarts: false,
+            absences: false,
             links: rng.chance(0.5),
             disk_errors: rng.chance(0.4),
             outages: false,
@@ -189,6 +192,8 @@ impl FaultKinds {
             (self.decay, decay),
             (self.disk_loss, replace_disk),
             (self.memory_flips, flip),
+            (self.absences, absence),
+            (self.absences, absence),
         ] {
             if wanted {
                 kinds.push(draw);
@@ -210,6 +215,9 @@ impl FaultKinds {
         planned.extend(power_cuts_after_kills(rng, &planned));
         if self.restarts {
             planned.extend(restarts_after_restarts(rng, &planned));
+        }
+        if self.absences {
+            planned.extend(absences_beside(rng, &planned, cluster));
         }
         planned.sort_by_key(|planned| planned.at);
         planned
@@ -279,6 +287,42 @@ fn restarts_after_restarts(rng: &mut Rng, planned: &[Planned]) -> Vec<Planned> {
             };
             let at = *at + *down + soon;
             more.push(Planned { at, fault });
+        }
+    }
+    more
+}
+
+fn absence(rng: &mut Rng, cluster: ClusterSize) -> Fault {
+    if rng.chance(0.15) {
+        return Fault::Crash {
+            process: Process::Master,
+            how: Crash::Process,
+            down: span(rng, Duration::from_millis(1), Duration::from_millis(100)),
+        };
+    }
+    let (from, to) = (Process::Node(node(rng, cluster)), Process::Master);
+    let lasts = span(rng, Duration::from_millis(100), Duration::from_millis(1500));
+    Fault::Cut { from, to, lasts }
+}
+
+/// Cuts of other nodes soon after some of the cuts: what one node has lost, another may have the last copy of.
+fn absences_beside(rng: &mut Rng, planned: &[Planned], cluster: ClusterSize) -> Vec<Planned> {
+    let mut more = Vec::new();
+    for Planned { at, fault } in planned {
+        if let Fault::Cut { from, to, lasts } = fault
+            && rng.chance(0.8)
+        {
+            let other = Process::Node(node(rng, cluster));
+            if other != *from {
+                let (to, lasts) = (*to, *lasts);
+                let at = *at + span(rng, Duration::ZERO, Duration::from_millis(100));
+                let fault = Fault::Cut {
+                    from: other,
+                    to,
+                    lasts,
+                };
+                more.push(Planned { at, fault });
+            }
         }
     }
     more

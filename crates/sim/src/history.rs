@@ -4,10 +4,10 @@
 //! one put's value (I1, I2), and that value was not removed or replaced by a newer version before the read began (I4).
 //! Times are those of the world; an answer counts from the time at which the master gave it, whether or not it arrived.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use slackwater_base::Instant;
-use slackwater_wire::{Key, Tenant, Version};
+use slackwater_wire::{ClientId, Key, OperationId, Tenant, Version};
 
 use crate::check::{Checked, Invariant, Violation};
 use crate::value::{self, PutId, Wrong};
@@ -27,7 +27,13 @@ pub struct History {
     may_resurrect: bool,
     /// When a master last ended: what a read that began before returns proves nothing about its successor.
     master_ended: Instant,
+    /// Removals of many keys that are under way at the master, and when the last one ended.
+    sweeps: BTreeSet<Sweep>,
+    swept: Option<Instant>,
 }
+
+/// The client and its number of a removal of many keys.
+pub type Sweep = (ClientId, OperationId);
 
 #[derive(Debug)]
 struct Put {
@@ -40,6 +46,8 @@ struct Timeline {
     /// The put that each version belongs to, and its outcome.
     versions: BTreeMap<Version, Fate>,
     removals: Vec<Removal>,
+    /// When the master last took a removal in, whatever it answered.
+    removing: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -139,6 +147,44 @@ impl History {
         });
     }
 
+    /// The master takes in a removal of a key.
+    pub fn removing(&mut self, name: &Name, now: Instant) {
+        let timeline = self.timelines.entry(name.clone()).or_default();
+        timeline.removing = Some(now);
+    }
+
+    /// The master takes in a removal of many keys.
+    pub fn sweep_began(&mut self, sweep: Sweep) {
+        self.sweeps.insert(sweep);
+    }
+
+    /// The master answers, if that was about a removal of many keys.
+    pub fn sweep_ended(&mut self, sweep: Sweep, now: Instant) {
+        if self.sweeps.remove(&sweep) {
+            self.swept = Some(now);
+        }
+    }
+
+    /// Whether a version was acknowledged, and nothing has begun since its put that could have removed or replaced it.
+    #[must_use]
+    pub fn is_alive(&self, name: &Name, version: Version) -> bool {
+        let Some(timeline) = self.timelines.get(name) else {
+            return false;
+        };
+        let Some(fate) = timeline.versions.get(&version) else {
+            return false;
+        };
+        let began = self.puts[fate.put.0 as usize].began;
+        let removed = self
+            .swept
+            .max(timeline.removing)
+            .is_some_and(|at| at >= began);
+        let newer = |other: &Fate| other.rank > fate.rank && other.refused.is_none();
+        let replaced = timeline.versions.values().any(newer);
+        let acknowledged = fate.published.is_some() && fate.refused.is_none();
+        acknowledged && !removed && !replaced && self.sweeps.is_empty()
+    }
+
     /// A device has lost a write that it reported as done: from now on dead records may come back.
     pub fn allow_resurrection(&mut self) {
         self.may_resurrect = true;
@@ -147,6 +193,9 @@ impl History {
     /// The master has ended: what it published and did not acknowledge may be gone.
     pub fn master_ended(&mut self, now: Instant) {
         self.master_ended = now;
+        if !std::mem::take(&mut self.sweeps).is_empty() {
+            self.swept = Some(now);
+        }
         for fate in self
             .timelines
             .values_mut()
@@ -398,6 +447,41 @@ mod tests {
         );
         history.refused(&name(), Version(6), at(40));
         assert_eq!(read(&mut history, 1, 6, 40), Err(Invariant::NoResurrection));
+    }
+
+    #[test]
+    fn what_was_acknowledged_lives_until_something_may_have_ended_it() {
+        let check = |what: fn(&mut History), lives: bool| {
+            let mut history = history();
+            history.published(&name(), Version(6), at(25));
+            what(&mut history);
+            assert_eq!(history.is_alive(&name(), Version(6)), lives);
+            assert!(!history.is_alive(&name(), Version(5)), "it was replaced");
+        };
+        let sweep = (ClientId(1), OperationId(1));
+        check(|_| (), true);
+        check(|it| it.removing(&name(), at(19)), true);
+        check(|it| it.removing(&name(), at(26)), false);
+        check(
+            |it| it.sweep_ended((ClientId(1), OperationId(1)), at(30)),
+            true,
+        );
+        check(|it| it.sweep_began((ClientId(1), OperationId(1))), false);
+        check(
+            |it| {
+                it.sweep_began((ClientId(1), OperationId(1)));
+                it.master_ended(at(30));
+            },
+            false,
+        );
+        let mut history = history();
+        history.published(&name(), Version(5), at(12));
+        assert!(!history.is_alive(&name(), Version(5)), "it may be replaced");
+        history.refused(&name(), Version(6), at(40));
+        assert!(history.is_alive(&name(), Version(5)));
+        history.sweep_began(sweep);
+        history.sweep_ended(sweep, at(9));
+        assert!(history.is_alive(&name(), Version(5)), "put after it");
     }
 
     #[test]

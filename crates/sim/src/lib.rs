@@ -17,6 +17,8 @@ pub mod memory;
 pub mod net;
 pub mod options;
 pub mod plan;
+pub mod promised;
+pub mod refusals;
 pub mod run;
 pub mod value;
 pub mod world;

@@ -29,6 +29,8 @@ pub struct LoadOptions {
     pub upserts: f64,
     /// Share of puts that are acknowledged once they are on SSD.
     pub durable: f64,
+    /// Share of the other puts that are acknowledged once several hosts have them.
+    pub replicated: f64,
     /// Most memory replicas that a put asks for.
     pub replicas_max: u32,
     /// Share of puts that pin.
@@ -208,21 +210,29 @@ impl LoadOptions {
             entries.truncate(1);
             entries[0].1 = entries[0].1.min(HARD_PINNED_BYTES_MAX);
         }
+        let mode = match rng.chance(self.upserts) {
+            true => PutMode::Upsert,
+            false => PutMode::Create,
+        };
+        let mut replicas = 1 + rng.below(u64::from(self.replicas_max)) as u32;
+        let group = rng.chance(self.groups).then(|| rng.below(4));
+        let mut durability = match rng.chance(self.durable) {
+            true => Durability::Disk,
+            false => Durability::Memory,
+        };
+        // Nothing is drawn where there is none, so that what follows does not change.
+        let may_replicate = durability == Durability::Memory && self.replicated > 0.0;
+        if may_replicate && rng.chance(self.replicated) {
+            durability = Durability::Replicated;
+            replicas = 2 + u32::from(rng.chance(0.2));
+        }
         let config = PutConfig {
-            mode: if rng.chance(self.upserts) {
-                PutMode::Upsert
-            } else {
-                PutMode::Create
-            },
-            replicas: 1 + rng.below(u64::from(self.replicas_max)) as u32,
+            mode,
+            replicas,
             preferred: Vec::new(),
             pin,
-            group: rng.chance(self.groups).then(|| rng.below(4)),
-            durability: if rng.chance(self.durable) {
-                Durability::Disk
-            } else {
-                Durability::Memory
-            },
+            group,
+            durability,
             wait: rng
                 .chance(0.5)
                 .then(|| span(rng, Duration::ZERO, Duration::from_millis(200))),
@@ -309,6 +319,7 @@ mod tests {
             removes: 0.0,
             upserts: 0.5,
             durable: 0.5,
+            replicated: 0.5,
             replicas_max: 2,
             pins: 0.1,
             groups: 0.1,

@@ -18,7 +18,7 @@ slackwater-sim --soak MINUTES [--jobs N] [--planted NAME]
 
 Runs the cluster of a seed, or of a range of seeds, and says which invariant broke, if one did. A soak runs all
 profiles on seeds that the clock chooses, so that none was used before.
-Profiles: ordinary (unless another is named), churn, churn-rot, jobs, restarts.
+Profiles: ordinary (unless another is named), churn, churn-rot, jobs, restarts, absences.
 ";
 
 struct Arguments {

@@ -1,5 +1,7 @@
 //! The options of a run: every choice is drawn from the seed, and printed with a failure.
 
+mod absences;
+
 use std::time::Duration;
 
 use slackwater_base::Rng;
@@ -10,7 +12,9 @@ use slackwater_meta::{
 };
 use slackwater_tier::arena::MemorySegment;
 use slackwater_tier::{AgentConfig, LogConfig};
-use slackwater_wire::{Hold, Incarnation, NodeId, Request, SegmentId, Tenant};
+use slackwater_wire::{
+    Hold, Incarnation, NodeId, Request, SegmentId, SegmentKind, Tenant, Watermarks,
+};
 
 use crate::engine::Seed;
 use crate::fault::FaultKinds;
@@ -31,16 +35,19 @@ pub enum Profile {
     Jobs,
     /// Masters that are started again and again under their nodes.
     Restarts,
+    /// Nodes that are hidden and given up, and come back.
+    Absences,
 }
 
 impl Profile {
     /// Every profile.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Ordinary,
         Self::Churn,
         Self::ChurnRot,
         Self::Jobs,
         Self::Restarts,
+        Self::Absences,
     ];
 
     /// The name of the profile on the command line.
@@ -52,6 +59,7 @@ impl Profile {
             Self::ChurnRot => "churn-rot",
             Self::Jobs => "jobs",
             Self::Restarts => "restarts",
+            Self::Absences => "absences",
         }
     }
 
@@ -64,6 +72,7 @@ impl Profile {
             Self::ChurnRot => Options::churn_rot(seed),
             Self::Jobs => Options::jobs(seed),
             Self::Restarts => Options::restarts(seed),
+            Self::Absences => Options::absences(seed),
         }
     }
 }
@@ -90,6 +99,8 @@ pub struct Options {
     pub segments: u32,
     /// Bytes of each memory segment.
     pub segment_bytes: u64,
+    /// When the memory and the log of each node are evicted from, where it says so.
+    pub watermarks: Vec<[Option<Watermarks>; 2]>,
     /// Bytes of each node's log; zero for none.
     pub log_bytes: u64,
     /// Bytes of each file of a log.
@@ -189,7 +200,8 @@ impl Options {
         fault_kinds.outages = log && meets_faults && seed.stream("outages", 0).chance(0.3);
         let mut master = master(rng, log, tenancy);
         let lease_ttl = master.lease_ttl;
-        let load = load(rng, log, tenancy, embedded);
+        let mut load = load(rng, log, tenancy, embedded);
+        load.replicated = replicated(seed, nodes);
         let asks = &mut seed.stream("requests and answers", 0);
         if asks.chance(0.6) {
             // What a client does not release stays held: no time-out hides a leak.
@@ -208,6 +220,7 @@ impl Options {
             nodes,
             clients,
             segments: 1 + rng.below(2) as u32,
+            watermarks: watermarks(&mut seed.stream("watermarks of nodes", 0)),
             segment_bytes: pick(rng, &[96 << 10, 192 << 10, 384 << 10]),
             log_bytes,
             log_file_bytes: 1 << 20,
@@ -271,6 +284,7 @@ impl Options {
         let mut options = Self::of(seed);
         let rng = &mut seed.stream("churn", 0);
         options.nodes = 1;
+        options.load.replicated = 0.0;
         options.clients = options.clients.max(2);
         (options.log_bytes, options.log_file_bytes) = (CHURNED_BYTES, CHURNED_BYTES / 16);
         options.batch_delay = Duration::from_millis(1);
@@ -318,6 +332,7 @@ impl Options {
         let rng = &mut seed.stream("jobs", 0);
         options.embedded = false;
         options.nodes = 2 + rng.below(3) as u32;
+        options.load.replicated = replicated(seed, options.nodes);
         options.faults = rng.below(8) as u32;
         options.jobs = 4 + rng.below(16) as u32;
         options
@@ -331,6 +346,9 @@ impl Options {
         let rng = &mut seed.stream("restarts", 0);
         options.embedded = false;
         options.nodes = 1 + rng.below(2) as u32;
+        options.load.replicated = replicated(seed, options.nodes);
+        // What is evicted early is not announced.
+        options.watermarks.fill([None; 2]);
         options.clients = options.clients.max(2);
         options.segment_bytes = 384 << 10;
         (options.announce_extents_max, options.reports_max) = (1, 64);
@@ -361,6 +379,15 @@ impl Options {
             granule: self.master.granule,
         };
         (0..self.segments).map(shape).collect()
+    }
+
+    /// When a segment of a node is evicted from, where the node says so.
+    pub(crate) fn watermarks(&self, node: u32, kind: SegmentKind) -> Option<Watermarks> {
+        let [memory, disk] = self.watermarks[node as usize];
+        match kind {
+            SegmentKind::Memory => memory,
+            SegmentKind::Disk => disk,
+        }
     }
 
     /// The node that a segment belongs to.
@@ -539,6 +566,25 @@ fn master(rng: &mut Rng, log: bool, tenancy: Tenancy) -> MasterConfig {
     }
 }
 
+/// Shares of two media that nodes want to be used, of those that want other ones than the rest.
+fn watermarks(rng: &mut Rng) -> Vec<[Option<Watermarks>; 2]> {
+    let mut own = || {
+        let high = pick(rng, &[0.4, 0.8, 1.0]);
+        let low = high * pick(rng, &[0.5, 0.9, 1.0]);
+        rng.chance(0.25).then_some(Watermarks { low, high })
+    };
+    (0..NODES_MAX).map(|_| [own(), own()]).collect()
+}
+
+/// The share of puts that several hosts have to hold, in a stream of its own, so that other choices of a seed do not change.
+fn replicated(seed: Seed, nodes: u32) -> f64 {
+    let rng = &mut seed.stream("levels of puts", 0);
+    match nodes {
+        1 => 0.0,
+        _ => pick(rng, &[0.0, 0.2, 0.5]),
+    }
+}
+
 /// Nodes are waited for so long that they always come back in time, or so short that some do not.
 fn absence(rng: &mut Rng) -> Absence {
     let millis = |rng: &mut Rng, choices: &[u64]| Duration::from_millis(pick(rng, choices));
@@ -568,6 +614,7 @@ fn load(rng: &mut Rng, log: bool, tenancy: Tenancy, embedded: bool) -> LoadOptio
         } else {
             pick(rng, &[0.0, 0.05])
         },
+        replicated: 0.0,
         replicas_max: 1 + rng.below(3) as u32,
         pins: pick(rng, &[0.0, 0.05]),
         groups: pick(rng, &[0.0, 0.1]),
@@ -650,5 +697,7 @@ const NEVER: Duration = Duration::from_secs(1 << 20);
 const LOG_BYTES: u64 = 4 << 20;
 /// A log of sixteen files: reclaim empties some whose tombstones keep records in others dead.
 const CHURNED_BYTES: u64 = 2 << 20;
+/// Most nodes of a cluster.
+const NODES_MAX: u32 = 4;
 /// Segment numbers reserved for each node.
 const PER_NODE: u32 = 100;

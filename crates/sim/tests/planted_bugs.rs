@@ -17,6 +17,8 @@ const ROTTEN: u64 = 300;
 const CARRIED: Range<u64> = 820_000..820_300;
 /// Seeds tried of the profile in which masters are started again under their nodes.
 const RESTARTED: u64 = 300;
+/// Seeds tried of the profile in which nodes are hidden and given up, and come back.
+const ABSENT: u64 = 300;
 /// The profile and the seeds in which a bug is searched. Ordinary runs rarely kill a node between write and
 /// sync and again right after, and their logs have too few files for a tombstone to be deleted before the record that
 /// it keeps dead.
@@ -34,6 +36,10 @@ fn hunt(bug: Planted) -> (Profile, Range<u64>) {
         | Planted::GenerationsBeginAgain
         | Planted::UntakenNotSentAgain
         | Planted::BackStaysAway => (Profile::Restarts, 0..RESTARTED),
+        Planted::KeptCountsAsRemoved
+        | Planted::LostCountsAsRemoved
+        | Planted::LostCountsForAll
+        | Planted::LostOffloadsAreDropped => (Profile::Absences, 0..ABSENT),
         _ => (Profile::Ordinary, 0..SEEDS),
     }
 }

@@ -16,6 +16,8 @@ const ROTTEN: u64 = 300;
 const CARRIED: std::ops::Range<u64> = 820_000..820_300;
 /// Seeds of the profile in which masters are started again under their nodes.
 const RESTARTED: u64 = 300;
+/// Seeds of the profile in which nodes are hidden and given up, and come back.
+const ABSENT: u64 = 300;
 const JOBS: usize = 2;
 /// Most runs for shrinking a failure.
 const TRIES: u32 = 300;
@@ -55,6 +57,23 @@ fn every_invariant_holds_while_nodes_outlive_their_masters() {
     assert!(
         resumed > 20 && announced > 1000,
         "{resumed} links were resumed, {announced} extents announced"
+    );
+}
+
+#[test]
+fn every_invariant_holds_while_nodes_are_given_up_and_come_back() {
+    hold(Profile::Absences, 0..ABSENT);
+    let masters = (0..50).filter_map(|seed| run_seed(Profile::Absences, seed, None).stats.master);
+    let (mut hidden, mut given_up, mut expired, mut evicted) = (0, 0, 0, 0);
+    for master in masters {
+        hidden += master.nodes_hidden;
+        given_up += master.nodes_given_up;
+        expired += master.offload.expired;
+        evicted += master.disk_evictions;
+    }
+    assert!(
+        hidden > 100 && given_up > 30 && expired > 30 && evicted > 500,
+        "{hidden} nodes were hidden, {given_up} given up, {expired} offloads expired, {evicted} records were evicted"
     );
 }
 
@@ -185,10 +204,11 @@ fn the_seeds_meet_every_part_of_the_system() {
         announced,
         cancelled,
         repeated,
+        promised,
     } = met;
     let all = [
         hits, disk_hits, misses, unknown, cut_off, restarts, torn, errors, promoted, offloaded,
-        evicted, announced, cancelled, repeated,
+        evicted, announced, cancelled, repeated, promised,
     ];
     assert!(
         all.iter().all(|count| *count > 20),
@@ -212,6 +232,7 @@ struct Met {
     announced: u64,
     cancelled: u64,
     repeated: u64,
+    promised: u64,
 }
 
 impl Met {
@@ -222,6 +243,7 @@ impl Met {
         self.unknown += stats.tally.unknown;
         self.cut_off += stats.tally.cut_off;
         self.cancelled += stats.tally.cancelled;
+        self.promised += stats.promised;
         self.restarts += stats.master_lives + stats.node_lives;
         self.torn += stats.disk.torn;
         self.errors += stats.disk.errors;

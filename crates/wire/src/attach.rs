@@ -148,7 +148,8 @@ pub enum Attached {
     Refused(ErrorCode),
 }
 
-/// Orders of the master to a node, pushed down its link. Not answered: the node says what it has taken in its reports.
+/// Orders of the master to a node, pushed down its link. Not answered: the node says what it has taken in its reports, at once
+/// where it is asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Orders {
     /// The epoch of the master.
@@ -160,6 +161,10 @@ pub struct Orders {
     /// Orders in a row; none where only a number is said.
     #[serde(deserialize_with = "crate::body::list")]
     pub orders: Vec<Order>,
+    /// The node is to say at once how far it came, as somebody waits for that. Nodes of earlier releases say it with their next
+    /// report, within a minute.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub asks: bool,
 }
 
 /// Reports of a node to the master. Not answered: the master says what it has taken in its orders.

@@ -147,7 +147,7 @@ codes! {
     -2007 RoleNotPermitted Refused "ROLE_NOT_PERMITTED" "the caller's key has not the role that this needs";
     -2008 TenantNotPermitted Refused "TENANT_NOT_PERMITTED" "the caller's key does not cover the tenants that were named";
     -2009 StaleEpoch Retry "STALE_EPOCH" "the master is of an earlier epoch than one that was seen already";
-    -2010 TooFewHosts Refused "TOO_FEW_HOSTS" "fewer hosts than replicas are asked for lend memory that could hold the value";
+    -2010 TooFewHosts Refused "TOO_FEW_HOSTS" "too few hosts lend memory that could hold the value: each replica needs a host of its own, so have nodes on more hosts or ask for fewer replicas";
 }
 
 impl ErrorCode {

@@ -151,6 +151,18 @@ impl<T: Clone + Numbered> NumberedSender<T> {
         Ok(())
     }
 
+    /// The number of the message that was added last.
+    #[must_use]
+    pub fn last(&self) -> u64 {
+        self.first + self.kept.len() as u64 - 1
+    }
+
+    /// Everything up to this number is known to be taken.
+    #[must_use]
+    pub fn taken(&self) -> u64 {
+        self.first - 1
+    }
+
     /// Messages that are not known to be taken.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -310,6 +322,20 @@ mod tests {
         // What an earlier link carried may be acknowledged on the next one.
         assert_eq!((sender.resume(1), sender.acknowledge(4)), (Ok(()), Ok(())));
         assert_eq!(sender.take(), Some((5, vec![4])));
+    }
+
+    #[test]
+    fn a_sender_knows_what_was_added_and_what_is_taken() {
+        let mut sender = NumberedSender::new();
+        assert_eq!((sender.last(), sender.taken()), (0, 0));
+        (0..4).for_each(|message| sender.push(message));
+        sender.take();
+        assert_eq!((sender.last(), sender.taken()), (4, 0));
+        sender.acknowledge(3).unwrap();
+        assert_eq!((sender.last(), sender.taken()), (4, 3));
+        sender.push(4);
+        sender.resume(4).unwrap();
+        assert_eq!((sender.last(), sender.taken()), (5, 4));
     }
 
     #[test]

@@ -374,6 +374,10 @@ pub struct PutEnd {
     /// The puts that are complete.
     #[serde(deserialize_with = "crate::body::list")]
     pub puts: Vec<PutDone>,
+    /// Hosts that must have each of them, of puts of [`Durability::Replicated`]: a master that did not grant them knows it from
+    /// here alone. Clients of earlier releases do not say it, and masters of earlier releases skip it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hosts: Option<u32>,
 }
 
 /// One put whose bytes are in place.

@@ -36,9 +36,7 @@ pub(super) fn of(report: &Report, block_bytes: usize) -> Vec<Bound> {
     let Some(of) = &report.contention else {
         return held;
     };
-    // Where no block was left on the SSD to be read, there are no times.
-    let times = [of.idle_p50_us, of.beside_p50_us];
-    if block_bytes == READ_BYTES && times.iter().all(|time| *time > 0.0) {
+    if block_bytes == READ_BYTES && of.untimed().is_none() {
         for (what, ratio, most) in [
             ("p50", of.beside_p50_us / of.idle_p50_us, 2.0),
             ("p99", of.beside_p99_us / of.idle_p99_us, 5.0),

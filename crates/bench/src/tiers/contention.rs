@@ -36,6 +36,16 @@ pub struct Contention {
     pub raw_synced_bytes_per_s: f64,
 }
 
+impl Contention {
+    /// Why there are no times of reads, where there are none.
+    pub(super) fn untimed(&self) -> Option<&'static str> {
+        let timed = self.idle_p50_us > 0.0 && self.beside_p50_us > 0.0;
+        (!timed).then_some(
+            "no block was left on the SSD to be read: its space is too small for so much memory",
+        )
+    }
+}
+
 /// Turns of the parts, of which the figures are the sums.
 const TURNS: usize = 3;
 
@@ -87,7 +97,7 @@ pub(super) fn measure(options: &Options, part: Duration) -> Result<Contention, E
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                while !stop.load(Ordering::Relaxed) {
+                while !stop.load(Ordering::Relaxed) && begun.elapsed() < part {
                     stream.put();
                 }
             });

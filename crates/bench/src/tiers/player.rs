@@ -201,7 +201,7 @@ impl<'s> Player<'s> {
             let values = self.buffer.chunks(self.block_bytes);
             let entries: Vec<_> = call.iter().map(Vec::as_slice).zip(values).collect();
             let options = PutOptions {
-                chain: chain(request, &keys, position),
+                chain: request.chain_of_put(parent(&keys, position), position),
                 ..PutOptions::default()
             };
             // A block that finds no room is a miss later, as in any cache.
@@ -216,7 +216,7 @@ impl<'s> Player<'s> {
             let call = &keys[prefix..keys.len().min(prefix + CALL_BLOCKS)];
             let names: Vec<&[u8]> = call.iter().map(Vec::as_slice).collect();
             let options = GetOptions {
-                chain: chain(request, keys, prefix),
+                chain: request.chain(parent(keys, prefix), prefix),
                 prefix_only: true,
                 ..GetOptions::default()
             };
@@ -262,9 +262,10 @@ fn key(block: u64) -> Vec<u8> {
     format!("tiers/{block}").into_bytes()
 }
 
-fn chain(request: &Request, keys: &[Vec<u8>], position: usize) -> Chain {
+/// The block before this one, in its chain.
+fn parent(keys: &[Vec<u8>], position: usize) -> Option<Key> {
     let before = position.checked_sub(1).map(|before| &keys[before]);
-    request.chain(before.and_then(|key| Key::new(key).ok()), position)
+    before.and_then(|key| Key::new(key).ok())
 }
 
 /// Waits until nothing is on its way from one tier to the other.

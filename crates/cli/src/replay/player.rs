@@ -123,7 +123,7 @@ impl<'a> Player<'a> {
             let asked = &mut self.buffer[..names.len() * self.block_bytes];
             spoil(asked);
             let mut buffers: Vec<&mut [u8]> = asked.chunks_mut(self.block_bytes).collect();
-            let chain = keys.chain(prefix, request);
+            let chain = request.chain(keys.parent(prefix), prefix);
             let started = Instant::now();
             let results = self.cache.read(&names, &mut buffers, chain);
             let took = started.elapsed();
@@ -185,7 +185,7 @@ impl<'a> Player<'a> {
             }
             let values = self.buffer.chunks(self.block_bytes);
             let entries: Vec<(&[u8], &[u8])> = names.iter().copied().zip(values).collect();
-            let chain = keys.chain(position, request);
+            let chain = request.chain_of_put(keys.parent(position), position);
             let started = Instant::now();
             let results = self.cache.write(&entries, chain);
             self.tally.busy += started.elapsed();
@@ -246,11 +246,10 @@ impl Keys {
             .collect()
     }
 
-    fn chain(&self, first: usize, request: &Request) -> Chain {
-        let parent = first
-            .checked_sub(1)
-            .map(|before| Key::new(self.get(before)).expect("keys are short and not empty"));
-        request.chain(parent, first)
+    /// The block before this one, in its chain.
+    fn parent(&self, first: usize) -> Option<Key> {
+        let before = first.checked_sub(1)?;
+        Some(Key::new(self.get(before)).expect("keys are short and not empty"))
     }
 }
 

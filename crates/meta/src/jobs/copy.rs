@@ -61,6 +61,7 @@ impl Master {
                 false => ErrorCode::TenantQuotaExceeded,
             });
         };
+        self.room_taken(now);
         let extent = self.extent_of(staged);
         self.tenants.charge(tenant, Ledger::Memory, extent.bytes);
         let held = *self.catalog.replica(source);

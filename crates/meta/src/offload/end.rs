@@ -122,13 +122,7 @@ impl Master {
     /// no SSD.
     fn let_go(&mut self, now: Instant, offloading: &Offloading, result: Result<(), TaskFailure>) {
         let source = offloading.source;
-        let leaving = offloading.object.is_some()
-            && self.catalog.replica(source).excluded == Excluded::Leaving;
-        if leaving {
-            self.include(source);
-        }
-        self.unhold(now, source);
-        if !leaving {
+        if !self.release_source(now, offloading) {
             return;
         }
         let forced = self.config.offload.mode == OffloadMode::OnEvictForced;
@@ -145,6 +139,18 @@ impl Master {
             self.evict_now(now, source);
             self.decisions.cause = before;
         }
+    }
+
+    /// Whether the source was being evicted: it may be read and evicted like any other now.
+    fn release_source(&mut self, now: Instant, offloading: &Offloading) -> bool {
+        let source = offloading.source;
+        let leaving = offloading.object.is_some()
+            && self.catalog.replica(source).excluded == Excluded::Leaving;
+        if leaving {
+            self.include(source);
+        }
+        self.unhold(now, source);
+        leaving
     }
 
     /// Drains may wait for the source, or, where its object has a new record, for any other replica of it.
@@ -257,10 +263,12 @@ impl Master {
         self.unsettled.resume(&self.segments, node);
     }
 
-    /// A segment is being removed: offloads from or to it fail.
-    pub(crate) fn lose_offloads(&mut self, now: Instant, index: SegmentIndex) {
+    /// Segments are being removed: offloads from or to them fail. What was written to an SSD that is lost need not be dropped: if
+    /// it is back, so is the table.
+    pub(crate) fn lose_offloads(&mut self, now: Instant, lost: &[SegmentIndex]) {
+        let above = |offloading: &Offloading| self.catalog.replica(offloading.source).segment;
         let hit = |offloading: &Offloading| {
-            offloading.disk == index || self.catalog.replica(offloading.source).segment == index
+            lost.contains(&offloading.disk) || lost.contains(&above(offloading))
         };
         let mut tickets: Vec<TicketId> = self
             .offloads
@@ -280,7 +288,7 @@ impl Master {
                     .fail(*waiter, ErrorCode::UnavailableInCurrentStatus);
                 self.acks.done(waiter.ack, &mut self.outbox);
             }
-            if offloading.disk != index && offloading.object.is_some() {
+            if !lost.contains(&offloading.disk) && offloading.object.is_some() {
                 self.drop_record(
                     offloading.disk,
                     offloading.hash,
@@ -288,7 +296,12 @@ impl Master {
                     None,
                 );
             }
-            self.let_go(now, &offloading, Err(TaskFailure::Device));
+            // What is on a lost segment makes no room by leaving it, and would not live on without it.
+            let above = self.catalog.replica(offloading.source).segment;
+            match lost.contains(&above) {
+                true => _ = self.release_source(now, &offloading),
+                false => self.let_go(now, &offloading, Err(TaskFailure::Device)),
+            }
             self.wake_drains_of(&offloading);
         }
     }

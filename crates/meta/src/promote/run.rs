@@ -104,8 +104,9 @@ impl Master {
         let found = memory
             .iter()
             .find_map(|index| self.segments.allocate(&mut self.catalog, *index, bytes));
-        if found.is_none() {
-            self.make_room_for_promotion(now, node);
+        match found {
+            Some(_) => self.room_taken(now),
+            None => self.make_room_for_promotion(now, node),
         }
         found
     }

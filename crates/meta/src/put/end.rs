@@ -39,7 +39,8 @@ impl Master {
     }
 
     pub(crate) fn put_end(&mut self, now: Instant, caller: &Caller, end: &PutEnd) {
-        if let Err(code) = self.each_limits(end.puts.len()) {
+        let limits = self.each_limits(end.puts.len());
+        if let Err(code) = limits.and_then(|()| self.all_announced(end)) {
             return self
                 .outbox
                 .reply(caller.client, caller.operation, Reply::Failed(code));
@@ -53,7 +54,7 @@ impl Master {
         let mut published = Vec::with_capacity(end.puts.len());
         for (at, done) in end.puts.iter().enumerate() {
             let waiter = Waiter { ack, at: at as u32 };
-            match self.end_one(now, caller.client, &end.tenant, done, waiter, &mut fresh) {
+            match self.end_one(now, caller.client, end, done, waiter, &mut fresh) {
                 Ok(Some((object, durability))) => published.push((object, durability, waiter)),
                 Ok(None) => {}
                 Err(code) => self.acks.fail(waiter, code),
@@ -68,8 +69,10 @@ impl Master {
             &mut fresh,
         );
         for (object, durability, waiter) in published {
-            if durability == Durability::Disk {
-                self.promise(now, object, waiter);
+            match durability {
+                Durability::Memory => {}
+                Durability::Disk => self.promise(now, object, waiter),
+                Durability::Replicated => self.await_noted(object, waiter),
             }
             self.offload_eagerly(now, object);
         }
@@ -87,16 +90,15 @@ impl Master {
         &mut self,
         now: Instant,
         client: ClientId,
-        tenant: &Tenant,
+        end: &PutEnd,
         done: &PutDone,
         waiter: Waiter,
         fresh: &mut Vec<Fresh>,
     ) -> Result<Option<(ObjectId, Durability)>, ErrorCode> {
-        let (_, object) = self.find_put(tenant, &done.key)?;
+        let (_, object) = self.find_put(&end.tenant, &done.key)?;
         if !self.owns_put(client, object, done.version)? {
-            // An earlier request ended this put, and its answer may be lost: this one waits for the same records.
-            self.rejoin(now, object, waiter);
-            return Ok(None);
+            // An earlier request ended this put, and its answer may be lost: this one waits for the same.
+            return self.rejoin(now, object, end.hosts, waiter).map(|()| None);
         }
         let put = &self.puts.open[&object];
         if put.replicas.len() < put.needed {
@@ -109,7 +111,20 @@ impl Master {
         Ok(Some((object, durability)))
     }
 
-    fn rejoin(&mut self, now: Instant, id: ObjectId, waiter: Waiter) {
+    fn rejoin(
+        &mut self,
+        now: Instant,
+        id: ObjectId,
+        hosts: Option<u32>,
+        waiter: Waiter,
+    ) -> Result<(), ErrorCode> {
+        if let Some(hosts) = hosts {
+            // An earlier master granted them, and what is left may be less.
+            if self.hosts_of(id) < hosts as usize {
+                return Err(ErrorCode::ReplicaIsGone);
+            }
+            self.await_noted(id, waiter);
+        }
         let object = self.catalog.object(id);
         let (key, hash) = (object.key.clone(), object.hash);
         let tenant = self.tenants.at(object.tenant).tenant.clone();
@@ -120,6 +135,29 @@ impl Master {
         if self.catalog.object(id).is(Mark::Promised) && !on_disk {
             // An earlier master promised it, and the node has no record.
             self.promise(now, id, waiter);
+        }
+        Ok(())
+    }
+
+    /// Whether it can be said of each of these puts how many hosts have it: while nodes have yet to say what they hold, the
+    /// client is to ask again.
+    fn all_announced(&self, end: &PutEnd) -> Result<(), ErrorCode> {
+        let Some(hosts) = end.hosts.filter(|_| self.is_partial()) else {
+            return Ok(());
+        };
+        let is_known = |done: &PutDone| {
+            let found = self.find_put(&end.tenant, &done.key);
+            found.is_ok_and(|(_, object)| {
+                let record = self.catalog.object(object);
+                let published = record.version == done.version;
+                record.is(Mark::Open)
+                    || record.version > done.version
+                    || (published && self.hosts_of(object) >= hosts as usize)
+            })
+        };
+        match end.puts.iter().all(is_known) {
+            true => Ok(()),
+            false => Err(ErrorCode::UnavailableInCurrentStatus),
         }
     }
 

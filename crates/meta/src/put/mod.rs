@@ -10,6 +10,7 @@ use crate::placement::Wish;
 
 mod end;
 mod queue;
+mod room;
 mod start;
 
 pub(crate) use queue::Queue;

@@ -1,33 +1,34 @@
 //! Calls that wait for room, served in order as soon as there is some.
 //!
-//! Within a tenant calls that wait for the same are served in the order of their arrival. Tenants take turns: room is made
+//! Within a tenant calls that wait for space are served in the order of their arrival. Tenants take turns: room is made
 //! for the call whose turn it is, and while it waits, calls of other tenants may pass it until they were given as many bytes
 //! as its next entry needs. So no tenant waits for another's whole queue, and no large call waits for ever while small ones
-//! pass (the idea of deficit round robin: Shreedhar and Varghese, 1995). The queue is bounded by calls and by the bytes that
+//! pass (the idea of deficit round robin: Shreedhar and Varghese, 1995). A call across hosts, which needs room on several at once,
+//! waits apart, as one full host is nothing that calls with room elsewhere wait for: later calls pass it as long as they leave it
+//! the room that it has found. The queue is bounded by calls and by the bytes that
 //! they take here. When it is full, the newest call of the tenant whose calls take most is refused.
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 use std::time::Duration;
 
 use slackwater_base::Instant;
-use slackwater_wire::{ClientId, Durability, ErrorCode, OperationId, PutStarted, Reply};
+use slackwater_wire::{ClientId, ErrorCode, OperationId, PutStarted, Reply};
 
+use super::room::RoomWanted;
 use super::start::{PutCall, Shortage};
-use crate::catalog::{ReplicaId, SegmentIndex, TenantIndex};
+use crate::catalog::TenantIndex;
 use crate::master::{Caller, Due, Master};
-use crate::pressure::{Evictable, Pass};
-use crate::prospect;
-use crate::segment::{Domain, Segment};
 
-/// Calls that wait: for space, and apart from these for quota or for a node, which holds nobody else up.
+/// Calls that wait: for space, and apart from these for quota, for a node or for several hosts, which holds nobody else up.
 #[derive(Default)]
 pub(crate) struct Queue {
     waiting: BTreeMap<u64, Waiting>,
     next: u64,
     for_space: BTreeMap<TenantIndex, BTreeSet<u64>>,
     apart: BTreeMap<(TenantIndex, Shortage), BTreeSet<u64>>,
+    /// Those of them that wait for several hosts, of all tenants.
+    across: BTreeSet<u64>,
     /// The calls apart that were tried last, and how many lists of them are left of this round.
     apart_turn: Option<(TenantIndex, Shortage)>,
     apart_left: usize,
@@ -57,17 +58,32 @@ impl Queue {
         self.waiting.len()
     }
 
-    /// Whether a call must wait for earlier ones: for one of its own tenant, or for the one whose turn it is, if
-    /// `charge` more bytes would exceed what may pass that one. The call that is being served is not listed.
-    pub(crate) fn holds_back(&self, caller: &Caller, tenant: TenantIndex, charge: u64) -> bool {
-        if let Some(first) = self.first_of(tenant) {
-            return (first.caller.client, first.caller.operation)
-                != (caller.client, caller.operation);
+    /// Whether a call must wait for earlier ones: for one of its own tenant, or for the one whose turn it is, if `charge` more
+    /// bytes would exceed what may pass that one. The call that is being served is not listed.
+    pub(crate) fn holds_back(&self, call: &PutCall, charge: u64) -> bool {
+        let is_later =
+            |first: &PutCall| call.number.is_none_or(|number| first.number < Some(number));
+        if let Some(first) = self.first_of(call.tenant) {
+            return is_later(first);
         }
-        let next = self.first().and_then(|call| call.entries.front());
+        let Some(next) = self.first() else {
+            return false;
+        };
+        let entry = next.entries.front();
         let may_not_pass =
-            next.is_some_and(|next| self.passed.saturating_add(charge) > next.charge);
-        may_not_pass && self.turns.front() != Some(&tenant)
+            entry.is_some_and(|next| self.passed.saturating_add(charge) > next.charge);
+        // Its tenant has no turn.
+        let is_before = call.is_across_hosts() && !is_later(next);
+        may_not_pass && !is_before && self.turns.front() != Some(&call.tenant)
+    }
+
+    /// Bytes of the value for which a call across hosts waits, if that came before this one: what it has found of room is left
+    /// to it.
+    pub(crate) fn spared(&self, call: &PutCall) -> Option<u64> {
+        let first = self.first_across()?;
+        let is_later = call.number.is_none_or(|number| first.number < Some(number));
+        let entry = first.entries.front().filter(|_| is_later)?;
+        Some(entry.bytes)
     }
 
     /// Counts room that a tenant was given.
@@ -97,11 +113,14 @@ impl Queue {
         for waiting in self.waiting.values() {
             *held.entry(waiting.call.tenant).or_default() += waiting.held;
         }
+        let across = self.waiting.iter();
+        let across = across.filter(|(_, waiting)| waiting.short == Shortage::Hosts);
         let mut turns: Vec<TenantIndex> = self.turns.iter().copied().collect();
         turns.sort_unstable();
         right
             && listed == self.waiting.len()
             && turns.iter().eq(self.for_space.keys())
+            && across.map(|(number, _)| number).eq(&self.across)
             && held == self.held
             && held.values().sum::<usize>() == self.held_bytes
     }
@@ -111,9 +130,10 @@ impl Queue {
         self.held.contains_key(&tenant)
     }
 
-    fn enqueue(&mut self, call: PutCall, short: Shortage) -> u64 {
+    fn enqueue(&mut self, mut call: PutCall, short: Shortage) -> u64 {
         let number = self.next;
         self.next += 1;
+        call.number = Some(number);
         self.list(number, call.tenant, short);
         let held = call.held_bytes();
         self.held_bytes += held;
@@ -143,7 +163,10 @@ impl Queue {
                 });
                 calls.insert(number);
             }
-            Shortage::Quota | Shortage::Node => {
+            Shortage::Quota | Shortage::Node | Shortage::Hosts => {
+                if short == Shortage::Hosts {
+                    self.across.insert(number);
+                }
                 let calls = self.apart.entry((tenant, short)).or_insert_with(|| {
                     // The round that is under way may come to it instead of another.
                     self.apart_left += 1;
@@ -171,7 +194,8 @@ impl Queue {
                 self.passed = 0;
             }
         }
-        for short in [Shortage::Quota, Shortage::Node] {
+        self.across.remove(&number);
+        for short in Shortage::APART {
             if let Some(calls) = self.apart.get_mut(&(tenant, short)) {
                 calls.remove(&number);
                 if calls.is_empty() {
@@ -209,8 +233,34 @@ impl Queue {
         self.for_space.get(&tenant)?.first().copied()
     }
 
-    fn first_apart(&self, list: (TenantIndex, Shortage)) -> Option<u64> {
-        self.apart.get(&list)?.first().copied()
+    /// The first calls of a list that are tried together: those across hosts may each lack others.
+    fn first_apart(&self, list: (TenantIndex, Shortage)) -> Vec<u64> {
+        let most = match list.1 {
+            Shortage::Hosts => HOSTS_STEP,
+            _ => 1,
+        };
+        let calls = self.apart.get(&list).into_iter().flatten();
+        calls.take(most).copied().collect()
+    }
+
+    fn first_number_across(&self) -> Option<u64> {
+        self.across.first().copied()
+    }
+
+    /// Of the calls across hosts the one that came first. Room is made for it.
+    fn first_across(&self) -> Option<&PutCall> {
+        let waiting = self.waiting.get(&self.first_number_across()?)?;
+        Some(&waiting.call)
+    }
+
+    /// Whether a call across hosts waits.
+    pub(super) fn waits_across(&self) -> bool {
+        !self.across.is_empty()
+    }
+
+    /// All calls apart are tried again.
+    pub(super) fn begin_round(&mut self) {
+        self.apart_left = self.apart.len();
     }
 
     /// The next calls of this round.
@@ -232,22 +282,31 @@ impl Queue {
             return None;
         }
         let space = self.for_space.get(largest);
-        let apart =
-            [Shortage::Quota, Shortage::Node].map(|short| self.apart.get(&(*largest, short)));
+        let apart = Shortage::APART.map(|short| self.apart.get(&(*largest, short)));
         let lists = space.into_iter().chain(apart.into_iter().flatten());
         lists.filter_map(BTreeSet::last).max().copied()
     }
 
-    /// The room that calls wait for.
-    fn wanted(&self) -> RoomWanted {
-        let first = self.first();
-        let entry = first.and_then(|call| call.entries.front());
-        let first_bytes = entry.map_or(0, |entry| entry.bytes);
-        RoomWanted {
-            bytes: self.bytes_wanted().max(first_bytes),
-            first: first_bytes,
-            apart: first.is_some_and(is_apart),
-        }
+    /// The room that calls wait for which need one host.
+    pub(super) fn wanted(&self) -> Option<RoomWanted> {
+        let first = self.first()?;
+        let bytes = first.entries.front().map_or(0, |entry| entry.bytes);
+        let first = bytes.saturating_add(self.spared(first).unwrap_or(0));
+        Some(RoomWanted {
+            bytes: self.bytes_wanted().max(first),
+            first,
+            across_hosts: false,
+        })
+    }
+
+    /// The room that the first call across hosts waits for.
+    pub(super) fn wanted_across(&self) -> Option<RoomWanted> {
+        let bytes = self.first_across()?.entries.front()?.bytes;
+        Some(RoomWanted {
+            bytes,
+            first: bytes,
+            across_hosts: true,
+        })
     }
 
     /// Bytes that the first calls wait for, at least those of the first one.
@@ -261,30 +320,6 @@ impl Queue {
     }
 }
 
-/// Whether a call needs each of its replicas on another host.
-fn is_apart(call: &PutCall) -> bool {
-    call.config.durability == Durability::Replicated && call.config.replicas > 1
-}
-
-/// Room that is to be made in memory.
-#[derive(Clone, Copy, Debug)]
-struct RoomWanted {
-    /// All bytes that are waited for.
-    bytes: u64,
-    /// Those of the value that is the next.
-    first: u64,
-    /// The next value needs several hosts: what is free on one of them does not help.
-    apart: bool,
-}
-
-/// A segment of memory in which room can be made.
-struct Room {
-    index: SegmentIndex,
-    free: u64,
-    /// Bytes that are being freed.
-    coming: u64,
-}
-
 /// Calls and entries that are counted to estimate how much room is wanted.
 const WANTED_CALLS: usize = 64;
 
@@ -293,6 +328,9 @@ const DISPLACED_MAX: usize = 16;
 
 /// Lists of calls apart that are tried in one step.
 const APART_STEP: usize = 16;
+
+/// Calls across hosts of one list that are tried together.
+const HOSTS_STEP: usize = 16;
 
 /// Tenants whose calls are tried without success in a row while another has its turn.
 const PASSING_TENANTS_MAX: usize = 16;
@@ -310,13 +348,13 @@ impl Master {
             || self.queue.held_bytes.saturating_add(call.held_bytes()) > bytes_limit;
         if wait == Duration::ZERO || full {
             self.metrics.puts_refused += call.entries.len() as u64;
-            if short == Shortage::Space {
+            if short.is_of_room() {
                 // The call does not wait, but room is made all the same: otherwise the next one would find none either.
                 let lengths = call.entries.iter().map(|entry| entry.bytes);
                 let wanted = RoomWanted {
                     bytes: lengths.fold(0, u64::saturating_add),
                     first: call.entries[0].bytes,
-                    apart: is_apart(&call),
+                    across_hosts: call.is_across_hosts(),
                 };
                 let budget = self.config.eviction.only_step();
                 self.make_room_within(now, wanted, budget);
@@ -326,7 +364,7 @@ impl Master {
         self.metrics.puts_waited += 1;
         let number = self.queue.enqueue(call, short);
         self.due.set(Due::Wait(number), now + wait);
-        if short == Shortage::Space {
+        if short.is_of_room() {
             self.make_room(now);
         }
     }
@@ -354,6 +392,12 @@ impl Master {
         if !self.queue.anyone_waits() {
             return;
         }
+        // Others pass the first call across hosts: what that is given, or leaves to them, is known then.
+        while let Some(number) = self.queue.first_number_across() {
+            if !self.serve_one(now, number) {
+                break;
+            }
+        }
         while let Some(number) = self.queue.first_number() {
             if !self.serve_one(now, number) {
                 break;
@@ -367,18 +411,20 @@ impl Master {
                 None => break,
             }
         }
-        self.queue.apart_left = self.queue.apart.len();
+        self.queue.begin_round();
         self.serve_apart(now);
     }
 
-    /// Tries some of the calls that wait for quota or for a node; the others are another step.
+    /// Tries some of the calls apart; the others are another step.
     pub(crate) fn serve_apart(&mut self, now: Instant) {
         for _ in 0..APART_STEP {
             let Some(list) = self.queue.next_apart() else {
                 return;
             };
-            while let Some(number) = self.queue.first_apart(list) {
-                if !self.serve_one(now, number) {
+            loop {
+                let first = self.queue.first_apart(list).into_iter();
+                let served = first.filter(|number| self.serve_one(now, *number)).count();
+                if served == 0 {
                     break;
                 }
             }
@@ -417,69 +463,11 @@ impl Master {
             held,
         };
         self.queue.waiting.insert(number, waiting);
-        if self.queue.first_number() == Some(number) {
+        let of_first = [self.queue.first_number(), self.queue.first_number_across()];
+        if of_first.contains(&Some(number)) {
             self.make_room(now);
         }
         left != short
-    }
-
-    /// Evicts as much as the waiting calls need, unless that much is being freed already.
-    fn make_room(&mut self, now: Instant) {
-        self.make_room_within(now, self.queue.wanted(), self.config.eviction.step);
-    }
-
-    fn make_room_within(&mut self, now: Instant, wanted: RoomWanted, mut budget: usize) {
-        let RoomWanted {
-            bytes: wanted,
-            first,
-            apart,
-        } = wanted;
-        // Pins give way only where no segment has anything else.
-        for pass in [Pass::Plain, Pass::Last] {
-            for Room {
-                index,
-                free,
-                coming,
-            } in self.rooms(first, apart)
-            {
-                let missing = match coming {
-                    0 => wanted,
-                    _ => wanted.saturating_sub(free + coming),
-                };
-                let most = (self.segments.at(index).capacity() / 8).max(first);
-                let missing = missing.min(most);
-                let freed = self.evict(now, index, missing, pass, &mut budget);
-                if freed < missing && budget == 0 {
-                    self.due.set(Due::Relieve(index), now);
-                }
-                // Where nothing can be evicted, the next segment may have something.
-                let comes = coming > 0 && free + coming >= first;
-                if freed > 0 || comes || budget == 0 {
-                    return;
-                }
-            }
-        }
-    }
-
-    /// The segments in which room for a value of this length can be made, the one with most of it first; of hosts that have none,
-    /// where it needs several of them.
-    fn rooms(&self, bytes: u64, apart: bool) -> Vec<Room> {
-        let all = self.segments.iter().map(|(_, segment)| segment);
-        let roomy = all.filter(|segment| apart && segment.takes_new() && segment.has_room(bytes));
-        let roomy: BTreeSet<Domain<'_>> = roomy.map(Segment::domain).collect();
-        let room = |(index, segment): (SegmentIndex, &Segment)| {
-            let books = segment.memory()?.extents.books();
-            let can = segment.takes_new() && books.capacity >= bytes;
-            let can = can && !roomy.contains(&segment.domain());
-            can.then_some(Room {
-                index,
-                free: books.free,
-                coming: books.quarantined + segment.leaving,
-            })
-        };
-        let mut rooms: Vec<Room> = self.segments.iter().filter_map(room).collect();
-        rooms.sort_by_key(|room| Reverse(room.free + room.coming));
-        rooms
     }
 
     pub(crate) fn wait_expired(&mut self, number: u64) {
@@ -493,34 +481,13 @@ impl Master {
 
     fn give_up(&mut self, mut call: PutCall, short: Shortage) {
         let code = match short {
-            Shortage::Space | Shortage::Node => ErrorCode::NoAvailableHandle,
+            Shortage::Space | Shortage::Node | Shortage::Hosts => ErrorCode::NoAvailableHandle,
             Shortage::Quota => ErrorCode::TenantQuotaExceeded,
         };
         for entry in &call.entries {
             call.results[entry.at] = PutStarted::Failed(code);
         }
         self.answer_put(call);
-    }
-
-    /// A replica that could be evicted for the put whose turn it is, while nothing happens that would make room for it.
-    pub(crate) fn overlooked_room(&self, now: Instant) -> Option<ReplicaId> {
-        let call = self.queue.first()?;
-        let rooms = self.rooms(call.entries.front()?.bytes, is_apart(call));
-        // A value whose earlier record is still being dropped is written, and evicted, after that.
-        let goes_on = self.due.next().is_some_and(|at| at <= now)
-            || self.metrics.offload.in_flight + self.metrics.promotion.in_flight > 0
-            || self.drops.len() > 0
-            || rooms.iter().any(|room| room.coming > 0);
-        if goes_on {
-            return None;
-        }
-        let mut all = rooms
-            .iter()
-            .flat_map(|room| prospect::residents(&self.catalog, &self.segments, room.index));
-        all.find(|id| {
-            let replica = self.catalog.replica(*id);
-            replica.object().is_some() && self.evictable(now, *id) == Evictable::Now
-        })
     }
 
     fn stop_wait(&mut self, number: u64) -> Option<Waiting> {

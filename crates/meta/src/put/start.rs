@@ -24,9 +24,24 @@ pub(crate) struct PutCall {
     /// Entries without room, in the order of the call.
     pub(crate) entries: VecDeque<Wanted>,
     pub(crate) results: Vec<PutStarted>,
+    /// Its number among the calls that wait, if it is one.
+    pub(crate) number: Option<u64>,
 }
 
 impl PutCall {
+    /// Whether it needs each of its replicas on another host.
+    pub(crate) fn is_across_hosts(&self) -> bool {
+        needed(&self.config) > 1
+    }
+
+    /// What it waits for that finds no room.
+    fn short_of_room(&self) -> Shortage {
+        match self.is_across_hosts() {
+            true => Shortage::Hosts,
+            false => Shortage::Space,
+        }
+    }
+
     /// Bytes that it takes in this process, about.
     pub(crate) fn held_bytes(&self) -> usize {
         let entry = |wanted: &Wanted| size_of::<Wanted>() + wanted.key.as_bytes().len();
@@ -54,6 +69,18 @@ pub(crate) enum Shortage {
     Quota,
     /// Nothing that takes new values could hold it: a node comes, or comes back.
     Node,
+    /// Room on as many hosts as it needs.
+    Hosts,
+}
+
+impl Shortage {
+    /// What calls wait for that hold nobody up.
+    pub(crate) const APART: [Self; 3] = [Self::Quota, Self::Node, Self::Hosts];
+
+    /// Whether room is made for it.
+    pub(crate) fn is_of_room(self) -> bool {
+        matches!(self, Self::Space | Self::Hosts)
+    }
 }
 
 /// The decision about an entry, made before anything is changed.
@@ -112,6 +139,7 @@ impl Master {
             results: vec![PutStarted::Exists; start.entries.len()],
             entries: self.wanted(tenant, &start),
             config: start.config,
+            number: None,
         };
         match self.grant_all(now, &mut call) {
             None => self.answer_put(call),
@@ -220,8 +248,8 @@ impl Master {
             Err(code) => return failed(code),
         }
         let charge = wanted.charge;
-        if self.queue.holds_back(&call.caller, tenant, charge) {
-            return Verdict::Wait(Shortage::Space);
+        if self.queue.holds_back(call, charge) {
+            return Verdict::Wait(call.short_of_room());
         }
         let allowed = self.tenants.allowed(tenant, Ledger::Memory);
         if allowed.is_some_and(|allowed| charge > allowed) {
@@ -248,9 +276,13 @@ impl Master {
         if !self.fit_quota(now, tenant, Ledger::Memory, wanted.charge) {
             return Err(Shortage::Quota);
         }
-        let replicas = self.allocate(call.caller.host.as_deref(), &call.config, wanted.bytes);
+        let spared = self.queue.spared(call);
+        let replicas = self.allocate(call, wanted.bytes, spared);
         if replicas.is_empty() {
-            return Err(Shortage::Space);
+            return Err(call.short_of_room());
+        }
+        if spared.is_none() {
+            self.room_taken(now);
         }
         if replicas.len() < call.config.replicas as usize {
             self.metrics.puts_partial += 1;
@@ -353,16 +385,17 @@ impl Master {
 
     /// Allocates on as many different segments as replicas are asked for, or on fewer, or on that many hosts where all are needed;
     /// on none when there is no room.
-    fn allocate(&mut self, host: Option<&str>, config: &PutConfig, bytes: u64) -> Vec<ReplicaId> {
-        let mut found = Vec::new();
+    fn allocate(&mut self, call: &PutCall, bytes: u64, spared: Option<u64>) -> Vec<ReplicaId> {
+        let (mut found, config) = (Vec::new(), &call.config);
         let mut ranked = placement::rank(
             &self.segments,
             &mut *self.placement,
-            host,
+            call.caller.host.as_deref(),
             &config.preferred,
         );
         if config.durability == Durability::Replicated {
-            ranked = self.apart(&ranked, bytes);
+            ranked.retain(|index| self.leaves(*index, spared, bytes));
+            ranked = self.one_a_host(&ranked, bytes);
             if ranked.len() < needed(config) {
                 return found;
             }
@@ -371,13 +404,15 @@ impl Master {
             if found.len() == config.replicas as usize {
                 break;
             }
-            found.extend(self.segments.allocate(&mut self.catalog, index, bytes));
+            if self.leaves(index, spared, bytes) {
+                found.extend(self.segments.allocate(&mut self.catalog, index, bytes));
+            }
         }
         found
     }
 
     /// Of these segments those with room, the first of each host.
-    fn apart(&self, ranked: &[SegmentIndex], bytes: u64) -> Vec<SegmentIndex> {
+    fn one_a_host(&self, ranked: &[SegmentIndex], bytes: u64) -> Vec<SegmentIndex> {
         let mut domains = BTreeSet::new();
         let mut roomy = ranked.to_vec();
         roomy.retain(|index| {
@@ -385,6 +420,21 @@ impl Master {
             segment.has_room(bytes) && domains.insert(segment.domain())
         });
         roomy
+    }
+
+    /// Whether the host of a segment still has room for a value of the length `spared` when `bytes` are taken there. On a host
+    /// that has none now, it is being made.
+    fn leaves(&self, index: SegmentIndex, spared: Option<u64>, bytes: u64) -> bool {
+        let Some(spared) = spared else {
+            return true;
+        };
+        let segment = self.segments.at(index);
+        let both = self.charge_of(spared).saturating_add(self.charge_of(bytes));
+        let is_beside = |(other, beside): (SegmentIndex, &Segment)| {
+            let same = other != index && beside.domain() == segment.domain();
+            same && beside.takes_new() && beside.has_room(spared)
+        };
+        segment.has_room(both) || self.segments.iter().any(is_beside)
     }
 
     fn open_put(

@@ -56,6 +56,7 @@ fn put_chain_as(world: &mut World, numbers: std::ops::Range<u64>, bytes: u64, ch
     world.ask(Request::PutEnd(PutEnd {
         tenant: Tenant::DEFAULT,
         puts,
+        hosts: None,
     }));
 }
 

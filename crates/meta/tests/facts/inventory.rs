@@ -13,11 +13,11 @@ const LATER: Version = Version(1 << 40);
 
 /// What the node has been told that its memory holds, by the first byte.
 #[derive(Default)]
-struct Inventory(BTreeMap<u64, Published>);
+pub(crate) struct Inventory(BTreeMap<u64, Published>);
 
 impl Inventory {
     /// Takes the orders of the master in.
-    fn learn(&mut self, world: &mut World) {
+    pub(crate) fn learn(&mut self, world: &mut World) {
         for order in world.taken(|order| match order {
             Order::Published(_) | Order::Fence(_) => Some(order.clone()),
             _ => None,
@@ -35,7 +35,7 @@ impl Inventory {
         }
     }
 
-    fn entries(&self) -> Vec<Published> {
+    pub(crate) fn entries(&self) -> Vec<Published> {
         self.0.values().cloned().collect()
     }
 }
@@ -513,7 +513,7 @@ fn what_only_made_room_is_not_dead_when_its_node_comes_back() {
     }
 }
 
-fn mount_tiers(world: &mut World, segments: &[SegmentId], incarnation: Incarnation) {
+pub(crate) fn mount_tiers(world: &mut World, segments: &[SegmentId], incarnation: Incarnation) {
     for segment in segments {
         let mount = Mount {
             segment: *segment,
@@ -533,7 +533,7 @@ fn mount_tiers(world: &mut World, segments: &[SegmentId], incarnation: Incarnati
     }
 }
 
-fn all_announced(world: &mut World, entries: Vec<ReportedEntry>) {
+pub(crate) fn all_announced(world: &mut World, entries: Vec<ReportedEntry>) {
     let (segment, highest) = (DISK, Version(0));
     world.report(NODE, Report::Announce { segment, entries });
     world.report(NODE, Report::Announced { segment, highest });

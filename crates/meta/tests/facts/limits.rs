@@ -56,7 +56,11 @@ fn a_request_of_more_keys_than_a_batch_may_have_is_refused_whole() {
                 checksum: slackwater_base::Checksum(1),
             };
             let puts = keys.into_iter().map(done).collect();
-            Request::PutEnd(PutEnd { tenant, puts })
+            Request::PutEnd(PutEnd {
+                tenant,
+                puts,
+                hosts: None,
+            })
         },
         |tenant, keys| {
             let puts = keys.into_iter().map(|key| (key, Version(1))).collect();

@@ -1,6 +1,7 @@
 //! Facts about a master, each a test named for it.
 
 mod absence;
+mod across_hosts;
 mod ahead;
 mod answers;
 mod decisions;
@@ -12,10 +13,12 @@ mod hottest;
 mod inventory;
 mod jobs;
 mod journal;
+mod kept_drops;
 mod lease;
 mod limits;
 mod model;
 mod names;
+mod noted;
 mod offload;
 mod permissions;
 mod promote;

@@ -58,6 +58,7 @@ fn requests() -> Vec<(By, Request)> {
     let end = PutEnd {
         tenant: tenant.clone(),
         puts: vec![done],
+        hosts: None,
     };
     let remove = Remove {
         tenant: tenant.clone(),

@@ -1,6 +1,6 @@
 //! Puts that are acknowledged when several hosts have their values.
 
-use slackwater_meta::Input;
+use slackwater_meta::{Input, MasterConfig};
 use slackwater_wire::*;
 
 use super::jobs::drain;
@@ -10,7 +10,12 @@ use crate::world::*;
 /// A pool whose node 1 has segment 10 on the first of these hosts, and so on, 16 blocks each unless said; a node without a host
 /// does not say its own.
 fn pool(hosts: &[(&str, u64)]) -> World {
-    let mut world = World::new(plain());
+    pool_of(plain(), hosts)
+}
+
+/// The same with a master of this configuration.
+pub(crate) fn pool_of(config: MasterConfig, hosts: &[(&str, u64)]) -> World {
+    let mut world = World::new(config);
     for (node, (host, blocks)) in (1..).zip(hosts) {
         let mount = Mount {
             segment: SegmentId(node * 10),
@@ -28,13 +33,13 @@ fn pool(hosts: &[(&str, u64)]) -> World {
     world
 }
 
-fn of_hosts(hosts: &[&str]) -> World {
+pub(crate) fn of_hosts(hosts: &[&str]) -> World {
     let sized: Vec<(&str, u64)> = hosts.iter().map(|host| (*host, 16)).collect();
     pool(&sized)
 }
 
 /// A put that so many hosts must have, and that does not wait.
-fn on(replicas: u32) -> PutConfig {
+pub(crate) fn on(replicas: u32) -> PutConfig {
     PutConfig {
         replicas,
         durability: Durability::Replicated,

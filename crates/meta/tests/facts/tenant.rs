@@ -61,6 +61,7 @@ fn put(world: &mut World, name: &str, of: &str, blocks: u64) -> Result<(), Error
                 let ended = world.ask(Request::PutEnd(PutEnd {
                     tenant: tenant(name),
                     puts,
+                    hosts: None,
                 }));
                 assert_eq!(ended, Reply::Each(vec![Ok(())]));
                 Ok(())
@@ -274,6 +275,7 @@ fn a_put_is_given_the_quota_of_values_that_are_complete_now() {
             version,
             checksum: Checksum(1),
         }],
+        hosts: None,
     }));
     assert!(is_granted(&world.reply(call)));
 }

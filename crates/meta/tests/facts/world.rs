@@ -24,6 +24,8 @@ pub(crate) struct World {
     pub(crate) orders: VecDeque<(NodeId, Order)>,
     /// Copies that no node has made yet.
     pub(crate) copies: VecDeque<(NodeId, CopyTask)>,
+    /// Marks of which nodes have not said yet that they have taken them.
+    pub(crate) marks: Vec<(NodeId, u64)>,
     pub(crate) asked: Vec<(Vec<NodeId>, Vec<ObjectName>)>,
     /// The host of the clients, if they say it.
     pub(crate) host: Option<&'static str>,
@@ -42,6 +44,7 @@ impl World {
             now: Instant::from_nanos(1_000_000_000),
             orders: VecDeque::new(),
             copies: VecDeque::new(),
+            marks: Vec::new(),
             asked: Vec::new(),
             host: None,
             replies: Vec::new(),
@@ -123,6 +126,7 @@ impl World {
                     reply,
                 } => self.replies.push((client, operation, reply)),
                 Output::Order { node, order } => self.orders.push_back((node, order)),
+                Output::AwaitTaken { node, mark } => self.marks.push((node, mark)),
                 Output::Copy { node, task } => self.copies.push_back((node, task)),
                 Output::AnnounceFirst { nodes, names } => self.asked.push((nodes, names)),
             }
@@ -140,8 +144,11 @@ impl World {
         }
     }
 
-    /// Carries out every fence and drop that was ordered; other orders stay.
+    /// Carries out every fence and drop that was ordered, and says what was taken; other orders stay.
     pub(crate) fn obey(&mut self) {
+        for (node, mark) in std::mem::take(&mut self.marks) {
+            self.input(Input::Taken { node, mark });
+        }
         for _ in 0..self.orders.len() {
             let Some((node, order)) = self.orders.pop_front() else {
                 break;
@@ -379,6 +386,7 @@ pub(crate) fn end(name: &str, version: Version) -> Request {
     Request::PutEnd(PutEnd {
         tenant: Tenant::DEFAULT,
         puts,
+        hosts: None,
     })
 }
 

@@ -14,6 +14,8 @@ use crate::store::slot::{Later, Owed};
 
 /// The client that is the process itself.
 const CLIENT: ClientId = ClientId(1);
+/// Outputs whose memory is kept from one step to the next.
+const KEPT_OUTPUTS: usize = 64;
 
 /// How a request went.
 pub(crate) enum Asked {
@@ -33,6 +35,8 @@ pub(crate) struct MasterHost {
     unanswered: Map<OperationId, Owed<Reply>>,
     /// What nodes are to do, in order. The owner takes it.
     pub(crate) orders: Vec<(NodeId, Order)>,
+    /// What is to be said once nodes have taken the orders before. The owner takes it.
+    pub(crate) marks: Vec<(NodeId, u64)>,
     /// Values that nodes are to bring from others. The owner takes them.
     pub(crate) copies: Vec<(NodeId, CopyTask)>,
     /// What nodes that outlive their master are to announce first. The owner takes it, where it has such nodes.
@@ -58,6 +62,7 @@ impl MasterHost {
             next_operation: 1,
             unanswered: Map::default(),
             orders: Vec::new(),
+            marks: Vec::new(),
             copies: Vec::new(),
             awaited: Vec::new(),
             replies: Vec::new(),
@@ -246,7 +251,7 @@ impl MasterHost {
 
     fn sort(&mut self) {
         self.tell_events();
-        // It keeps its memory from one step to the next.
+        // Few steps have more than a few, whose memory is kept for the next one.
         let mut out = std::mem::take(&mut self.out);
         for output in out.drain(..) {
             match output {
@@ -259,10 +264,12 @@ impl MasterHost {
                     operation, reply, ..
                 } => self.reply(operation, reply),
                 Output::Order { node, order } => self.orders.push((node, order)),
+                Output::AwaitTaken { node, mark } => self.marks.push((node, mark)),
                 Output::Copy { node, task } => self.copies.push((node, task)),
                 Output::AnnounceFirst { nodes, names } => self.awaited.push((nodes, names)),
             }
         }
+        out.shrink_to(KEPT_OUTPUTS);
         self.out = out;
     }
 

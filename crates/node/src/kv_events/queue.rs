@@ -502,7 +502,11 @@ mod tests {
                 version,
                 checksum: Checksum(0),
             }];
-            let ended = self.ask(Request::PutEnd(PutEnd { tenant, puts }));
+            let ended = self.ask(Request::PutEnd(PutEnd {
+                tenant,
+                puts,
+                hosts: None,
+            }));
             assert_eq!(ended, Reply::Each(vec![Ok(())]));
             self.held.insert(key(name));
         }

@@ -301,9 +301,12 @@ impl MasterShell {
         let copies = std::mem::take(&mut state.host.copies);
         let awaited = std::mem::take(&mut state.host.awaited);
         let orders = std::mem::take(&mut state.host.orders);
-        // What is removed is mostly fenced when its client hears of it. Nobody waits for what a node is to remember.
-        let orders_first = (orders.iter()).any(|(_, order)| !matches!(order, Order::Published(_)));
-        let told = self.members.queue(orders);
+        let marks = std::mem::take(&mut state.host.marks);
+        // What is removed is mostly fenced when its client hears of it. Nobody waits for what a node is to remember,
+        // unless it is marked.
+        let orders_first = !marks.is_empty()
+            || (orders.iter()).any(|(_, order)| !matches!(order, Order::Published(_)));
+        let told = self.members.queue(orders, marks);
         let next = state.host.core.next_deadline().unwrap_or(Instant::NEVER);
         let ring = next < state.wakes;
         if ring {
@@ -440,6 +443,7 @@ impl MasterShell {
         match self.members.greet(link, &hello) {
             Ok(NodeStanding::Resumed(taken)) => {
                 host.take(now, Input::NodeBack(node));
+                self.note_taken(host, now, node);
                 return Attached::Resumed { taken };
             }
             Ok(NodeStanding::Unknown) => return Attached::Unknown,
@@ -480,6 +484,13 @@ impl MasterShell {
         self.members.forget(node);
     }
 
+    /// Tells the master which of its marks a node has taken.
+    fn note_taken(&self, host: &mut MasterHost, now: Instant, node: NodeId) {
+        if let Some(mark) = self.members.taken(node) {
+            host.take(now, Input::Taken { node, mark });
+        }
+    }
+
     /// `nodes.reports`, which is not answered.
     fn reports(&self, call: &Call<'_>) {
         // Without a goodbye, after which the node would not come back.
@@ -498,6 +509,7 @@ impl MasterShell {
             let Some((node, reports)) = self.members.take(call.from(), message)? else {
                 return Ok(None);
             };
+            self.note_taken(host, now, node);
             for report in reports {
                 host.report(now, node, report);
             }

@@ -1,6 +1,6 @@
 //! The nodes of a pool as its master knows them: their links, and what is under way on each.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use slackwater_mq::{ConnectionId, Mq, SendOptions};
@@ -33,6 +33,8 @@ struct Member {
     /// The key that its link proved; none without encryption.
     key: Option<PublicKey>,
     orders: NumberedSender<Order>,
+    /// Marks of the master that the node has not taken, each with the number of the order before it.
+    marks: VecDeque<(u64, u64)>,
     reports: NumberedReceiver,
     contact: Contact,
     minter: Arc<Minter>,
@@ -128,6 +130,7 @@ impl Members {
             link: Some(link),
             key,
             orders: NumberedSender::new(),
+            marks: VecDeque::new(),
             reports: NumberedReceiver::default(),
             contact: hello.memory.contact.clone(),
             minter,
@@ -220,8 +223,13 @@ impl Members {
         (contacts.collect(), largest)
     }
 
-    /// Queues orders: under the master's lock, so that each node gets them in their order. The nodes that they are for.
-    pub(super) fn queue(&self, orders: Vec<(NodeId, Order)>) -> BTreeSet<NodeId> {
+    /// Queues orders, with marks behind them: under the master's lock, so that each node gets them in their order. The nodes that
+    /// they are for.
+    pub(super) fn queue(
+        &self,
+        orders: Vec<(NodeId, Order)>,
+        marks: Vec<(NodeId, u64)>,
+    ) -> BTreeSet<NodeId> {
         let mut told = BTreeSet::new();
         if orders.is_empty() {
             return told;
@@ -233,7 +241,25 @@ impl Members {
                 told.insert(node);
             }
         }
+        for (node, mark) in marks {
+            if let Some(member) = state.nodes.get_mut(&node) {
+                let last = member.orders.last();
+                member.marks.push_back((last, mark));
+            }
+        }
         told
+    }
+
+    /// The last of its marks that a node has taken since the last call.
+    pub(super) fn taken(&self, node: NodeId) -> Option<u64> {
+        let mut state = self.state();
+        let member = state.nodes.get_mut(&node)?;
+        let taken = member.orders.taken();
+        let mut last = None;
+        while let Some((_, mark)) = member.marks.pop_front_if(|(number, _)| *number <= taken) {
+            last = Some(mark);
+        }
+        last
     }
 
     /// Takes in what came on a link: the reports that are new, with their node. `None` when the link is no node's.
@@ -280,6 +306,7 @@ impl Members {
                 taken: member.reports.tell(),
                 first,
                 orders,
+                asks: !member.marks.is_empty(),
             };
             match body::encode(&message) {
                 Ok(body) => {
@@ -488,17 +515,46 @@ mod tests {
     }
 
     #[test]
+    fn a_mark_is_taken_with_the_orders_before_it() {
+        let members = members();
+        let order = || (NODE, Order::Fence(Vec::new()));
+        members.queue(vec![order(), order()], vec![(NODE, 1)]);
+        members.queue(vec![order()], vec![(NODE, 2), (NodeId(301), 3)]);
+        members.queue(vec![order()], vec![(NODE, 4)]);
+        assert_eq!(members.taken(NODE), None);
+        let sent = |members: &Members| {
+            let mut state = members.state();
+            let member = state.nodes.get_mut(&NODE).unwrap();
+            member.orders.take();
+        };
+        sent(&members);
+        let check = |taken, expected| {
+            members.take(link(1), reports(1, taken)).unwrap();
+            assert_eq!(members.taken(NODE), expected, "{taken}");
+        };
+        check(1, None);
+        check(3, Some(2));
+        check(3, None);
+        // The rest is taken when its node is back.
+        members.unlink(link(1));
+        let resumed = members.greet(link(2), &hello(1, true, 4));
+        assert_eq!(resumed, Ok(NodeStanding::Resumed(1)));
+        assert_eq!(members.taken(NODE), Some(4));
+        assert_eq!(members.taken(NodeId(301)), None);
+    }
+
+    #[test]
     fn orders_wait_for_the_link_of_their_node_and_go_with_it() {
         let members = members();
         let order = || {
             let ticket = slackwater_wire::TicketId(1);
             Order::Cancel { ticket }
         };
-        let told = members.queue(vec![(NODE, order()), (NodeId(301), order())]);
+        let told = members.queue(vec![(NODE, order()), (NodeId(301), order())], Vec::new());
         assert_eq!(told, BTreeSet::from([NODE]), "nobody else is known");
         members.send(NODE);
         members.forget(NODE);
-        assert!(members.queue(vec![(NODE, order())]).is_empty());
+        assert!(members.queue(vec![(NODE, order())], Vec::new()).is_empty());
         assert_eq!(members.contacts().1, None);
     }
 }

@@ -339,7 +339,7 @@ impl Uplink {
         }
         failpoint("node.obeyed");
         self.taken.store(receiver.taken(), Ordering::Release);
-        let owes = receiver.owes();
+        let owes = receiver.owes() || message.asks;
         if owes {
             receiver.tell();
         }

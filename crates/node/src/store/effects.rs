@@ -574,6 +574,7 @@ fn replicas_made(config: &Config, reads: &[(u64, u32)]) -> String {
             version: version.expect("there is room"),
             checksum: slackwater_base::Checksum(1),
         }],
+        hosts: None,
     });
     ask(&mut master, Instant::ZERO, end);
     let mut made = 0;

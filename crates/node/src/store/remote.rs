@@ -503,6 +503,7 @@ mod tests {
             let end = Request::PutEnd(PutEnd {
                 tenant: Tenant::DEFAULT,
                 puts: vec![done],
+                hosts: None,
             });
             ask(&self.store, 2, end)
         }

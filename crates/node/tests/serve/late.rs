@@ -278,6 +278,7 @@ fn what_a_master_asks_for_comes_next() {
                 taken,
                 first,
                 orders,
+                asks: false,
             };
             messages.send(link, "node.orders", [body::encode(&message).unwrap()]);
         };

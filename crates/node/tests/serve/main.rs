@@ -215,6 +215,7 @@ impl Peer {
         let request = Request::PutEnd(PutEnd {
             tenant: Tenant::DEFAULT,
             puts: vec![done],
+            hosts: None,
         });
         self.ask(operation, request).0
     }

@@ -109,6 +109,7 @@ fn requests() -> Vec<Request> {
                 version,
                 checksum: Checksum(1),
             }],
+            hosts: None,
         }),
         Request::PutRevoke {
             tenant: tenant(),

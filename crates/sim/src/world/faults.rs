@@ -306,6 +306,7 @@ impl World {
             Process::Master => {
                 self.master.core = None;
                 self.history.master_ended(now);
+                self.promised.master_ended(now);
             }
             Process::Node(node) => {
                 self.stop_node(node, end.how);

@@ -1,9 +1,9 @@
 //! Checks of the master's outputs against its earlier outputs.
 
-use slackwater_meta::Output;
+use slackwater_meta::{Input, Master, Output};
 use slackwater_wire::{
-    ClientId, ErrorCode, ExtentRef, Hold, Key, Lookup, OperationId, Order, PutStarted,
-    ReplicaState, Reply, Request, Version,
+    ClientId, ErrorCode, ExtentRef, Hold, Key, Lookup, NodeId, OperationId, Order, PutStarted,
+    ReplicaState, Reply, Report, Request, Version,
 };
 
 use crate::check::{Checked, Invariant, Violation};
@@ -25,7 +25,93 @@ pub(crate) struct Asked {
     pub(crate) answer: Option<Reply>,
 }
 
+/// What a node announces, and how much the master had evicted before it heard of that.
+pub(super) struct Said {
+    node: NodeId,
+    report: Report,
+    evicted: u64,
+}
+
+impl Said {
+    pub(super) fn of(input: &Input, core: &Master) -> Option<Self> {
+        match input {
+            Input::Report { node, report }
+                if matches!(report, Report::Announce { .. } | Report::Holds { .. }) =>
+            {
+                Some(Self {
+                    node: *node,
+                    report: report.clone(),
+                    evicted: evicted(core),
+                })
+            }
+            _ => None,
+        }
+    }
+}
+
+fn evicted(core: &Master) -> u64 {
+    let metrics = core.metrics();
+    metrics.evictions + metrics.disk_evictions
+}
+
 impl World {
+    /// Records what the master is asked to remove, when it takes that in.
+    pub(super) fn note_removals(&mut self, input: &Input) {
+        let Input::Request {
+            client,
+            operation,
+            request,
+            ..
+        } = input
+        else {
+            return;
+        };
+        match request {
+            Request::Remove(remove) => {
+                let now = self.engine.now();
+                for key in &remove.keys {
+                    let name = (remove.tenant.clone(), key.clone());
+                    self.history.removing(&name, now);
+                }
+            }
+            Request::RemoveMatching(_) | Request::RemoveAll(_) => {
+                self.history.sweep_began((*client, *operation));
+            }
+            _ => {}
+        }
+    }
+
+    /// Checks that a master refuses no copy of a living value which no master has ordered away, unless it has another one.
+    pub(super) fn judge_refusals(&self, said: &Said, out: &[Output]) -> Checked {
+        let Some(core) = &self.master.core else {
+            return Ok(());
+        };
+        // What makes room at once was not refused. What a node has that was forgotten, since it had no SSD, counts as removed.
+        if evicted(core) != said.evicted || self.master.journal.forgot {
+            return Ok(());
+        }
+        let orders = out.iter().filter_map(|output| match output {
+            Output::Order { node, order } => (*node == said.node).then_some(order),
+            _ => None,
+        });
+        let orders: Vec<&Order> = orders.collect();
+        let refused = self.refusals.refused(said.node, &said.report, &orders);
+        let lost = refused.into_iter().find(|entry| {
+            let name = (entry.tenant.clone(), entry.key.clone());
+            self.history.is_alive(&name, entry.version) && !core.has_version(entry)
+        });
+        match lost {
+            None => Ok(()),
+            Some(entry) => {
+                let what = format!(
+                    "node{} announces {entry:?}, which was acknowledged and neither removed nor replaced, and the master refuses it",
+                    said.node
+                );
+                Err(Violation::new(Invariant::Acknowledgement, what))
+            }
+        }
+    }
+
     /// Checks one output of the master and records what it promises.
     pub(crate) fn judge_output(&mut self, output: &Output) -> Checked {
         match output {
@@ -33,12 +119,20 @@ impl World {
                 client,
                 operation,
                 reply,
-            } => self.judge_reply(*client, *operation, reply),
+            } => {
+                let now = self.engine.now();
+                self.history.sweep_ended((*client, *operation), now);
+                self.judge_reply(*client, *operation, reply)
+            }
             Output::Order {
                 order: Order::Staged { extent, .. },
                 ..
             } => self.grant(*extent),
-            Output::Order { .. } | Output::AnnounceFirst { .. } => Ok(()),
+            Output::Order { node, order } => {
+                self.refusals.ordered(*node, order);
+                Ok(())
+            }
+            Output::AwaitTaken { .. } | Output::AnnounceFirst { .. } => Ok(()),
             Output::Copy { task, .. } => self.grant(task.target),
         }
     }
@@ -107,7 +201,8 @@ impl World {
             (Request::PutEnd(end), Reply::Each(results)) => {
                 check_length(end.puts.len(), results.len(), reply)?;
                 for (put, result) in end.puts.iter().zip(results) {
-                    self.judge_end(&(end.tenant.clone(), put.key.clone()), put.version, *result);
+                    let name = (end.tenant.clone(), put.key.clone());
+                    self.judge_end(&name, put.version, end.hosts, *result)?;
                 }
                 Ok(())
             }
@@ -188,13 +283,23 @@ impl World {
         Ok(())
     }
 
-    fn judge_end(&mut self, name: &Name, version: Version, result: Result<(), ErrorCode>) {
+    fn judge_end(
+        &mut self,
+        name: &Name,
+        version: Version,
+        hosts: Option<u32>,
+        result: Result<(), ErrorCode>,
+    ) -> Checked {
         let now = self.engine.now();
         // After an error the put may still have been published, when only its durability or
         // replicas could not be had.
         if result.is_ok() {
             self.history.published(name, version, now);
+            if let Some(hosts) = hosts {
+                self.promised.promise(name, version, hosts)?;
+            }
         }
+        Ok(())
     }
 
     fn judge_lookup(&mut self, name: &Name, lookup: &Lookup) -> Checked {

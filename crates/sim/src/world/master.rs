@@ -13,6 +13,7 @@ use crate::net::Process;
 use crate::options::Options;
 
 use super::event::{Control, Event, SessionId};
+use super::judge::Said;
 use super::members::{MOUNTS, Members};
 use super::operator::OPERATOR;
 use super::{Timer, World};
@@ -176,8 +177,13 @@ impl World {
     pub(crate) fn master_step(&mut self, input: Input) -> Checked {
         let now = self.local(Process::Master);
         let mut out = std::mem::take(&mut self.master.out);
+        self.note_removals(&input);
         if let Some(core) = &mut self.master.core {
+            let said = Said::of(&input, core);
             core.handle(now, input, &mut out);
+            if let Some(said) = said {
+                self.judge_refusals(&said, &out)?;
+            }
         }
         self.master_outputs(out)
     }
@@ -224,6 +230,7 @@ impl World {
                     self.master.members.queue(node, order);
                     told.insert(node);
                 }
+                Output::AwaitTaken { node, mark } => self.master.members.mark(node, mark),
                 Output::Copy { node, task } => {
                     let ticket = task.ticket;
                     if let Err(code) = self.ask_copy(node, task) {

@@ -1,6 +1,6 @@
 //! The nodes as their master knows them, and its side of their links: they break, and what was not taken is sent again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use slackwater_meta::Input;
 use slackwater_wire::body;
@@ -36,6 +36,8 @@ struct Member {
     /// It was welcomed on that link.
     greeted: bool,
     orders: NumberedSender<Order>,
+    /// Marks of the master that the node has not taken, each with the number of the order before it.
+    marks: VecDeque<(u64, u64)>,
     reports: NumberedReceiver,
 }
 
@@ -66,6 +68,25 @@ impl Members {
         if let Some(member) = self.nodes.get_mut(&node) {
             member.orders.push(order);
         }
+    }
+
+    /// Says when a node has taken the orders that are queued for it now.
+    pub(super) fn mark(&mut self, node: NodeId, mark: u64) {
+        if let Some(member) = self.nodes.get_mut(&node) {
+            let last = member.orders.last();
+            member.marks.push_back((last, mark));
+        }
+    }
+
+    /// The last of its marks that a node has taken since the last call.
+    fn taken(&mut self, node: NodeId) -> Option<u64> {
+        let member = self.nodes.get_mut(&node)?;
+        let taken = member.orders.taken();
+        let mut last = None;
+        while let Some((_, mark)) = member.marks.pop_front_if(|(number, _)| *number <= taken) {
+            last = Some(mark);
+        }
+        last
     }
 
     /// What a link whose end was detected was for: its node, and the copies that nobody answers any more.
@@ -149,6 +170,7 @@ impl Members {
             taken,
             first,
             orders,
+            asks: !member.marks.is_empty(),
         };
         Some((link, orders))
     }
@@ -173,6 +195,7 @@ impl World {
         };
         if let Attached::Resumed { .. } = attached {
             self.master_step(Input::NodeBack(node))?;
+            self.note_taken(node)?;
         }
         let goes_on = matches!(attached, Attached::Resumed { .. } | Attached::New { .. });
         if let Some(member) = self.master.members.nodes.get_mut(&node)
@@ -200,6 +223,7 @@ impl World {
             link: Some(link),
             greeted: false,
             orders: NumberedSender::new(),
+            marks: VecDeque::new(),
             reports: NumberedReceiver::default(),
         };
         self.master.members.nodes.insert(node, member);
@@ -234,6 +258,7 @@ impl World {
         let Some((node, reports)) = taken else {
             return Ok(());
         };
+        self.note_taken(node)?;
         for report in reports {
             if matches!(report, Report::Announced { .. }) {
                 self.master.announced = true;
@@ -241,6 +266,14 @@ impl World {
             self.master_step(Input::Report { node, report })?;
         }
         self.order(node)
+    }
+
+    /// Tells the master which of its marks a node has taken.
+    fn note_taken(&mut self, node: NodeId) -> Checked {
+        match self.master.members.taken(node) {
+            Some(mark) => self.master_step(Input::Taken { node, mark }),
+            None => Ok(()),
+        }
     }
 
     /// Sends a node what is queued for it.

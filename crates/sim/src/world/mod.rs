@@ -29,6 +29,8 @@ use crate::history::History;
 use crate::net::{Net, Process};
 use crate::options::Options;
 use crate::plan::Plan;
+use crate::promised::Promised;
+use crate::refusals::Refusals;
 
 use client::Client;
 use event::{Control, Data, Event};
@@ -49,6 +51,8 @@ pub struct World {
     pub(crate) trace: Trace,
     pub(crate) net: Net,
     pub(crate) history: History,
+    pub(crate) promised: Promised,
+    pub(crate) refusals: Refusals,
     pub(crate) sessions: Sessions,
     pub(crate) asked: BTreeMap<(ClientId, OperationId), Asked>,
     pub(crate) master: MasterHost,
@@ -95,6 +99,8 @@ impl World {
             trace: Trace::new(listener),
             net: Net::new(seed, options.links),
             history: History::default(),
+            promised: Promised::default(),
+            refusals: Refusals::default(),
             sessions: Sessions::default(),
             asked: BTreeMap::new(),
             master: MasterHost::new(seed, &options),

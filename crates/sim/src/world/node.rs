@@ -139,6 +139,7 @@ impl World {
 
     /// Ends the process of a node; its memory is lost.
     pub(crate) fn stop_node(&mut self, index: u32, how: Crash) {
+        self.promised.lose(index, self.engine.now());
         let node = &mut self.nodes[index as usize];
         node.agent = None;
         node.uplink.session = None;

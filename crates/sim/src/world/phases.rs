@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use slackwater_base::Instant;
 use slackwater_meta::{Books, Input, Output};
+use slackwater_tier::Agent;
 use slackwater_wire::{
     Chain, ClientId, DiskEntry, ExtentRef, Hold, Key, List, OperationId, Permissions, Pin,
-    PutConfig, ReplicaAt, ReplicaState, Reply, Request, Tenant,
+    PutConfig, ReplicaAt, ReplicaState, Reply, Request, Tenant, Version,
 };
 
 use crate::check::{Checked, Invariant, Violation};
@@ -48,6 +49,8 @@ pub struct Stats {
     pub links_resumed: u64,
     /// Extents of memory that nodes announced to masters, once to each.
     pub extents_announced: u64,
+    /// Values that callers were promised on several hosts.
+    pub promised: u64,
 }
 
 impl World {
@@ -279,6 +282,7 @@ impl World {
         }
         let mut believed: Vec<BTreeSet<DiskEntry>> = vec![BTreeSet::new(); self.nodes.len()];
         let mut extents: Vec<Vec<ExtentRef>> = vec![Vec::new(); self.nodes.len()];
+        let mut in_memory = BTreeSet::new();
         for (tenant, key) in self.everything()? {
             let request = Request::Describe {
                 tenant: tenant.clone(),
@@ -306,6 +310,7 @@ impl World {
                     ReplicaAt::Memory(extent) => {
                         let owner = self.options.owner(extent.segment);
                         extents[owner as usize].push(*extent);
+                        in_memory.insert(((tenant.clone(), key.clone()), found.version));
                     }
                     ReplicaAt::Disk { node, .. } => {
                         let entry = DiskEntry {
@@ -321,9 +326,40 @@ impl World {
         for (node, believed) in self.nodes.iter().zip(&believed) {
             node.reconcile(believed)?;
         }
+        self.check_promised(&in_memory)?;
+        self.check_watermarks()?;
         if !self.options.embedded {
             for (node, extents) in self.nodes.iter().zip(&extents) {
-                node.announced.reconcile(extents)?;
+                let agent = node.agent.iter();
+                let knows: Vec<_> = agent.flat_map(Agent::published).copied().collect();
+                node.announced.reconcile(extents, &knows)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that what several hosts were to hold is there, whichever of them but one have lost it.
+    fn check_promised(&self, in_memory: &BTreeSet<(Name, Version)>) -> Checked {
+        let missing = self.promised.owed().find(|name| !in_memory.contains(name));
+        let Some((name, version)) = missing else {
+            return Ok(());
+        };
+        let what = format!("{name:?} version {version} was promised on several hosts and is gone");
+        Err(Violation::new(Invariant::Acknowledgement, what))
+    }
+
+    /// Checks that segments are evicted from when their nodes say so.
+    fn check_watermarks(&self) -> Checked {
+        let Some(core) = &self.master.core else {
+            return Ok(());
+        };
+        for (segment, found) in core.segments().iter().zip(core.watermarks()) {
+            let node = self.options.owner(segment.segment);
+            let own = self.options.watermarks(node, segment.kind);
+            if own.is_some_and(|own| own != found) {
+                let what =
+                    format!("{segment:?} is evicted from at {found:?}, its node says {own:?}");
+                return Err(Violation::new(Invariant::Contract, what));
             }
         }
         Ok(())
@@ -478,6 +514,7 @@ impl World {
             disk,
             carried: self.operator.carried,
             links_resumed: self.nodes.iter().map(|node| node.links_resumed).sum(),
+            promised: self.promised.count(),
             extents_announced: self.nodes.iter().map(|node| node.extents_announced).sum(),
         }
     }

@@ -32,6 +32,8 @@ pub(crate) struct Uplink {
     orders: NumberedReceiver,
     /// The last order that was carried out.
     taken: u64,
+    /// The master wants to hear at once how far it came.
+    asked: bool,
     pub(super) reports: NumberedSender<Report>,
 }
 
@@ -45,6 +47,7 @@ impl Uplink {
             epoch: Epoch(0),
             orders: NumberedReceiver::default(),
             taken: 0,
+            asked: false,
             reports: NumberedSender::new(),
         }
     }
@@ -59,6 +62,7 @@ impl Uplink {
             epoch: self.epoch,
             orders: NumberedReceiver::default(),
             taken: 0,
+            asked: false,
             reports: NumberedSender::new(),
         };
     }
@@ -74,8 +78,10 @@ impl Uplink {
     fn next(&mut self, clock_nanos: u64) -> Option<(SessionId, Reports)> {
         let link = self.session.filter(|_| self.heard)?;
         let next = self.reports.take();
-        let (first, reports) = next.or_else(|| self.orders.owes().then(Default::default))?;
+        let owes = self.orders.owes() || self.asked;
+        let (first, reports) = next.or_else(|| owes.then(Default::default))?;
         self.orders.tell();
+        self.asked = false;
         let reports = Reports {
             epoch: self.epoch,
             taken: self.taken,
@@ -154,7 +160,7 @@ impl World {
             bytes,
             host: String::new(),
             generations,
-            watermarks: None,
+            watermarks: self.options.watermarks(index, kind),
         };
         let memory = self.options.segments(index).into_iter().map(|it| {
             let name = format!("memory{}", it.segment);
@@ -256,7 +262,7 @@ impl World {
         let orders =
             acknowledged.and_then(|()| uplink.orders.accept(message.first, message.orders));
         let orders = orders.map_err(|error| out_of_step("orders", error))?;
-        let life = node.life;
+        let (life, asks) = (node.life, message.asks);
         for order in orders {
             self.node_ordered(index, order)?;
             if !self.lives(Process::Node(index), life) {
@@ -265,6 +271,7 @@ impl World {
         }
         let uplink = &mut self.nodes[index as usize].uplink;
         uplink.taken = uplink.orders.taken();
+        uplink.asked |= asks;
         self.node_speaks(index)
     }
 
@@ -338,8 +345,14 @@ impl World {
                         .map(|task| (task.ticket, (task.bytes, task.checksum))),
                 );
             }
-            Order::Fence(extents) => node.announced.fence(extents),
-            Order::Published(all) => node.announced.publish(all),
+            Order::Fence(extents) => {
+                node.announced.fence(extents);
+                self.promised.fence(index, extents);
+            }
+            Order::Published(all) => {
+                node.announced.publish(all)?;
+                self.promised.publish(index, all);
+            }
             Order::Staged { .. } | Order::Cancel { .. } => {}
         }
         self.node_step(index, AgentInput::Order(order))

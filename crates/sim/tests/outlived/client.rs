@@ -176,7 +176,11 @@ impl Pool {
             checksum: Checksum(stamp(key, version)),
         }];
         let tenant = Tenant::DEFAULT;
-        let request = Request::PutEnd(PutEnd { tenant, puts });
+        let request = Request::PutEnd(PutEnd {
+            tenant,
+            puts,
+            hosts: None,
+        });
         let again = request.clone();
         let asked = Asked::End {
             key,

@@ -177,6 +177,9 @@ impl Pool {
                 Output::Reply { client, reply, .. } => {
                     assert!([WATCHER, READER].contains(&client) || reply == Reply::Done);
                 }
+                Output::AwaitTaken { .. } => {
+                    unreachable!("no put of this load needs several hosts")
+                }
                 Output::Copy { node, task } => self.ask_copy(node, task),
                 Output::AnnounceFirst { nodes, names } => {
                     for node in nodes {

@@ -102,6 +102,7 @@ fn requests() -> Vec<Request> {
                 version,
                 checksum: Checksum(u64::MAX),
             }],
+            hosts: None,
         }),
         Request::PutRevoke {
             tenant: of(),
@@ -385,6 +386,19 @@ fn reports() -> Vec<Report> {
 }
 
 /// What earlier releases do not say, and pass over.
+fn later_requests() -> Vec<Request> {
+    vec![Request::PutEnd(PutEnd {
+        tenant: Tenant::DEFAULT,
+        puts: vec![PutDone {
+            key: key("a"),
+            version: Version(5),
+            checksum: Checksum(7),
+        }],
+        hosts: Some(3),
+    })]
+}
+
+/// What earlier releases do not say, and pass over.
 fn later_reports() -> Vec<Report> {
     vec![Report::Disk(DiskState {
         node: NodeId(2),
@@ -642,6 +656,7 @@ fn round_trips<M: Message + Debug + PartialEq>(messages: &[M]) {
 #[test]
 fn messages_survive_and_nothing_shorter_or_longer_is_one() {
     round_trips(&requests());
+    round_trips(&later_requests());
     round_trips(&replies());
     round_trips(&orders());
     round_trips(&reports());
@@ -660,6 +675,7 @@ fn messages_survive_and_nothing_shorter_or_longer_is_one() {
 fn the_bytes_of_every_kind_of_message_stay_as_they_are() {
     let mut found = String::new();
     lines(&requests(), &mut found);
+    lines(&later_requests(), &mut found);
     lines(&replies(), &mut found);
     lines(&orders(), &mut found);
     lines(&reports(), &mut found);
@@ -952,4 +968,23 @@ fn a_put_that_needs_several_hosts_is_no_message_of_earlier_releases() {
         assert_eq!((read.replicas, read.durability), (2, expected));
     }
     assert!(old(Durability::Replicated).is_err());
+}
+
+/// The end of a put is known to peers of both releases, whether its hosts are said or not.
+#[test]
+fn the_hosts_of_a_put_travel_behind_what_earlier_releases_know() {
+    #[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+    struct OldEnd {
+        tenant: Tenant,
+        puts: Vec<PutDone>,
+    }
+    let Some(Request::PutEnd(end)) = later_requests().pop() else {
+        panic!("it is the end of a put");
+    };
+    let old: OldEnd = rmp_serde::from_slice(&body_of(&end)[1..]).unwrap();
+    assert_eq!((&old.tenant, &old.puts), (&end.tenant, &end.puts));
+    let unsaid = PutEnd { hosts: None, ..end };
+    assert_eq!(body_of(&unsaid), body_of(&old));
+    let read: PutEnd = rmp_serde::from_slice(&body_of(&old)[1..]).unwrap();
+    assert_eq!(read, unsaid);
 }

@@ -10,6 +10,7 @@ mod kv_events;
 mod network;
 mod page;
 mod pool;
+mod promised;
 mod quick_start;
 mod replicas;
 mod signals;

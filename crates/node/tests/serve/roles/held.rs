@@ -113,6 +113,7 @@ impl Held {
                 version: self.version,
                 checksum: Checksum::of(&VALUE),
             }],
+            hosts: None,
         })
     }
 

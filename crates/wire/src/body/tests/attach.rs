@@ -62,12 +62,18 @@ fn node_welcomes() -> Vec<NodeWelcome> {
 }
 
 fn order_messages() -> Vec<Orders> {
-    vec![Orders {
+    let message = |orders, asks| Orders {
         epoch: Epoch(4),
         taken: 3,
         first: 18,
-        orders: orders(),
-    }]
+        orders,
+        asks,
+    };
+    // Earlier releases do not say the second, and pass over what is asked.
+    vec![
+        message(orders(), false),
+        message(vec![Order::Published(Vec::new())], true),
+    ]
 }
 
 fn report_messages() -> Vec<Reports> {
@@ -269,4 +275,25 @@ fn orders_and_reports_say_how_many_items_they_list() {
     let report = Report::Dropped(vec![entry(); 4]);
     assert_eq!((order.items(), report.items()), (3, 4));
     assert_eq!(Order::Fence(Vec::new()).items(), 1);
+}
+
+/// A node of an earlier release takes the orders, and says how far it came when it reports.
+#[test]
+fn what_a_master_asks_travels_behind_what_earlier_releases_know() {
+    #[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+    struct OldOrders {
+        epoch: Epoch,
+        taken: u64,
+        first: u64,
+        orders: Vec<Order>,
+    }
+    let [_, asks] = order_messages().try_into().unwrap();
+    let old: OldOrders = rmp_serde::from_slice(&body_of(&asks)[1..]).unwrap();
+    assert_eq!((old.first, &old.orders), (asks.first, &asks.orders));
+    let unasked = Orders {
+        asks: false,
+        ..asks
+    };
+    assert_eq!(body_of(&unasked), body_of(&old));
+    assert_eq!(decode::<Orders>(&body_of(&old)), Ok(unasked));
 }

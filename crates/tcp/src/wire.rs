@@ -33,6 +33,8 @@ pub(crate) struct Wire {
     large: bool,
     /// The number of bytes from which on the kernel reports the socket readable; 0 before it was set.
     receive_low_water: usize,
+    /// The turn before this one brought much of a large payload.
+    fast: bool,
 }
 
 /// Buffers that the connections of a thread share.
@@ -60,7 +62,7 @@ pub(crate) enum Flushed {
 pub(crate) enum ReadEnd {
     /// Its budget is spent.
     Spent,
-    /// The kernel has no more; but much of a payload has come just now, and its rest is not far.
+    /// The kernel has no more; but much of a large payload has come just now, and its rest or the next one is not far.
     Soon,
     /// The kernel has no more.
     Empty,
@@ -78,7 +80,8 @@ pub(crate) struct Received {
 const TURN_BYTES: usize = 2 << 20;
 /// The bytes that must have arrived before a connection in the middle of a large payload is read again.
 pub(crate) const LOW_WATER_BYTES: usize = 128 << 10;
-/// A payload of which a turn has brought so much goes on in microseconds; a peer that sends byte by byte is not waited for so.
+/// A payload of at least this length, of which a turn has brought as much, goes on in microseconds, or another follows it. A peer that
+/// sends byte by byte is not waited for so, and of small requests a look costs more than their bytes.
 const SOON_BYTES: usize = 32 << 10;
 /// The most bytes read behind a large payload: a few headers.
 const BEHIND_LARGE_BYTES: usize = 4 << 10;
@@ -112,17 +115,20 @@ impl Wire {
         socket: BorrowedFd<'_>,
         scratch: &mut Scratch,
     ) -> Result<ReadEnd, CloseReason> {
-        let mut total = 0;
+        let (mut total, mut large) = (0, false);
         loop {
+            large |= matches!(end.want(), Want::Memory(span) if span.bytes >= SOON_BYTES);
             let received = self.receive(end, socket, scratch, libc::MSG_DONTWAIT)?;
             total += received.map_or(0, |received| received.bytes);
             if !received.is_some_and(|received| received.more) {
                 self.wait_for_more(end, socket)?;
-                let goes_on = total >= SOON_BYTES && matches!(end.want(), Want::Memory(_));
-                return Ok(if goes_on {
-                    ReadEnd::Soon
-                } else {
-                    ReadEnd::Empty
+                let fast = large && total >= SOON_BYTES;
+                // The last bytes of a large payload may be few.
+                let soon = fast || (self.fast && total > 0);
+                self.fast = fast;
+                return Ok(match soon {
+                    true => ReadEnd::Soon,
+                    false => ReadEnd::Empty,
                 });
             }
             if total >= TURN_BYTES {

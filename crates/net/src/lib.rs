@@ -38,6 +38,11 @@ pub use wheel::{TimerId, Wheel};
 
 /// Where the threads of event loops and of their callers wait, with how: counted for the whole process.
 #[must_use]
-pub fn wait_sites() -> [&'static Site; 3] {
-    [&drive::ANSWER, &role::BACKGROUND, &role::CALLER]
+pub fn wait_sites() -> [&'static Site; 4] {
+    [
+        &drive::ANSWER,
+        &drive::EXPECTED,
+        &role::BACKGROUND,
+        &role::CALLER,
+    ]
 }

@@ -33,6 +33,8 @@ pub struct Net {
     limiter: Limiter,
     /// Listeners are to be looked at in this turn.
     accept_due: bool,
+    /// Something is expected before a sleep would be over.
+    expecting: bool,
     /// A listener was left with connections waiting; it is looked at again when a slot frees.
     accept_held: bool,
     /// When it is looked at again in any case.
@@ -128,6 +130,7 @@ impl Net {
             listeners: Slab::new(),
             limiter: Limiter::new(limits.pre_auth, now),
             accept_due: false,
+            expecting: false,
             accept_held: false,
             accept_alarm: None,
             wheel: Wheel::new(now),
@@ -307,6 +310,15 @@ impl Net {
     }
 
     /// When the loop must turn again without an event; `ZERO` for at once.
+    /// What a connection waits for is expected in microseconds: for a time that pays, the loop looks for it before it sleeps.
+    pub fn expect_soon(&mut self) {
+        self.expecting = true;
+    }
+
+    pub(crate) fn take_expecting(&mut self) -> bool {
+        std::mem::take(&mut self.expecting)
+    }
+
     pub(crate) fn next_turn(&self) -> Instant {
         if !self.ready.is_empty() || !self.notices.is_empty() || self.accept_due {
             return Instant::ZERO;

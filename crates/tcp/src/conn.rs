@@ -12,7 +12,7 @@ use super::scheduler::LaneId;
 use super::server::{ServerConnection, ServerEnd};
 use super::task::Task;
 use super::turn::Turn;
-use super::wire::{Flushed, Scratch, Wire};
+use super::wire::{Flushed, ReadEnd, Scratch, Wire};
 
 /// A connection of a loop.
 #[derive(Debug)]
@@ -79,13 +79,13 @@ impl Conn {
         }
     }
 
-    /// Reads until the kernel has no more, or the budget of this turn is spent; says whether it is spent.
+    /// Reads until the kernel has no more, or the budget of this turn is spent.
     pub(crate) fn read(
         &mut self,
         socket: BorrowedFd<'_>,
         scratch: &mut Scratch,
         turn: &Turn<'_>,
-    ) -> Result<bool, CloseReason> {
+    ) -> Result<ReadEnd, CloseReason> {
         match &mut self.role {
             Role::Server(server) => {
                 let end = &mut ServerEnd {

@@ -33,6 +33,8 @@ pub(crate) struct Wire {
     large: bool,
     /// The number of bytes from which on the kernel reports the socket readable; 0 before it was set.
     receive_low_water: usize,
+    /// The turn before this one brought much of a large payload.
+    fast: bool,
 }
 
 /// Buffers that the connections of a thread share.
@@ -55,6 +57,17 @@ pub(crate) enum Flushed {
     Spent,
 }
 
+/// Why a turn reads no more of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReadEnd {
+    /// Its budget is spent.
+    Spent,
+    /// The kernel has no more; but much of a large payload has come just now, and its rest or the next one is not far.
+    Soon,
+    /// The kernel has no more.
+    Empty,
+}
+
 /// What one call received.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Received {
@@ -67,6 +80,9 @@ pub(crate) struct Received {
 const TURN_BYTES: usize = 2 << 20;
 /// The bytes that must have arrived before a connection in the middle of a large payload is read again.
 pub(crate) const LOW_WATER_BYTES: usize = 128 << 10;
+/// A payload of at least this length, of which a turn has brought as much, goes on in microseconds, or another follows it. A peer that
+/// sends byte by byte is not waited for so, and of small requests a look costs more than their bytes.
+const SOON_BYTES: usize = 32 << 10;
 /// The most bytes read behind a large payload: a few headers.
 const BEHIND_LARGE_BYTES: usize = 4 << 10;
 /// The smallest payload that counts as large.
@@ -92,23 +108,31 @@ impl Wire {
         self.proven
     }
 
-    /// Reads until the kernel has no more, or the budget of this turn is spent; says whether it is spent. Never blocks.
+    /// Reads until the kernel has no more, or the budget of this turn is spent. Never blocks.
     pub(crate) fn read(
         &mut self,
         end: &mut impl End,
         socket: BorrowedFd<'_>,
         scratch: &mut Scratch,
-    ) -> Result<bool, CloseReason> {
-        let mut total = 0;
+    ) -> Result<ReadEnd, CloseReason> {
+        let (mut total, mut large) = (0, false);
         loop {
+            large |= matches!(end.want(), Want::Memory(span) if span.bytes >= SOON_BYTES);
             let received = self.receive(end, socket, scratch, libc::MSG_DONTWAIT)?;
             total += received.map_or(0, |received| received.bytes);
             if !received.is_some_and(|received| received.more) {
                 self.wait_for_more(end, socket)?;
-                return Ok(false);
+                let fast = large && total >= SOON_BYTES;
+                // The last bytes of a large payload may be few.
+                let soon = fast || (self.fast && total > 0);
+                self.fast = fast;
+                return Ok(match soon {
+                    true => ReadEnd::Soon,
+                    false => ReadEnd::Empty,
+                });
             }
             if total >= TURN_BYTES {
-                return Ok(true);
+                return Ok(ReadEnd::Spent);
             }
         }
     }

@@ -22,6 +22,8 @@ const RELEARN_WAITS: u32 = 64;
 #[derive(Debug)]
 pub struct Site {
     name: &'static str,
+    /// What a sleep costs, in wakes.
+    sleep_wakes: u32,
     learned: CachePadded<Learned>,
     pub(crate) rhythm: CachePadded<Rhythm>,
     counters: CachePadded<Counters>,
@@ -125,6 +127,7 @@ impl Site {
     pub const fn new(name: &'static str) -> Self {
         Self {
             name,
+            sleep_wakes: 1,
             learned: CachePadded::new(Learned {
                 gaps: [const { AtomicU32::new(0) }; GAP_BUCKETS],
                 budget_nanos: AtomicU64::new(UNKNOWN),
@@ -148,6 +151,20 @@ impl Site {
         std::array::from_fn(|i| self.learned.gaps[i].load(Relaxed))
     }
 
+    /// The same where a sleep costs as much as so many wakes: where what is waited for is slower when nobody is there to take it.
+    #[must_use]
+    pub const fn with_dear_sleeps(self, wakes: u32) -> Self {
+        Self {
+            sleep_wakes: wakes,
+            ..self
+        }
+    }
+
+    /// What a sleep here costs where a wake takes so long.
+    pub(crate) fn sleep_nanos(&self, wake_nanos: u64) -> u64 {
+        wake_nanos.saturating_mul(u64::from(self.sleep_wakes))
+    }
+
     /// The upper edge of a bucket; the last one has none.
     #[must_use]
     pub fn gap_edge(bucket: usize) -> Option<Duration> {
@@ -163,13 +180,13 @@ impl Site {
     }
 
     /// Recomputes the budget if enough waits passed since the last time.
-    pub(crate) fn relearn(&self, wake_nanos: u64, max_nanos: u64, cpu_price: f64) {
+    pub(crate) fn relearn(&self, sleep_nanos: u64, max_nanos: u64, cpu_price: f64) {
         if self.learned.since_relearned.load(Relaxed) < RELEARN_WAITS {
             return;
         }
         self.learned.since_relearned.store(0, Relaxed);
         let gaps = self.gaps();
-        let budget = best_budget(&gaps, wake_nanos, max_nanos, cpu_price);
+        let budget = best_budget(&gaps, sleep_nanos, max_nanos, cpu_price);
         if self.learned.budget_nanos.swap(budget, Relaxed) != budget {
             self.counters.budget_changes.fetch_add(1, Relaxed);
         }
@@ -406,6 +423,21 @@ mod tests {
         gaps[bucket_of(20_000)] = 100;
         assert!(best_budget(&gaps, WAKE, MAX, 1.0) > 0);
         assert_eq!(best_budget(&gaps, WAKE, MAX, 3.0), 0);
+    }
+
+    /// A loop in the middle of a large payload parked, since no look was cheaper than a wake: the peer's writes took twice the time.
+    #[test]
+    fn dear_sleeps_lengthen_the_spin() {
+        let learned = |site: &Site| {
+            for _ in 0..1_000 {
+                site.gap(60_000);
+                site.relearn(site.sleep_nanos(WAKE), MAX, 1.0);
+            }
+            site.budget()
+        };
+        assert_eq!(learned(&Site::new("cheap")), Some(0));
+        let dear = learned(&Site::new("dear").with_dear_sleeps(16));
+        assert!(dear >= Some(60_000), "{dear:?}");
     }
 
     #[test]

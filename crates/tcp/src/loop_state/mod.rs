@@ -19,7 +19,7 @@ use super::context::TcpContext;
 use super::scheduler::{LaneEnd, LaneId, LostLane};
 use super::server::{ServerConnection, ServerEnd};
 use super::turn::{FinishedTask, Turn};
-use super::wire::Scratch;
+use super::wire::{ReadEnd, Scratch};
 
 pub(crate) use command::Command;
 
@@ -227,7 +227,7 @@ impl LoopState {
 
     fn serve(&mut self, net: &mut Net, id: ConnId, readiness: Readiness) {
         let mut scratch = std::mem::replace(&mut self.scratch, Scratch::new(0));
-        let (mut again, mut greeted) = (Readiness::default(), false);
+        let (mut again, mut greeted, mut soon) = (Readiness::default(), false, false);
         self.with(id, |conn, turn| {
             let Some(socket) = net.descriptor(id) else {
                 return Err(CloseReason::protocol("no socket"));
@@ -235,7 +235,7 @@ impl LoopState {
             let unauthenticated = conn.is_unauthenticated();
             conn.writable |= readiness.writable;
             if readiness.readable {
-                again.readable = match conn.read(socket, &mut scratch, turn) {
+                let end = match conn.read(socket, &mut scratch, turn) {
                     Err(reason) => {
                         // A refusal is sent as far as the kernel takes it.
                         if unauthenticated || matches!(reason, CloseReason::Limit(_)) {
@@ -243,8 +243,10 @@ impl LoopState {
                         }
                         return Err(reason);
                     }
-                    Ok(spent) => spent,
+                    Ok(end) => end,
                 };
+                again.readable = end == ReadEnd::Spent;
+                soon = end == ReadEnd::Soon;
             }
             again.writable = conn.flush(socket, &mut scratch, turn)?;
             greeted = unauthenticated && !conn.is_unauthenticated();
@@ -254,6 +256,9 @@ impl LoopState {
             Ok(())
         });
         self.scratch = scratch;
+        if soon {
+            net.expect_soon();
+        }
         if greeted {
             self.hand_over(net, id);
         }

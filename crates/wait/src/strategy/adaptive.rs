@@ -125,12 +125,15 @@ impl Default for Adaptive {
 
 impl Wait for Adaptive {
     fn plan(&self, site: &Site) -> Plan {
-        let (wake, max) = (wake_nanos(), self.max_spin.as_nanos() as u64);
-        site.relearn(wake, max, self.cpu_price);
+        let (sleep, max) = (
+            site.sleep_nanos(wake_nanos()),
+            self.max_spin.as_nanos() as u64,
+        );
+        site.relearn(sleep, max, self.cpu_price);
         let spin = if site.braked() {
             0
         } else {
-            site.budget().unwrap_or(wake).min(max)
+            site.budget().unwrap_or(sleep).min(max)
         };
         let beside = site.rhythm.is_beside_completer();
         let then = if beside {

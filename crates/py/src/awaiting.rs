@@ -224,7 +224,7 @@ impl Awaiting {
                 future: Some(future),
             },
         };
-        let before = AWAITED.replace(Some((Frame::running(py), awaited)));
+        let before = AWAITED.replace(Some((Frame::running(function.py()), awaited)));
         let result = cancelled_by(&self.cancel, || function.call(arguments, Some(keywords)));
         if let Some((_, mut unused)) = AWAITED.replace(before) {
             // No call was begun: the task has its end from here.

@@ -9,7 +9,7 @@ use hdrhistogram::Histogram;
 use slackwater_base::ByteSize;
 use slackwater_node::{Config, GetOptions, PutOptions, Store, Tier, ViewOptions};
 use slackwater_replay::{Content, Request};
-use slackwater_wire::{Chain, Key};
+use slackwater_wire::Key;
 
 use super::{Error, Options, Row};
 use crate::usage::Mark;

@@ -327,7 +327,6 @@ impl<'a> Caller<'a> {
         let options = RemoveOptions {
             force,
             call: self.call.clone(),
-            ..RemoveOptions::default()
         };
         self.call("remove", &[key.to_string()], |caller| {
             let name = value::name(key);

@@ -309,7 +309,6 @@ impl Net {
         self.conns.clear();
     }
 
-    /// When the loop must turn again without an event; `ZERO` for at once.
     /// What a connection waits for is expected in microseconds: for a time that pays, the loop looks for it before it sleeps.
     pub fn expect_soon(&mut self) {
         self.expecting = true;
@@ -319,6 +318,7 @@ impl Net {
         std::mem::take(&mut self.expecting)
     }
 
+    /// When the loop must turn again without an event; `ZERO` for at once.
     pub(crate) fn next_turn(&self) -> Instant {
         if !self.ready.is_empty() || !self.notices.is_empty() || self.accept_due {
             return Instant::ZERO;

@@ -423,7 +423,7 @@ impl Master {
     }
 
     /// Whether the host of a segment still has room for a value of the length `spared` when `bytes` are taken there. On a host
-    /// that has none now, it is being made.
+    /// that has none now, it is being made; one that is too small for the value can never serve it, and spares nothing.
     fn leaves(&self, index: SegmentIndex, spared: Option<u64>, bytes: u64) -> bool {
         let Some(spared) = spared else {
             return true;
@@ -434,7 +434,9 @@ impl Master {
             let same = other != index && beside.domain() == segment.domain();
             same && beside.takes_new() && beside.has_room(spared)
         };
-        segment.has_room(both) || self.segments.iter().any(is_beside)
+        segment.capacity() < self.charge_of(spared)
+            || segment.has_room(both)
+            || self.segments.iter().any(is_beside)
     }
 
     fn open_put(

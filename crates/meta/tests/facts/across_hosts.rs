@@ -72,6 +72,25 @@ fn what_a_waiting_put_has_found_is_left_to_it() {
     }
 }
 
+/// A host that was too small for the value that waited was left empty for it: the tenant's later puts were refused.
+#[test]
+fn a_host_that_can_never_serve_the_waiting_put_is_not_left_to_it() {
+    let config = MasterConfig {
+        tenancy: Tenancy::On,
+        ..plain()
+    };
+    let mut world = pool_of(config, &[("a", 16), ("b", 16), ("c", 4)]);
+    let full = PutConfig {
+        preferred: vec!["segment-20".to_owned()],
+        ..wait(seconds(0))
+    };
+    granted(world.start("full", 16 * BLOCK, full));
+    let waits = world.send(ME, across("k", 2, 14));
+    assert_eq!(world.reply(waits), None);
+    let small = world.send(ME, start("small", 3 * BLOCK, wait(seconds(0))));
+    assert!(is_granted(&world.reply(small)));
+}
+
 /// The first of two that wait keeps its place, and the second does not wait for it.
 #[test]
 fn puts_of_several_hosts_wait_for_what_each_of_them_lacks() {

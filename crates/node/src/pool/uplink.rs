@@ -308,7 +308,9 @@ impl Uplink {
             return self.tell(Happened::StoreBroken);
         }
         self.tell(Happened::Answered(link, attached));
-        self.send(false);
+        // Orders may have come before the welcome, and a master may wait to hear how far they were taken: while there was no link
+        // to send by, nobody could tell it.
+        self.send(goes_on);
     }
 
     /// `node.orders`, which is not answered.

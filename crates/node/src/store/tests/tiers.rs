@@ -285,6 +285,8 @@ fn small_values_fill_the_ssd() {
     let store = Store::open(Config {
         ssd: ByteSize::mib(16),
         offload: OffloadMode::OnEvict,
+        evict_ssd_low: Ratio(0.88),
+        evict_ssd_high: Ratio(0.9),
         ..tiered(directory.path())
     })
     .unwrap();

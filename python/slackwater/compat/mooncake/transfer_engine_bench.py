@@ -199,6 +199,10 @@ def measure(given: Settings, now: Callable[[], float] = time.monotonic) -> Measu
         # By Ctrl-C, too.
         stopped.set()
         begin.abort()
+        # The memory goes with the engine, and must not go from under a transfer.
+        for thread in threads:
+            if thread.is_alive():
+                thread.join()
     seconds, cpu = now() - began, time.process_time() - cpu
     if failed.is_set():
         raise Failed(f"a transfer with {peer} failed: is its --buffer_size at least {given.buffer_size}?")

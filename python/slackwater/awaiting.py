@@ -17,12 +17,12 @@ to it."""
 _ENDS: "WeakKeyDictionary[asyncio.AbstractEventLoop, Ends]" = WeakKeyDictionary()
 """Where each event loop hears of the ends of its calls."""
 
-_entering = threading.Lock()
+_entering = threading.RLock()
 
 
 def _after_fork() -> None:
     global _entering  # noqa: PLW0603
-    _entering = threading.Lock()
+    _entering = threading.RLock()
 
 
 # A thread that held it is not there in the child.

@@ -120,7 +120,7 @@ impl Master {
     }
 
     /// Keeps a drop for the node until it has forgotten the copy, instead of having anything wait for that. The version is dead at
-    /// the node unless it lives on: should it end later, the node is owed that as all are for which removals are kept.
+    /// the node unless it lives on: when a removal ends it, the node is owed that as all are for which removals are kept.
     pub(crate) fn keep_drop(&mut self, name: (u64, Version, SegmentIndex)) {
         let (hash, version, segment) = name;
         let node = self.segments.at(segment).node;
@@ -129,7 +129,7 @@ impl Master {
             return;
         };
         let counts = planted(Planted::KeptCountsAsRemoved);
-        if counts || !self.lives_on(hash, &drop.entry, segment) {
+        if counts || !self.lives_on(hash, &drop.entry) {
             self.owed.key_of(node, &drop.entry.tenant, hash, version);
         }
         if let Some(drop) = self.drops.pending.get_mut(&name)
@@ -266,7 +266,7 @@ impl Master {
                 self.drops.forget_owed(segment);
             }
             let counts = planted(Planted::LostCountsAsRemoved);
-            if counts || !self.lives_on(key.0, &drop.entry, segment) {
+            if counts || !self.lives_on(key.0, &drop.entry) {
                 // Of other nodes it may be the last copy of what is not dead: what is was noted for all of them when it ended.
                 let node = self.segments.at(segment).node;
                 match planted(Planted::LostCountsForAll) {
@@ -282,15 +282,12 @@ impl Master {
         }
     }
 
-    /// Whether there is an object of this very put beside the copy that leaves a segment: a record may still be its own, while an
-    /// extent is told to be forgotten when it is no more.
-    fn lives_on(&self, hash: u64, entry: &DiskEntry, leaves: SegmentIndex) -> bool {
+    /// Whether there is an object of this very put.
+    pub(crate) fn lives_on(&self, hash: u64, entry: &DiskEntry) -> bool {
         let tenant = self.tenants.find_exact(&entry.tenant);
         let found = tenant.and_then(|tenant| self.catalog.find(tenant, &entry.key, hash));
-        let found = found.filter(|id| self.catalog.object(*id).version == entry.version);
-        let is_memory = self.segments.at(leaves).memory().is_some();
-        let mut replicas = found.into_iter().flat_map(|id| self.catalog.replicas(id));
-        replicas.any(|(_, replica)| is_memory || replica.segment != leaves)
+        let object = found.map(|id| self.catalog.object(id));
+        object.is_some_and(|object| object.version == entry.version && object.has_replicas())
     }
 
     /// The node that was to drop records is hidden: it may be long before it can be told. Waiting requests fail; it is
@@ -320,8 +317,8 @@ impl Master {
 
     /// Also keeps the removals under way for a node that mounts: it was not told of them, and may hold copies.
     pub(crate) fn owe_pending_drops(&mut self) {
-        for ((hash, version, segment), drop) in &self.drops.pending {
-            if !drop.waiters.is_empty() && !self.lives_on(*hash, &drop.entry, *segment) {
+        for ((hash, version, _), drop) in &self.drops.pending {
+            if !drop.waiters.is_empty() && !self.lives_on(*hash, &drop.entry) {
                 self.owed.key(&drop.entry.tenant, *hash, *version);
             }
         }

@@ -150,9 +150,7 @@ impl Master {
     /// Whether there is an object of the put that a record names.
     #[must_use]
     pub fn has_version(&self, entry: &DiskEntry) -> bool {
-        let found = self.find(&entry.tenant, &entry.key);
-        let found = found.map(|id| self.catalog.object(id));
-        found.is_some_and(|it| it.version == entry.version && it.has_replicas())
+        self.lives_on(self.tenants.hash_of(&entry.tenant, &entry.key), entry)
     }
 
     /// Removes a segment that is gone, with everything on it.
@@ -195,7 +193,9 @@ impl Master {
             self.erase_if_empty(now, object);
         }
         self.lose_drops(index);
-        self.lose_untaken(node, ErrorCode::ReplicaIsGone);
+        if self.segments.at(index).kind() == SegmentKind::Memory {
+            self.lose_untaken(node, ErrorCode::ReplicaIsGone);
+        }
         self.segments.take(index);
         if !self.has_node(node) {
             self.feed.forget(node);

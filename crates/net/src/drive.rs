@@ -106,8 +106,7 @@ impl Arrival for Coming<'_> {
 const EVENTS: usize = 1024;
 
 pub(crate) static ANSWER: Site = Site::new("answer of a link");
-/// Where loops look for what they expect. While one sleeps, what comes fills ever more pages of the kernel, which the caches do not
-/// hold: a lone write of 1 MiB took twice the time where the loop of its target slept in between, and its sender a third more CPU.
+/// Where loops look for what they expect. What comes while one sleeps grows out of the caches: docs/adr/0033 has the measurement.
 pub(crate) static EXPECTED: Site = Site::new("bytes at a loop").with_dear_sleeps(16);
 
 thread_local! {

@@ -206,48 +206,14 @@ fn identity(extent: &ExtentRef) -> (SegmentId, Incarnation, u64, u64, u64) {
 
 #[cfg(test)]
 mod tests {
-    use slackwater_base::Checksum;
-    use slackwater_wire::{ChainPlace, ClientId, Durability, Key, Pin, Tenant, Version};
-
     use super::*;
+    use crate::samples::{self, entry, extent, reported};
 
     const MEMORY: SegmentId = SegmentId(1);
     const DISK: SegmentId = SegmentId(2);
 
-    fn entry(version: u64) -> DiskEntry {
-        DiskEntry {
-            tenant: Tenant::DEFAULT,
-            key: Key::try_from("k").unwrap(),
-            version: Version(version),
-        }
-    }
-
     fn published(offset: u64, generation: u64) -> Published {
-        Published {
-            extent: ExtentRef {
-                segment: MEMORY,
-                incarnation: Incarnation(1),
-                offset,
-                bytes: 4096,
-                generation,
-            },
-            entry: entry(generation),
-            bytes: 1,
-            checksum: Checksum(0),
-            writer: ClientId(1),
-            pin: Pin::None,
-            durability: Durability::Memory,
-            group: None,
-            chain: ChainPlace::default(),
-        }
-    }
-
-    fn reported(version: u64) -> ReportedEntry {
-        ReportedEntry {
-            entry: entry(version),
-            bytes: 1,
-            checksum: Checksum(0),
-        }
+        samples::published(extent(MEMORY, offset, generation), generation)
     }
 
     #[test]

@@ -20,5 +20,7 @@ pub mod plan;
 pub mod promised;
 pub mod refusals;
 pub mod run;
+#[cfg(test)]
+mod samples;
 pub mod value;
 pub mod world;

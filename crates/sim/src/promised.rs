@@ -10,6 +10,7 @@ use slackwater_wire::{ExtentRef, Published, Version};
 
 use crate::check::{Checked, Invariant, Violation};
 use crate::history::Name;
+use crate::refusals::place;
 
 /// What nodes have heard that they hold, and how many hosts callers were promised for it. Each node is a host.
 #[derive(Debug, Default)]
@@ -55,7 +56,6 @@ impl Promised {
     pub fn fence(&mut self, node: u32, extents: &[ExtentRef]) {
         let copies = self.values.values_mut();
         for copy in copies.filter_map(|value| value.copies.get_mut(&node)) {
-            let place = |extent: &ExtentRef| (extent.segment, extent.incarnation, extent.offset);
             copy.given_up |= extents.iter().any(|dead| {
                 place(dead) == place(&copy.extent) && copy.extent.generation <= dead.generation
             });
@@ -115,41 +115,21 @@ impl Promised {
 
 #[cfg(test)]
 mod tests {
-    use slackwater_base::Checksum;
-    use slackwater_wire::{
-        ChainPlace, ClientId, DiskEntry, Durability, Incarnation, Key, Pin, SegmentId, Tenant,
-    };
+    use slackwater_wire::SegmentId;
 
     use super::*;
+    use crate::samples::{self, entry};
 
     const VERSION: Version = Version(7);
 
     fn name() -> Name {
-        (Tenant::DEFAULT, Key::try_from("k").unwrap())
+        let of = entry(VERSION.0);
+        (of.tenant, of.key)
     }
 
     fn published(node: u32, generation: u64) -> Published {
-        Published {
-            extent: ExtentRef {
-                segment: SegmentId(node),
-                incarnation: Incarnation(1),
-                offset: 0,
-                bytes: 4096,
-                generation,
-            },
-            entry: DiskEntry {
-                tenant: Tenant::DEFAULT,
-                key: name().1,
-                version: VERSION,
-            },
-            bytes: 1,
-            checksum: Checksum(0),
-            writer: ClientId(1),
-            pin: Pin::None,
-            durability: Durability::Memory,
-            group: None,
-            chain: ChainPlace::default(),
-        }
+        let extent = samples::extent(SegmentId(node), 0, generation);
+        samples::published(extent, VERSION.0)
     }
 
     fn at(nanos: u64) -> Instant {

@@ -74,66 +74,37 @@ impl Refusals {
     }
 }
 
-fn place(extent: &ExtentRef) -> (SegmentId, Incarnation, u64) {
+/// What the generations of an extent have in common.
+pub(crate) fn place(extent: &ExtentRef) -> (SegmentId, Incarnation, u64) {
     (extent.segment, extent.incarnation, extent.offset)
 }
 
 #[cfg(test)]
 mod tests {
     use slackwater_base::Checksum;
-    use slackwater_wire::{
-        ChainPlace, ClientId, Durability, Key, OffloadTask, Pin, Published, ReportedEntry, Tenant,
-        TicketId, Version,
-    };
+    use slackwater_wire::{OffloadTask, TicketId};
 
     use super::*;
+    use crate::samples::{self, entry, published, reported};
 
     const NODE: NodeId = NodeId(1);
     const OTHER: NodeId = NodeId(2);
 
-    fn entry(version: u64) -> DiskEntry {
-        DiskEntry {
-            tenant: Tenant::DEFAULT,
-            key: Key::try_from("k").unwrap(),
-            version: Version(version),
-        }
-    }
-
     fn extent(generation: u64) -> ExtentRef {
-        ExtentRef {
-            segment: SegmentId(1),
-            incarnation: Incarnation(1),
-            offset: 4096,
-            bytes: 4096,
-            generation,
-        }
+        samples::extent(SegmentId(1), 4096, generation)
     }
 
     fn announce(version: u64) -> Report {
         Report::Announce {
             segment: SegmentId(2),
-            entries: vec![ReportedEntry {
-                entry: entry(version),
-                bytes: 1,
-                checksum: Checksum(0),
-            }],
+            entries: vec![reported(version)],
         }
     }
 
     fn holds(generation: u64) -> Report {
         Report::Holds {
             segment: SegmentId(1),
-            entries: vec![Published {
-                extent: extent(generation),
-                entry: entry(generation),
-                bytes: 1,
-                checksum: Checksum(0),
-                writer: ClientId(1),
-                pin: Pin::None,
-                durability: Durability::Memory,
-                group: None,
-                chain: ChainPlace::default(),
-            }],
+            entries: vec![published(extent(generation), generation)],
             ahead: false,
         }
     }

@@ -28,10 +28,11 @@ fn last_is_full(hosts: &[&str]) -> (World, Version) {
     (world, version)
 }
 
-fn ends(world: &mut World, version: Version) {
+/// A put of such a name is given up.
+fn ends(world: &mut World, name: &str, version: Version) {
     world.ask(Request::PutRevoke {
         tenant: Tenant::DEFAULT,
-        puts: vec![(key("full"), version)],
+        puts: vec![(key(name), version)],
     });
 }
 
@@ -50,7 +51,7 @@ fn a_full_host_holds_up_nobody_with_room_elsewhere() {
         is_granted(&world.reply(fewer)),
         "on two hosts there is room"
     );
-    ends(&mut world, full);
+    ends(&mut world, "full", full);
     assert!(is_granted(&world.reply(waits)));
 }
 
@@ -66,7 +67,7 @@ fn what_a_waiting_put_has_found_is_left_to_it() {
     let third = world.send(OTHER, start("third", BLOCK, wait(seconds(60))));
     assert_eq!((world.reply(waits), world.reply(second)), (None, None));
     assert_eq!(world.reply(third), None, "it came after the second");
-    ends(&mut world, full);
+    ends(&mut world, "full", full);
     for call in [waits, second, third] {
         assert!(is_granted(&world.reply(call)));
     }
@@ -106,16 +107,10 @@ fn puts_of_several_hosts_wait_for_what_each_of_them_lacks() {
     let all = world.send(ME, across("all", 3, 4));
     let two = world.send(ME, across("two", 2, 4));
     assert_eq!((world.reply(all), world.reply(two)), (None, None));
-    let ends = |world: &mut World, (version, name): (Version, &str)| {
-        world.ask(Request::PutRevoke {
-            tenant: Tenant::DEFAULT,
-            puts: vec![(key(name), version)],
-        });
-    };
-    ends(&mut world, full[0]);
+    ends(&mut world, full[0].1, full[0].0);
     assert_eq!(world.reply(all), None);
     assert!(is_granted(&world.reply(two)), "it needs no third host");
-    ends(&mut world, full[1]);
+    ends(&mut world, full[1].1, full[1].0);
     assert!(is_granted(&world.reply(all)));
 }
 
@@ -194,7 +189,7 @@ fn a_host_of_several_segments_is_left_room_on_one_of_them() {
     world.put_with("twice", 8 * BLOCK, twice);
     let replicas = world.found("twice").replicas.len();
     assert_eq!(replicas, 1, "the other segment is left as it is");
-    ends(&mut world, full);
+    ends(&mut world, "full", full);
     assert!(is_granted(&world.reply(waits)));
 }
 

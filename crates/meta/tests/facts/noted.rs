@@ -176,6 +176,13 @@ fn an_answer_does_not_wait_for_a_node_that_is_lost_or_stays_away() {
     };
     let code = ErrorCode::UnavailableInCurrentStatus;
     check("away for long", &long_away, failed(code));
+    // The answer failed, though both copies in memory stood.
+    let without_ssd = |world: &mut World| {
+        let segment = SegmentId(21);
+        world.mount(NodeId(2), segment, SegmentKind::Disk, 16 * BLOCK);
+        assert_eq!(world.ask(Request::Unmount { segment }), Reply::Done);
+    };
+    check("without its SSD", &without_ssd, None);
     let lost = |world: &mut World| world.input(Input::NodeLost(NodeId(2)));
     check("lost", &lost, failed(ErrorCode::ReplicaIsGone));
 }

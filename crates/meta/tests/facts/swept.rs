@@ -74,6 +74,26 @@ fn a_sweep_holds_for_a_node_that_is_lost_in_the_middle() {
     }
 }
 
+/// What a sweep has left, since it is read, is none of its removals once it has ended.
+#[test]
+fn a_sweep_that_has_ended_holds_for_nobody_who_goes_later() {
+    let mut world = with_a_record(Vec::new());
+    world.get("a");
+    let all = RemoveAll {
+        tenant: Some(Tenant::DEFAULT),
+        force: false,
+    };
+    let sweep = world.send(ME, Request::RemoveAll(all));
+    world.pass(std::time::Duration::from_millis(10));
+    assert!(matches!(world.reply(sweep), Some(Reply::Count(_))));
+    assert!(world.has("a"), "it was read");
+    world.input(Input::NodeLost(NODE));
+    mount_tiers(&mut world, &[MEMORY, DISK], Incarnation(2));
+    announced(&mut world);
+    all_announced(&mut world, vec![reported("a", OLD, BLOCK)]);
+    assert!(world.has("a"));
+}
+
 /// Sweeping began to keep removals for a hidden node only when it met a drop that was outstanding there, of a value that lived on
 /// elsewhere until the sweep was past its place: nothing was owed, and the next master took the record for a living value.
 #[test]

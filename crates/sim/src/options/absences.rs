@@ -62,5 +62,5 @@ impl Options {
     }
 }
 
-/// As many bytes that the quota of a tenant, which is this for all nodes together, is less than what it puts.
+/// Less than a tenant puts: its quota is this, for all nodes together.
 const LOG_BYTES: u64 = 1 << 20;

@@ -106,7 +106,7 @@ impl Arrival for Coming<'_> {
 const EVENTS: usize = 1024;
 
 pub(crate) static ANSWER: Site = Site::new("answer of a link");
-/// Where loops look for what they expect. What comes while one sleeps grows out of the caches: docs/adr/0033 has the measurement.
+/// Where loops look for what they expect. What comes while one sleeps grows out of the caches (ADR 33).
 pub(crate) static EXPECTED: Site = Site::new("bytes at a loop").with_dear_sleeps(16);
 
 thread_local! {

@@ -96,6 +96,12 @@ impl Master {
         pattern: Option<Regex>,
         leases: Leases,
     ) {
+        // A removal that is refused ends nothing.
+        if let Err(code) = self.scan_limits() {
+            return self
+                .outbox
+                .reply(caller.client, caller.operation, Reply::Failed(code));
+        }
         let sweep = Sweep {
             tenant: tenant.map(|tenant| self.tenants.effective(tenant).clone()),
             pattern: pattern.clone(),
@@ -111,28 +117,20 @@ impl Master {
             Some(Some(tenant)) => Some(tenant),
             None => None,
         };
-        if let Err(code) = self.scan_limits() {
-            return self
-                .outbox
-                .reply(caller.client, caller.operation, Reply::Failed(code));
-        }
         let ack = self
             .acks
             .open(caller.client, caller.operation, Answer::Count(0));
-        self.owed.begin_sweep(self.scans.next, sweep);
-        self.begin_scan(
-            now,
-            Scan {
-                from: 0,
-                tenant: of,
-                pattern,
-                job: Job::Remove {
-                    ack,
-                    leases,
-                    drops: Some(DropMark::FIRST),
-                },
+        let scan = Scan {
+            from: 0,
+            tenant: of,
+            pattern,
+            job: Job::Remove {
+                ack,
+                leases,
+                drops: Some(DropMark::FIRST),
             },
-        );
+        };
+        self.begin_scan(now, scan, Some(sweep));
     }
 
     pub(crate) fn list(&mut self, now: Instant, caller: &Caller, list: List) {
@@ -168,15 +166,13 @@ impl Master {
             limit,
             found: BTreeSet::new(),
         };
-        self.begin_scan(
-            now,
-            Scan {
-                from: 0,
-                tenant: Some(tenant),
-                pattern,
-                job,
-            },
-        );
+        let scan = Scan {
+            from: 0,
+            tenant: Some(tenant),
+            pattern,
+            job,
+        };
+        self.begin_scan(now, scan, None);
     }
 
     fn pattern(&self, pattern: &str) -> Result<Regex, ErrorCode> {
@@ -198,9 +194,12 @@ impl Master {
         }
     }
 
-    fn begin_scan(&mut self, now: Instant, scan: Scan) {
+    fn begin_scan(&mut self, now: Instant, scan: Scan, sweep: Option<Sweep>) {
         let number = self.scans.next;
         self.scans.next += 1;
+        if let Some(sweep) = sweep {
+            self.owed.begin_sweep(number, sweep);
+        }
         self.scans.open.insert(number, scan);
         self.scan_step(now, number);
     }

@@ -15,6 +15,7 @@ fn begun(journal: Journaled) -> World {
         tenancy: Tenancy::On,
         limits: Limits {
             scan_step: 1,
+            scans: 1,
             ..MasterConfig::DEFAULT.limits
         },
         ..MasterConfig::DEFAULT
@@ -72,6 +73,30 @@ fn a_sweep_holds_for_a_node_that_is_lost_in_the_middle() {
         }
         assert!(!world.has("a"), "{back_before_the_end}");
     }
+}
+
+/// A removal that was refused, as too many were under way, was owed to the nodes that were away all the same.
+#[test]
+fn a_sweep_that_is_refused_ends_nothing() {
+    let mut world = with_a_record(Vec::new());
+    world.input(Input::NodeLost(NODE));
+    let other = RemoveMatching {
+        tenant: Tenant::DEFAULT,
+        pattern: "z".to_owned(),
+        force: true,
+    };
+    let first = world.send(ME, Request::RemoveMatching(other));
+    assert_eq!(world.reply(first), None, "it takes several steps");
+    let all = RemoveAll {
+        tenant: Some(Tenant::DEFAULT),
+        force: true,
+    };
+    let refused = world.ask(Request::RemoveAll(all));
+    assert_eq!(refused, Reply::Failed(ErrorCode::TaskPendingLimitExceeded));
+    mount_tiers(&mut world, &[MEMORY, DISK], Incarnation(2));
+    announced(&mut world);
+    all_announced(&mut world, vec![reported("a", OLD, BLOCK)]);
+    assert!(world.has("a"));
 }
 
 /// What a sweep has left, since it is read, is none of its removals once it has ended.

@@ -282,7 +282,7 @@ impl Carrier<'_> {
     }
 
     /// Reads one value; the checksum of what was read.
-    async fn read(&mut self, source: Source<'_>) -> Result<Checksum, NotMoved> {
+    pub(crate) async fn read(&mut self, source: Source<'_>) -> Result<Checksum, NotMoved> {
         let Source {
             capability,
             offset,

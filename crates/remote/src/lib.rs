@@ -21,6 +21,7 @@ mod get;
 mod jobs;
 mod link;
 mod locations;
+mod lone;
 mod options;
 mod pick;
 mod put;

@@ -1,10 +1,10 @@
-//! Small requests of many callers to one peer, on one connection.
+//! Small requests of many callers to one peer, on a few connections.
 //!
-//! A caller that comes while another one is on the connection queues its request and sleeps. The one that is there, the
+//! A caller that comes while others are on the connections of a crowd queues its request and sleeps. One that is there, a
 //! leader, sends what has been queued with one call, receives the answers of all, and wakes each caller whose request has
 //! ended. When it has its own answer it leaves, and the caller of the newest request leads. So a crowd pays for one send and
 //! one receive call a round instead of one for each caller, at the target too (flat combining: Hendler, Incze, Shavit and
-//! Tzafrir, SPAA 2010).
+//! Tzafrir, SPAA 2010). A few lead at once, each on a connection: while one wakes callers the peer answers those of another.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -29,9 +29,12 @@ const CROWD: usize = 7;
 /// Requests after which a crowd that was not met again is over: callers that were woken together come back one by one.
 const CROWD_LASTS: u32 = 128;
 
-/// The most callers that lead at once. More than one do where the peer is slow to answer the first one, as where it reads what is
-/// asked for from a disk.
-pub(super) const LEADERS: usize = 4;
+/// Callers that lead at once however fast the peer is: one wakes others, one waits for the peer, and one sends. With one alone the
+/// peer waits for wakes and callers for the peer; with twice as many each carries little more than its own request.
+const LEADERS_ALWAYS: usize = 3;
+/// The most callers that lead at once. More than those do where the peer is slow to answer them, as where it reads what is asked for
+/// from a disk.
+pub(super) const LEADERS: usize = 6;
 
 /// Times its patience that a request stays queued while as many lead as may: those who lead take what is queued as soon as one
 /// of them has an answer, and a lane costs two wakes.
@@ -80,10 +83,10 @@ impl Crowd {
         self.lasts > 0
     }
 
-    /// The first caller leads; the requests of others are queued.
+    /// The first callers lead; the requests of others are queued.
     pub(super) fn join(&mut self, mut lone: Box<LoneRequest>) -> Part {
-        if self.leaders == 0 {
-            self.leaders = 1;
+        if self.leaders < LEADERS_ALWAYS {
+            self.leaders += 1;
             return Part::Lead(lone);
         }
         let (completer, completion) = Completion::new();

@@ -15,11 +15,15 @@ use slackwater_wire::data::{
 use crate::support::*;
 
 const BYTES: usize = 4096;
-/// Callers with a connection each; one more makes a crowd, and leads it on the last connection.
+/// Callers with a connection each; one more makes a crowd.
 const ALONE: usize = 7;
+/// Those that lead a crowd, with a connection each too, when the first one joins them.
+const LEAD: usize = 3;
+/// All that have a connection of their own then.
+const AHEAD: usize = ALONE + LEAD;
 const JOINED: usize = 8;
 /// The most callers that lead at once.
-const LEADERS: usize = 4;
+const LEADERS: usize = 6;
 
 /// What the peer has seen, and what it does.
 #[derive(Debug, Default)]
@@ -30,6 +34,8 @@ struct Peer {
     together: usize,
     /// It answers.
     answers: bool,
+    /// It answers on the connection of the first caller that leads.
+    answers_first: bool,
     /// It closes the connections that it has, and answers on others.
     closes: bool,
     refuses_odd: bool,
@@ -68,7 +74,8 @@ impl Played {
         let peer = self.peer.lock().unwrap();
         let waits = |peer: &mut Peer| {
             let late = peer.late_answer && number > ALONE + LEADERS;
-            !peer.answers && !peer.closes && !late
+            let first = peer.answers_first && number == ALONE + 1;
+            !peer.answers && !peer.closes && !late && !first
         };
         let (peer, waited) = self
             .changed
@@ -79,7 +86,7 @@ impl Played {
             !waited.timed_out(),
             "{since}: connection {number}, {peer:?}"
         );
-        peer.closes && number <= ALONE + 1
+        peer.closes && number <= AHEAD
     }
 
     fn go_on(&self) {
@@ -243,11 +250,11 @@ impl Scene {
             .collect()
     }
 
-    /// Callers 0 to 6 on a connection each, caller 7 that leads, and those that join it with `timeout`.
+    /// Callers on a connection each, the last of which lead, and those that join them with `timeout`.
     fn crowd(&self, timeout: Duration) -> Vec<Caller> {
         let mut callers = self.alone();
-        callers.push(self.read_sent(ALONE, 20 * SECOND));
-        callers.extend((ALONE + 1..=ALONE + JOINED).map(|block| self.read(block, timeout)));
+        callers.extend((ALONE..AHEAD).map(|block| self.read_sent(block, 20 * SECOND)));
+        callers.extend((AHEAD..AHEAD + JOINED).map(|block| self.read(block, timeout)));
         until("they have joined", || self.joined() == JOINED as u64);
         callers
     }
@@ -278,12 +285,15 @@ fn requests_of_a_crowd_go_out_with_one_call_on_one_connection() {
     let check = |requests_max, together| {
         let scene = Scene::new(requests_max, 60 * SECOND);
         let callers = scene.crowd(20 * SECOND);
-        scene.played.peer(|peer| peer.answers = true);
-        assert_all_read(callers);
-        scene.played.peer(|peer| {
-            assert_eq!(peer.requests, ALONE + 1 + JOINED);
-            assert_eq!((peer.connections, peer.together), (ALONE + 1, together));
+        scene.played.peer(|peer| peer.answers_first = true);
+        until("the peer has every request", || {
+            scene.played.peer(|peer| peer.requests) == AHEAD + JOINED
         });
+        scene.played.peer(|peer| {
+            assert_eq!((peer.connections, peer.together), (AHEAD, together));
+            peer.answers = true;
+        });
+        assert_all_read(callers);
     };
     check(64, JOINED);
     // A peer is sent no more than it takes.
@@ -304,18 +314,18 @@ fn a_crowd_may_wait_for_its_leader_without_an_end() {
 fn a_caller_in_a_crowd_leaves_at_its_own_deadline() {
     let scene = Scene::new(64, 60 * SECOND);
     let mut callers = scene.crowd(SECOND);
-    let late = ends(callers.split_off(ALONE + 1));
+    let late = ends(callers.split_off(AHEAD));
     for (outcome, _) in late {
         assert_eq!(outcome, Err(Cause::TimedOut(Deadline::Total)));
     }
     // Nobody else has ended, and none of the late ones was sent.
-    assert_eq!(scene.played.peer(|peer| peer.requests), ALONE + 1);
+    assert_eq!(scene.played.peer(|peer| peer.requests), AHEAD);
     scene.played.peer(|peer| peer.answers = true);
     assert_all_read(callers);
-    assert_eq!(scene.played.peer(|peer| peer.requests), ALONE + 1);
+    assert_eq!(scene.played.peer(|peer| peer.requests), AHEAD);
     // The connections are of use to the next one.
     assert_all_read(vec![scene.read(0, 20 * SECOND)]);
-    assert_eq!(scene.played.peer(|peer| peer.connections), ALONE + 1);
+    assert_eq!(scene.played.peer(|peer| peer.connections), AHEAD);
 }
 
 /// Those that were started are late while another caller leads.
@@ -326,16 +336,16 @@ fn a_request_that_was_sent_with_others_ends_at_its_own_deadline() {
     scene.played.peer(|peer| peer.answers = true);
     assert_all_read(callers);
     scene.played.peer(|peer| peer.answers = false);
-    // The crowd lasts for a while: the first of these leads, and has the latest deadline.
-    let leader = scene.read_sent(1, 20 * SECOND);
+    // The crowd lasts for a while: these lead, and have the latest deadlines.
+    let leaders = (0..LEAD).map(|block| scene.read_sent(block, 20 * SECOND));
+    let leaders: Vec<Caller> = leaders.collect();
     let joined: Vec<Caller> = (0..4).map(|block| scene.read(block, SECOND)).collect();
     until("they have joined", || scene.joined() == JOINED as u64 + 4);
     for (outcome, _) in ends(joined) {
         assert_eq!(outcome, Err(Cause::TimedOut(Deadline::Total)));
     }
     scene.played.peer(|peer| peer.answers = true);
-    let (outcome, into) = leader.join().unwrap();
-    assert_eq!((outcome, into), (Ok(()), vec![1; BYTES]));
+    assert_all_read(leaders);
 }
 
 /// A read that was given up is under way until the peer answers it; the next caller that led could start nothing, and waited for
@@ -344,10 +354,12 @@ fn a_request_that_was_sent_with_others_ends_at_its_own_deadline() {
 fn a_leader_that_the_peer_takes_nothing_from_ends_at_its_own_deadline() {
     let scene = Scene::new(1, 60 * SECOND);
     let alone = scene.alone();
-    let first = scene.read_sent(ALONE, SECOND);
-    let next = scene.read(ALONE + 1, 2 * SECOND);
+    let mut late: Vec<Caller> = (ALONE..AHEAD)
+        .map(|block| scene.read_sent(block, SECOND))
+        .collect();
+    late.push(scene.read(AHEAD, 2 * SECOND));
     let started = Instant::now();
-    for (outcome, _) in ends(vec![first, next]) {
+    for (outcome, _) in ends(late) {
         assert_eq!(outcome, Err(Cause::TimedOut(Deadline::Total)));
     }
     assert!(started.elapsed() < 15 * SECOND, "{:?}", started.elapsed());
@@ -384,23 +396,26 @@ fn requests_of_a_crowd_whose_connection_breaks_go_by_the_lanes() {
     assert_all_read(callers);
 }
 
-/// The caller that led had little time, in which the first address did not answer, and none left for the second: all that had
-/// joined it failed as too late to connect, with all of their own time left.
+/// The callers that led had little time, in which the first address did not answer, and none left for the second: all that had
+/// joined them failed as too late to connect, with all of their own time left.
 #[test]
-fn callers_outlast_a_leader_that_has_no_time_to_connect() {
+fn callers_outlast_leaders_that_have_no_time_to_connect() {
     let scene = Scene::at(2, 64, 60 * SECOND);
     let alone = scene.alone();
     scene.played.peer(|peer| peer.silent = true);
-    let leader = scene.read(ALONE, 2 * SECOND);
-    until("it connects", || {
-        scene.played.peer(|peer| peer.connections) == ALONE + 1
+    let leaders: Vec<Caller> = (ALONE..AHEAD)
+        .map(|block| scene.read(block, 2 * SECOND))
+        .collect();
+    until("they connect", || {
+        scene.played.peer(|peer| peer.connections) == AHEAD
     });
     let joined: Vec<Caller> = (0..JOINED)
         .map(|block| scene.read(block, 20 * SECOND))
         .collect();
     until("they have joined", || scene.joined() == JOINED as u64);
-    let late = ends(vec![leader]).remove(0).0;
-    assert!(matches!(late, Err(Cause::TimedOut(_))), "{late:?}");
+    for (late, _) in ends(leaders) {
+        assert!(matches!(late, Err(Cause::TimedOut(_))), "{late:?}");
+    }
     scene
         .played
         .peer(|peer| (peer.silent, peer.answers) = (false, true));
@@ -425,11 +440,11 @@ fn a_crowd_does_not_wait_for_a_leader_whose_peer_is_slow() {
     let scene = Scene::new(64, Duration::from_millis(50));
     let callers = scene.crowd(20 * SECOND);
     until("the peer has every request", || {
-        scene.played.peer(|peer| peer.requests) == ALONE + 1 + JOINED
+        scene.played.peer(|peer| peer.requests) == AHEAD + JOINED
     });
     scene.played.peer(|peer| {
-        let beside_the_leader = peer.connections - (ALONE + 1);
-        assert!((1..=3).contains(&beside_the_leader), "{beside_the_leader}");
+        let more = peer.connections - AHEAD;
+        assert!((1..=LEADERS - LEAD).contains(&more), "{more}");
         peer.answers = true;
     });
     assert_all_read(callers);
@@ -437,14 +452,14 @@ fn a_crowd_does_not_wait_for_a_leader_whose_peer_is_slow() {
     assert_all_read(vec![scene.read(0, 20 * SECOND)]);
 }
 
-/// Four callers that led and waited for their answers kept every later request from being sent until it was too late.
+/// Callers that led and waited for their answers, as many as may, kept every later request from being sent until it was too late.
 #[test]
 fn who_comes_while_all_leaders_wait_goes_by_the_lanes() {
     let scene = Scene::new(64, Duration::from_millis(1));
     let mut callers = scene.crowd(20 * SECOND);
     let led = || scene.played.peer(|peer| peer.connections) - ALONE;
     until("the peer has every request", || {
-        scene.played.peer(|peer| peer.requests) == ALONE + 1 + JOINED
+        scene.played.peer(|peer| peer.requests) == AHEAD + JOINED
     });
     // One that leads takes what comes before it waits, so that not each of them leads, or finds nobody to take it.
     while led() < LEADERS {
@@ -473,11 +488,11 @@ fn a_leader_with_its_answer_leaves_those_under_way_to_another_caller() {
         .played
         .peer(|peer| (peer.answers, peer.holds_rest) = (true, true));
     until("one that joined has its answer", || {
-        callers[ALONE + 1..].iter().any(Caller::is_finished)
+        callers[AHEAD..].iter().any(Caller::is_finished)
     });
     let finished = callers.iter().filter(|caller| caller.is_finished()).count();
-    assert!(finished <= ALONE + 2, "{finished}");
+    assert!(finished <= AHEAD + LEAD, "{finished}");
     scene.played.peer(|peer| peer.holds_rest = false);
     assert_all_read(callers);
-    assert_eq!(scene.played.peer(|peer| peer.connections), ALONE + 1);
+    assert_eq!(scene.played.peer(|peer| peer.connections), AHEAD);
 }

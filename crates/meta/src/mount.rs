@@ -190,7 +190,12 @@ impl Master {
             }
             self.discard(now, id, Reason::Removed);
             self.lost_in_drain(index, object);
+            let is_last = !self.catalog.object(object).has_replicas() && self.drops.len() > 0;
+            let last = is_last.then(|| (self.catalog.object(object).hash, self.entry(object)));
             self.erase_if_empty(now, object);
+            if let Some((hash, entry)) = last {
+                self.spare_drops(hash, &entry);
+            }
         }
         self.lose_drops(index);
         if self.segments.at(index).kind() == SegmentKind::Memory {

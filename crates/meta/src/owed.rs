@@ -45,6 +45,15 @@ pub(crate) struct Sweep {
     pub(crate) up_to: Version,
 }
 
+impl Sweep {
+    pub(crate) fn covers(&self, entry: &DiskEntry) -> bool {
+        let (tenant, pattern) = (self.tenant.as_ref(), self.pattern.as_ref());
+        entry.version <= self.up_to
+            && tenant.is_none_or(|tenant| *tenant == entry.tenant)
+            && pattern.is_none_or(|pattern| pattern.is_match(entry.key.as_bytes()))
+    }
+}
+
 /// Limits of each list of removals.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OwedLimits {
@@ -252,6 +261,11 @@ impl Owed {
     /// The removal is under way, by this scan: also nodes for which removals come to be kept meanwhile are owed it.
     pub(crate) fn begin_sweep(&mut self, scan: u64, sweep: Sweep) {
         self.sweeps.insert(scan, sweep);
+    }
+
+    /// Whether a removal that is under way is to end this.
+    pub(crate) fn is_swept(&self, entry: &DiskEntry) -> bool {
+        self.sweeps.values().any(|sweep| sweep.covers(entry))
     }
 
     /// The removal has come to its end.

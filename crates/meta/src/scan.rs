@@ -108,6 +108,7 @@ impl Master {
             up_to: self.numbers.newest_version(),
         };
         self.owed.matching(&sweep);
+        self.end_swept(&sweep);
         let of = match tenant.map(|tenant| self.tenants.find(tenant)) {
             Some(None) => {
                 return self

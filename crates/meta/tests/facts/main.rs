@@ -33,4 +33,5 @@ mod suspect;
 mod swept;
 mod tenant;
 mod tiers;
+mod unmounted;
 mod world;

@@ -173,8 +173,8 @@ impl Master {
         }
     }
 
-    /// Removals are kept for a node no longer when it has a link, has announced everything, and has forgotten what was
-    /// kept for it.
+    /// Removals are kept for a node no longer when it has a link, has announced everything that it has in this life, and has
+    /// forgotten what was kept for it.
     pub(crate) fn settle_owed(&mut self, node: NodeId) {
         if !self.owed.has(node) {
             return;
@@ -184,7 +184,14 @@ impl Master {
             segment.presence == Presence::Here && !segment.unannounced && !self.drops.owes(*index)
         };
         let segments = self.segments.of_node(node);
-        if !segments.is_empty() && segments.iter().all(paid) {
+        let lives = segments.iter().map(|it| self.segments.at(*it).incarnation);
+        let is_one_life = lives.clone().min() == lives.max();
+        let is_mounted = |kind: &SegmentKind| {
+            let mut segments = segments.iter();
+            segments.any(|it| self.segments.at(*it).kind() == *kind)
+        };
+        let is_whole = self.owed.expected(node).iter().all(is_mounted);
+        if !segments.is_empty() && is_one_life && is_whole && segments.iter().all(paid) {
             self.owed.end(node);
         }
     }
@@ -280,6 +287,7 @@ impl Master {
         let segment = self.segments.at(segment);
         if segment.kind() == SegmentKind::Disk || segment.outlives {
             self.owed.begin(segment.node, self.numbers.newest_version());
+            self.owed.expect(segment.node, segment.kind());
         }
     }
 

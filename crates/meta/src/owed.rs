@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use regex::bytes::Regex;
 use slackwater_base::{Map, Planted, planted};
-use slackwater_wire::{DiskEntry, NodeId, Tenant, Version};
+use slackwater_wire::{DiskEntry, NodeId, SegmentKind, Tenant, Version};
 
 use crate::journal::{Dead, Debt};
 
@@ -65,6 +65,8 @@ struct Away {
     /// The node was met for the first time: [`Owed::unmet`] holds for it too.
     first: bool,
     since: Removals,
+    /// Tiers that it may bring back with what it has not announced.
+    expected: Vec<SegmentKind>,
 }
 
 /// Versions that are dead.
@@ -130,22 +132,41 @@ impl Owed {
             let owed = since.debts().into_iter().chain(unmet);
             self.debts.extend(owed.map(|debt| (node, Some(debt))));
         }
-        away.insert(Away { first, since });
+        let expected = Vec::new();
+        away.insert(Away {
+            first,
+            since,
+            expected,
+        });
     }
 
-    /// An earlier master knew this node, and may owe it something.
-    pub(crate) fn restore(&mut self, node: NodeId) {
+    /// An earlier master knew this node, with an SSD or without one, and may owe it something.
+    pub(crate) fn restore(&mut self, node: NodeId, ssd: bool) {
         (self.journaled, self.closed) = (true, true);
-        self.begin_known(node);
-    }
-
-    fn begin_known(&mut self, node: NodeId) {
         self.met.insert(node);
         self.known.insert(node);
         self.away.entry(node).or_insert_with(|| Away {
             first: false,
             since: Removals::default(),
+            expected: vec![SegmentKind::Memory],
         });
+        if ssd {
+            self.expect(node, SegmentKind::Disk);
+        }
+    }
+
+    /// What is kept for this node is paid only with a segment of this kind.
+    pub(crate) fn expect(&mut self, node: NodeId, kind: SegmentKind) {
+        if let Some(away) = self.away.get_mut(&node)
+            && !away.expected.contains(&kind)
+        {
+            away.expected.push(kind);
+        }
+    }
+
+    /// The kinds of segments with which the node may bring back what is dead.
+    pub(crate) fn expected(&self, node: NodeId) -> &[SegmentKind] {
+        self.away.get(&node).map_or(&[], |away| &away.expected)
     }
 
     /// An earlier master owed this.

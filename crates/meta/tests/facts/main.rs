@@ -20,6 +20,7 @@ mod model;
 mod names;
 mod noted;
 mod offload;
+mod paid;
 mod permissions;
 mod promote;
 mod put;

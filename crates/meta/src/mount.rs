@@ -125,7 +125,7 @@ impl Master {
         segments
             .into_iter()
             .for_each(|index| self.hide_drops(index));
-        self.lose_untaken(node, ErrorCode::UnavailableInCurrentStatus);
+        self.lose_untaken(node, None, ErrorCode::UnavailableInCurrentStatus);
         self.due
             .set(Due::Absence(node), now + self.config.absence.given_up_after);
     }
@@ -198,9 +198,7 @@ impl Master {
             }
         }
         self.lose_drops(index);
-        if self.segments.at(index).kind() == SegmentKind::Memory {
-            self.lose_untaken(node, ErrorCode::ReplicaIsGone);
-        }
+        self.lose_untaken(node, Some(index), ErrorCode::ReplicaIsGone);
         self.segments.take(index);
         if !self.has_node(node) {
             self.feed.forget(node);

@@ -218,6 +218,43 @@ fn what_a_lost_node_was_to_write_is_not_dead() {
     });
 }
 
+/// What a node announces that was forgotten is dead of that node alone: another one, which is known and is not back yet, may have
+/// the last copy of the same value.
+#[test]
+fn what_is_kept_for_one_node_to_forget_is_no_word_to_another() {
+    const OTHER: NodeId = NodeId(77);
+    const OTHERS: SegmentId = SegmentId(70);
+    let mut world = begun(Journaled {
+        forgot: true,
+        nodes: [(OTHER, true)].into(),
+        ..Journaled::default()
+    });
+    world.master.start_above(Version(1 << 40));
+    let record = reported("a", 5, BLOCK);
+    mount_tiers(&mut world, &[MEMORY, DISK], Incarnation(1));
+    announced(&mut world);
+    all_announced(&mut world, vec![record.clone()]);
+    let stale = world.master.metrics().records_stale;
+    assert_eq!(stale, 1, "nothing is believed of a node that was forgotten");
+    world.mount(OTHER, OTHERS, SegmentKind::Disk, 16 * BLOCK);
+    let (segment, entries) = (OTHERS, vec![record]);
+    world.report(OTHER, Report::Announce { segment, entries });
+    assert!(world.has("a"));
+}
+
+/// A node was lost that had yet to do what a removal waited for, and the master restarted before it was back.
+#[test]
+fn what_a_lost_node_was_to_forget_is_owed_by_the_next_master() {
+    let mut pool = Pool::new();
+    pool.put_on_both();
+    let call = pool.world.send(ME, remove("a", true));
+    assert_eq!(pool.world.reply(call), None, "the node is to forget it");
+    pool.lose();
+    pool.restart();
+    pool.comes_back();
+    assert!(!pool.world.has("a"));
+}
+
 /// The last copies of a value were cleared from the segments of a node by name: the answer did not wait until the node had
 /// forgotten what it had in memory, nor was it owed that, and the next master was told of the value.
 #[test]

@@ -23,7 +23,8 @@ pub(crate) struct Scans {
 
 struct Scan {
     from: u32,
-    tenant: Option<TenantIndex>,
+    /// Whose keys; of all tenants without one. By name: a tenant is forgotten with its last object, and its number is another's.
+    tenant: Option<Tenant>,
     pattern: Option<Regex>,
     job: Job,
 }
@@ -44,10 +45,10 @@ enum Job {
 }
 
 impl Scan {
-    fn wants(&self, object: &Object) -> bool {
+    fn wants(&self, tenant: Option<TenantIndex>, object: &Object) -> bool {
         let matches = |pattern: &Regex| pattern.is_match(object.key.as_bytes());
         object.has_replicas()
-            && self.tenant.is_none_or(|tenant| tenant == object.tenant)
+            && tenant.is_none_or(|tenant| tenant == object.tenant)
             && self.pattern.as_ref().is_none_or(matches)
     }
 }
@@ -109,21 +110,12 @@ impl Master {
         };
         self.owed.matching(&sweep);
         self.end_swept(&sweep);
-        let of = match tenant.map(|tenant| self.tenants.find(tenant)) {
-            Some(None) => {
-                return self
-                    .outbox
-                    .reply(caller.client, caller.operation, Reply::Count(0));
-            }
-            Some(Some(tenant)) => Some(tenant),
-            None => None,
-        };
         let ack = self
             .acks
             .open(caller.client, caller.operation, Answer::Count(0));
         let scan = Scan {
             from: 0,
-            tenant: of,
+            tenant: sweep.tenant.clone(),
             pattern,
             job: Job::Remove {
                 ack,
@@ -153,13 +145,6 @@ impl Master {
                     .reply(caller.client, caller.operation, Reply::Failed(code));
             }
         };
-        let Some(tenant) = self.tenants.find(&list.tenant) else {
-            return self.outbox.reply(
-                caller.client,
-                caller.operation,
-                Reply::List(Listed::default()),
-            );
-        };
         let limit = self.config.limits.list_page.min(list.limit as usize);
         let job = Job::List {
             caller: caller.clone(),
@@ -169,7 +154,7 @@ impl Master {
         };
         let scan = Scan {
             from: 0,
-            tenant: Some(tenant),
+            tenant: Some(self.tenants.effective(&list.tenant).clone()),
             pattern,
             job,
         };
@@ -214,15 +199,22 @@ impl Master {
         if let Job::Remove { ack, drops, .. } = &mut scan.job
             && let Some(mark) = drops.take()
         {
-            *drops = self.await_some_drops(mark, *ack, scan.tenant, scan.pattern.as_ref());
+            let (tenant, pattern) = (scan.tenant.as_ref(), scan.pattern.as_ref());
+            *drops = self.await_some_drops(mark, *ack, tenant, pattern);
             if drops.is_some() {
                 self.scans.open.insert(number, scan);
                 return self.due.set(Due::Scan(number), now);
             }
         }
+        let tenant = scan.tenant.as_ref();
+        let tenant = tenant.map(|tenant| self.tenants.find_exact(tenant));
+        if let Some(None) = tenant {
+            return self.end_scan(number, scan.job);
+        }
+        let tenant = tenant.flatten();
         let (objects, next) = self.catalog.scan(scan.from, self.config.limits.scan_step);
         let found: Vec<ObjectId> = objects
-            .filter(|(_, object)| scan.wants(object))
+            .filter(|(_, object)| scan.wants(tenant, object))
             .map(|(id, _)| id)
             .collect();
         match &mut scan.job {
@@ -265,13 +257,12 @@ impl Master {
         &mut self,
         mark: DropMark,
         ack: AckId,
-        tenant: Option<TenantIndex>,
+        tenant: Option<&Tenant>,
         pattern: Option<&Regex>,
     ) -> Option<DropMark> {
-        let tenant = tenant.map(|tenant| self.tenants.at(tenant).tenant.clone());
         let count = self.config.limits.scan_step;
         self.await_drops_from(mark, count, Waiter { ack, at: 0 }, |entry| {
-            tenant.as_ref().is_none_or(|tenant| *tenant == entry.tenant)
+            tenant.is_none_or(|tenant| *tenant == entry.tenant)
                 && pattern.is_none_or(|pattern| pattern.is_match(entry.key.as_bytes()))
         })
     }

@@ -157,8 +157,11 @@ impl Master {
     /// the node unless it lives on: when a removal ends it, the node is owed that as all are for which removals are kept.
     pub(crate) fn keep_drop(&mut self, name: DropName) {
         let (hash, version, segment) = name;
-        let node = self.segments.at(segment).node;
-        self.owed.begin(node, self.numbers.newest_version());
+        let (node, kind) = (
+            self.segments.at(segment).node,
+            self.segments.at(segment).kind(),
+        );
+        self.owed.begin(node, kind, self.numbers.newest_version());
         let Some(drop) = self.drops.pending.get(&name) else {
             return;
         };
@@ -286,8 +289,10 @@ impl Master {
     pub(crate) fn begin_owing(&mut self, segment: SegmentIndex) {
         let segment = self.segments.at(segment);
         if segment.kind() == SegmentKind::Disk || segment.outlives {
-            self.owed.begin(segment.node, self.numbers.newest_version());
-            self.owed.expect(segment.node, segment.kind());
+            let kind = segment.kind();
+            self.owed
+                .begin(segment.node, kind, self.numbers.newest_version());
+            self.owed.expect(segment.node, kind);
         }
     }
 

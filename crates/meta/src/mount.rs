@@ -38,7 +38,8 @@ impl Master {
         let mut policy = self.config.eviction.policy.build(mount.bytes);
         policy.set_block_tokens(self.config.eviction.block_tokens);
         if mount.kind == SegmentKind::Disk || mount.generations.is_some() {
-            self.owed.begin(mount.node, self.numbers.newest_version());
+            let newest = self.numbers.newest_version();
+            self.owed.begin(mount.node, mount.kind, newest);
             self.owe_pending_drops();
         }
         // Of a node beyond the limit nothing is known: noted, it would be believed by the next master.
@@ -53,6 +54,8 @@ impl Master {
         self.drain_again(mount.segment, mount.incarnation);
         self.capacity_changed();
         self.unsettled.room();
+        // It announces nothing where it is memory that goes with this master.
+        self.settle_owed(mount.node);
         Reply::Done
     }
 

@@ -1,6 +1,5 @@
 //! Removals that nodes could not be told of: what they announce later must not bring back what was removed.
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use regex::bytes::Regex;
@@ -14,8 +13,9 @@ use crate::journal::{Dead, Debt};
 /// Removals are kept by key up to a limit. Beyond it, all older records of the tenant with the most of them are given
 /// up: a cache may lose values, but must not bring back removed ones.
 pub(crate) struct Owed {
-    /// Nodes that have mounted an SSD since the master began.
-    met: BTreeSet<NodeId>,
+    /// Nodes that have mounted what may hold old values since the master began, and the kinds of those segments: what is on one that
+    /// comes later may be as old.
+    met: BTreeMap<NodeId, Vec<SegmentKind>>,
     /// Most nodes that may be met.
     nodes: usize,
     /// No record up to this version is accepted from nodes beyond them.
@@ -61,8 +61,9 @@ pub(crate) struct OwedLimits {
     pub(crate) tenants: usize,
 }
 
+#[derive(Default)]
 struct Away {
-    /// The node was met for the first time: [`Owed::unmet`] holds for it too.
+    /// A segment of the node was met for the first time: [`Owed::unmet`] holds for it too.
     first: bool,
     since: Removals,
     /// Tiers that it may bring back with what it has not announced.
@@ -91,7 +92,7 @@ struct TenantRemovals {
 impl Owed {
     pub(crate) fn new(limits: OwedLimits, nodes: usize) -> Self {
         Self {
-            met: BTreeSet::new(),
+            met: BTreeMap::new(),
             nodes,
             beyond: Version(0),
             unmet: Removals::default(),
@@ -105,45 +106,49 @@ impl Owed {
         }
     }
 
-    /// From now on removals are kept for this node; `newest` is the newest version given so far.
-    pub(crate) fn begin(&mut self, node: NodeId, newest: Version) {
-        let first = !self.met.contains(&node);
-        if first && !self.is_open() {
+    /// From now on removals are kept for this node, which has a segment of this kind, or had one; `newest` is the newest version
+    /// given so far.
+    pub(crate) fn begin(&mut self, node: NodeId, kind: SegmentKind, newest: Version) {
+        let is_open = self.is_open();
+        if !is_open && !self.met.contains_key(&node) {
             self.beyond = newest;
             return;
         }
-        self.met.insert(node);
-        let unknown = self.closed && !self.known.contains(&node);
-        self.known.insert(node);
-        let Entry::Vacant(away) = self.away.entry(node) else {
-            return;
-        };
-        let mut since = Removals::default();
-        if unknown {
-            since.floor = newest;
+        let kinds = self.met.entry(node).or_default();
+        let first = !kinds.contains(&kind);
+        if first {
+            kinds.push(kind);
         }
-        // What is lost with it leaves the catalog, where they may not have come to it yet.
-        for sweep in self.sweeps.values() {
-            since.sweep(sweep, self.limits, &mut Vec::new());
+        let unknown = self.closed && (first || !self.known.contains(&node));
+        self.known.insert(node);
+        let is_new = !self.away.contains_key(&node);
+        let away = self.away.entry(node).or_default();
+        let mut debts = Vec::new();
+        let comes_late = first && !away.first;
+        if (is_new && unknown) || (comes_late && !is_open) {
+            // Of what was removed before nothing is kept.
+            away.since.give_up(newest, &mut debts);
+        }
+        away.first |= first;
+        if is_new {
+            // What is lost with it leaves the catalog, where they may not have come to it yet.
+            for sweep in self.sweeps.values() {
+                away.since.sweep(sweep, self.limits, &mut debts);
+            }
         }
         if self.journaled && !planted(Planted::ForgetOwedRemoval) {
-            // The next master knows the node, and must not believe more of it.
-            let unmet = first.then(|| self.unmet.debts()).into_iter().flatten();
-            let owed = since.debts().into_iter().chain(unmet);
+            // The next master knows the node, and must not believe more of it. What is of all keys takes the place of what is noted before.
+            let unmet = comes_late.then(|| self.unmet.debts()).into_iter().flatten();
+            let owed = unmet.chain(debts);
             self.debts.extend(owed.map(|debt| (node, Some(debt))));
         }
-        let expected = Vec::new();
-        away.insert(Away {
-            first,
-            since,
-            expected,
-        });
     }
 
     /// An earlier master knew this node, with an SSD or without one, and may owe it something.
     pub(crate) fn restore(&mut self, node: NodeId, ssd: bool) {
         (self.journaled, self.closed) = (true, true);
-        self.met.insert(node);
+        self.met
+            .insert(node, vec![SegmentKind::Memory, SegmentKind::Disk]);
         self.known.insert(node);
         self.away.entry(node).or_insert_with(|| Away {
             first: false,
@@ -300,7 +305,7 @@ impl Owed {
             Some(away) => {
                 away.since.covers(hash, entry) || (away.first && self.unmet.covers(hash, entry))
             }
-            None => !self.met.contains(&node) && entry.version <= self.beyond,
+            None => !self.met.contains_key(&node) && entry.version <= self.beyond,
         }
     }
 }

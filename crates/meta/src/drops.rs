@@ -394,7 +394,7 @@ impl Master {
         let next = drops.next().map(|(name, _)| DropMark(*name));
         for name in some {
             let drop = &self.drops.pending[&name];
-            if drop.owed || !covers(&drop.entry) {
+            if drop.owed || !covers(&drop.entry) || drop.waiters.contains(&waiter) {
                 continue;
             }
             self.await_drop(name, waiter);

@@ -33,7 +33,8 @@ enum Job {
     Remove {
         ack: AckId,
         leases: Leases,
-        /// The drops under way that have not been looked at: the removal waits for those that it covers.
+        /// The drops under way that have not been looked at, once all objects were: the removal waits for those that it covers, also
+        /// of what left before the removal came to it.
         drops: Option<DropMark>,
     },
     List {
@@ -120,7 +121,7 @@ impl Master {
             job: Job::Remove {
                 ack,
                 leases,
-                drops: Some(DropMark::FIRST),
+                drops: None,
             },
         };
         self.begin_scan(now, scan, Some(sweep));
@@ -196,20 +197,16 @@ impl Master {
             .open
             .remove(&number)
             .expect("deadlines name open scans");
-        if let Job::Remove { ack, drops, .. } = &mut scan.job
-            && let Some(mark) = drops.take()
+        if let Job::Remove {
+            drops: Some(mark), ..
+        } = scan.job
         {
-            let (tenant, pattern) = (scan.tenant.as_ref(), scan.pattern.as_ref());
-            *drops = self.await_some_drops(mark, *ack, tenant, pattern);
-            if drops.is_some() {
-                self.scans.open.insert(number, scan);
-                return self.due.set(Due::Scan(number), now);
-            }
+            return self.scan_drops(now, number, scan, mark);
         }
         let tenant = scan.tenant.as_ref();
         let tenant = tenant.map(|tenant| self.tenants.find_exact(tenant));
         if let Some(None) = tenant {
-            return self.end_scan(number, scan.job);
+            return self.scan_drops(now, number, scan, DropMark::FIRST);
         }
         let tenant = tenant.flatten();
         let (objects, next) = self.catalog.scan(scan.from, self.config.limits.scan_step);
@@ -247,12 +244,27 @@ impl Master {
                 self.scans.open.insert(number, scan);
                 self.due.set(Due::Scan(number), now);
             }
-            None => self.end_scan(number, scan.job),
+            None => self.scan_drops(now, number, scan, DropMark::FIRST),
         }
         self.unsettled.room();
     }
 
-    /// One step over the drops under way.
+    /// All objects were looked at: one step over the drops under way, where the scan removes.
+    fn scan_drops(&mut self, now: Instant, number: u64, mut scan: Scan, mark: DropMark) {
+        let Job::Remove { ack, drops, .. } = &mut scan.job else {
+            return self.end_scan(number, scan.job);
+        };
+        let (tenant, pattern) = (scan.tenant.as_ref(), scan.pattern.as_ref());
+        *drops = self.await_some_drops(mark, *ack, tenant, pattern);
+        match drops {
+            Some(_) => {
+                self.scans.open.insert(number, scan);
+                self.due.set(Due::Scan(number), now);
+            }
+            None => self.end_scan(number, scan.job),
+        }
+    }
+
     fn await_some_drops(
         &mut self,
         mark: DropMark,

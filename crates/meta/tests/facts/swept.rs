@@ -274,3 +274,34 @@ fn what_is_done_to_a_forgotten_tenant_is_not_done_to_the_next() {
         }
     }
 }
+
+/// The SSD had evicted `a` before the removal came to it, or somebody else had removed it: the removal was answered while its node had
+/// yet to drop the record, and the next master was told of it again.
+#[test]
+fn a_sweep_waits_for_what_leaves_in_the_middle() {
+    type Leaves = fn(&mut World);
+    let leaves: [(&str, Leaves); 2] = [
+        ("evicted", |world| {
+            let quota = Request::SetQuota {
+                tenant: Tenant::DEFAULT,
+                memory_bytes: 16 * BLOCK,
+                disk_bytes: 1,
+            };
+            assert_eq!(world.ask(quota), Reply::Done);
+        }),
+        ("removed", |world| _ = world.send(OTHER, remove("a", true))),
+    ];
+    for (what, leaves) in leaves {
+        let mut world = with_a_record(Vec::new());
+        let sweep = sweep(&mut world);
+        leaves(&mut world);
+        assert!(!world.has("a"), "{what}");
+        world.pass(seconds(1));
+        assert_eq!(world.reply(sweep), None, "{what}");
+        world.obey();
+        assert!(
+            matches!(world.reply(sweep), Some(Reply::Count(_))),
+            "{what}"
+        );
+    }
+}

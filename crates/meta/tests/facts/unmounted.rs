@@ -179,3 +179,51 @@ fn what_is_being_written_is_dropped_once_its_value_ends() {
     pool.world.report(NODE, written);
     assert!(!pool.world.has("a"));
 }
+
+/// What a node says of a record that it writes is believed of no other node, and the time that it had is over once it was said.
+#[test]
+fn what_is_heard_of_a_record_ends_its_time_and_is_of_its_own_node() {
+    let (mut pool, ticket) = writing();
+    let (other, segment) = (NodeId(2), SegmentId(3));
+    (pool.world).mount(other, segment, SegmentKind::Memory, 16 * BLOCK);
+    let written = Report::Offloaded(vec![(ticket, Ok(()))]);
+    pool.world.report(other, written.clone());
+    assert!(!pool.world.has("a"));
+    pool.world.report(NODE, written);
+    pool.world.pass(MasterConfig::DEFAULT.offload.timeout);
+    assert!(pool.world.has("a"));
+    assert_eq!(dropped(&mut pool), []);
+}
+
+/// A write that failed may be found by the next opening of the log, and its value was not removed.
+#[test]
+fn what_failed_to_be_written_is_dropped_and_is_not_dead() {
+    let (mut pool, ticket) = writing();
+    let failed = Report::Offloaded(vec![(ticket, Err(TaskFailure::Device))]);
+    pool.world.report(NODE, failed);
+    assert_eq!(dropped(&mut pool).len(), 1);
+    pool.lose();
+    pool.memory = Inventory::default();
+    pool.comes_back();
+    assert!(pool.world.has("a"));
+}
+
+/// A newer value that is announced has replaced what is being written, also when it is gone before its node is.
+#[test]
+fn an_announced_value_ends_what_is_being_written_of_older_ones() {
+    let record = Report::Announce {
+        segment: SegmentId(4),
+        entries: vec![reported("a", 1 << 41, BLOCK)],
+    };
+    let (mut pool, _) = writing();
+    let other = NodeId(2);
+    (pool.world).mount(other, SegmentId(4), SegmentKind::Disk, 16 * BLOCK);
+    pool.world.report(other, record);
+    assert_eq!(dropped(&mut pool).len(), 1);
+    let entry = reported("a", 1 << 41, BLOCK).entry;
+    pool.world.report(other, Report::Lost(vec![entry]));
+    pool.lose();
+    pool.memory = Inventory::default();
+    pool.comes_back();
+    assert!(!pool.world.has("a"));
+}

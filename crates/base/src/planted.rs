@@ -60,7 +60,7 @@ pub enum Planted {
     LostCountsAsRemoved,
     /// What one node has lost counts as removed at all nodes that are away.
     LostCountsForAll,
-    /// The offloads of a lost node are ended one segment after the other, so that what was to be written counts as dropped.
+    /// The offloads of a lost node are ended one segment after the other, and what was to be written counts as removed.
     LostOffloadsAreDropped,
     /// A copy is published although its object was replaced on the way.
     ReplacedCopyIsPublished,

@@ -253,6 +253,9 @@ pub struct Limits {
     pub group_members: usize,
     /// Most replies that wait for records to be dropped or written.
     pub acks: usize,
+    /// Most outcomes of replicated puts that wait for one node to take its orders; beyond that none is acknowledged there, so
+    /// that a node which takes nothing has no more of the master's memory.
+    pub untaken: usize,
     /// Most scans at once.
     pub scans: usize,
     /// Objects examined in one step of a scan.
@@ -430,6 +433,7 @@ impl Limits {
         batch_keys: slackwater_wire::limits::BATCH_KEYS_MAX,
         group_members: 65_536,
         acks: 1 << 20,
+        untaken: 65_536,
         scans: 16,
         scan_step: 4096,
         list_page: 65_536,

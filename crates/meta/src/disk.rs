@@ -71,7 +71,7 @@ impl Master {
         })
     }
 
-    fn adopt(
+    pub(crate) fn adopt(
         &mut self,
         now: Instant,
         node: NodeId,
@@ -90,6 +90,7 @@ impl Master {
                 let room = SEGMENT_BYTES_MAX.saturating_sub(disk.live + disk.reserved);
                 record <= disk.capacity.min(room)
             });
+        self.hear_of(&(hash, entry.version, index));
         let dead = self.owed.is_dead(node, hash, entry)
             || self.drops.is_pending(hash, entry.version, index);
         let named = Version(1)..=VERSION_MAX;
@@ -118,6 +119,9 @@ impl Master {
         if found.is_none() && self.catalog.len() >= self.config.limits.objects {
             return Adopted::Stale;
         }
+        // An earlier master ended what is older.
+        let older = Version(entry.version.0 - 1);
+        self.end_spared(&entry.tenant, &entry.key, hash, older);
         let id = found.unwrap_or_else(|| {
             self.tenants.at_mut(tenant).objects += 1;
             self.catalog.add(tenant, entry.key.clone(), hash)
@@ -198,7 +202,7 @@ impl Master {
 }
 
 /// How the catalog treats an announced record.
-enum Adopted {
+pub(crate) enum Adopted {
     /// As a new replica.
     New(Fresh),
     /// As the record of what it knows as a prospect.

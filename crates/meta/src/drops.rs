@@ -1,6 +1,7 @@
 //! Records and memory that must never come back, and whose nodes were told so.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
 use slackwater_base::{Instant, Planted, planted};
 use slackwater_wire::{
@@ -10,19 +11,24 @@ use slackwater_wire::{
 use crate::catalog::{Mark, SegmentIndex};
 use crate::master::Master;
 use crate::outbox::Waiter;
+use crate::unheard::Spared;
+
+/// A version of a key, by its hash, and the segment that is to forget it.
+pub(crate) type DropName = (u64, Version, SegmentIndex);
 
 /// Records that nodes were told to drop and have not yet reported as dropped, and extents of memory that outlives this
 /// master and that nodes have not yet forgotten.
 #[derive(Default)]
 pub(crate) struct Drops {
-    pending: BTreeMap<(u64, Version, SegmentIndex), PendingDrop>,
+    pending: BTreeMap<DropName, PendingDrop>,
     /// How many of them nobody waits for because they are owed, by segment.
     owed: BTreeMap<SegmentIndex, usize>,
+    pub(crate) spared: Spared,
 }
 
 /// A place in the order of the drops under way.
 #[derive(Clone, Copy)]
-pub(crate) struct DropMark((u64, Version, SegmentIndex));
+pub(crate) struct DropMark(DropName);
 
 impl DropMark {
     pub(crate) const FIRST: Self = Self((0, Version(0), SegmentIndex(0)));
@@ -52,6 +58,33 @@ impl Drops {
             waiters: Vec::new(),
         });
         pending.copies += 1;
+    }
+
+    /// The drops of these versions of a key.
+    pub(crate) fn of(&self, hash: u64, versions: RangeInclusive<Version>) -> Vec<DropName> {
+        let (first, last) = (SegmentIndex(0), SegmentIndex(u16::MAX));
+        let range = (hash, *versions.start(), first)..=(hash, *versions.end(), last);
+        self.pending.range(range).map(|(name, _)| *name).collect()
+    }
+
+    pub(crate) fn entry(&self, name: &DropName) -> &DiskEntry {
+        &self.pending[name].entry
+    }
+
+    /// A record may have to be dropped: its node is not told yet. False when it was told before.
+    pub(crate) fn begin_unordered(&mut self, name: DropName, entry: &DiskEntry) -> bool {
+        let is_new = !self.pending.contains_key(&name);
+        if is_new {
+            self.expect(name.0, entry.clone(), name.2);
+        }
+        is_new
+    }
+
+    /// Nothing is to be dropped that nobody waits for.
+    pub(crate) fn forget(&mut self, name: &DropName) {
+        if self.pending.remove(name).is_some_and(|drop| drop.owed) {
+            self.forget_owed(name.2);
+        }
     }
 
     fn forget_owed(&mut self, segment: SegmentIndex) {
@@ -106,6 +139,7 @@ impl Master {
             }
         });
         pending.waiters.extend(waiters);
+        self.drop_unheard(name);
         if kept {
             self.keep_drop(name);
         }
@@ -121,15 +155,18 @@ impl Master {
 
     /// Keeps a drop for the node until it has forgotten the copy, instead of having anything wait for that. The version is dead at
     /// the node unless it lives on: when a removal ends it, the node is owed that as all are for which removals are kept.
-    pub(crate) fn keep_drop(&mut self, name: (u64, Version, SegmentIndex)) {
+    pub(crate) fn keep_drop(&mut self, name: DropName) {
         let (hash, version, segment) = name;
-        let node = self.segments.at(segment).node;
-        self.owed.begin(node, self.numbers.newest_version());
+        let (node, kind) = (
+            self.segments.at(segment).node,
+            self.segments.at(segment).kind(),
+        );
+        self.owed.begin(node, kind, self.numbers.newest_version());
         let Some(drop) = self.drops.pending.get(&name) else {
             return;
         };
         let counts = planted(Planted::KeptCountsAsRemoved);
-        if counts || !self.lives_on(hash, &drop.entry) {
+        if counts || self.is_ended(&name, &drop.entry) {
             self.owed.key_of(node, &drop.entry.tenant, hash, version);
         }
         if let Some(drop) = self.drops.pending.get_mut(&name)
@@ -139,8 +176,8 @@ impl Master {
         }
     }
 
-    /// Removals are kept for a node no longer when it has a link, has announced everything, and has forgotten what was
-    /// kept for it.
+    /// Removals are kept for a node no longer when it has a link, has announced everything that it has in this life, and has
+    /// forgotten what was kept for it.
     pub(crate) fn settle_owed(&mut self, node: NodeId) {
         if !self.owed.has(node) {
             return;
@@ -150,7 +187,14 @@ impl Master {
             segment.presence == Presence::Here && !segment.unannounced && !self.drops.owes(*index)
         };
         let segments = self.segments.of_node(node);
-        if !segments.is_empty() && segments.iter().all(paid) {
+        let lives = segments.iter().map(|it| self.segments.at(*it).incarnation);
+        let is_one_life = lives.clone().min() == lives.max();
+        let is_mounted = |kind: &SegmentKind| {
+            let mut segments = segments.iter();
+            segments.any(|it| self.segments.at(*it).kind() == *kind)
+        };
+        let is_whole = self.owed.expected(node).iter().all(is_mounted);
+        if !segments.is_empty() && is_one_life && is_whole && segments.iter().all(paid) {
             self.owed.end(node);
         }
     }
@@ -169,11 +213,7 @@ impl Master {
         if planted(Planted::RemoveBeforeDropped) {
             return;
         }
-        let range =
-            (hash, Version(0), SegmentIndex(0))..=(hash, Version(u64::MAX), SegmentIndex(u16::MAX));
-        let names = self.drops.pending.range(range);
-        let names: Vec<_> = names.map(|(name, _)| *name).collect();
-        for name in names {
+        for name in self.drops.of(hash, Version(0)..=Version(u64::MAX)) {
             let drop = &self.drops.pending[&name];
             let same = drop.entry.key == *key && drop.entry.tenant == *tenant;
             if drop.owed || !same || drop.waiters.contains(&waiter) {
@@ -183,8 +223,10 @@ impl Master {
         }
     }
 
-    fn await_drop(&mut self, name: (u64, Version, SegmentIndex), waiter: Waiter) {
-        if self.is_kept(name.2) {
+    fn await_drop(&mut self, name: DropName, waiter: Waiter) {
+        if self.drops.spared.is_unheard(&name) {
+            // Nothing has ended it, and nothing is under way.
+        } else if self.is_kept(name.2) {
             self.keep_drop(name);
         } else if self.segments.at(name.2).presence == Presence::Hidden {
             self.acks
@@ -208,7 +250,7 @@ impl Master {
     }
 
     /// One copy is forgotten; false when none was to be. What waits for the last is answered.
-    pub(crate) fn drop_ended(&mut self, name: (u64, Version, SegmentIndex)) -> bool {
+    pub(crate) fn drop_ended(&mut self, name: DropName) -> bool {
         let Some(drop) = self.drops.pending.get_mut(&name) else {
             return false;
         };
@@ -216,6 +258,7 @@ impl Master {
         if drop.copies == 0 {
             let (waiters, owed) = (std::mem::take(&mut drop.waiters), drop.owed);
             self.drops.pending.remove(&name);
+            self.unspare(&name);
             for waiter in waiters {
                 self.acks.done(waiter.ack, &mut self.outbox);
             }
@@ -246,7 +289,10 @@ impl Master {
     pub(crate) fn begin_owing(&mut self, segment: SegmentIndex) {
         let segment = self.segments.at(segment);
         if segment.kind() == SegmentKind::Disk || segment.outlives {
-            self.owed.begin(segment.node, self.numbers.newest_version());
+            let kind = segment.kind();
+            self.owed
+                .begin(segment.node, kind, self.numbers.newest_version());
+            self.owed.expect(segment.node, kind);
         }
     }
 
@@ -261,12 +307,14 @@ impl Master {
             .copied()
             .collect();
         for key in lost {
+            let is_ended = self.is_ended(&key, self.drops.entry(&key));
+            self.unspare(&key);
             let drop = self.drops.pending.remove(&key).expect("found above");
             if drop.owed {
                 self.drops.forget_owed(segment);
             }
             let counts = planted(Planted::LostCountsAsRemoved);
-            if counts || !self.lives_on(key.0, &drop.entry) {
+            if counts || is_ended {
                 // Of other nodes it may be the last copy of what is not dead: what is was noted for all of them when it ended.
                 let node = self.segments.at(segment).node;
                 match planted(Planted::LostCountsForAll) {
@@ -280,6 +328,12 @@ impl Master {
                 self.acks.done(waiter.ack, &mut self.outbox);
             }
         }
+    }
+
+    /// Whether what a drop under way is of was removed, replaced or evicted everywhere: a copy that only made room is of none such,
+    /// nor is one whose last sibling was lost.
+    fn is_ended(&self, name: &DropName, entry: &DiskEntry) -> bool {
+        !self.drops.spared.has(name) && !self.lives_on(name.0, entry)
     }
 
     /// Whether there is an object of this very put.
@@ -317,9 +371,9 @@ impl Master {
 
     /// Also keeps the removals under way for a node that mounts: it was not told of them, and may hold copies.
     pub(crate) fn owe_pending_drops(&mut self) {
-        for ((hash, version, _), drop) in &self.drops.pending {
-            if !drop.waiters.is_empty() && !self.lives_on(*hash, &drop.entry) {
-                self.owed.key(&drop.entry.tenant, *hash, *version);
+        for (name, drop) in &self.drops.pending {
+            if !drop.waiters.is_empty() && self.is_ended(name, &drop.entry) {
+                self.owed.key(&drop.entry.tenant, name.0, name.1);
             }
         }
     }
@@ -340,7 +394,7 @@ impl Master {
         let next = drops.next().map(|(name, _)| DropMark(*name));
         for name in some {
             let drop = &self.drops.pending[&name];
-            if drop.owed || !covers(&drop.entry) {
+            if drop.owed || !covers(&drop.entry) || drop.waiters.contains(&waiter) {
                 continue;
             }
             self.await_drop(name, waiter);

@@ -219,6 +219,9 @@ impl Master {
         } else if found.is_none() && self.catalog.len() >= self.config.limits.objects {
             return None;
         }
+        // An earlier master ended what is older.
+        let older = Version(entry.version.0 - 1);
+        self.end_spared(&entry.tenant, &entry.key, hash, older);
         let id = found.unwrap_or_else(|| {
             self.tenants.at_mut(tenant).objects += 1;
             self.catalog.add(tenant, entry.key.clone(), hash)

@@ -212,7 +212,7 @@ impl Master {
         for (node, ssd) in nodes {
             self.notes.nodes.insert(node, ssd);
             self.notes.awaited.insert(node);
-            self.owed.restore(node);
+            self.owed.restore(node, ssd);
             let until = now + self.config.absence.given_up_after;
             self.due.set(Due::Absence(node), until);
         }

@@ -54,6 +54,7 @@ mod settle;
 mod slab;
 mod suspect;
 mod tenant;
+mod unheard;
 mod untaken;
 
 pub use ahead::single_key;

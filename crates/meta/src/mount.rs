@@ -38,7 +38,8 @@ impl Master {
         let mut policy = self.config.eviction.policy.build(mount.bytes);
         policy.set_block_tokens(self.config.eviction.block_tokens);
         if mount.kind == SegmentKind::Disk || mount.generations.is_some() {
-            self.owed.begin(mount.node, self.numbers.newest_version());
+            let newest = self.numbers.newest_version();
+            self.owed.begin(mount.node, mount.kind, newest);
             self.owe_pending_drops();
         }
         // Of a node beyond the limit nothing is known: noted, it would be believed by the next master.
@@ -53,6 +54,8 @@ impl Master {
         self.drain_again(mount.segment, mount.incarnation);
         self.capacity_changed();
         self.unsettled.room();
+        // It announces nothing where it is memory that goes with this master.
+        self.settle_owed(mount.node);
         Reply::Done
     }
 
@@ -125,7 +128,7 @@ impl Master {
         segments
             .into_iter()
             .for_each(|index| self.hide_drops(index));
-        self.lose_untaken(node, ErrorCode::UnavailableInCurrentStatus);
+        self.lose_untaken(node, None, ErrorCode::UnavailableInCurrentStatus);
         self.due
             .set(Due::Absence(node), now + self.config.absence.given_up_after);
     }
@@ -190,12 +193,15 @@ impl Master {
             }
             self.discard(now, id, Reason::Removed);
             self.lost_in_drain(index, object);
+            let is_last = !self.catalog.object(object).has_replicas() && self.drops.len() > 0;
+            let last = is_last.then(|| (self.catalog.object(object).hash, self.entry(object)));
             self.erase_if_empty(now, object);
+            if let Some((hash, entry)) = last {
+                self.spare_drops(hash, &entry);
+            }
         }
         self.lose_drops(index);
-        if self.segments.at(index).kind() == SegmentKind::Memory {
-            self.lose_untaken(node, ErrorCode::ReplicaIsGone);
-        }
+        self.lose_untaken(node, Some(index), ErrorCode::ReplicaIsGone);
         self.segments.take(index);
         if !self.has_node(node) {
             self.feed.forget(node);

@@ -1,11 +1,10 @@
 //! Removals that nodes could not be told of: what they announce later must not bring back what was removed.
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use regex::bytes::Regex;
 use slackwater_base::{Map, Planted, planted};
-use slackwater_wire::{DiskEntry, NodeId, Tenant, Version};
+use slackwater_wire::{DiskEntry, NodeId, SegmentKind, Tenant, Version};
 
 use crate::journal::{Dead, Debt};
 
@@ -14,8 +13,9 @@ use crate::journal::{Dead, Debt};
 /// Removals are kept by key up to a limit. Beyond it, all older records of the tenant with the most of them are given
 /// up: a cache may lose values, but must not bring back removed ones.
 pub(crate) struct Owed {
-    /// Nodes that have mounted an SSD since the master began.
-    met: BTreeSet<NodeId>,
+    /// Nodes that have mounted what may hold old values since the master began, and the kinds of those segments: what is on one that
+    /// comes later may be as old.
+    met: BTreeMap<NodeId, Vec<SegmentKind>>,
     /// Most nodes that may be met.
     nodes: usize,
     /// No record up to this version is accepted from nodes beyond them.
@@ -45,6 +45,15 @@ pub(crate) struct Sweep {
     pub(crate) up_to: Version,
 }
 
+impl Sweep {
+    pub(crate) fn covers(&self, entry: &DiskEntry) -> bool {
+        let (tenant, pattern) = (self.tenant.as_ref(), self.pattern.as_ref());
+        entry.version <= self.up_to
+            && tenant.is_none_or(|tenant| *tenant == entry.tenant)
+            && pattern.is_none_or(|pattern| pattern.is_match(entry.key.as_bytes()))
+    }
+}
+
 /// Limits of each list of removals.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OwedLimits {
@@ -52,10 +61,13 @@ pub(crate) struct OwedLimits {
     pub(crate) tenants: usize,
 }
 
+#[derive(Default)]
 struct Away {
-    /// The node was met for the first time: [`Owed::unmet`] holds for it too.
+    /// A segment of the node was met for the first time: [`Owed::unmet`] holds for it too.
     first: bool,
     since: Removals,
+    /// Tiers that it may bring back with what it has not announced.
+    expected: Vec<SegmentKind>,
 }
 
 /// Versions that are dead.
@@ -80,7 +92,7 @@ struct TenantRemovals {
 impl Owed {
     pub(crate) fn new(limits: OwedLimits, nodes: usize) -> Self {
         Self {
-            met: BTreeSet::new(),
+            met: BTreeMap::new(),
             nodes,
             beyond: Version(0),
             unmet: Removals::default(),
@@ -94,49 +106,72 @@ impl Owed {
         }
     }
 
-    /// From now on removals are kept for this node; `newest` is the newest version given so far.
-    pub(crate) fn begin(&mut self, node: NodeId, newest: Version) {
-        let first = !self.met.contains(&node);
-        if first && !self.is_open() {
+    /// From now on removals are kept for this node, which has a segment of this kind, or had one; `newest` is the newest version
+    /// given so far.
+    pub(crate) fn begin(&mut self, node: NodeId, kind: SegmentKind, newest: Version) {
+        let is_open = self.is_open();
+        if !is_open && !self.met.contains_key(&node) {
             self.beyond = newest;
             return;
         }
-        self.met.insert(node);
-        let unknown = self.closed && !self.known.contains(&node);
-        self.known.insert(node);
-        let Entry::Vacant(away) = self.away.entry(node) else {
-            return;
-        };
-        let mut since = Removals::default();
-        if unknown {
-            since.floor = newest;
+        let kinds = self.met.entry(node).or_default();
+        let first = !kinds.contains(&kind);
+        if first {
+            kinds.push(kind);
         }
-        // What is lost with it leaves the catalog, where they may not have come to it yet.
-        for sweep in self.sweeps.values() {
-            since.sweep(sweep, self.limits, &mut Vec::new());
+        let unknown = self.closed && (first || !self.known.contains(&node));
+        self.known.insert(node);
+        let is_new = !self.away.contains_key(&node);
+        let away = self.away.entry(node).or_default();
+        let mut debts = Vec::new();
+        let comes_late = first && !away.first;
+        if (is_new && unknown) || (comes_late && !is_open) {
+            // Of what was removed before nothing is kept.
+            away.since.give_up(newest, &mut debts);
+        }
+        away.first |= first;
+        if is_new {
+            // What is lost with it leaves the catalog, where they may not have come to it yet.
+            for sweep in self.sweeps.values() {
+                away.since.sweep(sweep, self.limits, &mut debts);
+            }
         }
         if self.journaled && !planted(Planted::ForgetOwedRemoval) {
-            // The next master knows the node, and must not believe more of it.
-            let unmet = first.then(|| self.unmet.debts()).into_iter().flatten();
-            let owed = since.debts().into_iter().chain(unmet);
+            // The next master knows the node, and must not believe more of it. What is of all keys takes the place of what is noted before.
+            let unmet = comes_late.then(|| self.unmet.debts()).into_iter().flatten();
+            let owed = unmet.chain(debts);
             self.debts.extend(owed.map(|debt| (node, Some(debt))));
         }
-        away.insert(Away { first, since });
     }
 
-    /// An earlier master knew this node, and may owe it something.
-    pub(crate) fn restore(&mut self, node: NodeId) {
+    /// An earlier master knew this node, with an SSD or without one, and may owe it something.
+    pub(crate) fn restore(&mut self, node: NodeId, ssd: bool) {
         (self.journaled, self.closed) = (true, true);
-        self.begin_known(node);
-    }
-
-    fn begin_known(&mut self, node: NodeId) {
-        self.met.insert(node);
+        self.met
+            .insert(node, vec![SegmentKind::Memory, SegmentKind::Disk]);
         self.known.insert(node);
         self.away.entry(node).or_insert_with(|| Away {
             first: false,
             since: Removals::default(),
+            expected: vec![SegmentKind::Memory],
         });
+        if ssd {
+            self.expect(node, SegmentKind::Disk);
+        }
+    }
+
+    /// What is kept for this node is paid only with a segment of this kind.
+    pub(crate) fn expect(&mut self, node: NodeId, kind: SegmentKind) {
+        if let Some(away) = self.away.get_mut(&node)
+            && !away.expected.contains(&kind)
+        {
+            away.expected.push(kind);
+        }
+    }
+
+    /// The kinds of segments with which the node may bring back what is dead.
+    pub(crate) fn expected(&self, node: NodeId) -> &[SegmentKind] {
+        self.away.get(&node).map_or(&[], |away| &away.expected)
     }
 
     /// An earlier master owed this.
@@ -254,6 +289,11 @@ impl Owed {
         self.sweeps.insert(scan, sweep);
     }
 
+    /// Whether a removal that is under way is to end this.
+    pub(crate) fn is_swept(&self, entry: &DiskEntry) -> bool {
+        self.sweeps.values().any(|sweep| sweep.covers(entry))
+    }
+
     /// The removal has come to its end.
     pub(crate) fn end_sweep(&mut self, scan: u64) {
         self.sweeps.remove(&scan);
@@ -265,7 +305,7 @@ impl Owed {
             Some(away) => {
                 away.since.covers(hash, entry) || (away.first && self.unmet.covers(hash, entry))
             }
-            None => !self.met.contains(&node) && entry.version <= self.beyond,
+            None => !self.met.contains_key(&node) && entry.version <= self.beyond,
         }
     }
 }

@@ -53,8 +53,10 @@ impl Master {
                 Some(object) => self.remove_one(now, object, Leases::of(remove.force), waiter),
                 None => {
                     let tenant = self.tenants.effective(&remove.tenant).clone();
+                    let newest = self.numbers.newest_version();
+                    self.end_spared(&tenant, key, hash, newest);
                     self.await_drops(&tenant, key, hash, waiter);
-                    self.owed.key(&tenant, hash, self.numbers.newest_version());
+                    self.owed.key(&tenant, hash, newest);
                     Err(ErrorCode::ObjectNotFound)
                 }
             };
@@ -131,6 +133,7 @@ impl Master {
         let object = self.catalog.object(id);
         let (key, hash) = (object.key.clone(), object.hash);
         let tenant = self.tenants.at(object.tenant).tenant.clone();
+        self.end_spared(&tenant, &key, hash, up_to);
         if let Some(waiter) = waiter {
             self.await_drops(&tenant, &key, hash, waiter);
         }

@@ -23,7 +23,8 @@ pub(crate) struct Scans {
 
 struct Scan {
     from: u32,
-    tenant: Option<TenantIndex>,
+    /// Whose keys; of all tenants without one. By name: a tenant is forgotten with its last object, and its number is another's.
+    tenant: Option<Tenant>,
     pattern: Option<Regex>,
     job: Job,
 }
@@ -32,7 +33,8 @@ enum Job {
     Remove {
         ack: AckId,
         leases: Leases,
-        /// The drops under way that have not been looked at: the removal waits for those that it covers.
+        /// The drops under way that have not been looked at, once all objects were: the removal waits for those that it covers, also
+        /// of what left before the removal came to it.
         drops: Option<DropMark>,
     },
     List {
@@ -44,10 +46,10 @@ enum Job {
 }
 
 impl Scan {
-    fn wants(&self, object: &Object) -> bool {
+    fn wants(&self, tenant: Option<TenantIndex>, object: &Object) -> bool {
         let matches = |pattern: &Regex| pattern.is_match(object.key.as_bytes());
         object.has_replicas()
-            && self.tenant.is_none_or(|tenant| tenant == object.tenant)
+            && tenant.is_none_or(|tenant| tenant == object.tenant)
             && self.pattern.as_ref().is_none_or(matches)
     }
 }
@@ -108,26 +110,18 @@ impl Master {
             up_to: self.numbers.newest_version(),
         };
         self.owed.matching(&sweep);
-        let of = match tenant.map(|tenant| self.tenants.find(tenant)) {
-            Some(None) => {
-                return self
-                    .outbox
-                    .reply(caller.client, caller.operation, Reply::Count(0));
-            }
-            Some(Some(tenant)) => Some(tenant),
-            None => None,
-        };
+        self.end_swept(&sweep);
         let ack = self
             .acks
             .open(caller.client, caller.operation, Answer::Count(0));
         let scan = Scan {
             from: 0,
-            tenant: of,
+            tenant: sweep.tenant.clone(),
             pattern,
             job: Job::Remove {
                 ack,
                 leases,
-                drops: Some(DropMark::FIRST),
+                drops: None,
             },
         };
         self.begin_scan(now, scan, Some(sweep));
@@ -152,13 +146,6 @@ impl Master {
                     .reply(caller.client, caller.operation, Reply::Failed(code));
             }
         };
-        let Some(tenant) = self.tenants.find(&list.tenant) else {
-            return self.outbox.reply(
-                caller.client,
-                caller.operation,
-                Reply::List(Listed::default()),
-            );
-        };
         let limit = self.config.limits.list_page.min(list.limit as usize);
         let job = Job::List {
             caller: caller.clone(),
@@ -168,7 +155,7 @@ impl Master {
         };
         let scan = Scan {
             from: 0,
-            tenant: Some(tenant),
+            tenant: Some(self.tenants.effective(&list.tenant).clone()),
             pattern,
             job,
         };
@@ -210,18 +197,21 @@ impl Master {
             .open
             .remove(&number)
             .expect("deadlines name open scans");
-        if let Job::Remove { ack, drops, .. } = &mut scan.job
-            && let Some(mark) = drops.take()
+        if let Job::Remove {
+            drops: Some(mark), ..
+        } = scan.job
         {
-            *drops = self.await_some_drops(mark, *ack, scan.tenant, scan.pattern.as_ref());
-            if drops.is_some() {
-                self.scans.open.insert(number, scan);
-                return self.due.set(Due::Scan(number), now);
-            }
+            return self.scan_drops(now, number, scan, mark);
         }
+        let tenant = scan.tenant.as_ref();
+        let tenant = tenant.map(|tenant| self.tenants.find_exact(tenant));
+        if let Some(None) = tenant {
+            return self.scan_drops(now, number, scan, DropMark::FIRST);
+        }
+        let tenant = tenant.flatten();
         let (objects, next) = self.catalog.scan(scan.from, self.config.limits.scan_step);
         let found: Vec<ObjectId> = objects
-            .filter(|(_, object)| scan.wants(object))
+            .filter(|(_, object)| scan.wants(tenant, object))
             .map(|(id, _)| id)
             .collect();
         match &mut scan.job {
@@ -254,23 +244,37 @@ impl Master {
                 self.scans.open.insert(number, scan);
                 self.due.set(Due::Scan(number), now);
             }
-            None => self.end_scan(number, scan.job),
+            None => self.scan_drops(now, number, scan, DropMark::FIRST),
         }
         self.unsettled.room();
     }
 
-    /// One step over the drops under way.
+    /// All objects were looked at: one step over the drops under way, where the scan removes.
+    fn scan_drops(&mut self, now: Instant, number: u64, mut scan: Scan, mark: DropMark) {
+        let Job::Remove { ack, drops, .. } = &mut scan.job else {
+            return self.end_scan(number, scan.job);
+        };
+        let (tenant, pattern) = (scan.tenant.as_ref(), scan.pattern.as_ref());
+        *drops = self.await_some_drops(mark, *ack, tenant, pattern);
+        match drops {
+            Some(_) => {
+                self.scans.open.insert(number, scan);
+                self.due.set(Due::Scan(number), now);
+            }
+            None => self.end_scan(number, scan.job),
+        }
+    }
+
     fn await_some_drops(
         &mut self,
         mark: DropMark,
         ack: AckId,
-        tenant: Option<TenantIndex>,
+        tenant: Option<&Tenant>,
         pattern: Option<&Regex>,
     ) -> Option<DropMark> {
-        let tenant = tenant.map(|tenant| self.tenants.at(tenant).tenant.clone());
         let count = self.config.limits.scan_step;
         self.await_drops_from(mark, count, Waiter { ack, at: 0 }, |entry| {
-            tenant.as_ref().is_none_or(|tenant| *tenant == entry.tenant)
+            tenant.is_none_or(|tenant| *tenant == entry.tenant)
                 && pattern.is_none_or(|pattern| pattern.is_match(entry.key.as_bytes()))
         })
     }

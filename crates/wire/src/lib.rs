@@ -15,6 +15,7 @@ mod job;
 mod key;
 mod key_list;
 pub mod kv_events;
+mod marks;
 mod metrics;
 mod name;
 mod numbered;
@@ -39,6 +40,7 @@ pub use id::{
 pub use job::{CopyTask, JobSpec, JobState, JobStatus, JobWork, TooManyPlaces};
 pub use key::{Key, KeyError, Tenant, TenantError};
 pub use key_list::KeyList;
+pub use marks::Marks;
 pub use metrics::MetricsFormat;
 pub use name::{NodeName, NodeNameError};
 pub use numbered::{Numbered, NumberedReceiver, NumberedSender, OutOfStep};

@@ -11,7 +11,7 @@ use slackwater_base::{Planted, planted};
 use thiserror::Error;
 
 /// Messages under way at most: half of what the queue of a link holds, should each leave alone.
-const WINDOW: usize = 512;
+pub(crate) const WINDOW: usize = 512;
 /// Nothing more is sent while messages of so many bytes are under way. One message may go beyond.
 const WINDOW_BYTES: usize = 8 << 20;
 /// Items sent at once at most, if they are of more than one message.

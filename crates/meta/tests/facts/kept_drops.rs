@@ -8,16 +8,16 @@ use crate::inventory::{Inventory, all_announced, announced, holds, mount_tiers};
 use crate::world::*;
 
 /// A node with both tiers that outlives its master, which keeps notes.
-struct Pool {
-    world: World,
+pub(crate) struct Pool {
+    pub(crate) world: World,
     journal: Journaled,
     /// What the memory of the node holds, and its SSD: while the node is away no order reaches it.
-    memory: Inventory,
-    records: Vec<ReportedEntry>,
+    pub(crate) memory: Inventory,
+    pub(crate) records: Vec<ReportedEntry>,
 }
 
 impl Pool {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let world = begun(Journaled::default());
         let mut pool = Self {
             world,
@@ -31,25 +31,25 @@ impl Pool {
         pool
     }
 
-    fn put(&mut self) -> Version {
+    pub(crate) fn put(&mut self) -> Version {
         let version = self.world.put("a", BLOCK);
         self.memory.learn(&mut self.world);
         version
     }
 
-    fn put_on_both(&mut self) {
+    pub(crate) fn put_on_both(&mut self) {
         let version = self.put();
         offload_all(&mut self.world);
         self.records.push(reported("a", version.0, BLOCK));
     }
 
-    fn hide(&mut self) {
+    pub(crate) fn hide(&mut self) {
         self.world.input(Input::NodeAway(NODE));
         self.world.pass(MasterConfig::DEFAULT.absence.hidden_after);
     }
 
     /// The memory copies make room, and the node hears nothing of it.
-    fn make_room(&mut self) {
+    pub(crate) fn make_room(&mut self) {
         let work = JobWork::Drain {
             places: vec![NODE.to_string()],
             targets: Vec::new(),
@@ -67,7 +67,7 @@ impl Pool {
     }
 
     /// What the master knows is gone, and the next one has its notes.
-    fn restart(&mut self) {
+    pub(crate) fn restart(&mut self) {
         let notes = self.world.master.take_notes();
         notes.iter().for_each(|note| self.journal.apply(note));
         let now = self.world.now;
@@ -76,12 +76,12 @@ impl Pool {
         self.world.master.start_above(Version(1 << 40));
     }
 
-    fn lose(&mut self) {
+    pub(crate) fn lose(&mut self) {
         self.world.input(Input::NodeLost(NODE));
     }
 
     /// The node is back, and says what it has.
-    fn comes_back(&mut self) {
+    pub(crate) fn comes_back(&mut self) {
         mount_tiers(&mut self.world, &[MEMORY, DISK], Incarnation(1));
         holds(&mut self.world, self.memory.entries());
         announced(&mut self.world);
@@ -89,16 +89,16 @@ impl Pool {
     }
 
     /// The process of the node ended, and the next one has its SSD.
-    fn begins_anew(&mut self, segments: &[SegmentId]) {
+    pub(crate) fn begins_anew(&mut self, segments: &[SegmentId]) {
         mount_tiers(&mut self.world, segments, Incarnation(2));
         announced(&mut self.world);
         all_announced(&mut self.world, self.records.clone());
     }
 }
 
-type End = (&'static str, fn(&mut Pool));
+pub(crate) type End = (&'static str, fn(&mut Pool));
 /// What ends between the node and its master.
-const ENDS: [End; 2] = [("given up", Pool::lose), ("restarted", Pool::restart)];
+pub(crate) const ENDS: [End; 2] = [("given up", Pool::lose), ("restarted", Pool::restart)];
 
 fn begun(journal: Journaled) -> World {
     let mut world = World::new(MasterConfig {
@@ -216,6 +216,43 @@ fn what_a_lost_node_was_to_write_is_not_dead() {
     check("it restarted, SSD first", |pool| {
         pool.begins_anew(&[DISK, MEMORY]);
     });
+}
+
+/// What a node announces that was forgotten is dead of that node alone: another one, which is known and is not back yet, may have
+/// the last copy of the same value.
+#[test]
+fn what_is_kept_for_one_node_to_forget_is_no_word_to_another() {
+    const OTHER: NodeId = NodeId(77);
+    const OTHERS: SegmentId = SegmentId(70);
+    let mut world = begun(Journaled {
+        forgot: true,
+        nodes: [(OTHER, true)].into(),
+        ..Journaled::default()
+    });
+    world.master.start_above(Version(1 << 40));
+    let record = reported("a", 5, BLOCK);
+    mount_tiers(&mut world, &[MEMORY, DISK], Incarnation(1));
+    announced(&mut world);
+    all_announced(&mut world, vec![record.clone()]);
+    let stale = world.master.metrics().records_stale;
+    assert_eq!(stale, 1, "nothing is believed of a node that was forgotten");
+    world.mount(OTHER, OTHERS, SegmentKind::Disk, 16 * BLOCK);
+    let (segment, entries) = (OTHERS, vec![record]);
+    world.report(OTHER, Report::Announce { segment, entries });
+    assert!(world.has("a"));
+}
+
+/// A node was lost that had yet to do what a removal waited for, and the master restarted before it was back.
+#[test]
+fn what_a_lost_node_was_to_forget_is_owed_by_the_next_master() {
+    let mut pool = Pool::new();
+    pool.put_on_both();
+    let call = pool.world.send(ME, remove("a", true));
+    assert_eq!(pool.world.reply(call), None, "the node is to forget it");
+    pool.lose();
+    pool.restart();
+    pool.comes_back();
+    assert!(!pool.world.has("a"));
 }
 
 /// The last copies of a value were cleared from the segments of a node by name: the answer did not wait until the node had

@@ -211,3 +211,49 @@ fn guards_are_limited() {
     let again = world.get_with("a", Hold::Guard);
     assert!(matches!(again, Lookup::Found(_)), "{again:?}");
 }
+
+/// One order of a step listed more than a message may: its node took it for damage, and left the link.
+#[test]
+fn a_node_is_ordered_no_more_at_once_than_a_message_carries() {
+    const KEYS: usize = slackwater_wire::limits::BATCH_KEYS_MAX;
+    const BYTES: u64 = 4096;
+    let mut world = World::memory(plain(), 2 * KEYS as u64 * BYTES);
+    world.mount(NODE, DISK, SegmentKind::Memory, 2 * KEYS as u64 * BYTES);
+    (world.obedient, world.checks) = (false, false);
+    let name = |number: usize| key(&format!("key{number}"));
+    let entries = (0..KEYS).map(|number| PutEntry {
+        key: name(number),
+        bytes: BYTES,
+    });
+    let started = world.ask(Request::PutStart(PutStart {
+        tenant: Tenant::DEFAULT,
+        entries: entries.collect(),
+        chain: Chain::default(),
+        config: PutConfig {
+            replicas: 2,
+            ..PutConfig::default()
+        },
+    }));
+    let Reply::PutStart(started) = started else {
+        panic!("{started:?}");
+    };
+    let mut extents = std::collections::BTreeSet::new();
+    let puts = started.iter().enumerate().map(|(number, it)| match it {
+        PutStarted::Granted { version, .. } => (name(number), *version),
+        other => panic!("{other:?}"),
+    });
+    let revoke = Request::PutRevoke {
+        tenant: Tenant::DEFAULT,
+        puts: puts.collect(),
+    };
+    assert_eq!(world.ask(revoke), Reply::Each(vec![Ok(()); KEYS]));
+    let fences = world.taken(|order| match order {
+        Order::Fence(extents) => Some(extents.clone()),
+        _ => None,
+    });
+    for fenced in &fences {
+        assert!(fenced.len() <= KEYS, "{} extents", fenced.len());
+        extents.extend(fenced.iter().map(|it| (it.segment, it.offset)));
+    }
+    assert_eq!((fences.len(), extents.len()), (2, 2 * KEYS));
+}

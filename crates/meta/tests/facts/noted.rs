@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use slackwater_meta::{Input, MasterConfig};
+use slackwater_meta::{Input, Limits, MasterConfig};
 use slackwater_wire::*;
 
 use super::put::granted;
@@ -245,4 +245,110 @@ fn the_next_master_acknowledges_nothing_that_went_with_a_node() {
     let reply = next.ask(end_on(2, version));
     assert_eq!(Some(reply), failed(ErrorCode::ReplicaIsGone));
     assert_eq!(next.found("k").version, version, "it stays readable");
+}
+
+/// Every answer that waited for a node failed when any memory of it was unmounted.
+#[test]
+fn what_waits_for_a_segment_fails_with_that_segment_alone() {
+    for unmounted in [10, 11] {
+        let (mut world, mut nodes) = (first(), Nodes::default());
+        let second = Mount {
+            segment: SegmentId(11),
+            name: "second".to_owned(),
+            node: NodeId(1),
+            incarnation: Incarnation(1),
+            kind: SegmentKind::Memory,
+            bytes: 16 * BLOCK,
+            host: "host-1".to_owned(),
+            generations: Some(0),
+            watermarks: None,
+        };
+        assert_eq!(world.ask(Request::Mount(second)), Reply::Done);
+        let segment = SegmentId(11);
+        let highest = Version(0);
+        world.report(NodeId(1), Report::Announced { segment, highest });
+        let calls = [(10, "segment-1"), (11, "second")].map(|(segment, name)| {
+            let config = PutConfig {
+                replicas: 2,
+                durability: Durability::Replicated,
+                preferred: vec![name.to_owned(), "segment-2".to_owned()],
+                ..wait(seconds(0))
+            };
+            let (version, extents) = granted(world.start(name, BLOCK, config));
+            assert_eq!(extents[0].segment, SegmentId(segment));
+            (segment, world.send(ME, end(name, version)))
+        });
+        let segment = SegmentId(unmounted);
+        assert_eq!(world.ask(Request::Unmount { segment }), Reply::Done);
+        (1..=2).for_each(|node| nodes.take(&mut world, node));
+        for (segment, call) in calls {
+            let expected = match segment == unmounted {
+                true => failed(ErrorCode::ReplicaIsGone),
+                false => done(),
+            };
+            assert_eq!(world.reply(call), expected, "{segment} of {unmounted}");
+        }
+        assert_eq!(world.master.books().unanswered, 0);
+    }
+}
+
+/// A node that had a link and never said what it had taken was waited for by any number of answers.
+#[test]
+fn a_node_that_takes_nothing_is_waited_for_by_a_limited_number() {
+    let config = plain();
+    let mut world = World::new(MasterConfig {
+        granule: BLOCK,
+        limits: Limits {
+            untaken: 3,
+            ..config.limits
+        },
+        ..config
+    });
+    for node in 1..=2 {
+        mount(&mut world, node, 0);
+        announced(&mut world, node);
+    }
+    world.obedient = false;
+    let mut nodes = Nodes::default();
+    let mut put = |world: &mut World, name: &str| {
+        let config = PutConfig {
+            replicas: 2,
+            durability: Durability::Replicated,
+            ..wait(seconds(0))
+        };
+        let (version, _) = granted(world.start(name, BLOCK, config));
+        let call = world.send(ME, end(name, version));
+        nodes.take(world, 1);
+        call
+    };
+    let calls = ["a", "b", "c"].map(|name| put(&mut world, name));
+    let full = failed(ErrorCode::TaskPendingLimitExceeded);
+    for name in ["d", "e"] {
+        let call = put(&mut world, name);
+        assert_eq!(world.reply(call), full, "{name}");
+        assert!(world.has(name), "it can be read as any other");
+    }
+    assert_eq!(calls.map(|call| world.reply(call)), [None, None, None]);
+    Nodes::default().take(&mut world, 2);
+    assert_eq!(
+        calls.map(|call| world.reply(call)),
+        [done(), done(), done()]
+    );
+    let call = put(&mut world, "f");
+    Nodes::default().take(&mut world, 2);
+    assert_eq!(world.reply(call), done(), "there is room for others");
+}
+
+/// A node of an earlier release knows two kinds of durability, and leaves a link on which it is told of a third.
+#[test]
+fn nodes_are_told_what_those_of_earlier_releases_know() {
+    let mut world = first();
+    ended(&mut world);
+    let told = world.taken(|order| match order {
+        Order::Published(entries) => Some(entries.clone()),
+        _ => None,
+    });
+    let told = told.concat();
+    let told: Vec<Durability> = told.iter().map(|it| it.durability).collect();
+    assert_eq!(told, [Durability::Memory; 2]);
 }

@@ -160,3 +160,148 @@ fn a_sweep_holds_for_a_node_for_which_removals_come_to_be_kept_in_the_middle() {
     all_announced(&mut world, vec![reported("a", OLD, BLOCK)]);
     assert!(!world.has("a"));
 }
+
+/// A master with a node that has these records.
+fn with_records(records: Vec<ReportedEntry>) -> World {
+    let mut world = begun(Journaled::default());
+    mount_tiers(&mut world, &[MEMORY, DISK], Incarnation(1));
+    announced(&mut world);
+    all_announced(&mut world, records);
+    world.master.start_above(Version(OLD));
+    world
+}
+
+fn of(tenant: &str, name: &str, version: u64) -> ReportedEntry {
+    let mut record = reported(name, version, BLOCK);
+    record.entry.tenant = Tenant::new(tenant).expect("a tenant name");
+    record
+}
+
+fn remove_of(tenant: &str, name: &str) -> Request {
+    Request::Remove(Remove {
+        tenant: Tenant::new(tenant).expect("a tenant name"),
+        keys: vec![key(name)],
+        force: true,
+    })
+}
+
+/// Of a tenant with nothing left.
+fn removals_of(tenant: &str) -> [Request; 2] {
+    let tenant = Tenant::new(tenant).expect("a tenant name");
+    [
+        Request::RemoveAll(RemoveAll {
+            tenant: Some(tenant.clone()),
+            force: true,
+        }),
+        Request::RemoveMatching(RemoveMatching {
+            tenant,
+            pattern: "a".to_owned(),
+            force: true,
+        }),
+    ]
+}
+
+const A_MOMENT: std::time::Duration = std::time::Duration::from_millis(10);
+
+/// A tenant is forgotten with its last object, and a removal of all that it has was answered while a node had yet to drop that one:
+/// the next master was told of it again.
+#[test]
+fn a_removal_waits_for_what_a_forgotten_tenant_had() {
+    for removal in removals_of("t") {
+        let mut world = with_records(vec![of("t", "a", 5)]);
+        let first = world.send(ME, remove_of("t", "a"));
+        assert_eq!(world.reply(first), None);
+        let call = world.send(OTHER, removal.clone());
+        world.pass(A_MOMENT);
+        assert_eq!(world.reply(call), None, "{removal:?}");
+        world.obey();
+        world.pass(A_MOMENT);
+        assert_eq!(world.reply(call), Some(Reply::Count(0)), "{removal:?}");
+    }
+}
+
+/// A tenant was forgotten in the middle of a removal that had looked at some of the drops under way: the master ended.
+#[test]
+fn a_tenant_may_be_forgotten_in_the_middle_of_its_removal() {
+    for removal in removals_of("t") {
+        let mut world = with_records(vec![of("t", "a", 5), of("x", "b", 6), of("x", "c", 7)]);
+        for name in ["b", "c"] {
+            world.send(OTHER, remove_of("x", name));
+        }
+        let call = world.send(ME, removal.clone());
+        assert_eq!(world.reply(call), None, "{removal:?}");
+        world.send(OTHER, remove_of("t", "a"));
+        world.pass(A_MOMENT);
+        world.obey();
+        world.pass(A_MOMENT);
+        assert!(world.reply(call).is_some(), "{removal:?}");
+    }
+}
+
+/// A tenant was forgotten in the middle of a removal or a list of what it had, and another one took its number: that one's objects
+/// were removed, and listed.
+#[test]
+fn what_is_done_to_a_forgotten_tenant_is_not_done_to_the_next() {
+    let list = Request::List(List {
+        tenant: Tenant::new("t").expect("a tenant name"),
+        pattern: None,
+        after: None,
+        limit: 100,
+    });
+    for request in removals_of("t").into_iter().chain([list]) {
+        let mut world = with_records(vec![of("t", "a", 5), of("x", "b", 6), of("x", "c", 7)]);
+        let call = world.send(ME, request.clone());
+        assert_eq!(world.reply(call), None, "{request:?}");
+        world.send(OTHER, remove_of("t", "a"));
+        // The first one may take the place that has been looked at.
+        let (segment, entries) = (DISK, vec![of("u", "ab", 9), of("u", "ac", 8)]);
+        world.report(NODE, Report::Announce { segment, entries });
+        world.pass(A_MOMENT);
+        world.obey();
+        world.pass(A_MOMENT);
+        match world.reply(call) {
+            Some(Reply::List(listed)) => assert!(listed.keys.iter().all(|it| *it == key("a"))),
+            reply => assert!(matches!(reply, Some(Reply::Count(0..=1))), "{reply:?}"),
+        }
+        for name in ["ab", "ac"] {
+            let tenant = Tenant::new("u").expect("a tenant name");
+            let key = key(name);
+            let reply = world.ask(Request::Describe { tenant, key });
+            assert!(
+                matches!(reply, Reply::Describe(_)),
+                "{request:?}: {reply:?}"
+            );
+        }
+    }
+}
+
+/// The SSD had evicted `a` before the removal came to it, or somebody else had removed it: the removal was answered while its node had
+/// yet to drop the record, and the next master was told of it again.
+#[test]
+fn a_sweep_waits_for_what_leaves_in_the_middle() {
+    type Leaves = fn(&mut World);
+    let leaves: [(&str, Leaves); 2] = [
+        ("evicted", |world| {
+            let quota = Request::SetQuota {
+                tenant: Tenant::DEFAULT,
+                memory_bytes: 16 * BLOCK,
+                disk_bytes: 1,
+            };
+            assert_eq!(world.ask(quota), Reply::Done);
+        }),
+        ("removed", |world| _ = world.send(OTHER, remove("a", true))),
+    ];
+    for (what, leaves) in leaves {
+        let mut world = with_a_record(Vec::new());
+        let sweep = sweep(&mut world);
+        leaves(&mut world);
+        assert!(!world.has("a"), "{what}");
+        world.pass(seconds(1));
+        assert_eq!(world.reply(sweep), None, "{what}");
+        world.obey();
+        assert!(
+            matches!(world.reply(sweep), Some(Reply::Count(_))),
+            "{what}"
+        );
+    }
+}

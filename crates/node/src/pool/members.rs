@@ -1,13 +1,14 @@
 //! The nodes of a pool as its master knows them: their links, and what is under way on each.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use slackwater_mq::{ConnectionId, Mq, SendOptions};
 use slackwater_transfer::Segment as Contact;
 use slackwater_wire::{
-    AnnounceFirst, Epoch, KnownNode, NodeHello, NodeId, NodeLife, NodeStanding, NumberedReceiver,
-    NumberedSender, ObjectName, Order, Orders, OutOfStep, Report, Reports, SegmentKind, body,
+    AnnounceFirst, Epoch, KnownNode, Marks, NodeHello, NodeId, NodeLife, NodeStanding,
+    NumberedReceiver, NumberedSender, ObjectName, Order, Orders, OutOfStep, Report, Reports,
+    SegmentKind, body,
 };
 use slackwater_zmtp::PublicKey;
 
@@ -33,8 +34,8 @@ struct Member {
     /// The key that its link proved; none without encryption.
     key: Option<PublicKey>,
     orders: NumberedSender<Order>,
-    /// Marks of the master that the node has not taken, each with the number of the order before it.
-    marks: VecDeque<(u64, u64)>,
+    /// Marks of the master that the node has not taken.
+    marks: Marks,
     reports: NumberedReceiver,
     contact: Contact,
     minter: Arc<Minter>,
@@ -130,7 +131,7 @@ impl Members {
             link: Some(link),
             key,
             orders: NumberedSender::new(),
-            marks: VecDeque::new(),
+            marks: Marks::default(),
             reports: NumberedReceiver::default(),
             contact: hello.memory.contact.clone(),
             minter,
@@ -244,7 +245,7 @@ impl Members {
         for (node, mark) in marks {
             if let Some(member) = state.nodes.get_mut(&node) {
                 let last = member.orders.last();
-                member.marks.push_back((last, mark));
+                member.marks.push(last, mark);
             }
         }
         told
@@ -254,12 +255,7 @@ impl Members {
     pub(super) fn taken(&self, node: NodeId) -> Option<u64> {
         let mut state = self.state();
         let member = state.nodes.get_mut(&node)?;
-        let taken = member.orders.taken();
-        let mut last = None;
-        while let Some((_, mark)) = member.marks.pop_front_if(|(number, _)| *number <= taken) {
-            last = Some(mark);
-        }
-        last
+        member.marks.reached(member.orders.taken())
     }
 
     /// Takes in what came on a link: the reports that are new, with their node. `None` when the link is no node's.
@@ -541,6 +537,39 @@ mod tests {
         assert_eq!(resumed, Ok(NodeStanding::Resumed(1)));
         assert_eq!(members.taken(NODE), Some(4));
         assert_eq!(members.taken(NodeId(301)), None);
+    }
+
+    /// A node kept its link and never said what it had taken: each replicated put left a mark behind for ever.
+    #[test]
+    fn a_node_that_takes_nothing_leaves_a_limited_number_of_marks() {
+        let members = members();
+        let marks = |members: &Members| members.state().nodes[&NODE].marks.len();
+        let many = 100_000;
+        let mut most = 0;
+        for mark in 1..=many {
+            let order = Order::Fence(Vec::new());
+            members.queue(vec![(NODE, order)], vec![(NODE, mark)]);
+            most = most.max(marks(&members));
+        }
+        assert!(most <= 1024, "{most} marks");
+        assert_eq!(members.taken(NODE), None);
+        // It does in the end: what was promised to wait for it goes on.
+        let mut taken = 0;
+        while taken < many {
+            taken += members
+                .state()
+                .nodes
+                .get_mut(&NODE)
+                .unwrap()
+                .orders
+                .take()
+                .unwrap()
+                .1
+                .len() as u64;
+            members.take(link(1), reports(1, taken)).unwrap();
+            members.taken(NODE);
+        }
+        assert_eq!(marks(&members), 0);
     }
 
     #[test]

@@ -1,14 +1,14 @@
 //! The nodes as their master knows them, and its side of their links: they break, and what was not taken is sent again.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 use slackwater_meta::Input;
 use slackwater_wire::body;
 use slackwater_wire::{
-    AnnounceFirst, Attached, ClientId, CopyTask, Epoch, ErrorCode, KnownNode, Mount, NodeHello,
-    NodeId, NodeLife, NodeStanding, NodeWelcome, NumberedReceiver, NumberedSender, ObjectName,
-    OperationId, Order, Orders, OutOfStep, Permissions, ReplicaAt, Report, Reports, Request,
-    SegmentKind, TicketId,
+    AnnounceFirst, Attached, ClientId, CopyTask, Epoch, ErrorCode, KnownNode, Marks, Mount,
+    NodeHello, NodeId, NodeLife, NodeStanding, NodeWelcome, NumberedReceiver, NumberedSender,
+    ObjectName, OperationId, Order, Orders, OutOfStep, Permissions, ReplicaAt, Report, Reports,
+    Request, SegmentKind, TicketId,
 };
 
 use crate::check::{Checked, Invariant, Violation};
@@ -36,8 +36,8 @@ struct Member {
     /// It was welcomed on that link.
     greeted: bool,
     orders: NumberedSender<Order>,
-    /// Marks of the master that the node has not taken, each with the number of the order before it.
-    marks: VecDeque<(u64, u64)>,
+    /// Marks of the master that the node has not taken.
+    marks: Marks,
     reports: NumberedReceiver,
 }
 
@@ -74,19 +74,14 @@ impl Members {
     pub(super) fn mark(&mut self, node: NodeId, mark: u64) {
         if let Some(member) = self.nodes.get_mut(&node) {
             let last = member.orders.last();
-            member.marks.push_back((last, mark));
+            member.marks.push(last, mark);
         }
     }
 
     /// The last of its marks that a node has taken since the last call.
     fn taken(&mut self, node: NodeId) -> Option<u64> {
         let member = self.nodes.get_mut(&node)?;
-        let taken = member.orders.taken();
-        let mut last = None;
-        while let Some((_, mark)) = member.marks.pop_front_if(|(number, _)| *number <= taken) {
-            last = Some(mark);
-        }
-        last
+        member.marks.reached(member.orders.taken())
     }
 
     /// What a link whose end was detected was for: its node, and the copies that nobody answers any more.
@@ -223,7 +218,7 @@ impl World {
             link: Some(link),
             greeted: false,
             orders: NumberedSender::new(),
-            marks: VecDeque::new(),
+            marks: Marks::default(),
             reports: NumberedReceiver::default(),
         };
         self.master.members.nodes.insert(node, member);

@@ -58,6 +58,13 @@ fn rows_limits_and_waits_are_filled() {
             "{row:?}"
         );
     }
+    assert_eq!(report.objects.len(), 2 * 5);
+    for row in &report.objects {
+        assert!(
+            row.gbps_of_one > 1e-3 && row.gbps_of_each > 1e-3 && row.each_over_one > 0.0,
+            "{row:?}"
+        );
+    }
     let lone = |row: &&slackwater_bench::transfer::Row| row.gbps_over_request.is_some();
     assert_eq!(
         report.rows.iter().filter(lone).count(),

@@ -19,7 +19,6 @@ use crate::client::Call;
 use crate::drive::Carry;
 use crate::link::Unanswered;
 use crate::locations::LocationCache;
-use crate::lone::Lone;
 use crate::{ClientError, GetOptions};
 
 /// Where a value goes.
@@ -202,19 +201,15 @@ impl Call<'_> {
             return outcomes;
         }
         let locations = self.client.locations();
-        let mut found = locations.find(&self.options.tenant, &named, chain);
+        let found = locations.find(&self.options.tenant, &named, chain);
         let mut carrier = self.carrier();
-        if let (Some([located]), [key], [sink]) = (found.as_deref(), &named[..], &mut wanted[..]) {
-            carrier.is_known = true;
-            match carrier.read_lone(locations, (key, located), sink).await {
-                Lone::Read(lone) => {
-                    let place = outcomes.iter().position(Outcome::is_ok);
-                    outcomes[place.unwrap_or(0)] = Ok(Some(lone));
-                    return outcomes;
-                }
-                Lone::Forgotten => found = None,
-                Lone::Other => {}
-            }
+        carrier.is_known = found.is_some();
+        if let (Some([located]), [sink]) = (found.as_deref(), &mut wanted[..])
+            && let Some(lone) = carrier.read_lone(located, sink).await
+        {
+            let place = outcomes.iter().position(Outcome::is_ok);
+            outcomes[place.unwrap_or(0)] = Ok(Some(lone));
+            return outcomes;
         }
         let get = Get {
             tenant: self.options.tenant.clone(),
@@ -228,7 +223,6 @@ impl Call<'_> {
         let options = self.flow_options();
         let mut flow = match found {
             Some(found) => {
-                carrier.is_known = true;
                 let known = found.into_iter().map(|located| {
                     carrier.granted(&located.rights);
                     located.known

@@ -3,56 +3,39 @@
 
 use slackwater_client::Located;
 use slackwater_wait::{failpoint, now};
-use slackwater_wire::{Key, Object, ReplicaAt};
+use slackwater_wire::{Object, ReplicaAt};
 
-use crate::carry::{Carrier, NotMoved, Source};
+use crate::carry::{Carrier, Source};
 use crate::get::{Found, Sink};
-use crate::locations::{LocationCache, Rights};
-
-/// What came of it.
-pub(crate) enum Lone {
-    Read(Found),
-    /// It did not come as it was put: what was known of it is forgotten, and has to be asked for.
-    Forgotten,
-    /// It lies in several places, or is not read whole.
-    Other,
-}
+use crate::locations::Rights;
 
 impl Carrier<'_> {
-    /// Reads the value into its sink.
+    /// Reads the value into its sink. `None` where it lies in several places, is not read whole, or did not come as it was put: a
+    /// flow goes on with what is known then. It does not wait again for a node that was silent here.
     pub(crate) async fn read_lone(
         &mut self,
-        locations: &LocationCache,
-        (key, located): (&Key, &Located<Rights>),
+        located: &Located<Rights>,
         sink: &mut Sink<'_>,
-    ) -> Lone {
+    ) -> Option<Found> {
         let object = &located.known.object;
-        let ([(extent, capability)], Some(into)) = (&located.rights[..], self.whole(object, sink))
-        else {
-            return Lone::Other;
+        let [(extent, capability)] = &located.rights[..] else {
+            return None;
         };
-        let from = ReplicaAt::Memory(*extent);
         let source = Source {
             capability: *capability,
             offset: extent.offset,
-            into,
+            into: self.whole(object, sink)?,
             is_last: object.replicas.len() == 1,
         };
         failpoint("get.located");
-        match self.read(source).await {
-            Ok(checksum) if checksum == object.checksum && now() <= located.known.valid_until => {
-                return Lone::Read(Found {
-                    bytes: object.bytes as usize,
-                    version: object.version,
-                    checksum,
-                    from,
-                });
-            }
-            // Its node may be gone, and with it everything that was there; a caller out of time has not learnt that.
-            Err(NotMoved::Failed) if now() < self.until => locations.forget_all(),
-            Ok(_) | Err(_) => locations.forget(std::slice::from_ref(key)),
-        }
-        Lone::Forgotten
+        let checksum = self.read(source).await.ok()?;
+        let is_it = checksum == object.checksum && now() <= located.known.valid_until;
+        is_it.then_some(Found {
+            bytes: object.bytes as usize,
+            version: object.version,
+            checksum,
+            from: ReplicaAt::Memory(*extent),
+        })
     }
 
     /// The memory for the whole of an object, where it goes to one place and there is room.

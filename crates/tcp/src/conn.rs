@@ -53,7 +53,7 @@ impl Conn {
     pub(crate) fn is_busy(&self) -> bool {
         match &self.role {
             Role::Server(server) => !server.responder.is_quiet(),
-            Role::Client(_, client) => client.initiator.tasks().next().is_some(),
+            Role::Client(_, client) => client.initiator.has_tasks(),
         }
     }
 

@@ -1,6 +1,8 @@
 //! What the project promises of transfers, held against a report.
 
-use super::{Carrier, DeadPeer, Direction, Latency, Place, Report, Row, Torture, raw};
+use super::{
+    Carrier, DeadPeer, Direction, Handshakes, Latency, ObjectsRow, Place, Report, Row, Torture, raw,
+};
 use slackwater_report::Bound;
 
 impl Report {
@@ -15,6 +17,7 @@ impl Report {
             }
         }
         bounds.extend(self.latency.iter().filter_map(Latency::bound));
+        bounds.extend(self.objects.iter().map(ObjectsRow::bound));
         for row in self.peers.mooncake_transfer_engine.iter().flatten() {
             let what = format!(
                 "tcp {} 1 MiB {}x{}: over the incumbent",
@@ -37,6 +40,7 @@ impl Report {
             ));
         }
         bounds.extend(self.dead_peers.iter().flat_map(DeadPeer::bounds));
+        bounds.extend(self.handshakes.iter().map(Handshakes::bound));
         bounds.extend(self.torture.iter().flat_map(Torture::bounds));
         self.bounds = bounds;
         let missing = [
@@ -46,7 +50,7 @@ impl Report {
                 self.peers.mooncake_transfer_engine.is_none(),
             ),
             (
-                "idle connections and peers that are down (--trials)",
+                "idle connections, peers that are down and handshakes (--trials)",
                 self.idle.is_none(),
             ),
             ("killed processes (--torture)", self.torture.is_empty()),

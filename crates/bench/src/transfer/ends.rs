@@ -1,6 +1,7 @@
 //! The two ends of a measured engine, each in a process of its own.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
@@ -11,12 +12,13 @@ use slackwater_base::Instant;
 use slackwater_transfer::host::{HostLimits, HostMover};
 use slackwater_transfer::stage::{Device, SoftwareDevice, StageLimits, Stager};
 use slackwater_transfer::{
-    Batch, Capability, Engine, EngineConfig, GrantSpec, Home, LocalRange, Memory, Mover, Op,
+    Batch, Capability, Engine, EngineConfig, Gate, GrantSpec, Home, LocalRange, Memory, Mover, Op,
     Priority, Region, RegionKey, RegionSpec, Request, Rights, Segment, Submit, Target, TcpConfig,
 };
 use slackwater_wait::{Choice, Site, Waiting, now};
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::objects::{self, Aim, AllLive, Grants, Objects};
 use super::{BenchError, Carrier, Direction, Place, latencies, raw, wrapped};
 use crate::process::{descriptor_limit, orders, pin, resident_bytes, tell};
 
@@ -78,24 +80,33 @@ impl End {
             place.parse().map_err(arguments)?,
         );
         let engine = engine(carrier, |config| with_loops(config, loops))?;
-        Self::over(engine, carrier, place, bytes)
+        Self::over(engine, memory(carrier, place, bytes)?, None)
     }
 
-    /// With so much memory, every page of it touched if it is the host's.
+    /// Of host memory that is lent object by object.
+    fn lending(&Words(carrier, _, bytes, _): &Words<'_>) -> Result<Self, BenchError> {
+        descriptor_limit();
+        let bytes = number(bytes)?;
+        let carrier = carrier.parse().map_err(BenchError::Options)?;
+        let memory = memory(carrier, Place::Cpu, bytes)?;
+        let gate = AllLive::over(bytes)?;
+        Self::over(engine(carrier, |config| config)?, memory, Some(gate))
+    }
+
+    /// With this memory, every page of it touched if it is the host's.
     pub(super) fn over(
         engine: Engine,
-        carrier: Carrier,
-        place: Place,
-        bytes: usize,
+        memory: Memory,
+        gate: Option<Arc<dyn Gate>>,
     ) -> Result<Self, BenchError> {
-        let memory = memory(carrier, place, bytes)?;
+        let is_host = memory.location().is_host();
         let region = engine.register(RegionSpec {
             memory,
             rights: Rights::BOTH,
-            gate: None,
+            gate,
         });
         let region = region.map_err(|error| BenchError::Engine(error.into()))?;
-        if place == Place::Cpu {
+        if is_host {
             touch(&region, 1)?;
         }
         Ok(Self { engine, region })
@@ -106,11 +117,12 @@ impl End {
         Contact::of(&self.engine, &self.region)
     }
 
-    /// This many blocks of local memory from `at` of an endless row of them, and the same place at the target.
-    fn requests(&self, load: Load, at: usize, target: Target) -> Vec<Request> {
+    /// This many blocks of local memory from `at` of an endless row of them, and those that they are aimed at.
+    fn requests(&self, load: Load, at: usize, aim: Aim<'_>) -> Vec<Request> {
         let bytes = self.region.bytes() as usize;
         let request = |index: usize| {
             let offset = wrapped((at + index) * load.block, load.block, bytes) as u64;
+            let target = aim.target(at + index, load.block, bytes);
             Request {
                 op: load.op,
                 local: vec![LocalRange {
@@ -118,7 +130,7 @@ impl End {
                     offset,
                     bytes: load.block as u64,
                 }],
-                target: Target { offset, ..target },
+                target,
                 timeout: None,
                 priority: Priority::Normal,
             }
@@ -179,7 +191,7 @@ pub(super) fn engine(
     Ok(Engine::assemble(life, segment, movers))
 }
 
-fn memory(carrier: Carrier, place: Place, bytes: usize) -> Result<Memory, BenchError> {
+pub(super) fn memory(carrier: Carrier, place: Place, bytes: usize) -> Result<Memory, BenchError> {
     let system = BenchError::io("take memory");
     match place {
         Place::Cpu if carrier == Carrier::Shm => Ok(Memory::shared(bytes).map_err(system)?),
@@ -251,8 +263,11 @@ fn touch(region: &Arc<Region>, seed: usize) -> Result<(), BenchError> {
 }
 
 /// The target: memory that other processes may reach. It prints its state when asked.
-pub(super) fn serve(words: &Words<'_>) -> Result<(), BenchError> {
-    let end = End::new(words)?;
+pub(super) fn serve(words: &Words<'_>, lends: bool) -> Result<(), BenchError> {
+    let end = match lends {
+        true => End::lending(words)?,
+        false => End::new(words)?,
+    };
     let contact = end.contact()?;
     tell(&format!(
         "serving {}",
@@ -261,6 +276,11 @@ pub(super) fn serve(words: &Words<'_>) -> Result<(), BenchError> {
     for order in orders() {
         match order.first().map(String::as_str) {
             Some("state") => tell_state(&end)?,
+            Some("grant") => {
+                let block = order.get(1).map_or("", String::as_str);
+                let granted = objects::grant(&end.engine, &end.region, number(block)?);
+                tell(&format!("granted {granted}"))?;
+            }
             _ if pin(&order)?.is_some() => {}
             _ => return Err(BenchError::Arguments(order)),
         }
@@ -272,8 +292,9 @@ pub(super) fn serve(words: &Words<'_>) -> Result<(), BenchError> {
 pub(super) fn initiate(words: &Words<'_>, wait: &str) -> Result<(), BenchError> {
     let choice: Choice = wait.parse()?;
     slackwater_wait::install(choice.strategy(), None);
-    let end = Arc::new(End::new(words)?);
+    let end = End::new(words)?;
     let mut open: Option<Target> = None;
+    let mut named: Option<Arc<Objects>> = None;
     tell("ready")?;
     let mut orders = orders();
     while let Some(order) = orders.next() {
@@ -290,7 +311,19 @@ pub(super) fn initiate(words: &Words<'_>, wait: &str) -> Result<(), BenchError> 
                 open = Some(target);
                 tell("opened")?;
             }
-            (["run", op, block, concurrency, batch, millis], Some(target)) => {
+            (["objects", stride, capabilities], Some(target)) => {
+                let objects = Objects::of(target, &format!("{stride} {capabilities}"))?;
+                named = Some(Arc::new(objects));
+                tell("named")?;
+            }
+            (["run", what, op, block, concurrency, batch, millis], Some(target)) => {
+                let objects = named.as_deref();
+                let aim = match (*what, objects) {
+                    ("memory", _) => Aim::Memory(target),
+                    ("one", Some(objects)) => Aim::Objects(objects, Grants::One),
+                    ("each", Some(objects)) => Aim::Objects(objects, Grants::Each),
+                    _ => return Err(BenchError::Arguments(order)),
+                };
                 let load = Load {
                     op: op
                         .parse::<Direction>()
@@ -302,11 +335,11 @@ pub(super) fn initiate(words: &Words<'_>, wait: &str) -> Result<(), BenchError> 
                 };
                 let length = Duration::from_millis(number(millis)? as u64);
                 // What is learned, connected and mapped on first use is not of the run.
-                drive(&end, target, load, length / 4)?;
+                drive(&end, aim, load, length / 4)?;
                 tell("begun")?;
                 // The parent looks at the clocks of both processes meanwhile.
                 orders.next();
-                drive(&end, target, load, length)?.tell()?;
+                drive(&end, aim, load, length)?.tell()?;
             }
             (["flood", op], Some(target)) => {
                 let op = op
@@ -326,15 +359,26 @@ pub(super) fn initiate(words: &Words<'_>, wait: &str) -> Result<(), BenchError> 
 impl Contact {
     /// All of a region, for anyone.
     pub(super) fn of(engine: &Engine, region: &Region) -> Result<Self, BenchError> {
-        let spec = GrantSpec::whole(region, Rights::BOTH);
+        let capability = match region.is_gated() {
+            true => objects::mint(engine.home(), region, (0, region.bytes()), Rights::BOTH),
+            false => engine.grant(region.id(), &GrantSpec::whole(region, Rights::BOTH))?,
+        };
         Ok(Self {
             segment: engine.segment().clone(),
-            capability: engine.grant(region.id(), &spec)?.as_bytes().to_vec(),
+            capability: capability.as_bytes().to_vec(),
             key: engine
                 .region_keys(region.id())
                 .first()
                 .map(|(_, key)| key.0),
         })
+    }
+
+    /// Where the target that said this listens.
+    pub(super) fn address(said: &str) -> Result<SocketAddr, BenchError> {
+        let contact: Result<Self, _> = serde_json::from_str(said);
+        let contact = contact.map_err(|error| BenchError::Transfer(error.to_string()))?;
+        let none = || BenchError::Transfer("a target that listens nowhere".into());
+        contact.segment.addresses.first().copied().ok_or_else(none)
     }
 
     pub(super) fn open(self, engine: &Engine) -> Result<Target, BenchError> {
@@ -359,7 +403,7 @@ fn check(end: &End, target: Target, host: bool) -> Result<(), BenchError> {
         batch: 1,
     };
     let move_one = |op, local: u64| {
-        let mut requests = end.requests(Load { op, ..load }, 0, target);
+        let mut requests = end.requests(Load { op, ..load }, 0, Aim::Memory(target));
         requests[0].local[0].offset = local;
         let moved = end.engine.transfer(
             requests,
@@ -417,38 +461,32 @@ impl Moved {
 }
 
 /// Every thread has one batch under way, for `length`; the last ones count in full.
-fn drive(
-    end: &Arc<End>,
-    target: Target,
-    load: Load,
-    length: Duration,
-) -> Result<Moved, BenchError> {
-    let together = Arc::new(Barrier::new(load.concurrency + 1));
-    let failed = Arc::new(AtomicBool::new(false));
-    let workers: Vec<_> = (0..load.concurrency)
-        .map(|worker| {
-            let (end, together, failed) =
-                (Arc::clone(end), Arc::clone(&together), Arc::clone(&failed));
-            std::thread::spawn(move || {
-                together.wait();
-                let moved = work(&end, target, load, worker, (length, &failed));
-                if moved.is_err() {
-                    failed.store(true, Ordering::Relaxed);
-                }
-                moved
-            })
-        })
-        .collect();
-    together.wait();
+fn drive(end: &End, aim: Aim<'_>, load: Load, length: Duration) -> Result<Moved, BenchError> {
+    let (together, failed) = (Barrier::new(load.concurrency), AtomicBool::new(false));
+    let worker = |worker| {
+        together.wait();
+        let moved = work(end, aim, load, worker, (length, &failed));
+        if moved.is_err() {
+            failed.store(true, Ordering::Relaxed);
+        }
+        moved
+    };
     let (mut bytes, mut times) = (0, latencies());
     // By the workers' own clocks: this thread may get a CPU long after they did.
     let (mut first, mut last) = (Instant::NEVER, Instant::ZERO);
-    for worker in workers {
-        let worked = worker.join().expect("a worker only moves and counts")?;
-        bytes += worked.batches * (load.batch * load.block) as u64;
-        times.add(worked.times).expect("all have the same bounds");
-        (first, last) = (first.min(worked.began), last.max(worked.ended));
-    }
+    std::thread::scope(|scope| {
+        let worker = &worker;
+        let workers: Vec<_> = (0..load.concurrency)
+            .map(|number| scope.spawn(move || worker(number)))
+            .collect();
+        for worker in workers {
+            let worked = worker.join().expect("a worker only moves and counts")?;
+            bytes += worked.batches * (load.batch * load.block) as u64;
+            times.add(worked.times).expect("all have the same bounds");
+            (first, last) = (first.min(worked.began), last.max(worked.ended));
+        }
+        Ok::<(), BenchError>(())
+    })?;
     Ok(Moved {
         bytes,
         seconds: last.since(first).as_secs_f64(),
@@ -466,7 +504,7 @@ struct Worked {
 
 fn work(
     end: &End,
-    target: Target,
+    aim: Aim<'_>,
     load: Load,
     worker: usize,
     (length, failed): (Duration, &AtomicBool),
@@ -479,7 +517,7 @@ fn work(
     let (mut times, mut batches, mut at) = (latencies(), 0, worker * 7919 * load.batch);
     loop {
         let asked = now();
-        let requests = end.requests(load, at, target);
+        let requests = end.requests(load, at, aim);
         end.engine
             .transfer(requests, &submit)
             .map_err(|error| BenchError::Transfer(error.to_string()))?;
@@ -508,7 +546,7 @@ fn flood(end: &End, target: Target, op: Op) -> Result<(), BenchError> {
         batch: FLOOD,
     };
     let began = now();
-    let requests = end.requests(load, 0, target);
+    let requests = end.requests(load, 0, Aim::Memory(target));
     let batch = std::thread::scope(|scope| {
         // It may wait for room in a queue.
         let submitted = scope.spawn(|| {

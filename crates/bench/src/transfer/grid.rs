@@ -1,3 +1,4 @@
+use std::ffi::OsStr;
 use std::fmt;
 use std::path::Path;
 
@@ -5,6 +6,7 @@ use slackwater_base::ByteSize;
 use slackwater_transfer::AesLibrary;
 
 use super::limits::{Bed, Rate};
+use super::objects::Grants;
 use super::raw::MESSAGE;
 use super::{BenchError, Carrier, Direction, Options, Place, Report, Row};
 use crate::process::Process;
@@ -94,6 +96,22 @@ impl Pair {
         loops: Option<usize>,
     ) -> Result<Self, BenchError> {
         let target = start_target(options, carrier, loops)?;
+        Self::of(options, carrier, wait, loops, target)
+    }
+
+    /// With a target whose memory is lent object by object, as a store's is.
+    pub(super) fn lending(options: &Options, carrier: Carrier) -> Result<Self, BenchError> {
+        let target = start_target_in("lender", options, carrier, None, &[])?;
+        Self::of(options, carrier, "adaptive", None, target)
+    }
+
+    fn of(
+        options: &Options,
+        carrier: Carrier,
+        wait: &str,
+        loops: Option<usize>,
+        target: Process,
+    ) -> Result<Self, BenchError> {
         let initiator = start_initiator(options, carrier, wait, loops, None)?;
         let mut pair = Self { target, initiator };
         pair.open()?;
@@ -120,16 +138,43 @@ impl Pair {
 
     pub(crate) fn round(&mut self, cell: Cell, millis: u128) -> Result<Round, BenchError> {
         let target = &self.target;
-        round(&mut self.initiator, cell, millis, || {
+        round(&mut self.initiator, ("memory", cell), millis, || {
+            Ok(target.cpu_seconds())
+        })
+    }
+
+    /// Has the target grant each of its objects of this length, and tells the initiator of them.
+    pub(super) fn name_objects(&mut self, block: usize) -> Result<(), BenchError> {
+        self.target.say(&format!("grant {block}"))?;
+        let granted = self.target.hear("granted")?;
+        self.initiator.say(&format!("objects {granted}"))?;
+        self.initiator.hear("named")?;
+        Ok(())
+    }
+
+    /// The same of the objects that were named.
+    pub(super) fn objects_round(
+        &mut self,
+        cell: Cell,
+        grants: Grants,
+        millis: u128,
+    ) -> Result<Round, BenchError> {
+        let target = &self.target;
+        let what = match grants {
+            Grants::One => "one",
+            Grants::Each => "each",
+        };
+        round(&mut self.initiator, (what, cell), millis, || {
             Ok(target.cpu_seconds())
         })
     }
 }
 
-/// Has an initiator move one cell for a time; `target_cpu` says how much CPU time its target has used.
+/// Has an initiator move one cell for a time, of the target's memory or of its objects; `target_cpu` says how much CPU time its
+/// target has used.
 pub(super) fn round(
     initiator: &mut Process,
-    cell: Cell,
+    (what, cell): (&str, Cell),
     millis: u128,
     target_cpu: impl Fn() -> Result<f64, BenchError>,
 ) -> Result<Round, BenchError> {
@@ -140,7 +185,7 @@ pub(super) fn round(
         batch,
     } = cell;
     initiator.say(&format!(
-        "run {} {block} {concurrency} {batch} {millis}",
+        "run {what} {} {block} {concurrency} {batch} {millis}",
         direction.name()
     ))?;
     initiator.hear("begun")?;
@@ -169,9 +214,21 @@ pub(super) fn start_target(
     carrier: Carrier,
     loops: Option<usize>,
 ) -> Result<Process, BenchError> {
+    start_target_in("target", options, carrier, loops, &[])
+}
+
+/// The same, in one of the parts of a target, with more in its environment.
+pub(super) fn start_target_in(
+    part: &str,
+    options: &Options,
+    carrier: Carrier,
+    loops: Option<usize>,
+    environment: &[(&str, &OsStr)],
+) -> Result<Process, BenchError> {
     let (place, bytes) = (options.place(carrier), options.memory_bytes.to_string());
-    let words = ["target", carrier.name(), place.name(), &bytes, &word(loops)];
-    Ok(Process::start(&options.child, &words, options.patience())?)
+    let words = [part, carrier.name(), place.name(), &bytes, &word(loops)];
+    let (program, patience) = (&options.child, options.patience());
+    Ok(Process::start_in(program, &words, environment, patience)?)
 }
 
 /// With a key, all its connections are sealed.

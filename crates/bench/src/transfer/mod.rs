@@ -8,10 +8,12 @@ mod crowd;
 mod ends;
 mod far;
 pub(crate) mod grid;
+mod handshakes;
 mod incumbent;
 mod latency;
 pub(crate) mod limits;
 mod loops;
+mod objects;
 mod raw;
 mod report;
 mod trials;
@@ -28,7 +30,9 @@ use slackwater_wait::ChoiceError;
 use thiserror::Error;
 
 pub use self::far::{Across, FarEnd, FarError, FarReport, ServeOptions, run_across};
+pub use self::handshakes::Handshakes;
 pub use self::loops::LoopsRow;
+pub use self::objects::ObjectsRow;
 pub use self::report::{Latency, Limits, PeerRow, Peers, Report, Row};
 pub use self::trials::{DeadPeer, Idle, Torture};
 use crate::process::ProcessError;
@@ -95,7 +99,8 @@ pub struct Options {
     pub loops: Vec<usize>,
     /// Wait strategies over the first carrier, each with every concurrency and 1 MiB reads; none leaves them out.
     pub waits: Vec<String>,
-    /// Watch an engine with a thousand open connections, and send transfers to a peer that is down.
+    /// Watch an engine with a thousand open connections, send transfers to a peer that is down, and flood a target with connections
+    /// that prove nothing.
     pub trials: bool,
     /// Times that a process is killed in the middle of a batch of 1 GiB; 0 leaves it out.
     pub torture: usize,
@@ -242,6 +247,7 @@ pub fn run(options: &Options) -> Result<Report, BenchError> {
         limits.finish(&mut report);
         incumbent::measure(options, &mut report)?;
         loops::measure(options, &mut report)?;
+        objects::measure(options, &mut report)?;
     }
     grid::measure_waits(options, &mut report)?;
     trials::measure(options, &mut report)?;
@@ -282,7 +288,10 @@ pub fn child(arguments: &[String]) -> Result<(), BenchError> {
         ["limit-server", bytes] => raw::serve(bytes),
         ["limit-client", bytes, address, pid, start] => raw::drive(bytes, address, pid, start),
         ["target", carrier, place, bytes, loops] => {
-            ends::serve(&ends::Words(carrier, place, bytes, loops))
+            ends::serve(&ends::Words(carrier, place, bytes, loops), false)
+        }
+        ["lender", carrier, place, bytes, loops] => {
+            ends::serve(&ends::Words(carrier, place, bytes, loops), true)
         }
         ["initiator", carrier, place, bytes, loops, wait, aes] => {
             let aes: Result<AesLibrary, _> = aes.parse();
@@ -292,6 +301,8 @@ pub fn child(arguments: &[String]) -> Result<(), BenchError> {
         }
         ["crowd", count] => crowd::serve(count),
         ["holder"] => crowd::hold(),
+        ["sink"] => handshakes::sink(),
+        ["knocker"] => handshakes::knock(),
         ["despair", address, count, timeout_ms] => crowd::despair(address, count, timeout_ms),
         _ => Err(BenchError::Arguments(arguments.to_vec())),
     }

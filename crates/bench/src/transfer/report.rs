@@ -2,7 +2,9 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
-use super::{Carrier, DeadPeer, Direction, FarReport, Idle, LoopsRow, Place, Torture};
+use super::{
+    Carrier, DeadPeer, Direction, FarReport, Handshakes, Idle, LoopsRow, ObjectsRow, Place, Torture,
+};
 use crate::machine::Machine;
 use crate::wait;
 use slackwater_report::{
@@ -32,6 +34,8 @@ pub struct Report {
     pub bounds: Vec<Bound>,
     /// Engines with more and more event loops.
     pub loops: Vec<LoopsRow>,
+    /// Reads of objects with a capability each.
+    pub objects: Vec<ObjectsRow>,
     /// The strategies of waiting, over transfers.
     pub waits: Vec<wait::Row>,
     /// Adaptive beside the others.
@@ -40,6 +44,8 @@ pub struct Report {
     pub idle: Option<Idle>,
     /// Transfers to peers that are down.
     pub dead_peers: Vec<DeadPeer>,
+    /// A sealed connection beside connections that prove nothing.
+    pub handshakes: Vec<Handshakes>,
     /// Processes that were killed in the middle of it.
     pub torture: Vec<Torture>,
     /// What was left out, and why.
@@ -180,10 +186,12 @@ impl Report {
             peers: Peers::default(),
             bounds: Vec::new(),
             loops: Vec::new(),
+            objects: Vec::new(),
             waits: Vec::new(),
             wait_ratios: Vec::new(),
             idle: None,
             dead_peers: Vec::new(),
+            handshakes: Vec::new(),
             torture: Vec::new(),
             notes: Vec::new(),
         }
@@ -336,9 +344,11 @@ impl Report {
         tables.extend(Latency::table(&self.latency));
         tables.extend(self.peers_table());
         tables.extend(LoopsRow::table(&self.loops));
+        tables.extend(ObjectsRow::table(&self.objects));
         tables.extend(self.waits_table());
         tables.extend(self.idle.as_ref().map(Idle::table));
         tables.extend(DeadPeer::table(&self.dead_peers));
+        tables.extend(Handshakes::table(&self.handshakes));
         tables.extend(Torture::table(&self.torture));
         tables
     }

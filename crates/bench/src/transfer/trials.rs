@@ -9,6 +9,7 @@ use slackwater_base::{ByteSize, Rng};
 
 use super::crowd::LANES;
 use super::grid::{Pair, start_initiator, start_target};
+use super::handshakes;
 use super::report::table;
 use super::{BenchError, Carrier, Direction, Options, Report};
 use crate::process::{Process, switches};
@@ -112,6 +113,7 @@ pub(super) fn measure(options: &Options, report: &mut Report) -> Result<(), Benc
         for peer in ["refusing", "silent"] {
             report.dead_peers.push(despair(options, peer)?);
         }
+        report.handshakes = handshakes::measure(options)?;
     }
     if options.torture > 0 {
         for &carrier in &options.carriers {

@@ -404,7 +404,8 @@ pub(crate) struct Transfer {
     #[arg(long)]
     waits: bool,
 
-    /// Watch an engine with 1,000 idle connections, and send 10,000 transfers to peers that are down, as well
+    /// Watch an engine with 1,000 idle connections, send 10,000 transfers to peers that are down, and knock at a sealed target 10,000
+    /// times a second, as well
     #[arg(long)]
     trials: bool,
 

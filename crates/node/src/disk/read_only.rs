@@ -4,7 +4,6 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use slackwater_base::Checksum;
 use slackwater_tier::io::{DiskError, DiskOp, DiskOutcome, FileId, Target};
 
 use super::directory::file_name;
@@ -43,7 +42,7 @@ impl ReadOnlyDisk {
                 })?;
                 let length =
                     usize::try_from(*length).map_or(bytes.len(), |length| length.min(bytes.len()));
-                let checksum = Checksum::of(&bytes[..length]);
+                let checksum = slackwater_pool::copy::checksum(&bytes[..length]);
                 let wanted = *into == Target::Completion;
                 Ok(DiskOutcome::Read {
                     bytes: if wanted { bytes.into() } else { Bytes::new() },

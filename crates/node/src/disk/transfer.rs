@@ -5,6 +5,7 @@ use bytes::Bytes;
 use rustix::io::Errno;
 use slackwater_base::{BLOCK_BYTES, Checksum, Planted, planted, round_to_block};
 use slackwater_memory::Mapping;
+use slackwater_pool::copy::{checksum, copy_checksum};
 use slackwater_tier::io::{DiskError, DiskOutcome, Part, Target};
 use slackwater_wire::{ExtentRef, Incarnation, SegmentId};
 
@@ -380,12 +381,12 @@ impl Transfer {
         let value = &self.scratch[..self.length.min(self.scratch.len())];
         let (bytes, checksum) = match arrival {
             Arrival::Completion(bytes) => {
-                let checksum = Checksum::of(value);
+                let checksum = checksum(value);
                 let nothing = AlignedBuffer::zeroed(0).into();
                 let scratch = std::mem::replace(&mut self.scratch, nothing);
                 (Bytes::from_owner(scratch).slice(..bytes), checksum)
             }
-            Arrival::Nowhere => (Bytes::new(), Checksum::of(value)),
+            Arrival::Nowhere => (Bytes::new(), checksum(value)),
             Arrival::Extent => (Bytes::new(), self.grants[0].checksum(self.length)),
             Arrival::ThroughScratch => (Bytes::new(), self.grants[0].copy_in(value)),
             // Each record has its own: [`Transfer::settle`].
@@ -411,14 +412,12 @@ impl Transfer {
         let Room { start, length, .. } = *room;
         // SAFETY: `start` is valid for `length` bytes that nobody else touches (`read_to`), those after the `there` that
         // have arrived fit into `scratch`, which was as long as the record and is an allocation of its own.
-        let tail = unsafe {
-            slackwater_pool::copy::copy_checksum(start.add(there), scratch.as_ptr(), length - there)
-        };
+        let tail = unsafe { copy_checksum(start.add(there), scratch.as_ptr(), length - there) };
         if there == 0 {
             return tail;
         }
         // SAFETY: all `length` bytes are initialised now: the device wrote the first, the copy above the others.
-        Checksum::of(unsafe { std::slice::from_raw_parts(start, length) })
+        checksum(unsafe { std::slice::from_raw_parts(start, length) })
     }
 }
 

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use slackwater_base::Checksum;
 use slackwater_mq::{Address, Running};
@@ -270,6 +270,56 @@ fn an_object_is_read_where_it_was_until_it_changes_or_its_lease_ends() {
     let mut others = asked(&heard);
     others.sort_unstable();
     assert_eq!(others, ["get", "suspect"]);
+}
+
+/// A value that is known is read without asking, and must not be taken for whole where it has no room.
+#[test]
+fn a_value_that_is_known_needs_room_for_all_of_it() {
+    let (node, byte) = (Arc::new(Node::start()), Arc::new(AtomicU64::new(1)));
+    let (_server, address, heard) = lending(&node, &byte, LONG);
+    let client = connect(address).unwrap();
+    let options = GetOptions::default();
+    assert_eq!(client.get(b"k", &options), Ok(Some(vec![1; VALUE])));
+    let mut short = vec![0; VALUE - 1];
+    let refused = client.get_into(b"k", &mut short, &options).unwrap_err();
+    let ClientError::BufferTooSmall { need, have, .. } = refused else {
+        panic!("{refused}");
+    };
+    assert_eq!((need, have), (VALUE as u64, VALUE - 1));
+    let mut long = vec![9; VALUE + 3];
+    assert_eq!(client.get_into(b"k", &mut long, &options), Ok(Some(VALUE)));
+    assert_eq!(
+        (&long[..VALUE], &long[VALUE..]),
+        (&[1; VALUE][..], &[9; 3][..])
+    );
+    assert_eq!(asked(&heard), ["get"]);
+}
+
+/// Bytes that come after the lease may be those of another object: they are not what was asked for, whatever they are.
+#[test]
+fn what_comes_after_its_lease_is_looked_up_again() {
+    // Shorter than a node may be silent.
+    const LEASE: Duration = Duration::from_millis(500);
+    let (node, byte) = (Arc::new(Node::start()), Arc::new(AtomicU64::new(1)));
+    let wire = Wire::to(node.engine.segment());
+    let (_server, address, heard) = lending_at(&node, wire.segment.clone(), &byte, LEASE);
+    let client = connect_by(true, address).unwrap();
+    let options = GetOptions::default();
+    let begun = Instant::now();
+    assert_eq!(client.get(b"k", &options), Ok(Some(vec![1; VALUE])));
+    wire.is(Pace::Still);
+    let read = std::thread::spawn(move || client.get(b"k", &GetOptions::default()));
+    while begun.elapsed() < LEASE {
+        std::thread::sleep(LEASE.saturating_sub(begun.elapsed()));
+    }
+    wire.is(Pace::Fast);
+    assert_eq!(read.join().unwrap(), Ok(Some(vec![1; VALUE])));
+    let asked = asked(&heard);
+    assert_eq!(
+        asked.iter().filter(|kind| **kind == "get").count(),
+        2,
+        "{asked:?}"
+    );
 }
 
 /// The master learns of reads that did not ask it, and its answer brings the next lease.

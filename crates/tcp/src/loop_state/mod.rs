@@ -1,6 +1,7 @@
 //! What one event loop owns: the connections that it accepted, and the lanes that it opened.
 
 mod command;
+mod deadlines;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,6 +23,7 @@ use super::turn::{FinishedTask, Turn};
 use super::wire::{ReadEnd, Scratch};
 
 pub(crate) use command::Command;
+use deadlines::Deadlines;
 
 /// The connections of one loop, and what they have left to be done.
 pub(crate) struct LoopState {
@@ -40,13 +42,18 @@ pub(crate) struct LoopState {
     own: Vec<Command>,
     /// Connections with something to write.
     dirty: Vec<ConnId>,
-    /// When the deadlines must be checked again.
+    deadlines: Deadlines,
+    /// When something is due.
     wake: Instant,
     alarm: Option<(Instant, TimerId)>,
     stopping: bool,
 }
 
 const TICK: u64 = 0;
+/// How late deadlines are checked: by this part of the time until then, within these bounds.
+const SLACK: u32 = 128;
+const SLACK_MIN: Duration = Duration::from_millis(1);
+const SLACK_MAX: Duration = Duration::from_millis(250);
 /// Bytes that are read at once when no large payload is expected.
 const SCRATCH_BYTES: usize = 64 << 10;
 
@@ -77,6 +84,7 @@ impl LoopState {
             ready: Vec::new(),
             own: Vec::new(),
             dirty: Vec::new(),
+            deadlines: Deadlines::default(),
             wake: Instant::NEVER,
             alarm: None,
             stopping: false,
@@ -88,8 +96,13 @@ impl LoopState {
         if self.conns.len() <= index {
             self.conns.resize_with(index + 1, || None);
         }
-        self.need(conn.next_deadline());
+        self.need_look(index, conn.next_deadline());
         self.conns[index] = Some(conn);
+    }
+
+    fn need_look(&mut self, index: usize, at: Instant) {
+        self.deadlines.set(index, at);
+        self.need(at);
     }
 
     fn need(&mut self, at: Instant) {
@@ -121,6 +134,7 @@ impl LoopState {
             return;
         };
         let Some(conn) = slot.take() else { return };
+        self.deadlines.forget(id.index());
         // Without a stream the connection is closed, and its peer connects again.
         let Some(stream) = net.release(id) else {
             return;
@@ -174,11 +188,12 @@ impl LoopState {
                     true => self.busy.insert(id.index()),
                     false => self.busy.remove(&id.index()),
                 };
-                self.need(conn.next_deadline());
+                self.need_look(id.index(), conn.next_deadline());
                 self.conns[id.index()] = Some(conn);
             }
             Err(reason) => {
                 self.busy.remove(&id.index());
+                self.deadlines.forget(id.index());
                 self.broke(*conn, &reason);
             }
         }
@@ -385,8 +400,10 @@ impl LoopState {
         if let Some((_, timer)) = self.alarm.take() {
             net.cancel_timer(timer);
         }
-        // A late check is better than an early one, which would find nothing due and come again.
-        let at = self.wake + Duration::from_millis(1);
+        // A late check is better than an early one, which would find nothing due and come again; what is far away is checked
+        // together with what follows it soon.
+        let ahead = now().until(self.wake) / SLACK;
+        let at = self.wake + ahead.clamp(SLACK_MIN, SLACK_MAX);
         self.alarm = Some((self.wake, net.set_timer(at, TICK)));
     }
 
@@ -394,12 +411,16 @@ impl LoopState {
         self.alarm = None;
         self.wake = Instant::NEVER;
         let (mut due, at) = (Vec::new(), now());
-        for conn in self.conns.iter().flatten() {
+        while let Some(index) = self.deadlines.take_due(at) {
+            let Some(Some(conn)) = self.conns.get(index) else {
+                continue;
+            };
             match conn.next_deadline() {
                 late if late <= at => due.push(conn.id),
-                later => self.wake = self.wake.min(later),
+                later => self.deadlines.set(index, later),
             }
         }
+        self.need(self.deadlines.next());
         for id in due {
             self.with(id, |conn, turn| conn.on_deadline(turn));
             self.dirty.push(id);

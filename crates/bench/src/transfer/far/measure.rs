@@ -190,7 +190,7 @@ impl<'a> Near<'a> {
         let during = cell.to_string();
         let millis = self.options.window.as_millis();
         self.guarded(&mut ends.0, &during, |initiator| {
-            grid::round(initiator, cell, millis, || {
+            grid::round(initiator, ("memory", cell), millis, || {
                 Ok(self.link.cpu_seconds(&during)?)
             })
         })

@@ -18,7 +18,7 @@ use super::bare::{BARE_BYTES, Listener};
 use super::{Ask, Begun, CATEGORY, COMMAND, FarError, PROTOCOL, Reply, VERSION, named};
 use crate::machine::Machine;
 use crate::process::{Process, cpu_seconds, descriptor_limit};
-use crate::transfer::ends::{Contact, End, engine, with_loops};
+use crate::transfer::ends::{self, Contact, End, engine, with_loops};
 use crate::transfer::limits::iperf3_server;
 use crate::transfer::{BenchError, Carrier, Place};
 
@@ -313,7 +313,9 @@ impl State {
             seal: self.seal.clone(),
             ..with_loops(config, loops)
         });
-        let end = target.and_then(|engine| End::over(engine, Carrier::Tcp, Place::Cpu, bytes));
+        let end = target.and_then(|engine| {
+            End::over(engine, ends::memory(Carrier::Tcp, Place::Cpu, bytes)?, None)
+        });
         let contact = end.and_then(|end| Ok::<_, BenchError>((end.contact()?, end)));
         let (contact, end) = contact.map_err(|error| error.to_string())?;
         run.targets.push(end);

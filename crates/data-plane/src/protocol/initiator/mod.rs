@@ -116,6 +116,11 @@ impl<T> Initiator<T> {
         })
     }
 
+    /// Whether any task has not ended. Where none is under way the room that many took is not walked through.
+    pub fn has_tasks(&self) -> bool {
+        !self.flights.is_empty() && self.tasks().next().is_some()
+    }
+
     /// The task of a request.
     pub fn task(&mut self, id: u64) -> Option<&mut T> {
         find(&mut self.flights, id)?.task.as_mut()

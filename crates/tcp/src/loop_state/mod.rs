@@ -50,10 +50,6 @@ pub(crate) struct LoopState {
 }
 
 const TICK: u64 = 0;
-/// How late deadlines are checked: by this part of the time until then, within these bounds.
-const SLACK: u32 = 128;
-const SLACK_MIN: Duration = Duration::from_millis(1);
-const SLACK_MAX: Duration = Duration::from_millis(250);
 /// Bytes that are read at once when no large payload is expected.
 const SCRATCH_BYTES: usize = 64 << 10;
 
@@ -96,13 +92,13 @@ impl LoopState {
         if self.conns.len() <= index {
             self.conns.resize_with(index + 1, || None);
         }
-        self.need_look(index, conn.next_deadline());
+        self.need_look(now(), index, conn.next_deadline());
         self.conns[index] = Some(conn);
     }
 
-    fn need_look(&mut self, index: usize, at: Instant) {
-        self.deadlines.set(index, at);
-        self.need(at);
+    fn need_look(&mut self, now: Instant, index: usize, at: Instant) {
+        self.deadlines.set(now, index, at);
+        self.need(self.deadlines.next());
     }
 
     fn need(&mut self, at: Instant) {
@@ -188,7 +184,7 @@ impl LoopState {
                     true => self.busy.insert(id.index()),
                     false => self.busy.remove(&id.index()),
                 };
-                self.need_look(id.index(), conn.next_deadline());
+                self.need_look(turn.now, id.index(), conn.next_deadline());
                 self.conns[id.index()] = Some(conn);
             }
             Err(reason) => {
@@ -400,10 +396,8 @@ impl LoopState {
         if let Some((_, timer)) = self.alarm.take() {
             net.cancel_timer(timer);
         }
-        // A late check is better than an early one, which would find nothing due and come again; what is far away is checked
-        // together with what follows it soon.
-        let ahead = now().until(self.wake) / SLACK;
-        let at = self.wake + ahead.clamp(SLACK_MIN, SLACK_MAX);
+        // A late check is better than an early one, which would find nothing due and come again.
+        let at = self.wake + Duration::from_millis(1);
         self.alarm = Some((self.wake, net.set_timer(at, TICK)));
     }
 
@@ -417,7 +411,7 @@ impl LoopState {
             };
             match conn.next_deadline() {
                 late if late <= at => due.push(conn.id),
-                later => self.deadlines.set(index, later),
+                later => self.deadlines.set(at, index, later),
             }
         }
         self.need(self.deadlines.next());

@@ -2,9 +2,11 @@
 //! proves nothing, and go.
 
 use std::collections::VecDeque;
+use std::fs::DirBuilder;
 use std::io::Write;
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -37,13 +39,16 @@ const TURNS: usize = 3;
 pub struct Handshakes {
     /// Where they come from: `one address`, or `an address each`.
     pub from: &'static str,
-    /// Connections that were tried in a second.
+    /// Connections that were tried at the target in a second.
     pub per_second: f64,
+    /// Those of them that the target's kernel took.
+    pub made_per_second: f64,
     /// Bytes that the connection moved in a nanosecond without them.
     pub quiet_gbps: f64,
-    /// The same while as many knock at a listener of another process, which does nothing but close them: what the CPU time of
-    /// the kernel and of those who knock costs by itself.
+    /// The same while others knock at a target of another process with the same keys: what the CPU time of all this costs by itself.
     pub elsewhere_gbps: f64,
+    /// Those that were tried there in a second.
+    pub elsewhere_per_second: f64,
     /// The same while they knock at its own target.
     pub flooded_gbps: f64,
     /// The last over the one before, in turns: the median.
@@ -82,46 +87,58 @@ pub(super) fn measure(options: &Options) -> Result<Vec<Handshakes>, BenchError> 
     pair.initiator.say(&format!("open {contact}"))?;
     pair.initiator.hear("opened")?;
     let target = Contact::address(&contact)?;
-    let mut sink = Process::start(&options.child, &["sink"], options.patience())?;
-    let elsewhere = sink.hear("serving")?;
+    let mut other = start_target_in("target", options, Carrier::Tcp, None, &environment)?;
+    let elsewhere = Contact::address(&other.hear("serving")?)?;
     let mut knocker = Process::start(&options.child, &["knocker"], options.patience())?;
     knocker.hear("ready")?;
-    let mut rows = Vec::new();
-    for (from, addresses) in [("one address", 1), ("an address each", 1 << 16)] {
-        let (mut quiet, mut beside, mut flooded) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut ratios, mut rates) = (Vec::new(), Vec::new());
-        for _ in 0..TURNS * options.rounds.max(1) {
-            quiet.push(pair.round(CELL, options.window.as_millis())?.gbps);
-            let mut knocked = |at: &str| {
-                knocker.say(&format!("knock {at} {addresses}"))?;
-                let moved = pair.round(CELL, options.window.as_millis())?.gbps;
-                knocker.say("stop")?;
-                let [rate] = knocker.numbers("knocked")?;
-                rates.push(rate);
-                Ok::<f64, BenchError>(moved)
-            };
-            let (there, here) = (knocked(&elsewhere)?, knocked(&target.to_string())?);
-            beside.push(there);
-            flooded.push(here);
-            ratios.push(here / there);
-        }
-        rows.push(Handshakes {
-            from,
-            per_second: median(&mut rates),
-            quiet_gbps: median(&mut quiet),
-            elsewhere_gbps: median(&mut beside),
-            flooded_gbps: median(&mut flooded),
-            flooded_over_elsewhere: median(&mut ratios),
-        });
-    }
-    Ok(rows)
+    let froms = [("one address", 1), ("an address each", 1 << 16)];
+    froms
+        .into_iter()
+        .map(|(from, addresses)| {
+            let mut rounds = Vec::new();
+            for turn in 0..TURNS * options.rounds.max(1) {
+                let mut round = Turn {
+                    quiet: pair.round(CELL, options.window.as_millis())?.gbps,
+                    ..Turn::default()
+                };
+                let mut knocked = |at: SocketAddr| {
+                    knocker.say(&format!("knock {at} {addresses}"))?;
+                    let moved = pair.round(CELL, options.window.as_millis())?.gbps;
+                    knocker.say("stop")?;
+                    let [tried, made] = knocker.numbers("knocked")?;
+                    Ok::<_, BenchError>((moved, tried, made))
+                };
+                // What a machine does to the first of two it does to each in turn.
+                if turn % 2 == 0 {
+                    round.there = knocked(elsewhere)?;
+                }
+                round.here = knocked(target)?;
+                if turn % 2 == 1 {
+                    round.there = knocked(elsewhere)?;
+                }
+                rounds.push(round);
+            }
+            Handshakes::of(from, &rounds)
+        })
+        .collect()
+}
+
+/// What one turn gave: bytes in a nanosecond, and connections tried and made in a second.
+#[derive(Clone, Copy, Default)]
+struct Turn {
+    quiet: f64,
+    there: (f64, f64, f64),
+    here: (f64, f64, f64),
 }
 
 impl Keys {
     fn new() -> Result<Self, BenchError> {
-        let name = format!("slackwater-bench-{}", std::process::id());
+        let mut number = [0; 8];
+        getrandom::fill(&mut number).map_err(|error| BenchError::Transfer(error.to_string()))?;
+        let name = format!("slackwater-bench-{:016x}", u64::from_le_bytes(number));
         let directory = std::env::temp_dir().join(name);
-        std::fs::create_dir(&directory).map_err(BenchError::io("make a directory for keys"))?;
+        let made = DirBuilder::new().mode(0o700).create(&directory);
+        made.map_err(BenchError::io("make a directory for keys"))?;
         let keys = Self(directory);
         for end in ["target", "initiator"] {
             let failed = |error: &dyn std::fmt::Display| BenchError::Transfer(error.to_string());
@@ -142,16 +159,6 @@ impl Drop for Keys {
         // What cannot be removed is of no use to anyone: the keys were for this run.
         let _ = std::fs::remove_dir_all(&self.0);
     }
-}
-
-/// Takes connections in and closes them.
-pub(super) fn sink() -> Result<(), BenchError> {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(BenchError::io("listen"))?;
-    let address = listener.local_addr().map_err(BenchError::io("listen"))?;
-    std::thread::spawn(move || listener.incoming().for_each(drop));
-    tell(&format!("serving {address}"))?;
-    orders().for_each(drop);
-    Ok(())
 }
 
 /// Knocks where it is told until it is told to stop.
@@ -228,10 +235,33 @@ fn knock_once(at: SocketAddr, number: usize, rng: &mut Rng) -> Option<TcpStream>
 }
 
 impl Handshakes {
+    fn of(from: &'static str, turns: &[Turn]) -> Result<Self, BenchError> {
+        let middle =
+            |value: fn(&Turn) -> f64| median(&mut turns.iter().map(value).collect::<Vec<_>>());
+        let row = Self {
+            from,
+            per_second: middle(|turn| turn.here.1),
+            made_per_second: middle(|turn| turn.here.2),
+            quiet_gbps: middle(|turn| turn.quiet),
+            elsewhere_gbps: middle(|turn| turn.there.0),
+            elsewhere_per_second: middle(|turn| turn.there.1),
+            flooded_gbps: middle(|turn| turn.here.0),
+            flooded_over_elsewhere: middle(|turn| turn.here.0 / turn.there.0),
+        };
+        // Nothing was measured then.
+        match row.made_per_second > 0.0 {
+            true => Ok(row),
+            false => Err(BenchError::Transfer(format!(
+                "no connection came to the target, of {:.0} a second that were tried",
+                row.per_second
+            ))),
+        }
+    }
+
     pub(super) fn bound(&self) -> Bound {
         let what = format!(
-            "a sealed connection beside {RATE} attempts a second from {}: GB/s over that beside as many at another process",
-            self.from
+            "a sealed connection beside {:.0} handshakes a second from {}: GB/s over that beside those at another target",
+            self.per_second, self.from
         );
         Bound::at_least(what, self.flooded_over_elsewhere, 0.9)
     }
@@ -240,6 +270,8 @@ impl Handshakes {
         let cells = |row: &Self| {
             let figures = [
                 row.per_second,
+                row.made_per_second,
+                row.elsewhere_per_second,
                 row.quiet_gbps,
                 row.elsewhere_gbps,
                 row.flooded_gbps,
@@ -250,9 +282,11 @@ impl Handshakes {
         };
         let heading = [
             "attempts from",
-            "a second",
+            "tried a second",
+            "made a second",
+            "tried at another target",
             "without, GB/s",
-            "at another process, GB/s",
+            "at another target, GB/s",
             "at its target, GB/s",
             "ratio",
         ];

@@ -301,7 +301,6 @@ pub fn child(arguments: &[String]) -> Result<(), BenchError> {
         }
         ["crowd", count] => crowd::serve(count),
         ["holder"] => crowd::hold(),
-        ["sink"] => handshakes::sink(),
         ["knocker"] => handshakes::knock(),
         ["despair", address, count, timeout_ms] => crowd::despair(address, count, timeout_ms),
         _ => Err(BenchError::Arguments(arguments.to_vec())),

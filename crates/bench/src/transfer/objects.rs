@@ -177,25 +177,25 @@ pub(super) fn grant(engine: &Engine, region: &Region, block: usize) -> String {
 }
 
 /// The loads: many small ones, whose cost a capability is the largest part of, and large ones.
-fn cells(options: &Options) -> impl Iterator<Item = Cell> {
+fn cells(options: &Options) -> Vec<Cell> {
     let small = options.blocks.iter().copied().min().unwrap_or(MESSAGE);
-    [
-        (small, 1, 1),
-        (small, 16, 1),
-        (small, 1, 128),
-        (MESSAGE, 1, 1),
-        (MESSAGE, 16, 16),
-    ]
-    .map(|(block, concurrency, batch)| Cell {
+    let mut loads = vec![(small, 1, 1), (small, 16, 1), (small, 1, 128)];
+    loads.extend([(MESSAGE, 1, 1), (MESSAGE, 16, 16)]);
+    loads.sort_unstable();
+    loads.dedup();
+    let cell = |(block, concurrency, batch)| Cell {
         direction: Direction::Read,
         block,
         concurrency,
         batch,
-    })
-    .into_iter()
+    };
+    loads.into_iter().map(cell).collect()
 }
 
 pub(super) fn measure(options: &Options, report: &mut Report) -> Result<(), BenchError> {
+    if !options.directions.contains(&Direction::Read) {
+        return Ok(());
+    }
     let of_hosts = |carrier: &&Carrier| options.place(**carrier) == Place::Cpu;
     for &carrier in options.carriers.iter().filter(of_hosts) {
         let mut pair = Pair::lending(options, carrier)?;

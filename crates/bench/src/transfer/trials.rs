@@ -113,7 +113,12 @@ pub(super) fn measure(options: &Options, report: &mut Report) -> Result<(), Benc
         for peer in ["refusing", "silent"] {
             report.dead_peers.push(despair(options, peer)?);
         }
-        report.handshakes = handshakes::measure(options)?;
+        match handshakes::measure(options) {
+            Ok(rows) => report.handshakes = rows,
+            Err(error) => report
+                .notes
+                .push(format!("handshakes were not measured: {error}")),
+        }
     }
     if options.torture > 0 {
         for &carrier in &options.carriers {

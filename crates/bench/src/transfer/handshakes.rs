@@ -8,6 +8,7 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
+use std::sync::mpsc::TryRecvError;
 use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
@@ -175,25 +176,27 @@ pub(super) fn knock() -> Result<(), BenchError> {
         };
         let wrong = |_| BenchError::Arguments(order.clone());
         let (at, addresses): (SocketAddr, usize) = (at.parse().map_err(wrong)?, number(addresses)?);
-        let (begun, mut tried, mut open) = (Instant::now(), 0, VecDeque::new());
-        let mut rng = Rng::new(1);
-        while matches!(
-            stopped.try_recv(),
-            Err(std::sync::mpsc::TryRecvError::Empty)
-        ) {
+        let (begun, mut tried, mut made) = (Instant::now(), 0, 0);
+        let (mut open, mut rng) = (VecDeque::new(), Rng::new(1));
+        while matches!(stopped.try_recv(), Err(TryRecvError::Empty)) {
             let due = (begun.elapsed().as_secs_f64() * RATE as f64) as usize;
-            while tried < due {
-                open.extend(knock_once(at, tried % addresses, &mut rng));
-                tried += 1;
-                if open.len() > OPEN {
-                    open.pop_front();
-                }
+            if tried >= due {
+                std::thread::sleep(Duration::from_millis(1));
+                continue;
             }
-            std::thread::sleep(Duration::from_millis(1));
+            if let Some(stream) = knock_once(at, tried % addresses, &mut rng) {
+                open.push_back(stream);
+                made += 1;
+            }
+            tried += 1;
+            if open.len() > OPEN {
+                open.pop_front();
+            }
         }
+        let seconds = begun.elapsed().as_secs_f64();
         drop(open);
-        let rate = tried as f64 / begun.elapsed().as_secs_f64();
-        tell(&format!("knocked {rate}"))?;
+        let [tried, made] = [tried, made].map(|count| count as f64 / seconds);
+        tell(&format!("knocked {tried} {made}"))?;
     }
     Ok(())
 }

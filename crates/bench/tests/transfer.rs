@@ -11,6 +11,7 @@ fn main() {
         return child(&arguments[1..]).expect("the parent speaks to this process as its own");
     }
     rows_limits_and_waits_are_filled();
+    trials_are_filled();
     survivors_account_for_every_request();
     device_memory_is_measured_and_named();
     a_device_that_is_not_there_is_an_error();
@@ -100,6 +101,40 @@ fn rows_limits_and_waits_are_filled() {
         assert!(bounds.contains(promise), "{promise}: {bounds}");
     }
     fields_are_those_of_the_contract(&report);
+}
+
+/// The trials were run by hand alone: what they start said words that nobody understood.
+fn trials_are_filled() {
+    let report = run(&Options {
+        rows: false,
+        trials: true,
+        ..small()
+    });
+    let report = report.expect("loopback");
+    assert!(
+        report
+            .idle
+            .as_ref()
+            .is_some_and(|idle| idle.connections >= 1000),
+        "{:?}",
+        report.idle
+    );
+    assert_eq!(report.dead_peers.len(), 2);
+    let from: Vec<_> = report.handshakes.iter().map(|row| row.from).collect();
+    assert_eq!(
+        from,
+        ["one address", "an address each"],
+        "{:?}",
+        report.notes
+    );
+    for row in &report.handshakes {
+        assert!(
+            row.made_per_second > 100.0
+                && row.flooded_gbps > 1e-3
+                && row.flooded_over_elsewhere > 0.0,
+            "{row:?}"
+        );
+    }
 }
 
 fn fields_are_those_of_the_contract(report: &Report) {

@@ -294,7 +294,7 @@ pub(super) fn initiate(words: &Words<'_>, wait: &str) -> Result<(), BenchError> 
     slackwater_wait::install(choice.strategy(), None);
     let end = End::new(words)?;
     let mut open: Option<Target> = None;
-    let mut named: Option<Arc<Objects>> = None;
+    let mut named: Option<Objects> = None;
     tell("ready")?;
     let mut orders = orders();
     while let Some(order) = orders.next() {
@@ -312,13 +312,11 @@ pub(super) fn initiate(words: &Words<'_>, wait: &str) -> Result<(), BenchError> 
                 tell("opened")?;
             }
             (["objects", stride, capabilities], Some(target)) => {
-                let objects = Objects::of(target, &format!("{stride} {capabilities}"))?;
-                named = Some(Arc::new(objects));
+                named = Some(Objects::of(target, stride, capabilities)?);
                 tell("named")?;
             }
             (["run", what, op, block, concurrency, batch, millis], Some(target)) => {
-                let objects = named.as_deref();
-                let aim = match (*what, objects) {
+                let aim = match (*what, &named) {
                     ("memory", _) => Aim::Memory(target),
                     ("one", Some(objects)) => Aim::Objects(objects, Grants::One),
                     ("each", Some(objects)) => Aim::Objects(objects, Grants::Each),

@@ -264,7 +264,7 @@ impl Handshakes {
     pub(super) fn bound(&self) -> Bound {
         let what = format!(
             "a sealed connection beside {:.0} handshakes a second from {}: GB/s over that beside those at another target",
-            self.per_second, self.from
+            self.made_per_second, self.from
         );
         Bound::at_least(what, self.flooded_over_elsewhere, 0.9)
     }

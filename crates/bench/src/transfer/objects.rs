@@ -125,9 +125,8 @@ impl Gate for AllLive {
 
 impl Objects {
     /// Of what [`grant`] has said.
-    pub(super) fn of(whole: Target, said: &str) -> Result<Self, BenchError> {
-        let unclear = || BenchError::Arguments(vec!["objects".to_owned(), said.to_owned()]);
-        let (stride, capabilities) = said.split_once(' ').ok_or_else(unclear)?;
+    pub(super) fn of(whole: Target, stride: &str, capabilities: &str) -> Result<Self, BenchError> {
+        let unclear = || BenchError::Arguments(vec!["objects".to_owned(), capabilities.to_owned()]);
         let capabilities: Vec<Vec<u8>> =
             serde_json::from_str(capabilities).map_err(|_| unclear())?;
         let read = |bytes: &Vec<u8>| Capability::read_from_bytes(bytes).map_err(|_| unclear());
@@ -194,10 +193,20 @@ fn cells(options: &Options) -> Vec<Cell> {
 
 pub(super) fn measure(options: &Options, report: &mut Report) -> Result<(), BenchError> {
     if !options.directions.contains(&Direction::Read) {
+        report.notes.push(
+            "no objects with a capability each: they are read, and writes alone were asked for"
+                .into(),
+        );
         return Ok(());
     }
-    let of_hosts = |carrier: &&Carrier| options.place(**carrier) == Place::Cpu;
-    for &carrier in options.carriers.iter().filter(of_hosts) {
+    for &carrier in &options.carriers {
+        if options.place(carrier) != Place::Cpu {
+            let name = carrier.name();
+            report.notes.push(format!(
+                "no objects with a capability each by {name}: memory of the host alone is lent so"
+            ));
+            continue;
+        }
         let mut pair = Pair::lending(options, carrier)?;
         for cell in cells(options) {
             pair.name_objects(cell.block)?;

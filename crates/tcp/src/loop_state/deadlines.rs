@@ -53,7 +53,7 @@ impl Deadlines {
         self.queue.first().map_or(Instant::NEVER, |(at, _)| *at)
     }
 
-    /// A connection that is due, which is to be looked at never again until it is said anew.
+    /// A connection that is due. Its time is forgotten: who looks at it says when to look again.
     pub(super) fn take_due(&mut self, now: Instant) -> Option<usize> {
         let (_, index) = *self.queue.first().filter(|(at, _)| *at <= now)?;
         self.forget(index);

@@ -33,11 +33,7 @@ impl Report {
         }
         if let Some(idle) = &self.idle {
             let what = format!("idle engine, {} connections: % of a core", idle.connections);
-            bounds.push(Bound::at_most(
-                what,
-                idle.initiator_cpu_percent.max(idle.target_cpu_percent),
-                0.1,
-            ));
+            bounds.push(Bound::at_most(what, idle.engine_cpu_percent(), 0.1));
         }
         bounds.extend(self.dead_peers.iter().flat_map(DeadPeer::bounds));
         bounds.extend(self.handshakes.iter().map(Handshakes::bound));

@@ -26,7 +26,9 @@ pub struct Idle {
     pub initiator_cpu_percent: f64,
     /// Context switches of all its threads.
     pub initiator_switches: u64,
-    /// The same of the process that serves them with many engines.
+    /// The engines that serve them, in one process.
+    pub target_engines: usize,
+    /// The same of that process.
     pub target_cpu_percent: f64,
     /// Context switches of all its threads.
     pub target_switches: u64,
@@ -131,8 +133,9 @@ pub(super) fn measure(options: &Options, report: &mut Report) -> Result<(), Benc
 
 /// One engine with connections to many others, none of which has anything to do.
 fn watch_idle(options: &Options) -> Result<Idle, BenchError> {
-    let engines = CONNECTIONS.div_ceil(LANES).to_string();
-    let mut crowd = Process::start(&options.child, &["crowd", &engines], options.patience())?;
+    let engines = CONNECTIONS.div_ceil(LANES);
+    let arguments = ["crowd", &engines.to_string()];
+    let mut crowd = Process::start(&options.child, &arguments, options.patience())?;
     let contacts = crowd.hear("serving")?;
     let mut holder = Process::start(&options.child, &["holder"], options.patience())?;
     holder.hear("ready")?;
@@ -149,6 +152,7 @@ fn watch_idle(options: &Options) -> Result<Idle, BenchError> {
         seconds,
         initiator_cpu_percent: percent(0),
         initiator_switches: after[0].1 - before[0].1,
+        target_engines: engines,
         target_cpu_percent: percent(1),
         target_switches: after[1].1 - before[1].1,
     })
@@ -396,6 +400,14 @@ impl State {
 }
 
 impl Idle {
+    /// CPU of the engine that has most to look after, in percent of a core.
+    pub(super) fn engine_cpu_percent(&self) -> f64 {
+        f64::max(
+            self.initiator_cpu_percent,
+            self.target_cpu_percent / self.target_engines as f64,
+        )
+    }
+
     pub(super) fn table(&self) -> Table {
         let head = [
             "process",
@@ -423,7 +435,7 @@ impl Idle {
                 self.initiator_switches,
             ),
             row(
-                "many engines that serve them",
+                &format!("{} engines that serve them", self.target_engines),
                 self.target_cpu_percent,
                 self.target_switches,
             ),

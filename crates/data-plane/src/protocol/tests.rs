@@ -126,6 +126,23 @@ fn a_target_is_told_of_a_trace_only_where_it_has_said_that_it_takes_them() {
     assert_eq!(told(Features::SEALED.with(Features::AES)), None);
 }
 
+/// A thousand idle connections were all looked at once, five seconds after they were opened, though none had anything to end: .3 to
+/// .9 % of a core in ten seconds.
+#[test]
+fn an_opened_connection_is_left_alone_until_it_is_to_close() {
+    let limits = InitiatorLimits {
+        gc_interval: Duration::from_secs(5),
+        ..LIMITS
+    };
+    let (mut initiator, mut out) = (Initiator::<()>::new(limits, NOW), Vec::new());
+    let greeted = initiator.handle(NOW, Input::Greeting(&greeting()), &mut out);
+    assert!(greeted.is_ok());
+    let end = NOW + limits.idle_timeout;
+    assert_eq!(initiator.next_deadline(), end);
+    let closed = initiator.on_deadline(end, &mut out);
+    assert!(matches!(closed, Err(CloseReason::Idle)));
+}
+
 #[test]
 fn a_read_that_is_acknowledged_before_its_bytes_fails() {
     let (mut initiator, mut out) = (Initiator::new(LIMITS, NOW), Vec::new());

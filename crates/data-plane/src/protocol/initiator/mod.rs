@@ -265,7 +265,7 @@ impl<T> Initiator<T> {
         self.ready = true;
         self.traced = greeting.features.has(Features::TRACED);
         self.idle_since = now;
-        self.need(now + self.limits.gc_interval);
+        self.need(now + self.limits.idle_timeout);
         out.push(Output::Ready(Credit {
             requests: greeting.requests_max.min(self.limits.requests_max).max(1) as usize,
             bytes: greeting.in_flight_bytes_max,

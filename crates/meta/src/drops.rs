@@ -4,14 +4,12 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
 use slackwater_base::{Instant, Planted, planted};
-use slackwater_wire::{
-    DiskEntry, ErrorCode, Incarnation, Key, NodeId, Presence, SegmentKind, Tenant, Version,
-};
+use slackwater_wire::{DiskEntry, ErrorCode, Key, NodeId, Presence, SegmentKind, Tenant, Version};
 
 use crate::catalog::{Mark, SegmentIndex};
 use crate::master::Master;
 use crate::outbox::Waiter;
-use crate::unheard::Spared;
+use crate::spared::Spared;
 
 /// A version of a key, by its hash, and the segment that is to forget it.
 pub(crate) type DropName = (u64, Version, SegmentIndex);
@@ -71,22 +69,6 @@ impl Drops {
         &self.pending[name].entry
     }
 
-    /// A record may have to be dropped: its node is not told yet. False when it was told before.
-    pub(crate) fn begin_unordered(&mut self, name: DropName, entry: &DiskEntry) -> bool {
-        let is_new = !self.pending.contains_key(&name);
-        if is_new {
-            self.expect(name.0, entry.clone(), name.2);
-        }
-        is_new
-    }
-
-    /// Nothing is to be dropped that nobody waits for.
-    pub(crate) fn forget(&mut self, name: &DropName) {
-        if self.pending.remove(name).is_some_and(|drop| drop.owed) {
-            self.forget_owed(name.2);
-        }
-    }
-
     fn forget_owed(&mut self, segment: SegmentIndex) {
         if let Some(count) = self.owed.get_mut(&segment) {
             *count -= 1;
@@ -139,7 +121,6 @@ impl Master {
             }
         });
         pending.waiters.extend(waiters);
-        self.drop_unheard(name);
         if kept {
             self.keep_drop(name);
         }
@@ -187,14 +168,12 @@ impl Master {
             segment.presence == Presence::Here && !segment.unannounced && !self.drops.owes(*index)
         };
         let segments = self.segments.of_node(node);
-        let lives = segments.iter().map(|it| self.segments.at(*it).incarnation);
-        let is_one_life = lives.clone().min() == lives.max();
         let is_mounted = |kind: &SegmentKind| {
             let mut segments = segments.iter();
             segments.any(|it| self.segments.at(*it).kind() == *kind)
         };
         let is_whole = self.owed.expected(node).iter().all(is_mounted);
-        if !segments.is_empty() && is_one_life && is_whole && segments.iter().all(paid) {
+        if !segments.is_empty() && is_whole && segments.iter().all(paid) {
             self.owed.end(node);
         }
     }
@@ -224,9 +203,7 @@ impl Master {
     }
 
     fn await_drop(&mut self, name: DropName, waiter: Waiter) {
-        if self.drops.spared.is_unheard(&name) {
-            // Nothing has ended it, and nothing is under way.
-        } else if self.is_kept(name.2) {
+        if self.is_kept(name.2) {
             self.keep_drop(name);
         } else if self.segments.at(name.2).presence == Presence::Hidden {
             self.acks
@@ -258,7 +235,7 @@ impl Master {
         if drop.copies == 0 {
             let (waiters, owed) = (std::mem::take(&mut drop.waiters), drop.owed);
             self.drops.pending.remove(&name);
-            self.unspare(&name);
+            self.drops.spared.remove(&name);
             for waiter in waiters {
                 self.acks.done(waiter.ack, &mut self.outbox);
             }
@@ -271,10 +248,9 @@ impl Master {
     }
 
     /// A node is gone with all that it was to write and to forget, of which [`Master::lose_drops`] asks what lives on: before
-    /// anything of the node is given up. What was mounted in its life `but` is not gone.
-    pub(crate) fn lose_orders_of(&mut self, now: Instant, node: NodeId, but: Option<Incarnation>) {
-        let mut lost = self.segments.of_node(node);
-        lost.retain(|index| Some(self.segments.at(*index).incarnation) != but);
+    /// anything of the node is given up.
+    pub(crate) fn lose_orders_of(&mut self, now: Instant, node: NodeId) {
+        let lost = self.segments.of_node(node);
         if !planted(Planted::LostOffloadsAreDropped) {
             self.lose_offloads(now, &lost);
         }
@@ -308,7 +284,7 @@ impl Master {
             .collect();
         for key in lost {
             let is_ended = self.is_ended(&key, self.drops.entry(&key));
-            self.unspare(&key);
+            self.drops.spared.remove(&key);
             let drop = self.drops.pending.remove(&key).expect("found above");
             if drop.owed {
                 self.drops.forget_owed(segment);

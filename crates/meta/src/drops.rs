@@ -9,7 +9,7 @@ use slackwater_wire::{DiskEntry, ErrorCode, Key, NodeId, Presence, SegmentKind, 
 use crate::catalog::{Mark, SegmentIndex};
 use crate::master::Master;
 use crate::outbox::Waiter;
-use crate::spared::Spared;
+use crate::owed::Sweep;
 
 /// A version of a key, by its hash, and the segment that is to forget it.
 pub(crate) type DropName = (u64, Version, SegmentIndex);
@@ -21,7 +21,6 @@ pub(crate) struct Drops {
     pending: BTreeMap<DropName, PendingDrop>,
     /// How many of them nobody waits for because they are owed, by segment.
     owed: BTreeMap<SegmentIndex, usize>,
-    pub(crate) spared: Spared,
 }
 
 /// A place in the order of the drops under way.
@@ -32,13 +31,27 @@ impl DropMark {
     pub(crate) const FIRST: Self = Self((0, Version(0), SegmentIndex(0)));
 }
 
-struct PendingDrop {
-    entry: DiskEntry,
+pub(crate) struct PendingDrop {
+    pub(crate) entry: DiskEntry,
     /// Copies that are not forgotten yet: one record, or extents of one segment.
     copies: u32,
     /// It is kept for the node until it is forgotten there: see [`crate::owed::Owed`].
     owed: bool,
+    /// Nothing has ended the version, though no copy of it is known: see [`crate::spared`].
+    pub(crate) spared: bool,
     waiters: Vec<Waiter>,
+}
+
+impl PendingDrop {
+    fn new(entry: DiskEntry) -> Self {
+        Self {
+            entry,
+            copies: 0,
+            owed: false,
+            spared: false,
+            waiters: Vec::new(),
+        }
+    }
 }
 
 impl Drops {
@@ -49,13 +62,8 @@ impl Drops {
     /// The node of a memory segment is about to be told to forget an extent.
     pub(crate) fn expect(&mut self, hash: u64, entry: DiskEntry, segment: SegmentIndex) {
         let key = (hash, entry.version, segment);
-        let pending = self.pending.entry(key).or_insert_with(|| PendingDrop {
-            entry,
-            copies: 0,
-            owed: false,
-            waiters: Vec::new(),
-        });
-        pending.copies += 1;
+        let new = || PendingDrop::new(entry);
+        self.pending.entry(key).or_insert_with(new).copies += 1;
     }
 
     /// The drops of these versions of a key.
@@ -65,8 +73,10 @@ impl Drops {
         self.pending.range(range).map(|(name, _)| *name).collect()
     }
 
-    pub(crate) fn entry(&self, name: &DropName) -> &DiskEntry {
-        &self.pending[name].entry
+    /// One of the drops that are listed.
+    pub(crate) fn at_mut(&mut self, name: &DropName) -> &mut PendingDrop {
+        let pending = self.pending.get_mut(name);
+        pending.expect("listed drops are under way")
     }
 
     fn forget_owed(&mut self, segment: SegmentIndex) {
@@ -109,21 +119,22 @@ impl Master {
             .into_iter()
             .map(|waiter| self.acks.wait(waiter))
             .collect();
-        let node = self.segments.at(segment).node;
         let name = (hash, entry.version, segment);
-        let pending = self.drops.pending.entry(name).or_insert_with(|| {
-            self.outbox.drop(node, entry.clone());
-            PendingDrop {
-                entry,
-                copies: 1,
-                owed: false,
-                waiters: Vec::new(),
-            }
-        });
-        pending.waiters.extend(waiters);
+        self.begin_drop(name, &entry).waiters.extend(waiters);
         if kept {
             self.keep_drop(name);
         }
+    }
+
+    /// Orders that a record is dropped, unless that was ordered before.
+    pub(crate) fn begin_drop(&mut self, name: DropName, entry: &DiskEntry) -> &mut PendingDrop {
+        let node = self.segments.at(name.2).node;
+        self.drops.pending.entry(name).or_insert_with(|| {
+            self.outbox.drop(node, entry.clone());
+            let mut drop = PendingDrop::new(entry.clone());
+            drop.copies = 1;
+            drop
+        })
     }
 
     /// Whether what waits for a drop at this segment need not: the node has been away for long, and the removal is kept for
@@ -147,7 +158,7 @@ impl Master {
             return;
         };
         let counts = planted(Planted::KeptCountsAsRemoved);
-        if counts || self.is_ended(&name, &drop.entry) {
+        if counts || self.is_ended(name.0, drop) {
             self.owed.key_of(node, &drop.entry.tenant, hash, version);
         }
         if let Some(drop) = self.drops.pending.get_mut(&name)
@@ -235,7 +246,6 @@ impl Master {
         if drop.copies == 0 {
             let (waiters, owed) = (std::mem::take(&mut drop.waiters), drop.owed);
             self.drops.pending.remove(&name);
-            self.drops.spared.remove(&name);
             for waiter in waiters {
                 self.acks.done(waiter.ack, &mut self.outbox);
             }
@@ -283,8 +293,7 @@ impl Master {
             .copied()
             .collect();
         for key in lost {
-            let is_ended = self.is_ended(&key, self.drops.entry(&key));
-            self.drops.spared.remove(&key);
+            let is_ended = self.is_ended(key.0, &self.drops.pending[&key]);
             let drop = self.drops.pending.remove(&key).expect("found above");
             if drop.owed {
                 self.drops.forget_owed(segment);
@@ -308,8 +317,9 @@ impl Master {
 
     /// Whether what a drop under way is of was removed, replaced or evicted everywhere: a copy that only made room is of none such,
     /// nor is one whose last sibling was lost.
-    fn is_ended(&self, name: &DropName, entry: &DiskEntry) -> bool {
-        !self.drops.spared.has(name) && !self.lives_on(name.0, entry)
+    fn is_ended(&self, hash: u64, drop: &PendingDrop) -> bool {
+        let spared = drop.spared && !self.owed.is_swept(&drop.entry);
+        !spared && !self.lives_on(hash, &drop.entry)
     }
 
     /// Whether there is an object of this very put.
@@ -348,7 +358,7 @@ impl Master {
     /// Also keeps the removals under way for a node that mounts: it was not told of them, and may hold copies.
     pub(crate) fn owe_pending_drops(&mut self) {
         for (name, drop) in &self.drops.pending {
-            if !drop.waiters.is_empty() && self.is_ended(name, &drop.entry) {
+            if !drop.waiters.is_empty() && self.is_ended(name.0, drop) {
                 self.owed.key(&drop.entry.tenant, name.0, name.1);
             }
         }
@@ -356,21 +366,22 @@ impl Master {
 }
 
 impl Master {
-    /// Makes the waiter wait for those of the next `count` drops under way that a removal of many keys covers. Says where
-    /// to go on, if anywhere.
+    /// Makes the waiter wait for those of the next `count` drops under way that a removal of many keys names: none that it covers is
+    /// spared. Says where to go on, if anywhere.
     pub(crate) fn await_drops_from(
         &mut self,
         next: DropMark,
         count: usize,
         waiter: Waiter,
-        covers: impl Fn(&DiskEntry) -> bool,
+        sweep: &Sweep,
     ) -> Option<DropMark> {
         let mut drops = self.drops.pending.range(next.0..);
         let some: Vec<_> = drops.by_ref().take(count).map(|(name, _)| *name).collect();
         let next = drops.next().map(|(name, _)| DropMark(*name));
         for name in some {
-            let drop = &self.drops.pending[&name];
-            if drop.owed || !covers(&drop.entry) || drop.waiters.contains(&waiter) {
+            let drop = self.drops.at_mut(&name);
+            drop.spared &= !sweep.covers(&drop.entry);
+            if drop.owed || !sweep.names(&drop.entry) || drop.waiters.contains(&waiter) {
                 continue;
             }
             self.await_drop(name, waiter);

@@ -190,12 +190,10 @@ impl Master {
             }
             self.discard(now, id, Reason::Removed);
             self.lost_in_drain(index, object);
-            let is_last = !self.catalog.object(object).has_replicas() && self.drops.len() > 0;
-            let last = is_last.then(|| (self.catalog.object(object).hash, self.entry(object)));
-            self.erase_if_empty(now, object);
-            if let Some((hash, entry)) = last {
-                self.spare_drops(hash, &entry);
+            if !self.catalog.object(object).has_replicas() {
+                self.spare_drops(object);
             }
+            self.erase_if_empty(now, object);
         }
         self.lose_drops(index);
         self.segments.take(index);

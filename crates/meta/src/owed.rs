@@ -47,9 +47,13 @@ pub(crate) struct Sweep {
 
 impl Sweep {
     pub(crate) fn covers(&self, entry: &DiskEntry) -> bool {
+        entry.version <= self.up_to && self.names(entry)
+    }
+
+    /// Whether it is one of the keys, whatever its version.
+    pub(crate) fn names(&self, entry: &DiskEntry) -> bool {
         let (tenant, pattern) = (self.tenant.as_ref(), self.pattern.as_ref());
-        entry.version <= self.up_to
-            && tenant.is_none_or(|tenant| *tenant == entry.tenant)
+        tenant.is_none_or(|tenant| *tenant == entry.tenant)
             && pattern.is_none_or(|pattern| pattern.is_match(entry.key.as_bytes()))
     }
 }
@@ -287,6 +291,11 @@ impl Owed {
     /// The removal is under way, by this scan: also nodes for which removals come to be kept meanwhile are owed it.
     pub(crate) fn begin_sweep(&mut self, scan: u64, sweep: Sweep) {
         self.sweeps.insert(scan, sweep);
+    }
+
+    /// What the removal of this scan is to end.
+    pub(crate) fn sweep(&self, scan: u64) -> Option<&Sweep> {
+        self.sweeps.get(&scan)
     }
 
     /// Whether a removal that is under way is to end this.

@@ -1,7 +1,7 @@
 //! Drops that are kept for a node that is away: what only made room is none of a removal, and a removal is one wherever a copy
 //! is left.
 
-use slackwater_meta::{Input, Journaled, MasterConfig, Tenancy};
+use slackwater_meta::{Input, Journaled, Limits, MasterConfig, Tenancy};
 use slackwater_wire::*;
 
 use crate::inventory::{Inventory, all_announced, announced, holds, mount_tiers};
@@ -18,7 +18,11 @@ pub(crate) struct Pool {
 
 impl Pool {
     pub(crate) fn new() -> Self {
-        let world = begun(Journaled::default());
+        Self::with(MasterConfig::DEFAULT.limits)
+    }
+
+    pub(crate) fn with(limits: Limits) -> Self {
+        let world = begun(Journaled::default(), limits);
         let mut pool = Self {
             world,
             journal: Journaled::default(),
@@ -71,7 +75,8 @@ impl Pool {
         let notes = self.world.master.take_notes();
         notes.iter().for_each(|note| self.journal.apply(note));
         let now = self.world.now;
-        self.world = begun(self.journal.clone());
+        let limits = self.world.master.config().limits.clone();
+        self.world = begun(self.journal.clone(), limits);
         self.world.now = now;
         self.world.master.start_above(Version(1 << 40));
     }
@@ -100,9 +105,10 @@ pub(crate) type End = (&'static str, fn(&mut Pool));
 /// What ends between the node and its master.
 pub(crate) const ENDS: [End; 2] = [("given up", Pool::lose), ("restarted", Pool::restart)];
 
-fn begun(journal: Journaled) -> World {
+fn begun(journal: Journaled, limits: Limits) -> World {
     let mut world = World::new(MasterConfig {
         granule: BLOCK,
+        limits,
         tenancy: Tenancy::On,
         ..MasterConfig::DEFAULT
     });
@@ -224,11 +230,12 @@ fn what_a_lost_node_was_to_write_is_not_dead() {
 fn what_is_kept_for_one_node_to_forget_is_no_word_to_another() {
     const OTHER: NodeId = NodeId(77);
     const OTHERS: SegmentId = SegmentId(70);
-    let mut world = begun(Journaled {
+    let journal = Journaled {
         forgot: true,
         nodes: [(OTHER, true)].into(),
         ..Journaled::default()
-    });
+    };
+    let mut world = begun(journal, MasterConfig::DEFAULT.limits);
     world.master.start_above(Version(1 << 40));
     let record = reported("a", 5, BLOCK);
     mount_tiers(&mut world, &[MEMORY, DISK], Incarnation(1));

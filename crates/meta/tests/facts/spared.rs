@@ -2,7 +2,7 @@
 //! before, until something ends the value.
 
 use slackwater_base::KeyHash;
-use slackwater_meta::Input;
+use slackwater_meta::{Input, Limits, MasterConfig};
 use slackwater_wire::*;
 
 use crate::jobs::{SECOND, THIRD, shift};
@@ -21,7 +21,10 @@ fn carry(pool: &mut Pool, name: &str) {
 
 /// A value in the memory of the second node. The first one has its record, and is told to forget that.
 fn carried(name: &str) -> Pool {
-    let mut pool = Pool::new();
+    carried_in(Pool::new(), name)
+}
+
+fn carried_in(mut pool: Pool, name: &str) -> Pool {
     let version = pool.world.put(name, BLOCK);
     offload_all(&mut pool.world);
     pool.records.push(reported(name, version.0, BLOCK));
@@ -153,4 +156,77 @@ fn a_removal_ends_no_record_of_another_key_with_the_same_hash() {
     let done = Reply::Each(vec![Err(ErrorCode::ObjectNotFound)]);
     assert_eq!(pool.world.ask(removal), done, "it waits for nothing");
     assert!(is_back(pool, FIRST));
+}
+
+/// A record was being written on a node that was hidden, from memory that a job had moved elsewhere, when the last known copy went: its
+/// drop was kept for the node before anybody knew that nothing had ended the value, and the record was refused.
+#[test]
+fn what_is_written_on_a_hidden_node_lives_though_the_last_known_copy_is_gone() {
+    for (end, ends) in ENDS {
+        for is_removed in [false, true] {
+            let mut pool = Pool::new();
+            let version = pool.world.put("a", BLOCK);
+            assert_eq!(offloads(&mut pool.world).len(), 1);
+            carry(&mut pool, "a");
+            assert_eq!(pool.world.nodes_of("a"), [2]);
+            pool.hide();
+            lose_last(&mut pool, "a");
+            if is_removed {
+                let call = pool.world.send(ME, remove("a", true));
+                assert!(pool.world.reply(call).is_some(), "it is kept for the node");
+            }
+            // It was written, which nobody heard.
+            pool.records.push(reported("a", version.0, BLOCK));
+            ends(&mut pool);
+            pool.comes_back();
+            assert_eq!(pool.world.has("a"), !is_removed, "{end}");
+        }
+    }
+}
+
+/// A removal of all keys, which looks at one object or drop a step, and what goes before it and in the middle of it.
+#[test]
+fn a_removal_of_many_ends_what_it_has_not_come_to() {
+    let limits = Limits {
+        scan_step: 1,
+        ..MasterConfig::DEFAULT.limits
+    };
+    type Goes = fn(&mut Pool);
+    let (nothing, last): (Goes, Goes) = (|_| {}, |pool| lose_last(pool, "a"));
+    let own: Goes = |pool| pool.lose();
+    let both: Goes = |pool| {
+        lose_last(pool, "a");
+        pool.lose();
+    };
+    let cases = [
+        (
+            "the last copy, and the removal comes to the end",
+            last,
+            nothing,
+        ),
+        ("the last copy, and the node in the middle", last, own),
+        ("the last copy in the middle", nothing, last),
+        ("the last copy and the node in the middle", nothing, both),
+    ];
+    for (case, before, between) in cases {
+        let mut pool = Pool::with(limits.clone());
+        (pool.world).mount(THIRD, SegmentId(30), SegmentKind::Memory, 16 * BLOCK);
+        for n in 0..8 {
+            pool.world.put_at(&format!("k{n}"), BLOCK, "segment-30");
+        }
+        let mut pool = carried_in(pool, "a");
+        before(&mut pool);
+        let all = RemoveAll {
+            tenant: Some(Tenant::DEFAULT),
+            force: true,
+        };
+        let call = pool.world.send(ME, Request::RemoveAll(all));
+        let next = pool.world.master.next_deadline();
+        assert_eq!(next, Some(pool.world.now), "it takes several steps");
+        between(&mut pool);
+        pool.world.pass(std::time::Duration::from_millis(1));
+        let is_there = pool.world.master.has_node(NODE);
+        assert_eq!(pool.world.reply(call).is_none(), is_there, "{case}");
+        assert!(!is_back(pool, "a"), "{case}");
+    }
 }

@@ -305,3 +305,24 @@ fn what_is_cleared_everywhere_is_dead_and_what_is_left_lives() {
     pool.world.obey();
     assert_eq!(pool.world.reply(call), Some(Reply::Each(vec![Ok(())])));
 }
+
+/// What a segment was cleared of waited for its node when another one came with the same value: that counted as removed there too.
+#[test]
+fn a_node_that_comes_is_owed_no_copy_that_another_one_is_to_forget() {
+    const OTHER: NodeId = NodeId(77);
+    const OTHERS: SegmentId = SegmentId(70);
+    let mut pool = Pool::new();
+    pool.put_on_both();
+    let clear = Request::ReplicaClear(ReplicaClear {
+        tenant: Tenant::DEFAULT,
+        keys: vec![key("a")],
+        segment: Some(format!("segment-{DISK}")),
+    });
+    let call = pool.world.send(ME, clear);
+    assert_eq!(pool.world.reply(call), None, "the node is to forget it");
+    (pool.world).mount(OTHER, OTHERS, SegmentKind::Disk, 16 * BLOCK);
+    let (segment, entries) = (OTHERS, pool.records.clone());
+    pool.world
+        .report(OTHER, Report::Announce { segment, entries });
+    assert_eq!(pool.world.found("a").replicas.len(), 2);
+}

@@ -9,7 +9,7 @@ use slackwater_wire::{DiskEntry, ErrorCode, Key, NodeId, Presence, SegmentKind, 
 use crate::catalog::{Mark, SegmentIndex};
 use crate::master::Master;
 use crate::outbox::Waiter;
-use crate::owed::Sweep;
+use crate::owed::{Expected, Sweep};
 
 /// A version of a key, by its hash, and the segment that is to forget it.
 pub(crate) type DropName = (u64, Version, SegmentIndex);
@@ -179,11 +179,16 @@ impl Master {
             segment.presence == Presence::Here && !segment.unannounced && !self.drops.owes(*index)
         };
         let segments = self.segments.of_node(node);
-        let is_mounted = |kind: &SegmentKind| {
-            let mut segments = segments.iter();
-            segments.any(|it| self.segments.at(*it).kind() == *kind)
+        let is_back = |expected: &Expected| {
+            let mut mounted = segments.iter().map(|it| self.segments.at(*it));
+            match *expected {
+                Expected::Any(kind) => mounted.any(|it| it.kind() == kind),
+                Expected::Memory(id, life) => {
+                    mounted.any(|it| it.id == id || it.incarnation != life)
+                }
+            }
         };
-        let is_whole = self.owed.expected(node).iter().all(is_mounted);
+        let is_whole = self.owed.expected(node).iter().all(is_back);
         if !segments.is_empty() && is_whole && segments.iter().all(paid) {
             self.owed.end(node);
         }
@@ -275,10 +280,14 @@ impl Master {
     pub(crate) fn begin_owing(&mut self, segment: SegmentIndex) {
         let segment = self.segments.at(segment);
         if segment.kind() == SegmentKind::Disk || segment.outlives {
-            let kind = segment.kind();
-            self.owed
-                .begin(segment.node, kind, self.numbers.newest_version());
-            self.owed.expect(segment.node, kind);
+            let (node, kind) = (segment.node, segment.kind());
+            let expected = match kind {
+                SegmentKind::Disk => Expected::Any(kind),
+                SegmentKind::Memory => Expected::Memory(segment.id, segment.incarnation),
+            };
+            let newest = self.numbers.newest_version();
+            self.owed.begin(node, kind, newest);
+            self.owed.expect(node, expected);
         }
     }
 
@@ -318,8 +327,7 @@ impl Master {
     /// Whether what a drop under way is of was removed, replaced or evicted everywhere: a copy that only made room is of none such,
     /// nor is one whose last sibling was lost.
     fn is_ended(&self, hash: u64, drop: &PendingDrop) -> bool {
-        let spared = drop.spared && !self.owed.is_swept(&drop.entry);
-        !spared && !self.lives_on(hash, &drop.entry)
+        !drop.spared && !self.lives_on(hash, &drop.entry)
     }
 
     /// Whether there is an object of this very put.

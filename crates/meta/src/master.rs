@@ -275,6 +275,7 @@ impl Master {
                 OwedLimits {
                     keys: config.limits.owed,
                     tenants: config.limits.tenants,
+                    segments: config.limits.segments,
                 },
                 config.limits.nodes,
             ),

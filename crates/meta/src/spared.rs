@@ -1,8 +1,8 @@
 //! Drops under way of versions that nothing has ended: their last known copies went with a node. What another node has of them is
 //! as good as before, so it is owed none of them when it goes too.
 //!
-//! A removal of many keys ends what it covers when it begins: that is asked of the removals under way, as the drops may be many, and
-//! is written down where the removal comes to them.
+//! A removal of many keys comes to the drops that it covers step by step. For a node that goes before that it counts nevertheless: it is
+//! owed the removal as a whole.
 
 use slackwater_base::{Planted, planted};
 use slackwater_wire::{Key, Tenant, Version};
@@ -15,7 +15,7 @@ impl Master {
     /// nodes, which has no table any more.
     pub(crate) fn spare_drops(&mut self, id: ObjectId) {
         let entry = self.entry(id);
-        if planted(Planted::LostOffloadsAreDropped) || self.owed.is_swept(&entry) {
+        if planted(Planted::LostOffloadsAreDropped) {
             return;
         }
         let hash = self.catalog.object(id).hash;

@@ -326,3 +326,33 @@ fn a_node_that_comes_is_owed_no_copy_that_another_one_is_to_forget() {
         .report(OTHER, Report::Announce { segment, entries });
     assert_eq!(pool.world.found("a").replicas.len(), 2);
 }
+
+/// An older value does not come back with a node that was away when it was replaced, also where the newer one is lost before that
+/// node has said what it holds, to a master that has heard of the newer one from its node alone.
+#[test]
+fn what_was_replaced_is_dead_though_the_newer_value_is_lost() {
+    const OTHER: NodeId = NodeId(77);
+    const OTHERS: [SegmentId; 2] = [SegmentId(70), SegmentId(71)];
+    for (end, ends) in ENDS {
+        let mut pool = Pool::new();
+        pool.put_on_both();
+        pool.hide();
+        let mount = |pool: &mut Pool, at: usize, kind| {
+            (pool.world).mount(OTHER, OTHERS[at], kind, 16 * BLOCK);
+        };
+        mount(&mut pool, 0, SegmentKind::Memory);
+        mount(&mut pool, 1, SegmentKind::Disk);
+        let version = pool.world.put("a", BLOCK);
+        ends(&mut pool);
+        if !pool.world.master.has_node(OTHER) {
+            mount(&mut pool, 1, SegmentKind::Disk);
+        }
+        let (segment, entries) = (OTHERS[1], vec![reported("a", version.0, BLOCK)]);
+        (pool.world).report(OTHER, Report::Announce { segment, entries });
+        assert_eq!(pool.world.found("a").version, version, "{end}");
+        pool.world.input(Input::NodeLost(OTHER));
+        assert!(!pool.world.has("a"), "{end}");
+        pool.comes_back();
+        assert!(!pool.world.has("a"), "{end}");
+    }
+}

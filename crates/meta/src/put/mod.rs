@@ -8,6 +8,7 @@ use slackwater_wire::{ChainPlace, ClientId, Durability, OperationId, Pin, Versio
 use crate::catalog::{Catalog, ObjectId, ReplicaId, SegmentIndex};
 use crate::placement::Wish;
 
+mod across;
 mod end;
 mod queue;
 mod room;

@@ -74,8 +74,8 @@ pub(crate) enum Shortage {
 }
 
 impl Shortage {
-    /// What calls wait for that hold nobody up.
-    pub(crate) const APART: [Self; 3] = [Self::Quota, Self::Node, Self::Hosts];
+    /// What calls wait for, the first of a tenant for all of them, that hold nobody else up.
+    pub(crate) const APART: [Self; 2] = [Self::Quota, Self::Node];
 
     /// Whether room is made for it.
     pub(crate) fn is_of_room(self) -> bool {

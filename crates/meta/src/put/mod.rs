@@ -10,6 +10,7 @@ use crate::placement::Wish;
 
 mod across;
 mod end;
+mod left;
 mod queue;
 mod room;
 mod start;

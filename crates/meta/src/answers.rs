@@ -363,7 +363,6 @@ fn must_not_repeat(request: &Request) -> bool {
         | Request::ReplicaClear(_)
         | Request::StartJob(_)
         | Request::Mount(_)
-        | Request::Unmount { .. }
         | Request::SetQuota { .. }
         | Request::DeleteQuota { .. } => true,
     }

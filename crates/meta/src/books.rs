@@ -6,7 +6,6 @@ use slackwater_wire::{QuotaState, ReplicaState, SegmentId, SegmentKind};
 use thiserror::Error;
 
 use crate::catalog::{Excluded, PinKind, Replica, ReplicaId, TenantIndex};
-use crate::drops::DropName;
 use crate::evict::RestoreError;
 use crate::jobs::Whose;
 use crate::master::Master;
@@ -331,10 +330,6 @@ impl Master {
         self.promotions.check().map_err(Imbalance)?;
         ensure(self.segments.are_policies_noted(), || {
             "a policy wants to run before anybody knows".to_owned()
-        })?;
-        let pending = |name: &DropName| self.drops.is_pending(name.0, name.1, name.2);
-        ensure(self.drops.spared.balance(pending), || {
-            "a drop is spared that is over".to_owned()
         })?;
         ensure(self.jobs.balance(), || {
             "jobs count other copies than there are".to_owned()

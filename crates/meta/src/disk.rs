@@ -71,7 +71,7 @@ impl Master {
         })
     }
 
-    pub(crate) fn adopt(
+    fn adopt(
         &mut self,
         now: Instant,
         node: NodeId,
@@ -90,7 +90,6 @@ impl Master {
                 let room = SEGMENT_BYTES_MAX.saturating_sub(disk.live + disk.reserved);
                 record <= disk.capacity.min(room)
             });
-        self.hear_of(&(hash, entry.version, index));
         let dead = self.owed.is_dead(node, hash, entry)
             || self.drops.is_pending(hash, entry.version, index);
         let named = Version(1)..=VERSION_MAX;
@@ -202,7 +201,7 @@ impl Master {
 }
 
 /// How the catalog treats an announced record.
-pub(crate) enum Adopted {
+enum Adopted {
     /// As a new replica.
     New(Fresh),
     /// As the record of what it knows as a prospect.

@@ -4,14 +4,12 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
 use slackwater_base::{Instant, Planted, planted};
-use slackwater_wire::{
-    DiskEntry, ErrorCode, Incarnation, Key, NodeId, Presence, SegmentKind, Tenant, Version,
-};
+use slackwater_wire::{DiskEntry, ErrorCode, Key, NodeId, Presence, SegmentKind, Tenant, Version};
 
 use crate::catalog::{Mark, SegmentIndex};
 use crate::master::Master;
 use crate::outbox::Waiter;
-use crate::unheard::Spared;
+use crate::owed::{Expected, Sweep};
 
 /// A version of a key, by its hash, and the segment that is to forget it.
 pub(crate) type DropName = (u64, Version, SegmentIndex);
@@ -23,7 +21,6 @@ pub(crate) struct Drops {
     pending: BTreeMap<DropName, PendingDrop>,
     /// How many of them nobody waits for because they are owed, by segment.
     owed: BTreeMap<SegmentIndex, usize>,
-    pub(crate) spared: Spared,
 }
 
 /// A place in the order of the drops under way.
@@ -34,13 +31,27 @@ impl DropMark {
     pub(crate) const FIRST: Self = Self((0, Version(0), SegmentIndex(0)));
 }
 
-struct PendingDrop {
-    entry: DiskEntry,
+pub(crate) struct PendingDrop {
+    pub(crate) entry: DiskEntry,
     /// Copies that are not forgotten yet: one record, or extents of one segment.
     copies: u32,
     /// It is kept for the node until it is forgotten there: see [`crate::owed::Owed`].
     owed: bool,
+    /// Nothing has ended the version, though no copy of it is known: see [`crate::spared`].
+    pub(crate) spared: bool,
     waiters: Vec<Waiter>,
+}
+
+impl PendingDrop {
+    fn new(entry: DiskEntry) -> Self {
+        Self {
+            entry,
+            copies: 0,
+            owed: false,
+            spared: false,
+            waiters: Vec::new(),
+        }
+    }
 }
 
 impl Drops {
@@ -51,13 +62,8 @@ impl Drops {
     /// The node of a memory segment is about to be told to forget an extent.
     pub(crate) fn expect(&mut self, hash: u64, entry: DiskEntry, segment: SegmentIndex) {
         let key = (hash, entry.version, segment);
-        let pending = self.pending.entry(key).or_insert_with(|| PendingDrop {
-            entry,
-            copies: 0,
-            owed: false,
-            waiters: Vec::new(),
-        });
-        pending.copies += 1;
+        let new = || PendingDrop::new(entry);
+        self.pending.entry(key).or_insert_with(new).copies += 1;
     }
 
     /// The drops of these versions of a key.
@@ -67,24 +73,10 @@ impl Drops {
         self.pending.range(range).map(|(name, _)| *name).collect()
     }
 
-    pub(crate) fn entry(&self, name: &DropName) -> &DiskEntry {
-        &self.pending[name].entry
-    }
-
-    /// A record may have to be dropped: its node is not told yet. False when it was told before.
-    pub(crate) fn begin_unordered(&mut self, name: DropName, entry: &DiskEntry) -> bool {
-        let is_new = !self.pending.contains_key(&name);
-        if is_new {
-            self.expect(name.0, entry.clone(), name.2);
-        }
-        is_new
-    }
-
-    /// Nothing is to be dropped that nobody waits for.
-    pub(crate) fn forget(&mut self, name: &DropName) {
-        if self.pending.remove(name).is_some_and(|drop| drop.owed) {
-            self.forget_owed(name.2);
-        }
+    /// One of the drops that are listed.
+    pub(crate) fn at_mut(&mut self, name: &DropName) -> &mut PendingDrop {
+        let pending = self.pending.get_mut(name);
+        pending.expect("listed drops are under way")
     }
 
     fn forget_owed(&mut self, segment: SegmentIndex) {
@@ -127,22 +119,22 @@ impl Master {
             .into_iter()
             .map(|waiter| self.acks.wait(waiter))
             .collect();
-        let node = self.segments.at(segment).node;
         let name = (hash, entry.version, segment);
-        let pending = self.drops.pending.entry(name).or_insert_with(|| {
-            self.outbox.drop(node, entry.clone());
-            PendingDrop {
-                entry,
-                copies: 1,
-                owed: false,
-                waiters: Vec::new(),
-            }
-        });
-        pending.waiters.extend(waiters);
-        self.drop_unheard(name);
+        self.begin_drop(name, &entry).waiters.extend(waiters);
         if kept {
             self.keep_drop(name);
         }
+    }
+
+    /// Orders that a record is dropped, unless that was ordered before.
+    pub(crate) fn begin_drop(&mut self, name: DropName, entry: &DiskEntry) -> &mut PendingDrop {
+        let node = self.segments.at(name.2).node;
+        self.drops.pending.entry(name).or_insert_with(|| {
+            self.outbox.drop(node, entry.clone());
+            let mut drop = PendingDrop::new(entry.clone());
+            drop.copies = 1;
+            drop
+        })
     }
 
     /// Whether what waits for a drop at this segment need not: the node has been away for long, and the removal is kept for
@@ -166,7 +158,7 @@ impl Master {
             return;
         };
         let counts = planted(Planted::KeptCountsAsRemoved);
-        if counts || self.is_ended(&name, &drop.entry) {
+        if counts || self.is_ended(name.0, drop) {
             self.owed.key_of(node, &drop.entry.tenant, hash, version);
         }
         if let Some(drop) = self.drops.pending.get_mut(&name)
@@ -187,14 +179,17 @@ impl Master {
             segment.presence == Presence::Here && !segment.unannounced && !self.drops.owes(*index)
         };
         let segments = self.segments.of_node(node);
-        let lives = segments.iter().map(|it| self.segments.at(*it).incarnation);
-        let is_one_life = lives.clone().min() == lives.max();
-        let is_mounted = |kind: &SegmentKind| {
-            let mut segments = segments.iter();
-            segments.any(|it| self.segments.at(*it).kind() == *kind)
+        let is_back = |expected: &Expected| {
+            let mut mounted = segments.iter().map(|it| self.segments.at(*it));
+            match *expected {
+                Expected::Any(kind) => mounted.any(|it| it.kind() == kind),
+                Expected::Memory(id, life) => {
+                    mounted.any(|it| it.id == id || it.incarnation != life)
+                }
+            }
         };
-        let is_whole = self.owed.expected(node).iter().all(is_mounted);
-        if !segments.is_empty() && is_one_life && is_whole && segments.iter().all(paid) {
+        let is_whole = self.owed.expected(node).iter().all(is_back);
+        if !segments.is_empty() && is_whole && segments.iter().all(paid) {
             self.owed.end(node);
         }
     }
@@ -224,9 +219,7 @@ impl Master {
     }
 
     fn await_drop(&mut self, name: DropName, waiter: Waiter) {
-        if self.drops.spared.is_unheard(&name) {
-            // Nothing has ended it, and nothing is under way.
-        } else if self.is_kept(name.2) {
+        if self.is_kept(name.2) {
             self.keep_drop(name);
         } else if self.segments.at(name.2).presence == Presence::Hidden {
             self.acks
@@ -258,7 +251,6 @@ impl Master {
         if drop.copies == 0 {
             let (waiters, owed) = (std::mem::take(&mut drop.waiters), drop.owed);
             self.drops.pending.remove(&name);
-            self.unspare(&name);
             for waiter in waiters {
                 self.acks.done(waiter.ack, &mut self.outbox);
             }
@@ -271,10 +263,9 @@ impl Master {
     }
 
     /// A node is gone with all that it was to write and to forget, of which [`Master::lose_drops`] asks what lives on: before
-    /// anything of the node is given up. What was mounted in its life `but` is not gone.
-    pub(crate) fn lose_orders_of(&mut self, now: Instant, node: NodeId, but: Option<Incarnation>) {
-        let mut lost = self.segments.of_node(node);
-        lost.retain(|index| Some(self.segments.at(*index).incarnation) != but);
+    /// anything of the node is given up.
+    pub(crate) fn lose_orders_of(&mut self, now: Instant, node: NodeId) {
+        let lost = self.segments.of_node(node);
         if !planted(Planted::LostOffloadsAreDropped) {
             self.lose_offloads(now, &lost);
         }
@@ -289,10 +280,14 @@ impl Master {
     pub(crate) fn begin_owing(&mut self, segment: SegmentIndex) {
         let segment = self.segments.at(segment);
         if segment.kind() == SegmentKind::Disk || segment.outlives {
-            let kind = segment.kind();
-            self.owed
-                .begin(segment.node, kind, self.numbers.newest_version());
-            self.owed.expect(segment.node, kind);
+            let (node, kind) = (segment.node, segment.kind());
+            let expected = match kind {
+                SegmentKind::Disk => Expected::Any(kind),
+                SegmentKind::Memory => Expected::Memory(segment.id, segment.incarnation),
+            };
+            let newest = self.numbers.newest_version();
+            self.owed.begin(node, kind, newest);
+            self.owed.expect(node, expected);
         }
     }
 
@@ -307,8 +302,7 @@ impl Master {
             .copied()
             .collect();
         for key in lost {
-            let is_ended = self.is_ended(&key, self.drops.entry(&key));
-            self.unspare(&key);
+            let is_ended = self.is_ended(key.0, &self.drops.pending[&key]);
             let drop = self.drops.pending.remove(&key).expect("found above");
             if drop.owed {
                 self.drops.forget_owed(segment);
@@ -332,8 +326,8 @@ impl Master {
 
     /// Whether what a drop under way is of was removed, replaced or evicted everywhere: a copy that only made room is of none such,
     /// nor is one whose last sibling was lost.
-    fn is_ended(&self, name: &DropName, entry: &DiskEntry) -> bool {
-        !self.drops.spared.has(name) && !self.lives_on(name.0, entry)
+    fn is_ended(&self, hash: u64, drop: &PendingDrop) -> bool {
+        !drop.spared && !self.lives_on(hash, &drop.entry)
     }
 
     /// Whether there is an object of this very put.
@@ -372,7 +366,7 @@ impl Master {
     /// Also keeps the removals under way for a node that mounts: it was not told of them, and may hold copies.
     pub(crate) fn owe_pending_drops(&mut self) {
         for (name, drop) in &self.drops.pending {
-            if !drop.waiters.is_empty() && self.is_ended(name, &drop.entry) {
+            if !drop.waiters.is_empty() && self.is_ended(name.0, drop) {
                 self.owed.key(&drop.entry.tenant, name.0, name.1);
             }
         }
@@ -380,21 +374,22 @@ impl Master {
 }
 
 impl Master {
-    /// Makes the waiter wait for those of the next `count` drops under way that a removal of many keys covers. Says where
-    /// to go on, if anywhere.
+    /// Makes the waiter wait for those of the next `count` drops under way that a removal of many keys names: none that it covers is
+    /// spared. Says where to go on, if anywhere.
     pub(crate) fn await_drops_from(
         &mut self,
         next: DropMark,
         count: usize,
         waiter: Waiter,
-        covers: impl Fn(&DiskEntry) -> bool,
+        sweep: &Sweep,
     ) -> Option<DropMark> {
         let mut drops = self.drops.pending.range(next.0..);
         let some: Vec<_> = drops.by_ref().take(count).map(|(name, _)| *name).collect();
         let next = drops.next().map(|(name, _)| DropMark(*name));
         for name in some {
-            let drop = &self.drops.pending[&name];
-            if drop.owed || !covers(&drop.entry) || drop.waiters.contains(&waiter) {
+            let drop = self.drops.at_mut(&name);
+            drop.spared &= !sweep.covers(&drop.entry);
+            if drop.owed || !sweep.names(&drop.entry) || drop.waiters.contains(&waiter) {
                 continue;
             }
             self.await_drop(name, waiter);

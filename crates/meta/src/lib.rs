@@ -52,9 +52,9 @@ mod scan;
 mod segment;
 mod settle;
 mod slab;
+mod spared;
 mod suspect;
 mod tenant;
-mod unheard;
 mod untaken;
 
 pub use ahead::single_key;

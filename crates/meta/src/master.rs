@@ -275,6 +275,7 @@ impl Master {
                 OwedLimits {
                     keys: config.limits.owed,
                     tenants: config.limits.tenants,
+                    segments: config.limits.segments,
                 },
                 config.limits.nodes,
             ),
@@ -313,7 +314,7 @@ impl Master {
                     operation,
                     host,
                 };
-                match permissions::check(&permissions, &request, &self.segments) {
+                match permissions::check(&permissions, &request) {
                     Ok(()) => self.once(now, &caller, request),
                     // The key of a link may lose a right between two repetitions, so no answer is kept.
                     Err(code) => self.outbox.reply(client, operation, Reply::Failed(code)),
@@ -486,7 +487,6 @@ impl Master {
             Request::CancelJob { job } => self.cancel_job(now, job),
             Request::Jobs => Reply::Jobs(self.job_states(now, JOBS_LISTED)),
             Request::Mount(mount) => self.mount(now, &mount),
-            Request::Unmount { segment } => self.unmount(now, segment),
         };
         self.outbox.reply(caller.client, caller.operation, reply);
     }

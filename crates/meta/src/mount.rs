@@ -1,8 +1,8 @@
-//! Mounting and unmounting of segments, and the loss of nodes.
+//! Mounting of segments, and the loss of nodes: a node lends all that it lends in one life, and leaves as a whole.
 
 use slackwater_base::{Instant, Planted, planted};
 use slackwater_wire::{
-    DiskEntry, ErrorCode, Mount, NodeId, Presence, Reply, SegmentId, SegmentKind, Watermarks,
+    DiskEntry, ErrorCode, Mount, NodeId, Presence, Reply, SegmentKind, Watermarks,
 };
 
 use crate::catalog::{ReplicaId, SegmentIndex};
@@ -18,9 +18,11 @@ impl Master {
             if mounted.node != mount.node || mounted.incarnation == mount.incarnation {
                 return Reply::Failed(ErrorCode::SegmentAlreadyExists);
             }
-            // The node restarted before its loss was noticed.
-            self.lose_orders_of(now, mount.node, Some(mount.incarnation));
-            self.lose_segment(now, index);
+        }
+        let lives = self.segments.life_of(mount.node);
+        if lives.is_some_and(|life| life != mount.incarnation) {
+            // The node restarted before its loss was noticed: all that it had lent is gone.
+            self.node_lost(now, mount.node);
         }
         let granule = self.config.granule;
         let granules = mount.bytes / granule;
@@ -64,20 +66,13 @@ impl Master {
         self.tenants.rescale(capacity);
     }
 
-    pub(crate) fn unmount(&mut self, now: Instant, segment: SegmentId) -> Reply {
-        let Some(index) = self.segments.find(segment) else {
-            return Reply::Failed(ErrorCode::SegmentNotFound);
-        };
-        self.lose_segment(now, index);
-        Reply::Done
-    }
-
     pub(crate) fn node_lost(&mut self, now: Instant, node: NodeId) {
         self.due.cancel(Due::Absence(node));
-        self.lose_orders_of(now, node, None);
+        self.lose_orders_of(now, node);
         for index in self.segments.of_node(node) {
             self.lose_segment(now, index);
         }
+        self.lose_untaken(node, ErrorCode::ReplicaIsGone);
         self.outbox.forget_node(node);
         if self.notes.is_fleeting(node) {
             let until = now + self.config.absence.given_up_after;
@@ -128,7 +123,7 @@ impl Master {
         segments
             .into_iter()
             .for_each(|index| self.hide_drops(index));
-        self.lose_untaken(node, None, ErrorCode::UnavailableInCurrentStatus);
+        self.lose_untaken(node, ErrorCode::UnavailableInCurrentStatus);
         self.due
             .set(Due::Absence(node), now + self.config.absence.given_up_after);
     }
@@ -166,7 +161,9 @@ impl Master {
         let given = segment.memory().map(|it| it.extents.next_generation());
         self.numbers.note_generation(given.unwrap_or(0));
         self.lose_promotions(now, index);
-        self.lose_offloads(now, &[index]);
+        if planted(Planted::LostOffloadsAreDropped) {
+            self.lose_offloads(now, &[index]);
+        }
         self.lose_copies(now, index);
         self.lose_open_puts(now, index);
         prospect::lose(&mut self.catalog, &mut self.segments, index);
@@ -193,15 +190,12 @@ impl Master {
             }
             self.discard(now, id, Reason::Removed);
             self.lost_in_drain(index, object);
-            let is_last = !self.catalog.object(object).has_replicas() && self.drops.len() > 0;
-            let last = is_last.then(|| (self.catalog.object(object).hash, self.entry(object)));
-            self.erase_if_empty(now, object);
-            if let Some((hash, entry)) = last {
-                self.spare_drops(hash, &entry);
+            if !self.catalog.object(object).has_replicas() {
+                self.spare_drops(object);
             }
+            self.erase_if_empty(now, object);
         }
         self.lose_drops(index);
-        self.lose_untaken(node, Some(index), ErrorCode::ReplicaIsGone);
         self.segments.take(index);
         if !self.has_node(node) {
             self.feed.forget(node);

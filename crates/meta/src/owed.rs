@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use regex::bytes::Regex;
 use slackwater_base::{Map, Planted, planted};
-use slackwater_wire::{DiskEntry, NodeId, SegmentKind, Tenant, Version};
+use slackwater_wire::{DiskEntry, Incarnation, NodeId, SegmentId, SegmentKind, Tenant, Version};
 
 use crate::journal::{Dead, Debt};
 
@@ -47,9 +47,13 @@ pub(crate) struct Sweep {
 
 impl Sweep {
     pub(crate) fn covers(&self, entry: &DiskEntry) -> bool {
+        entry.version <= self.up_to && self.names(entry)
+    }
+
+    /// Whether it is one of the keys, whatever its version.
+    pub(crate) fn names(&self, entry: &DiskEntry) -> bool {
         let (tenant, pattern) = (self.tenant.as_ref(), self.pattern.as_ref());
-        entry.version <= self.up_to
-            && tenant.is_none_or(|tenant| *tenant == entry.tenant)
+        tenant.is_none_or(|tenant| *tenant == entry.tenant)
             && pattern.is_none_or(|pattern| pattern.is_match(entry.key.as_bytes()))
     }
 }
@@ -59,6 +63,8 @@ impl Sweep {
 pub(crate) struct OwedLimits {
     pub(crate) keys: usize,
     pub(crate) tenants: usize,
+    /// Segments of a node that are waited for.
+    pub(crate) segments: usize,
 }
 
 #[derive(Default)]
@@ -66,8 +72,17 @@ struct Away {
     /// A segment of the node was met for the first time: [`Owed::unmet`] holds for it too.
     first: bool,
     since: Removals,
-    /// Tiers that it may bring back with what it has not announced.
-    expected: Vec<SegmentKind>,
+    /// What may bring something back that it has not announced.
+    expected: Vec<Expected>,
+}
+
+/// With what a node may bring back what is dead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Expected {
+    /// Its SSD, or memory of which an earlier master did not say more.
+    Any(SegmentKind),
+    /// Memory that goes with the life in which it was lent.
+    Memory(SegmentId, Incarnation),
 }
 
 /// Versions that are dead.
@@ -153,24 +168,29 @@ impl Owed {
         self.away.entry(node).or_insert_with(|| Away {
             first: false,
             since: Removals::default(),
-            expected: vec![SegmentKind::Memory],
+            expected: vec![Expected::Any(SegmentKind::Memory)],
         });
         if ssd {
-            self.expect(node, SegmentKind::Disk);
+            self.expect(node, Expected::Any(SegmentKind::Disk));
         }
     }
 
-    /// What is kept for this node is paid only with a segment of this kind.
-    pub(crate) fn expect(&mut self, node: NodeId, kind: SegmentKind) {
-        if let Some(away) = self.away.get_mut(&node)
-            && !away.expected.contains(&kind)
-        {
-            away.expected.push(kind);
+    /// What is kept for this node is paid only with this.
+    pub(crate) fn expect(&mut self, node: NodeId, expected: Expected) {
+        let Some(away) = self.away.get_mut(&node) else {
+            return;
+        };
+        if let Expected::Memory(_, life) = expected {
+            let is_over = |it: &Expected| matches!(it, Expected::Memory(_, of) if *of != life);
+            away.expected.retain(|it| !is_over(it));
+        }
+        if !away.expected.contains(&expected) && away.expected.len() < self.limits.segments {
+            away.expected.push(expected);
         }
     }
 
-    /// The kinds of segments with which the node may bring back what is dead.
-    pub(crate) fn expected(&self, node: NodeId) -> &[SegmentKind] {
+    /// What is waited for before what is kept for the node is paid.
+    pub(crate) fn expected(&self, node: NodeId) -> &[Expected] {
         self.away.get(&node).map_or(&[], |away| &away.expected)
     }
 
@@ -289,9 +309,9 @@ impl Owed {
         self.sweeps.insert(scan, sweep);
     }
 
-    /// Whether a removal that is under way is to end this.
-    pub(crate) fn is_swept(&self, entry: &DiskEntry) -> bool {
-        self.sweeps.values().any(|sweep| sweep.covers(entry))
+    /// What the removal of this scan is to end.
+    pub(crate) fn sweep(&self, scan: u64) -> Option<&Sweep> {
+        self.sweeps.get(&scan)
     }
 
     /// The removal has come to its end.

@@ -1,25 +1,15 @@
 //! Which requests a link may make.
 
-use slackwater_wire::{ErrorCode, NodePermission, Permissions, Request, Tenant, TenantPermission};
-
-use crate::segment::Segments;
+use slackwater_wire::{ErrorCode, Permissions, Request, Tenant, TenantPermission};
 
 /// Refuses what `permissions` do not cover. Nothing has been looked up before, so that the answer says nothing about the
 /// objects of other tenants.
 ///
 /// # Errors
 /// The kind of right that is missing: [`ErrorCode::RoleNotPermitted`] or [`ErrorCode::TenantNotPermitted`].
-pub(crate) fn check(
-    permissions: &Permissions,
-    request: &Request,
-    segments: &Segments,
-) -> Result<(), ErrorCode> {
+pub(crate) fn check(permissions: &Permissions, request: &Request) -> Result<(), ErrorCode> {
     let role = match request {
         Request::Mount(mount) => permissions.node.covers(mount.node),
-        Request::Unmount { segment } => match segments.find(*segment) {
-            Some(index) => permissions.admin || permissions.node.covers(segments.at(index).node),
-            None => permissions.admin || permissions.node != NodePermission::None,
-        },
         Request::SetQuota { .. }
         | Request::DeleteQuota { .. }
         | Request::Quotas
@@ -77,9 +67,6 @@ fn named(request: &Request) -> Named<'_> {
         | Request::AwaitJob { .. }
         | Request::CancelJob { .. }
         | Request::Jobs => return Named::All,
-        Request::GetEnd(_)
-        | Request::Revoke { .. }
-        | Request::Mount(_)
-        | Request::Unmount { .. } => return Named::Nobody,
+        Request::GetEnd(_) | Request::Revoke { .. } | Request::Mount(_) => return Named::Nobody,
     })
 }

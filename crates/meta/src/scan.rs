@@ -110,7 +110,6 @@ impl Master {
             up_to: self.numbers.newest_version(),
         };
         self.owed.matching(&sweep);
-        self.end_swept(&sweep);
         let ack = self
             .acks
             .open(caller.client, caller.operation, Answer::Count(0));
@@ -254,8 +253,9 @@ impl Master {
         let Job::Remove { ack, drops, .. } = &mut scan.job else {
             return self.end_scan(number, scan.job);
         };
-        let (tenant, pattern) = (scan.tenant.as_ref(), scan.pattern.as_ref());
-        *drops = self.await_some_drops(mark, *ack, tenant, pattern);
+        let sweep = self.owed.sweep(number).cloned();
+        let (count, waiter) = (self.config.limits.scan_step, Waiter { ack: *ack, at: 0 });
+        *drops = sweep.and_then(|sweep| self.await_drops_from(mark, count, waiter, &sweep));
         match drops {
             Some(_) => {
                 self.scans.open.insert(number, scan);
@@ -263,20 +263,6 @@ impl Master {
             }
             None => self.end_scan(number, scan.job),
         }
-    }
-
-    fn await_some_drops(
-        &mut self,
-        mark: DropMark,
-        ack: AckId,
-        tenant: Option<&Tenant>,
-        pattern: Option<&Regex>,
-    ) -> Option<DropMark> {
-        let count = self.config.limits.scan_step;
-        self.await_drops_from(mark, count, Waiter { ack, at: 0 }, |entry| {
-            tenant.is_none_or(|tenant| *tenant == entry.tenant)
-                && pattern.is_none_or(|pattern| pattern.is_match(entry.key.as_bytes()))
-        })
     }
 
     fn remove_found(&mut self, now: Instant, id: ObjectId, leases: Leases, ack: AckId) {

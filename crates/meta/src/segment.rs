@@ -588,6 +588,12 @@ impl Segments {
             .map(|(index, _)| index)
     }
 
+    /// The life in which a node mounted its segments: all of them are of one.
+    pub(crate) fn life_of(&self, node: NodeId) -> Option<Incarnation> {
+        let mut of_node = self.iter().filter(|(_, segment)| segment.node == node);
+        of_node.next().map(|(_, segment)| segment.incarnation)
+    }
+
     pub(crate) fn of_node(&self, node: NodeId) -> Vec<SegmentIndex> {
         self.iter()
             .filter(|(_, segment)| segment.node == node)

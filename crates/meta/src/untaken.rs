@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use slackwater_base::{Planted, planted};
 use slackwater_wire::{ErrorCode, NodeId, Presence, SegmentKind};
 
-use crate::catalog::{ObjectId, ReplicaId, SegmentIndex};
+use crate::catalog::{ObjectId, ReplicaId};
 use crate::master::Master;
 use crate::outbox::Waiter;
 use crate::segment::Domain;
@@ -18,35 +18,21 @@ use crate::segment::Domain;
 #[derive(Default)]
 pub(crate) struct Untaken {
     newest: u64,
-    waiting: BTreeMap<(NodeId, u64), Vec<Waiting>>,
+    waiting: BTreeMap<(NodeId, u64), Vec<Waiter>>,
     /// How many wait for each node.
     of_node: BTreeMap<NodeId, usize>,
 }
 
-struct Waiting {
-    /// Where the node is to know what it holds.
-    segment: SegmentIndex,
-    waiter: Waiter,
-}
-
 impl Untaken {
-    fn add(&mut self, node: NodeId, mark: u64, waiting: Waiting) {
-        self.waiting.entry((node, mark)).or_default().push(waiting);
+    fn add(&mut self, node: NodeId, mark: u64, waiter: Waiter) {
+        self.waiting.entry((node, mark)).or_default().push(waiter);
         *self.of_node.entry(node).or_default() += 1;
     }
 
-    /// What waits for a segment of a node, or for any, and for marks up to this one.
-    fn take(&mut self, node: NodeId, mark: u64, of: Option<SegmentIndex>) -> Vec<Waiter> {
-        let is_of = |it: &mut Waiting| of.is_none_or(|segment| segment == it.segment);
-        let mut taken = Vec::new();
-        let marks = self.waiting.range_mut((node, 0)..=(node, mark));
-        for (_, waiting) in marks {
-            taken.extend(waiting.extract_if(.., is_of).map(|it| it.waiter));
-        }
-        let empty = |_: &(NodeId, u64), waiting: &mut Vec<Waiting>| waiting.is_empty();
-        self.waiting
-            .extract_if((node, 0)..=(node, mark), empty)
-            .for_each(drop);
+    /// What waits for a node and for marks up to this one.
+    fn take(&mut self, node: NodeId, mark: u64) -> Vec<Waiter> {
+        let marks = (self.waiting).extract_if((node, 0)..=(node, mark), |_, _| true);
+        let taken: Vec<Waiter> = marks.flat_map(|(_, waiting)| waiting).collect();
         if let Some(count) = self.of_node.get_mut(&node) {
             *count -= taken.len();
             if *count == 0 {
@@ -81,11 +67,7 @@ impl Master {
                 continue;
             }
             let mark = self.outbox.mark(node, &mut self.untaken.newest);
-            let waiting = Waiting {
-                segment: index,
-                waiter: self.acks.wait(waiter),
-            };
-            self.untaken.add(node, mark, waiting);
+            self.untaken.add(node, mark, self.acks.wait(waiter));
         }
     }
 
@@ -107,14 +89,14 @@ impl Master {
 
     /// A node has taken its orders up to a mark.
     pub(crate) fn taken(&mut self, node: NodeId, mark: u64) {
-        for waiter in self.untaken.take(node, mark, None) {
+        for waiter in self.untaken.take(node, mark) {
             self.acks.done(waiter.ack, &mut self.outbox);
         }
     }
 
-    /// It may be long before a node takes its orders, if it ever does, or what it was told of a segment is gone with that.
-    pub(crate) fn lose_untaken(&mut self, node: NodeId, of: Option<SegmentIndex>, code: ErrorCode) {
-        for waiter in self.untaken.take(node, u64::MAX, of) {
+    /// It may be long before a node takes its orders, if it ever does.
+    pub(crate) fn lose_untaken(&mut self, node: NodeId, code: ErrorCode) {
+        for waiter in self.untaken.take(node, u64::MAX) {
             self.acks.fail(waiter, code);
             self.acks.done(waiter.ack, &mut self.outbox);
         }

@@ -68,11 +68,6 @@ pub enum Request {
     },
     /// Lend a segment to the pool.
     Mount(Mount),
-    /// Take a segment back; its replicas are gone.
-    Unmount {
-        /// The segment.
-        segment: SegmentId,
-    },
     /// Set or change the byte quota of a tenant.
     SetQuota {
         /// The tenant.

@@ -14,7 +14,6 @@ use crate::pressure::Evictable;
 use crate::prospect;
 use crate::publish::{self, Fresh};
 use crate::tenant::Ledger;
-use crate::unheard::Unheard;
 
 impl Master {
     pub(crate) fn offloaded(
@@ -37,9 +36,6 @@ impl Master {
             now,
             &mut fresh,
         );
-        for (ticket, result) in results {
-            self.unheard_offloaded(now, node, *ticket, *result);
-        }
         self.unsettled.resume(&self.segments, node);
     }
 
@@ -246,9 +242,6 @@ impl Master {
     }
 
     pub(crate) fn offload_expired(&mut self, now: Instant, ticket: TicketId) {
-        if let Some(name) = self.drops.spared.name(ticket) {
-            return self.drop_unheard(name);
-        }
         let offloading = self.close_offload(ticket);
         self.metrics.offload.expired += 1;
         self.tenants
@@ -286,7 +279,6 @@ impl Master {
             .collect();
         tickets.sort_unstable();
         for ticket in tickets {
-            let until = self.due.at(&Due::Offload(ticket));
             let offloading = self.close_offload(ticket);
             self.metrics.offload.failed += 1;
             self.tenants
@@ -297,7 +289,8 @@ impl Master {
                 self.acks.done(waiter.ack, &mut self.outbox);
             }
             if !lost.contains(&offloading.disk) && offloading.object.is_some() {
-                self.lose_source(ticket, until.unwrap_or(now), &offloading, lost);
+                let entry = offloading.entry.clone();
+                self.drop_record(offloading.disk, offloading.hash, entry, None);
             }
             // What is on a lost segment makes no room by leaving it, and would not live on without it.
             let above = self.catalog.replica(offloading.source).segment;
@@ -306,36 +299,6 @@ impl Master {
                 false => self.let_go(now, &offloading, Err(TaskFailure::Device)),
             }
             self.wake_drains_of(&offloading);
-        }
-    }
-
-    /// An offload's memory is lost and its SSD is not. Where no other copy is left, the record counts if it is written.
-    fn lose_source(
-        &mut self,
-        ticket: TicketId,
-        until: Instant,
-        offloading: &Offloading,
-        lost: &[SegmentIndex],
-    ) {
-        let Offloading {
-            disk, hash, bytes, ..
-        } = *offloading;
-        let entry = &offloading.entry;
-        let object = offloading.object.map(|id| (id, self.catalog.object(id)));
-        let is_last = |id: &ObjectId| {
-            let mut replicas = self.catalog.replicas(*id);
-            replicas.all(|(_, replica)| lost.contains(&replica.segment))
-        };
-        let last = object.filter(|(id, _)| is_last(id));
-        let unheard = last.map(|(_, object)| Unheard {
-            ticket,
-            until,
-            bytes,
-            checksum: object.checksum,
-        });
-        let name = (hash, entry.version, disk);
-        if !unheard.is_some_and(|unheard| self.await_unheard(name, entry, unheard)) {
-            self.drop_record(disk, hash, entry.clone(), None);
         }
     }
 }

@@ -66,6 +66,14 @@ pub(crate) enum OffloadStart {
 }
 
 impl Offloads {
+    /// The SSDs to which this version is being written.
+    pub(crate) fn disks_of(&self, version: Version) -> Vec<SegmentIndex> {
+        let range = (version, SegmentIndex(0))..=(version, SegmentIndex(u16::MAX));
+        let under_way = self.of.range(range);
+        let under_way = under_way.filter(|(_, ticket)| self.tickets[*ticket].object.is_some());
+        under_way.map(|((_, disk), _)| *disk).collect()
+    }
+
     /// Number of offloads of this version that hold this replica.
     pub(crate) fn from(&self, version: Version, source: ReplicaId) -> usize {
         let range = (version, SegmentIndex(0))..=(version, SegmentIndex(u16::MAX));

@@ -8,7 +8,9 @@ use slackwater_wire::{ChainPlace, ClientId, Durability, OperationId, Pin, Versio
 use crate::catalog::{Catalog, ObjectId, ReplicaId, SegmentIndex};
 use crate::placement::Wish;
 
+mod across;
 mod end;
+mod left;
 mod queue;
 mod room;
 mod start;

@@ -15,6 +15,7 @@ use std::time::Duration;
 use slackwater_base::Instant;
 use slackwater_wire::{ClientId, ErrorCode, OperationId, PutStarted, Reply};
 
+use super::across::Across;
 use super::room::RoomWanted;
 use super::start::{PutCall, Shortage};
 use crate::catalog::TenantIndex;
@@ -27,8 +28,7 @@ pub(crate) struct Queue {
     next: u64,
     for_space: BTreeMap<TenantIndex, BTreeSet<u64>>,
     apart: BTreeMap<(TenantIndex, Shortage), BTreeSet<u64>>,
-    /// Those of them that wait for several hosts, of all tenants.
-    across: BTreeSet<u64>,
+    across: Across,
     /// The calls apart that were tried last, and how many lists of them are left of this round.
     apart_turn: Option<(TenantIndex, Shortage)>,
     apart_left: usize,
@@ -101,15 +101,20 @@ impl Queue {
         let space = of_space.map(|(tenant, calls)| (*tenant, Shortage::Space, calls));
         let of_apart = self.apart.iter();
         let apart = of_apart.map(|((tenant, short), calls)| (*tenant, *short, calls));
+        let hosts = self.across.lists();
+        let hosts = hosts.map(|(tenant, calls)| (tenant, Shortage::Hosts, calls));
         let (mut listed, mut held) = (0, BTreeMap::<TenantIndex, usize>::new());
-        let right = space.chain(apart).all(|(tenant, short, calls)| {
-            listed += calls.len();
-            let mut waiting = calls.iter().map(|number| self.waiting.get(number));
-            !calls.is_empty()
-                && waiting.all(|waiting| {
-                    waiting.is_some_and(|of| of.short == short && of.call.tenant == tenant)
-                })
-        });
+        let right = space
+            .chain(apart)
+            .chain(hosts)
+            .all(|(tenant, short, calls)| {
+                listed += calls.len();
+                let mut waiting = calls.iter().map(|number| self.waiting.get(number));
+                !calls.is_empty()
+                    && waiting.all(|waiting| {
+                        waiting.is_some_and(|of| of.short == short && of.call.tenant == tenant)
+                    })
+            });
         for waiting in self.waiting.values() {
             *held.entry(waiting.call.tenant).or_default() += waiting.held;
         }
@@ -120,7 +125,7 @@ impl Queue {
         right
             && listed == self.waiting.len()
             && turns.iter().eq(self.for_space.keys())
-            && across.map(|(number, _)| number).eq(&self.across)
+            && self.across.balance(across.map(|(number, _)| number))
             && held == self.held
             && held.values().sum::<usize>() == self.held_bytes
     }
@@ -163,10 +168,8 @@ impl Queue {
                 });
                 calls.insert(number);
             }
-            Shortage::Quota | Shortage::Node | Shortage::Hosts => {
-                if short == Shortage::Hosts {
-                    self.across.insert(number);
-                }
+            Shortage::Hosts => self.across.insert(number, tenant),
+            Shortage::Quota | Shortage::Node => {
                 let calls = self.apart.entry((tenant, short)).or_insert_with(|| {
                     // The round that is under way may come to it instead of another.
                     self.apart_left += 1;
@@ -194,7 +197,7 @@ impl Queue {
                 self.passed = 0;
             }
         }
-        self.across.remove(&number);
+        self.across.remove(number, tenant);
         for short in Shortage::APART {
             if let Some(calls) = self.apart.get_mut(&(tenant, short)) {
                 calls.remove(&number);
@@ -233,34 +236,20 @@ impl Queue {
         self.for_space.get(&tenant)?.first().copied()
     }
 
-    /// The first calls of a list that are tried together: those across hosts may each lack others.
-    fn first_apart(&self, list: (TenantIndex, Shortage)) -> Vec<u64> {
-        let most = match list.1 {
-            Shortage::Hosts => HOSTS_STEP,
-            _ => 1,
-        };
-        let calls = self.apart.get(&list).into_iter().flatten();
-        calls.take(most).copied().collect()
-    }
-
-    fn first_number_across(&self) -> Option<u64> {
-        self.across.first().copied()
+    fn first_apart(&self, list: (TenantIndex, Shortage)) -> Option<u64> {
+        self.apart.get(&list)?.first().copied()
     }
 
     /// Of the calls across hosts the one that came first. Room is made for it.
     fn first_across(&self) -> Option<&PutCall> {
-        let waiting = self.waiting.get(&self.first_number_across()?)?;
+        let waiting = self.waiting.get(&self.across.first()?)?;
         Some(&waiting.call)
     }
 
-    /// Whether a call across hosts waits.
-    pub(super) fn waits_across(&self) -> bool {
-        !self.across.is_empty()
-    }
-
     /// All calls apart are tried again.
-    pub(super) fn begin_round(&mut self) {
+    fn begin_round(&mut self) {
         self.apart_left = self.apart.len();
+        self.across.begin_round();
     }
 
     /// The next calls of this round.
@@ -283,7 +272,8 @@ impl Queue {
         }
         let space = self.for_space.get(largest);
         let apart = Shortage::APART.map(|short| self.apart.get(&(*largest, short)));
-        let lists = space.into_iter().chain(apart.into_iter().flatten());
+        let lists = space.into_iter().chain(self.across.of(*largest));
+        let lists = lists.chain(apart.into_iter().flatten());
         lists.filter_map(BTreeSet::last).max().copied()
     }
 
@@ -328,9 +318,6 @@ const DISPLACED_MAX: usize = 16;
 
 /// Lists of calls apart that are tried in one step.
 const APART_STEP: usize = 16;
-
-/// Calls across hosts of one list that are tried together.
-const HOSTS_STEP: usize = 16;
 
 /// Tenants whose calls are tried without success in a row while another has its turn.
 const PASSING_TENANTS_MAX: usize = 16;
@@ -393,7 +380,7 @@ impl Master {
             return;
         }
         // Others pass the first call across hosts: what that is given, or leaves to them, is known then.
-        while let Some(number) = self.queue.first_number_across() {
+        while let Some(number) = self.queue.across.first() {
             if !self.serve_one(now, number) {
                 break;
             }
@@ -417,19 +404,29 @@ impl Master {
 
     /// Tries some of the calls apart; the others are another step.
     pub(crate) fn serve_apart(&mut self, now: Instant) {
+        for number in self.queue.across.next() {
+            self.serve_one(now, number);
+        }
         for _ in 0..APART_STEP {
             let Some(list) = self.queue.next_apart() else {
-                return;
+                break;
             };
-            loop {
-                let first = self.queue.first_apart(list).into_iter();
-                let served = first.filter(|number| self.serve_one(now, *number)).count();
-                if served == 0 {
+            while let Some(number) = self.queue.first_apart(list) {
+                if !self.serve_one(now, number) {
                     break;
                 }
             }
         }
-        if self.queue.apart_left > 0 {
+        if self.queue.apart_left > 0 || self.queue.across.is_under_way() {
+            self.due.set(Due::Apart, now);
+        }
+    }
+
+    /// Room was taken that the first call across hosts may have found: it is tried again, which has room made where there is none
+    /// now.
+    pub(crate) fn room_taken(&mut self, now: Instant) {
+        if !self.queue.across.is_empty() {
+            self.queue.across.try_first_again();
             self.due.set(Due::Apart, now);
         }
     }
@@ -463,7 +460,7 @@ impl Master {
             held,
         };
         self.queue.waiting.insert(number, waiting);
-        let of_first = [self.queue.first_number(), self.queue.first_number_across()];
+        let of_first = [self.queue.first_number(), self.queue.across.first()];
         if of_first.contains(&Some(number)) {
             self.make_room(now);
         }

@@ -40,14 +40,6 @@ impl Master {
         }
     }
 
-    /// Room was taken that a call across hosts may have found: it is tried again, which has room made where there is none now.
-    pub(crate) fn room_taken(&mut self, now: Instant) {
-        if self.queue.waits_across() {
-            self.queue.begin_round();
-            self.due.set(Due::Apart, now);
-        }
-    }
-
     pub(super) fn make_room_within(&mut self, now: Instant, wanted: RoomWanted, mut budget: usize) {
         let RoomWanted {
             bytes: wanted,

@@ -7,11 +7,12 @@ use slackwater_wire::{
     Chain, Durability, ErrorCode, Key, PutConfig, PutMode, PutStart, PutStarted, Reply,
 };
 
+use super::left::LeftRoom;
 use super::{ChainPlace, OpenPut};
 use crate::catalog::{Mark, ObjectId, ReplicaId, SegmentIndex, TenantIndex};
 use crate::master::{Caller, Due, Master};
 use crate::placement::{self, PREFERRED_MAX, Wish, Wishes};
-use crate::segment::{Domain, Segment};
+use crate::segment::{Domain, Segment, Segments};
 use crate::tenant::Ledger;
 
 /// A call that starts puts.
@@ -74,8 +75,8 @@ pub(crate) enum Shortage {
 }
 
 impl Shortage {
-    /// What calls wait for that hold nobody up.
-    pub(crate) const APART: [Self; 3] = [Self::Quota, Self::Node, Self::Hosts];
+    /// What calls wait for, the first of a tenant for all of them, that hold nobody else up.
+    pub(crate) const APART: [Self; 2] = [Self::Quota, Self::Node];
 
     /// Whether room is made for it.
     pub(crate) fn is_of_room(self) -> bool {
@@ -387,6 +388,13 @@ impl Master {
     /// on none when there is no room.
     fn allocate(&mut self, call: &PutCall, bytes: u64, spared: Option<u64>) -> Vec<ReplicaId> {
         let (mut found, config) = (Vec::new(), &call.config);
+        let charge = self.charge_of(bytes);
+        let mut left =
+            spared.map(|bytes| LeftRoom::new(&self.segments, bytes, self.charge_of(bytes)));
+        let stays = |left: &Option<LeftRoom>, segments: &Segments, index| {
+            let left = left.as_ref();
+            left.is_none_or(|left| left.stays(index, segments.at(index), charge))
+        };
         let mut ranked = placement::rank(
             &self.segments,
             &mut *self.placement,
@@ -394,7 +402,7 @@ impl Master {
             &config.preferred,
         );
         if config.durability == Durability::Replicated {
-            ranked.retain(|index| self.leaves(*index, spared, bytes));
+            ranked.retain(|index| stays(&left, &self.segments, *index));
             ranked = self.one_a_host(&ranked, bytes);
             if ranked.len() < needed(config) {
                 return found;
@@ -404,8 +412,11 @@ impl Master {
             if found.len() == config.replicas as usize {
                 break;
             }
-            if self.leaves(index, spared, bytes) {
+            if stays(&left, &self.segments, index) {
                 found.extend(self.segments.allocate(&mut self.catalog, index, bytes));
+            }
+            if let Some(left) = &mut left {
+                left.taken(index, self.segments.at(index));
             }
         }
         found
@@ -420,23 +431,6 @@ impl Master {
             segment.has_room(bytes) && domains.insert(segment.domain())
         });
         roomy
-    }
-
-    /// Whether the host of a segment still has room for a value of the length `spared` when `bytes` are taken there. On a host
-    /// that has none now, it is being made; one that is too small for the value can never serve it, and spares nothing.
-    fn leaves(&self, index: SegmentIndex, spared: Option<u64>, bytes: u64) -> bool {
-        let Some(spared) = spared else {
-            return true;
-        };
-        let segment = self.segments.at(index);
-        let both = self.charge_of(spared).saturating_add(self.charge_of(bytes));
-        let is_beside = |(other, beside): (SegmentIndex, &Segment)| {
-            let same = other != index && beside.domain() == segment.domain();
-            same && beside.takes_new() && beside.has_room(spared)
-        };
-        segment.capacity() < self.charge_of(spared)
-            || segment.has_room(both)
-            || self.segments.iter().any(is_beside)
     }
 
     fn open_put(

@@ -221,3 +221,30 @@ fn a_client_that_goes_lets_others_have_its_room() {
     world.input(Input::ClientLost(OTHER));
     assert!(is_granted(&world.reply(small)));
 }
+
+/// Of the puts that wait for several hosts only the first sixteen were tried: with those stuck, one behind them that could have been
+/// served was not, however much room there was.
+#[test]
+fn a_put_is_tried_whatever_number_of_others_is_stuck_before_it() {
+    for stuck in [15, 16, 17, 40] {
+        let (mut world, full) = last_is_full(&["a", "b", "c"]);
+        let last = PutConfig {
+            preferred: vec!["segment-20".to_owned()],
+            ..wait(seconds(0))
+        };
+        let (second, _) = granted(world.start("second", 16 * BLOCK, last));
+        let stuck: Vec<OperationId> = (0..stuck)
+            .map(|n| world.send(ME, across(&format!("k{n}"), 3, 10)))
+            .collect();
+        let two = world.send(OTHER, across("two", 2, 2));
+        assert_eq!(world.reply(two), None, "there is room on one host alone");
+        ends(&mut world, "second", second);
+        world.pass(seconds(0));
+        assert!(is_granted(&world.reply(two)), "behind {}", stuck.len());
+        assert!(stuck.iter().all(|call| world.reply(*call).is_none()));
+        ends(&mut world, "full", full);
+        world.pass(seconds(0));
+        let served = stuck.iter().filter(|call| world.reply(**call).is_some());
+        assert_eq!(served.count(), 1, "there is room for one of them");
+    }
+}

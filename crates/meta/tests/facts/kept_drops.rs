@@ -1,7 +1,7 @@
 //! Drops that are kept for a node that is away: what only made room is none of a removal, and a removal is one wherever a copy
 //! is left.
 
-use slackwater_meta::{Input, Journaled, MasterConfig, Tenancy};
+use slackwater_meta::{Input, Journaled, Limits, MasterConfig, Tenancy};
 use slackwater_wire::*;
 
 use crate::inventory::{Inventory, all_announced, announced, holds, mount_tiers};
@@ -18,7 +18,11 @@ pub(crate) struct Pool {
 
 impl Pool {
     pub(crate) fn new() -> Self {
-        let world = begun(Journaled::default());
+        Self::with(MasterConfig::DEFAULT.limits)
+    }
+
+    pub(crate) fn with(limits: Limits) -> Self {
+        let world = begun(Journaled::default(), limits);
         let mut pool = Self {
             world,
             journal: Journaled::default(),
@@ -71,7 +75,8 @@ impl Pool {
         let notes = self.world.master.take_notes();
         notes.iter().for_each(|note| self.journal.apply(note));
         let now = self.world.now;
-        self.world = begun(self.journal.clone());
+        let limits = self.world.master.config().limits.clone();
+        self.world = begun(self.journal.clone(), limits);
         self.world.now = now;
         self.world.master.start_above(Version(1 << 40));
     }
@@ -100,9 +105,10 @@ pub(crate) type End = (&'static str, fn(&mut Pool));
 /// What ends between the node and its master.
 pub(crate) const ENDS: [End; 2] = [("given up", Pool::lose), ("restarted", Pool::restart)];
 
-fn begun(journal: Journaled) -> World {
+fn begun(journal: Journaled, limits: Limits) -> World {
     let mut world = World::new(MasterConfig {
         granule: BLOCK,
+        limits,
         tenancy: Tenancy::On,
         ..MasterConfig::DEFAULT
     });
@@ -224,11 +230,12 @@ fn what_a_lost_node_was_to_write_is_not_dead() {
 fn what_is_kept_for_one_node_to_forget_is_no_word_to_another() {
     const OTHER: NodeId = NodeId(77);
     const OTHERS: SegmentId = SegmentId(70);
-    let mut world = begun(Journaled {
+    let journal = Journaled {
         forgot: true,
         nodes: [(OTHER, true)].into(),
         ..Journaled::default()
-    });
+    };
+    let mut world = begun(journal, MasterConfig::DEFAULT.limits);
     world.master.start_above(Version(1 << 40));
     let record = reported("a", 5, BLOCK);
     mount_tiers(&mut world, &[MEMORY, DISK], Incarnation(1));
@@ -297,4 +304,55 @@ fn what_is_cleared_everywhere_is_dead_and_what_is_left_lives() {
     );
     pool.world.obey();
     assert_eq!(pool.world.reply(call), Some(Reply::Each(vec![Ok(())])));
+}
+
+/// What a segment was cleared of waited for its node when another one came with the same value: that counted as removed there too.
+#[test]
+fn a_node_that_comes_is_owed_no_copy_that_another_one_is_to_forget() {
+    const OTHER: NodeId = NodeId(77);
+    const OTHERS: SegmentId = SegmentId(70);
+    let mut pool = Pool::new();
+    pool.put_on_both();
+    let clear = Request::ReplicaClear(ReplicaClear {
+        tenant: Tenant::DEFAULT,
+        keys: vec![key("a")],
+        segment: Some(format!("segment-{DISK}")),
+    });
+    let call = pool.world.send(ME, clear);
+    assert_eq!(pool.world.reply(call), None, "the node is to forget it");
+    (pool.world).mount(OTHER, OTHERS, SegmentKind::Disk, 16 * BLOCK);
+    let (segment, entries) = (OTHERS, pool.records.clone());
+    pool.world
+        .report(OTHER, Report::Announce { segment, entries });
+    assert_eq!(pool.world.found("a").replicas.len(), 2);
+}
+
+/// An older value does not come back with a node that was away when it was replaced, also where the newer one is lost before that
+/// node has said what it holds, to a master that has heard of the newer one from its node alone.
+#[test]
+fn what_was_replaced_is_dead_though_the_newer_value_is_lost() {
+    const OTHER: NodeId = NodeId(77);
+    const OTHERS: [SegmentId; 2] = [SegmentId(70), SegmentId(71)];
+    for (end, ends) in ENDS {
+        let mut pool = Pool::new();
+        pool.put_on_both();
+        pool.hide();
+        let mount = |pool: &mut Pool, at: usize, kind| {
+            (pool.world).mount(OTHER, OTHERS[at], kind, 16 * BLOCK);
+        };
+        mount(&mut pool, 0, SegmentKind::Memory);
+        mount(&mut pool, 1, SegmentKind::Disk);
+        let version = pool.world.put("a", BLOCK);
+        ends(&mut pool);
+        if !pool.world.master.has_node(OTHER) {
+            mount(&mut pool, 1, SegmentKind::Disk);
+        }
+        let (segment, entries) = (OTHERS[1], vec![reported("a", version.0, BLOCK)]);
+        (pool.world).report(OTHER, Report::Announce { segment, entries });
+        assert_eq!(pool.world.found("a").version, version, "{end}");
+        pool.world.input(Input::NodeLost(OTHER));
+        assert!(!pool.world.has("a"), "{end}");
+        pool.comes_back();
+        assert!(!pool.world.has("a"), "{end}");
+    }
 }

@@ -176,13 +176,6 @@ fn an_answer_does_not_wait_for_a_node_that_is_lost_or_stays_away() {
     };
     let code = ErrorCode::UnavailableInCurrentStatus;
     check("away for long", &long_away, failed(code));
-    // The answer failed, though both copies in memory stood.
-    let without_ssd = |world: &mut World| {
-        let segment = SegmentId(21);
-        world.mount(NodeId(2), segment, SegmentKind::Disk, 16 * BLOCK);
-        assert_eq!(world.ask(Request::Unmount { segment }), Reply::Done);
-    };
-    check("without its SSD", &without_ssd, None);
     let lost = |world: &mut World| world.input(Input::NodeLost(NodeId(2)));
     check("lost", &lost, failed(ErrorCode::ReplicaIsGone));
 }
@@ -245,51 +238,6 @@ fn the_next_master_acknowledges_nothing_that_went_with_a_node() {
     let reply = next.ask(end_on(2, version));
     assert_eq!(Some(reply), failed(ErrorCode::ReplicaIsGone));
     assert_eq!(next.found("k").version, version, "it stays readable");
-}
-
-/// Every answer that waited for a node failed when any memory of it was unmounted.
-#[test]
-fn what_waits_for_a_segment_fails_with_that_segment_alone() {
-    for unmounted in [10, 11] {
-        let (mut world, mut nodes) = (first(), Nodes::default());
-        let second = Mount {
-            segment: SegmentId(11),
-            name: "second".to_owned(),
-            node: NodeId(1),
-            incarnation: Incarnation(1),
-            kind: SegmentKind::Memory,
-            bytes: 16 * BLOCK,
-            host: "host-1".to_owned(),
-            generations: Some(0),
-            watermarks: None,
-        };
-        assert_eq!(world.ask(Request::Mount(second)), Reply::Done);
-        let segment = SegmentId(11);
-        let highest = Version(0);
-        world.report(NodeId(1), Report::Announced { segment, highest });
-        let calls = [(10, "segment-1"), (11, "second")].map(|(segment, name)| {
-            let config = PutConfig {
-                replicas: 2,
-                durability: Durability::Replicated,
-                preferred: vec![name.to_owned(), "segment-2".to_owned()],
-                ..wait(seconds(0))
-            };
-            let (version, extents) = granted(world.start(name, BLOCK, config));
-            assert_eq!(extents[0].segment, SegmentId(segment));
-            (segment, world.send(ME, end(name, version)))
-        });
-        let segment = SegmentId(unmounted);
-        assert_eq!(world.ask(Request::Unmount { segment }), Reply::Done);
-        (1..=2).for_each(|node| nodes.take(&mut world, node));
-        for (segment, call) in calls {
-            let expected = match segment == unmounted {
-                true => failed(ErrorCode::ReplicaIsGone),
-                false => done(),
-            };
-            assert_eq!(world.reply(call), expected, "{segment} of {unmounted}");
-        }
-        assert_eq!(world.master.books().unanswered, 0);
-    }
 }
 
 /// A node that had a link and never said what it had taken was waited for by any number of answers.

@@ -150,3 +150,91 @@ fn memory_that_announces_nothing_is_the_rest_of_a_node() {
         .mount(NODE, MEMORY, SegmentKind::Memory, 16 * BLOCK);
     assert!(pool.world.master.take_notes().contains(&Note::Paid(NODE)));
 }
+
+/// Memory that the node lends beside its first.
+const SECOND: SegmentId = SegmentId(3);
+
+/// A node with two segments of memory and an SSD, whose value in the second was removed while the node was away.
+fn of_two_memories() -> (Pool, Vec<Published>) {
+    let mut pool = Pool::new();
+    mount_tiers(&mut pool.world, &[SECOND], Incarnation(1));
+    second_holds(&mut pool, Vec::new());
+    pool.world.put_at("a", BLOCK, "segment-3");
+    pool.memory.learn(&mut pool.world);
+    let held = pool.memory.entries();
+    assert_eq!(held[0].extent.segment, SECOND);
+    pool.lose();
+    pool.world.send(ME, remove("a", true));
+    // The node was owed something when it came first.
+    pool.world.master.take_notes();
+    (pool, held)
+}
+
+fn second_holds(pool: &mut Pool, entries: Vec<Published>) {
+    let (segment, ahead) = (SECOND, false);
+    let holds = Report::Holds {
+        segment,
+        entries,
+        ahead,
+    };
+    pool.world.report(NODE, holds);
+    let highest = Version(0);
+    pool.world
+        .report(NODE, Report::Announced { segment, highest });
+}
+
+fn is_paid(pool: &mut Pool) -> bool {
+    pool.world.obey();
+    pool.world.master.take_notes().contains(&Note::Paid(NODE))
+}
+
+/// Any memory of the node and its SSD ended what was owed to it, and its other memory brought the removed value back.
+#[test]
+fn each_memory_of_a_life_is_waited_for() {
+    let orders: [&[SegmentId]; 3] = [
+        &[MEMORY, DISK, SECOND],
+        &[SECOND, DISK, MEMORY],
+        &[DISK, SECOND, MEMORY],
+    ];
+    for order in orders {
+        let (mut pool, held) = of_two_memories();
+        for segment in order {
+            assert!(!is_paid(&mut pool), "{order:?}: not all of it is back");
+            mount_tiers(&mut pool.world, &[*segment], Incarnation(1));
+            match *segment {
+                MEMORY => announced(&mut pool.world),
+                DISK => all_announced(&mut pool.world, Vec::new()),
+                _ => second_holds(&mut pool, held.clone()),
+            }
+            assert!(!pool.world.has("a"), "{order:?}");
+        }
+        assert!(is_paid(&mut pool), "{order:?}");
+    }
+}
+
+/// Memory goes with the life in which it was lent: a node that came back with less of it, or with none, was owed for ever.
+#[test]
+fn memory_of_a_life_that_is_over_is_not_waited_for() {
+    let orders: [&[SegmentId]; 2] = [&[MEMORY, DISK], &[DISK]];
+    for order in orders {
+        let (mut pool, _) = of_two_memories();
+        mount_tiers(&mut pool.world, order, Incarnation(2));
+        if order.contains(&MEMORY) {
+            announced(&mut pool.world);
+        }
+        all_announced(&mut pool.world, Vec::new());
+        assert!(is_paid(&mut pool), "{order:?}");
+    }
+}
+
+/// What is on an SSD may come back in any life.
+#[test]
+fn an_ssd_is_waited_for_in_every_life() {
+    let (mut pool, _) = of_two_memories();
+    for life in 1..4 {
+        mount_tiers(&mut pool.world, &[MEMORY], Incarnation(life));
+        announced(&mut pool.world);
+        assert!(!is_paid(&mut pool), "{life}");
+        pool.lose();
+    }
+}

@@ -18,8 +18,6 @@ enum By {
     Admin,
     /// The node that it is about.
     Node,
-    /// That node, and operators.
-    NodeOrAdmin,
 }
 
 /// Every kind of request about tenant `a` and node 7, and who may make it.
@@ -167,12 +165,6 @@ fn requests() -> Vec<(By, Request)> {
         (By::Admin, Request::CancelJob { job: JobId(1) }),
         (By::Admin, Request::Jobs),
         (By::Node, Request::Mount(mount)),
-        (
-            By::NodeOrAdmin,
-            Request::Unmount {
-                segment: SegmentId(7),
-            },
-        ),
     ]
 }
 
@@ -205,37 +197,25 @@ fn every_request_needs_its_role_and_tenant() {
         tenants: TenantPermission::Only(std::sync::Arc::new([tenant("b")].into())),
         ..Permissions::admin()
     };
-    // The refusals of requests for clients, operators, the node, and the node or operators.
+    // The refusals of requests for clients, operators, and the node.
     let table = [
-        ("all", Permissions::FULL, [None, None, None, None]),
+        ("all", Permissions::FULL, [None, None, None]),
         (
             "of a",
             Permissions::client([tenant("a")]),
-            [None, role, role, role],
+            [None, role, role],
         ),
         (
             "of b",
             Permissions::client([tenant("b")]),
-            [other, role, role, role],
+            [other, role, role],
         ),
-        (
-            "of none",
-            Permissions::client([]),
-            [other, role, role, role],
-        ),
-        ("admin", Permissions::admin(), [None, None, role, None]),
-        ("admin of b", limited, [other, other, role, None]),
-        (
-            "node 7",
-            Permissions::node(NodeId(7)),
-            [role, role, None, None],
-        ),
-        (
-            "node 8",
-            Permissions::node(NodeId(8)),
-            [role, role, role, role],
-        ),
-        ("nothing", none, [role, role, role, role]),
+        ("of none", Permissions::client([]), [other, role, role]),
+        ("admin", Permissions::admin(), [None, None, role]),
+        ("admin of b", limited, [other, other, role]),
+        ("node 7", Permissions::node(NodeId(7)), [role, role, None]),
+        ("node 8", Permissions::node(NodeId(8)), [role, role, role]),
+        ("nothing", none, [role, role, role]),
     ];
     for (name, permissions, refusals) in table {
         for (by, request) in requests() {

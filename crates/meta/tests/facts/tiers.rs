@@ -7,6 +7,7 @@ use slackwater_meta::{
 };
 use slackwater_wire::*;
 
+use crate::inventory::all_announced;
 use crate::world::*;
 
 fn config() -> MasterConfig {
@@ -71,16 +72,12 @@ fn a_block_is_as_old_to_the_ssd_as_to_memory_and_stays_so_when_it_is_written() {
 }
 
 #[test]
-fn what_is_removed_or_loses_its_ssd_is_no_prospect_any_more() {
-    let mut world = World::tiers(config(), 20 * BLOCK, 100 * BLOCK);
-    for name in ["a", "b"] {
-        world.put(name, BLOCK);
-        assert_eq!(opinions(&world, name).len(), 2);
-    }
-    world.remove("a").unwrap();
-    assert_eq!(world.ask(Request::Unmount { segment: DISK }), Reply::Done);
+fn what_is_older_than_its_ssd_is_no_prospect_until_it_is_written() {
+    let mut world = World::memory(config(), 20 * BLOCK);
+    world.put("b", BLOCK);
     assert_eq!(opinions(&world, "b").len(), 1);
     world.mount(NODE, DISK, SegmentKind::Disk, 100 * BLOCK);
+    all_announced(&mut world, Vec::new());
     world.put("c", BLOCK);
     assert_eq!(
         (opinions(&world, "b").len(), opinions(&world, "c").len()),

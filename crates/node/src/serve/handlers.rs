@@ -270,7 +270,7 @@ impl Handlers {
             // A guard has no end in time: a client that is stopped would hold its replicas for ever.
             Request::Get(get) if get.hold == Hold::Guard => Err(ErrorCode::NotSupported),
             // Nodes say what they lend on their own links.
-            Request::Mount(_) | Request::Unmount { .. } => Err(ErrorCode::RoleNotPermitted),
+            Request::Mount(_) => Err(ErrorCode::RoleNotPermitted),
             Request::PutStart(start)
                 if start.config.durability == Durability::Disk && !self.backend.has_ssd() =>
             {

@@ -550,10 +550,6 @@ fn what_only_others_may_ask_for_is_refused() {
             watermarks: None,
         };
         check(2, Request::Mount(mount), ErrorCode::RoleNotPermitted);
-        for segment in [SegmentId(1), SegmentId(2)] {
-            let unmount = Request::Unmount { segment };
-            check(5, unmount, ErrorCode::RoleNotPermitted);
-        }
         let durable = PutConfig {
             durability: Durability::Disk,
             ..PutConfig::default()

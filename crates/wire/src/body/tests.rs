@@ -159,9 +159,6 @@ fn requests() -> Vec<Request> {
             generations: None,
             watermarks: None,
         }),
-        Request::Unmount {
-            segment: SegmentId(1),
-        },
         Request::SetQuota {
             tenant: of(),
             memory_bytes: 1,

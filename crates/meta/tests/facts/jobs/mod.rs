@@ -45,7 +45,7 @@ pub(crate) fn copy(name: &str, targets: &[&str]) -> JobSpec {
     })
 }
 
-fn shift(name: &str, source: Option<&str>, target: &str) -> JobSpec {
+pub(crate) fn shift(name: &str, source: Option<&str>, target: &str) -> JobSpec {
     spec(JobWork::Move {
         tenant: Tenant::DEFAULT,
         key: key(name),

@@ -260,16 +260,6 @@ fn a_lost_owner_cancels_its_promotions() {
 }
 
 #[test]
-fn unmounting_the_staged_segment_cancels_and_keeps_the_record() {
-    let mut world = cold(Promotion::default(), &["a"]);
-    let task = earn(&mut world, "a");
-    staged(&mut world, task.ticket, task.bytes).unwrap();
-    assert_eq!(world.ask(Request::Unmount { segment: MEMORY }), Reply::Done);
-    assert_eq!((funnel(&world).cancelled, world.has("a")), (1, true));
-    assert!(cancelled(&mut world, task.ticket));
-}
-
-#[test]
 fn a_corrupt_record_is_dropped_and_its_object_with_it() {
     let mut world = cold(Promotion::default(), &["a"]);
     let task = earn(&mut world, "a");

@@ -4,9 +4,11 @@ use slackwater_base::Instant;
 use slackwater_wire::{DiskEntry, DiskState, NodeId, ReportedEntry, SegmentId, Version};
 
 use crate::catalog::{Mark, ObjectId, ReplicaId, SegmentIndex};
+use crate::evict::Slot;
 use crate::get::WARMED_AT_ONCE;
 use crate::master::Master;
 use crate::numbers::VERSION_MAX;
+use crate::pressure::Evictable;
 use crate::prospect;
 use crate::publish::Fresh;
 use crate::release::Reason;
@@ -179,6 +181,44 @@ impl Master {
             self.cancel_promotions_from(now, replica);
             self.discard(now, replica, Reason::Removed);
             self.erase_if_empty(now, id);
+        }
+    }
+
+    /// An SSD empties a file, and writes these records again unless they are dropped now: evicts those that are not worth it, down to
+    /// where the SSD is relieved to.
+    pub(crate) fn emptying(&mut self, now: Instant, node: NodeId, entries: &[DiskEntry]) {
+        let Some(index) = self.segments.disk_of(node) else {
+            return;
+        };
+        if self.segments.is_announcing(index) {
+            return;
+        }
+        let low = self.marks(index).1;
+        for entry in entries {
+            if self.segments.at(index).staying() <= low {
+                return;
+            }
+            let hash = self.tenants.hash_of(&entry.tenant, &entry.key);
+            let tenant = self.tenants.find_exact(&entry.tenant);
+            let found = tenant.and_then(|tenant| self.catalog.find(tenant, &entry.key, hash));
+            let Some(id) = found.filter(|id| self.catalog.object(*id).version == entry.version)
+            else {
+                continue;
+            };
+            let Some(replica) = self.replica_on(id, index) else {
+                continue;
+            };
+            // A group is evicted as a whole, and its other members may lie elsewhere.
+            let object = self.catalog.object(id);
+            let (bytes, alone) = (object.bytes, !object.is(Mark::Group));
+            let slot = Slot(self.catalog.replica(replica).slot);
+            if alone
+                && self.evictable(now, replica) == Evictable::Now
+                && !(self.segments.at_mut(index).policy).would_move(now, slot, bytes)
+            {
+                self.metrics.disk_evictions_at_reclaim += 1;
+                self.evict_now(now, replica);
+            }
         }
     }
 

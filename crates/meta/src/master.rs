@@ -514,6 +514,7 @@ impl Master {
             Report::Disk(state) => self.disk_state(node, &state),
             Report::Announce { segment, entries } => self.announce(now, node, segment, &entries),
             Report::Announced { segment, highest } => self.announced(node, segment, highest),
+            Report::Emptying(entries) => self.emptying(now, node, &entries),
         }
     }
 

@@ -34,6 +34,8 @@ pub struct Metrics {
     pub evictions_clean: u64,
     pub quota_evictions: u64,
     pub disk_evictions: u64,
+    /// Those of them that an SSD would have had to write again.
+    pub disk_evictions_at_reclaim: u64,
     pub disk_eviction_bytes: u64,
     pub victims_excluded: u64,
     pub offload: OffloadMetrics,

@@ -69,6 +69,8 @@ pub struct LogConfig {
     pub reclaim_bytes_per_second: u64,
     /// Live bytes that reclaim reads or holds at a time; a larger record is copied alone.
     pub reclaim_bytes_in_flight_max: u64,
+    /// How long what is to be written again waits for the master to drop what is not worth it.
+    pub reclaim_answer_wait: Duration,
     /// Files that recovery reads at a time.
     pub recovery_reads_max: usize,
     /// Most records in one announcement; no more than one message carries.
@@ -101,6 +103,7 @@ impl LogConfig {
             records_queued_max: 50_000,
             reclaim_bytes_per_second: ByteSize::mib(512).0,
             reclaim_bytes_in_flight_max: Self::RECLAIM_BYTES,
+            reclaim_answer_wait: Duration::from_millis(2),
             recovery_reads_max: 16,
             announce_entries_max: 1024,
             retry_delay_min: Duration::from_millis(100),

@@ -317,7 +317,9 @@ impl Numbered for Report {
     fn items(&self) -> usize {
         match self {
             Self::Offloaded(results) => results.len().max(1),
-            Self::Dropped(entries) | Self::Lost(entries) => entries.len().max(1),
+            Self::Dropped(entries) | Self::Lost(entries) | Self::Emptying(entries) => {
+                entries.len().max(1)
+            }
             Self::Fenced(extents) | Self::Retired(extents) => extents.len().max(1),
             Self::Holds { entries, .. } => entries.len().max(1),
             Self::Announce { entries, .. } => entries.len().max(1),
@@ -331,7 +333,9 @@ impl Numbered for Report {
 
     fn bytes(&self) -> usize {
         let variable = match self {
-            Self::Dropped(entries) | Self::Lost(entries) => named(entries),
+            Self::Dropped(entries) | Self::Lost(entries) | Self::Emptying(entries) => {
+                named(entries)
+            }
             Self::Announce { entries, .. } => named(entries.iter().map(|it| &it.entry)),
             Self::Holds { entries, .. } => published(entries),
             Self::Offloaded(_)

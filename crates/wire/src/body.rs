@@ -32,6 +32,9 @@ pub const LOOK_UPS: u8 = 2;
 /// The format of reports of what nodes hold, for masters that read it.
 pub const HELD: u8 = 3;
 
+/// What masters say that they read who take [`Report::Emptying`] too.
+pub const EMPTYING: u8 = 4;
+
 /// Deepest nesting of maps and lists that is read.
 const DEPTH_MAX: usize = 32;
 
@@ -253,11 +256,18 @@ pub fn encode_for(reads: u8, answered: &Answered) -> Result<Vec<u8>, BodyError> 
 }
 
 /// The bytes of reports to a master that says up to which format it reads: those of what a node holds in the shortest of
-/// these.
+/// these. In place of a question that it does not know is a report of nothing, so that the others keep their numbers.
 ///
 /// # Errors
 /// [`BodyError::TooLong`], for reports that no master would read.
 pub fn encode_reports(reads: u8, reports: &Reports) -> Result<Vec<u8>, BodyError> {
+    let asks = |report: &Report| matches!(report, Report::Emptying(_));
+    if reads < EMPTYING && reports.reports.iter().any(asks) {
+        let mut known = reports.clone();
+        let asking = known.reports.iter_mut().filter(|report| asks(report));
+        asking.for_each(|report| *report = Report::Dropped(Vec::new()));
+        return encode_reports(reads, &known);
+    }
     match (reads >= HELD).then(|| held::encode(reports)).flatten() {
         Some(body) => within::<Reports>(&body).map(|()| body),
         None => encode(reports),

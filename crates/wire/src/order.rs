@@ -189,6 +189,9 @@ pub enum Report {
         /// The newest version that a log remembers, of records that are gone too: puts must be newer.
         highest: Version,
     },
+    /// Living records of a file that the SSD log is about to empty. Those that are not dropped now are written again.
+    #[serde(deserialize_with = "crate::body::list")]
+    Emptying(Vec<DiskEntry>),
 }
 
 /// One record that a node announces.

@@ -168,6 +168,11 @@ pub trait Evict: Send {
         self.would_keep(now, link)
     }
 
+    /// Whether a resident block is worth being written again where it is: the log of an SSD empties the file that it lies in.
+    fn would_move(&mut self, _now: Instant, _slot: Slot, _bytes: u64) -> bool {
+        true
+    }
+
     /// What is known of a resident block, for the instance of another tier. `None` for policies that learn nothing.
     fn standing(&self, _now: Instant, _slot: Slot) -> Option<Standing> {
         None

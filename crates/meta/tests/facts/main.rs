@@ -6,6 +6,7 @@ mod ahead;
 mod answers;
 mod decisions;
 mod disk;
+mod emptying;
 mod events;
 mod evict;
 mod hostile;

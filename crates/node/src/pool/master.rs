@@ -422,7 +422,7 @@ impl MasterShell {
         let welcome = NodeWelcome {
             epoch: self.outgoing.epoch,
             attached,
-            reads: body::HELD,
+            reads: body::EMPTYING,
         };
         reply(call, &body::encode(&welcome).expect("a welcome is short"));
         self.members.send(node);

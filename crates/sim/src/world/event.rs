@@ -219,7 +219,7 @@ impl Control {
             },
             Self::Orders(orders) => Self::Orders(carried(orders)?),
             Self::Reports(reports) => {
-                let bytes = body::encode_reports(body::HELD, reports);
+                let bytes = body::encode_reports(body::EMPTYING, reports);
                 Self::Reports(read(reports, bytes)?)
             }
             Self::AnnounceFirst(asked) => Self::AnnounceFirst(carried(asked)?),

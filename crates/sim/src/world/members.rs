@@ -201,7 +201,7 @@ impl World {
         let welcome = NodeWelcome {
             epoch: self.epoch(),
             attached,
-            reads: body::HELD,
+            reads: body::EMPTYING,
         };
         self.say(link, Process::Master, Control::Welcome(welcome));
         self.note_sent(Process::Master)?;

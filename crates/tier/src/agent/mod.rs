@@ -348,6 +348,7 @@ impl Agent {
                 }
                 LogOut::Dropped(entry) => dropped.push(entry),
                 LogOut::Lost(entry) => lost.push(entry),
+                LogOut::Emptying(entries) => report_in_parts(entries, Report::Emptying, out),
                 LogOut::Read {
                     ticket,
                     read,

@@ -51,6 +51,8 @@ pub(crate) enum LogOut {
     Written(TicketId, Result<(), TaskFailure>),
     Dropped(DiskEntry),
     Lost(DiskEntry),
+    /// These live, and are about to be written again.
+    Emptying(Vec<DiskEntry>),
     Read {
         ticket: TicketId,
         read: ReadId,

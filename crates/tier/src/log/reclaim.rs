@@ -178,7 +178,7 @@ impl Log {
     pub(super) fn drain_scanned(
         &mut self,
         result: Result<DiskOutcome, DiskError>,
-        _out: &mut Vec<LogOut>,
+        out: &mut Vec<LogOut>,
     ) {
         let Some(reclaim) = &mut self.reclaim else {
             return;
@@ -201,16 +201,18 @@ impl Log {
         reclaim.unreadable += u32::from(read.is_err());
         match reclaim.scan.take(read) {
             _ if reclaim.unreadable > UNREADABLE_MAX => reclaim.scanned = true,
-            Step::Batch(batch) => self.drain_batch(batch),
+            Step::Batch(batch) => self.drain_batch(batch, out),
             Step::More => {}
             Step::End => reclaim.scanned = true,
         }
     }
 
-    fn drain_batch(&mut self, batch: Batch) {
+    /// The living records of a batch are to be copied, but for those that the master drops when it hears of them.
+    fn drain_batch(&mut self, batch: Batch, out: &mut Vec<LogOut>) {
         let Some(file) = self.reclaim.as_ref().map(|reclaim| reclaim.file) else {
             return;
         };
+        let mut living = Vec::new();
         for entry in batch.entries {
             match entry {
                 Entry::Record(record) => {
@@ -223,6 +225,7 @@ impl Log {
                     };
                     reclaim.names.push(record.hash);
                     if live {
+                        living.push(record.entry.clone());
                         reclaim.pending.push_back(record);
                     }
                 }
@@ -233,6 +236,10 @@ impl Log {
                     }
                 }
             }
+        }
+        if !living.is_empty() {
+            out.push(LogOut::Emptying(living));
+            self.copy_at = self.copy_at.max(self.now + self.config.reclaim_answer_wait);
         }
     }
 

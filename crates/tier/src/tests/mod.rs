@@ -2,6 +2,7 @@
 
 mod announce;
 mod crash;
+mod emptying;
 mod faults;
 mod opening;
 mod orders;
@@ -98,6 +99,10 @@ struct World {
     told_all: Vec<SegmentId>,
     lost: Vec<DiskEntry>,
     dropped: Vec<DiskEntry>,
+    /// What was said to be written again, and what the master drops of it.
+    emptying: Vec<DiskEntry>,
+    worthless: BTreeSet<Vec<u8>>,
+    answers: Vec<(Instant, Vec<(Vec<u8>, u64)>)>,
     flushed: BTreeSet<u64>,
     stopped: Option<usize>,
     state: Option<DiskState>,
@@ -109,6 +114,7 @@ struct World {
     queue: Vec<AgentOutput>,
 }
 
+/// Of a master that drops nothing of what is to be written again.
 fn small_log(capacity: u64) -> LogConfig {
     LogConfig {
         file_bytes: 128 << 10,
@@ -117,6 +123,7 @@ fn small_log(capacity: u64) -> LogConfig {
         announce_entries_max: 7,
         recovery_reads_max: 3,
         reclaim_bytes_in_flight_max: 24 << 10,
+        reclaim_answer_wait: Duration::ZERO,
         ..LogConfig::new(DISK, ByteSize(capacity))
     }
 }
@@ -194,6 +201,9 @@ impl World {
             told_all: Vec::new(),
             lost: Vec::new(),
             dropped: Vec::new(),
+            emptying: Vec::new(),
+            worthless: BTreeSet::new(),
+            answers: Vec::new(),
             flushed: BTreeSet::new(),
             stopped: None,
             state: None,
@@ -263,6 +273,15 @@ impl World {
         self.take(out);
     }
 
+    /// What the master drops of what it heard a millisecond before that time.
+    fn answer(&mut self, until: Instant) {
+        while let Some((at, _)) = self.answers.first().filter(|(at, _)| *at <= until) {
+            self.now = self.now.max(*at);
+            let (_, dropped) = self.answers.remove(0);
+            self.remove_all(dropped);
+        }
+    }
+
     fn take(&mut self, mut out: Vec<AgentOutput>) {
         for output in out.drain(..) {
             match output {
@@ -316,6 +335,15 @@ impl World {
                     known.lost = known.lost.max(entry.version.0);
                     self.lost.push(entry);
                 }
+            }
+            Report::Emptying(entries) => {
+                let worthless = entries.iter().filter_map(|entry| {
+                    let key = entry.key.as_bytes();
+                    (self.worthless.contains(key)).then(|| (key.to_vec(), entry.version.0))
+                });
+                let answer = (self.now + Duration::from_millis(1), worthless.collect());
+                self.answers.push(answer);
+                self.emptying.extend(entries);
             }
             Report::Announce { segment, entries } => {
                 assert_eq!(segment, DISK);
@@ -455,6 +483,7 @@ impl World {
     /// Ends one operation of the disk; false when there is none.
     fn complete(&mut self) -> bool {
         self.now += Duration::from_micros(10);
+        self.answer(self.now);
         match self.disk.complete(&mut self.bytes) {
             Some(done) => {
                 self.give(AgentInput::Disk(done));
@@ -481,6 +510,7 @@ impl World {
     }
 
     fn fall_due(&mut self, at: Instant) {
+        self.answer(at);
         self.now = self.now.max(at);
         let mut out = std::mem::take(&mut self.queue);
         self.agent.on_deadline(self.now, &mut out);

@@ -395,15 +395,16 @@ fn later_requests() -> Vec<Request> {
     })]
 }
 
-/// What earlier releases do not say, and pass over.
+/// What earlier releases do not say; they pass over the field, and are not sent the kind.
 fn later_reports() -> Vec<Report> {
-    vec![Report::Disk(DiskState {
+    let failing = Report::Disk(DiskState {
         node: NodeId(2),
         accepting: false,
         failing: true,
         capacity: 1 << 40,
         pressure: 4096,
-    })]
+    });
+    vec![failing, Report::Emptying(vec![entry()])]
 }
 
 /// Each kind of message as hexadecimal digits, with its name.

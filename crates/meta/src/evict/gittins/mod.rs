@@ -48,6 +48,7 @@ use block::{Mark, NO_NODE, Node};
 use checkpoints::Checkpoints;
 use class::{Class, Origin, Tick};
 use net::Net;
+use opinion::{COPY_WORTH, MOVE_WORTH};
 use pending::Requests;
 use segments::{By, ChainSegment, ChainSegments, List, NONE, Place};
 use shelves::Shelves;
@@ -440,14 +441,24 @@ impl Evict for Gittins {
         self.advance(now);
         let (class, age) = self.memory_of(link.hash);
         self.cover(class);
-        self.keeps(link.bytes, class, age)
+        self.keeps(link.bytes, class, age, COPY_WORTH)
     }
 
     fn would_keep_as(&mut self, now: Instant, link: Link, standing: Standing) -> bool {
         self.advance(now);
         let (class, age) = self.read_standing(standing);
         self.cover(class);
-        self.keeps(link.bytes, class, age)
+        self.keeps(link.bytes, class, age, COPY_WORTH)
+    }
+
+    fn would_move(&mut self, now: Instant, slot: Slot, bytes: u64) -> bool {
+        self.advance(now);
+        let Some(number) = self.segment_of(slot) else {
+            return true;
+        };
+        let segment = &self.segments[number];
+        let age = self.now.since(segment.last_use);
+        self.keeps(bytes, segment.kept_as, age, MOVE_WORTH)
     }
 
     fn standing(&self, now: Instant, slot: Slot) -> Option<Standing> {

@@ -125,6 +125,29 @@ fn reports_say_the_same_in_either_format() {
     }
 }
 
+/// A kind of report that a master does not know would have its link closed as malformed.
+#[test]
+fn a_master_of_an_earlier_release_is_not_asked_what_it_does_not_know() {
+    let told = |reads: u8| {
+        let asking = vec![
+            Report::Fenced(vec![extent()]),
+            Report::Emptying(vec![entry()]),
+            holds(vec![bare()]),
+        ];
+        let body = encode_reports(reads, &message(asking)).unwrap();
+        decode::<Reports>(&body).unwrap().reports
+    };
+    let (before, after) = (Report::Fenced(vec![extent()]), holds(vec![bare()]));
+    let known = [before.clone(), Report::Dropped(vec![]), after.clone()];
+    for reads in [FORMAT, LOOK_UPS, HELD] {
+        assert_eq!(told(reads), known, "one that reads {reads}");
+    }
+    assert_eq!(
+        told(EMPTYING),
+        [before, Report::Emptying(vec![entry()]), after]
+    );
+}
+
 /// Of a million values the names of fields were four fifths.
 #[test]
 fn an_entry_is_little_longer_than_what_it_says() {

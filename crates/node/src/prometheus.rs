@@ -104,6 +104,11 @@ impl Text {
             "Bytes of replicas evicted.",
             &evicted,
         );
+        self.counter(
+            "slackwater_evictions_at_reclaim_total",
+            "Replicas evicted from SSD that would have had to be written again, because their file was emptied.",
+            &[("", stats.ssd_evictions_at_reclaim)],
+        );
         self.eviction_rules(&stats.eviction_rules);
         self.offloads(&stats.offloads);
         self.promotions(&stats.promotions);

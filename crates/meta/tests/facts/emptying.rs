@@ -139,7 +139,11 @@ fn what_is_leased_or_belongs_to_a_group_is_written_again() {
             offload_all(&mut world);
             world.pass(seconds(300));
         }
-        assert!(world.used(DISK) > 90 * RECORD, "{}", world.used(DISK) / RECORD);
+        assert!(
+            world.used(DISK) > 90 * RECORD,
+            "{}",
+            world.used(DISK) / RECORD
+        );
         world.pass(seconds(3600));
         empties(&mut world, NODE, [(50, versions[50].0)]);
         assert_eq!(world.master.metrics().disk_evictions, expected, "{group:?}");

@@ -48,6 +48,8 @@ pub struct PoolStats {
     pub evictions: Flow,
     /// SSD replicas that were evicted.
     pub ssd_evictions: Flow,
+    /// Those of them that an SSD would have had to write again, because it emptied the file that they were in.
+    pub ssd_evictions_at_reclaim: u64,
     /// The rules that evictions follow, for each segment whose policy has several.
     pub eviction_rules: Vec<EvictionRules>,
     /// The funnel of offload.
@@ -242,6 +244,7 @@ impl Operated for PoolMaster {
             copies: stats.copies,
             evictions: stats.evictions,
             ssd_evictions: stats.ssd_evictions,
+            ssd_evictions_at_reclaim: stats.ssd_evictions_at_reclaim,
             eviction_rules: stats.eviction_rules,
             offloads: stats.offloads,
             phases: self.0.phases.times(),

@@ -231,6 +231,7 @@ impl Stats {
                 count: metrics.disk_evictions,
                 bytes: metrics.disk_eviction_bytes,
             },
+            ssd_evictions_at_reclaim: metrics.disk_evictions_at_reclaim,
             eviction_rules: leaders.into_iter().map(eviction_rules).collect(),
             offloads: metrics.offload,
             ..Self::default()

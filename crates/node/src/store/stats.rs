@@ -34,6 +34,8 @@ pub struct Stats {
     pub evictions: Flow,
     /// SSD replicas that were evicted.
     pub ssd_evictions: Flow,
+    /// Those of them that an SSD would have had to write again, because it emptied the file that they were in.
+    pub ssd_evictions_at_reclaim: u64,
     /// The rules that evictions follow, for each segment whose policy has several.
     pub eviction_rules: Vec<EvictionRules>,
     /// The funnel of offload.

@@ -63,7 +63,8 @@ pub enum Choice {
 /// Why something had to go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EvictionCause {
-    /// The segment is above its watermark, or something else needs the room.
+    /// The segment is above its watermark, something else needs the room, or the file of an SSD is emptied and it was not worth
+    /// being written again.
     #[default]
     Room,
     /// Its tenant holds more than its quota allows.

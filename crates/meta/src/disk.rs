@@ -1,7 +1,9 @@
 //! Reports of nodes about their SSDs: records found, records lost, and the state of the device.
 
 use slackwater_base::Instant;
-use slackwater_wire::{DiskEntry, DiskState, NodeId, ReportedEntry, SegmentId, Version};
+use slackwater_wire::{
+    DiskEntry, DiskState, NodeId, ReportedEntry, SegmentId, SegmentKind, Version,
+};
 
 use crate::catalog::{Mark, ObjectId, ReplicaId, SegmentIndex};
 use crate::evict::Slot;
@@ -208,9 +210,12 @@ impl Master {
             let Some(replica) = self.replica_on(id, index) else {
                 continue;
             };
-            // A group is evicted as a whole, and its other members may lie elsewhere.
+            // A group is evicted as a whole, and its other members may lie elsewhere; and what memory has too is not old there.
             let object = self.catalog.object(id);
-            let (bytes, alone) = (object.bytes, !object.is(Mark::Group));
+            let mut replicas = self.catalog.replicas(id);
+            let above =
+                replicas.any(|(_, it)| self.segments.at(it.segment).kind() == SegmentKind::Memory);
+            let (bytes, alone) = (object.bytes, !above && !object.is(Mark::Group));
             let slot = Slot(self.catalog.replica(replica).slot);
             if alone
                 && self.evictable(now, replica) == Evictable::Now

@@ -120,8 +120,8 @@ pub struct NodeWelcome {
     pub epoch: Epoch,
     /// Whether the node belongs to the pool now.
     pub attached: Attached,
-    /// Up to which format the master reads reports: see [`encode_reports`](crate::body::encode_reports). Masters of earlier
-    /// releases read the first.
+    /// Up to which format the master reads reports, and which kinds of them: see [`encode_reports`](crate::body::encode_reports).
+    /// Masters of earlier releases read the first.
     #[serde(
         default = "crate::pool::first",
         skip_serializing_if = "crate::pool::is_first"

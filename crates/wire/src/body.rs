@@ -32,7 +32,8 @@ pub const LOOK_UPS: u8 = 2;
 /// The format of reports of what nodes hold, for masters that read it.
 pub const HELD: u8 = 3;
 
-/// What masters say that they read who take [`Report::Emptying`] too.
+/// What masters say that they read who take [`Report::Emptying`] too: no format, but one step beyond [`HELD`]. The next format has the
+/// number after it.
 pub const EMPTYING: u8 = 4;
 
 /// Deepest nesting of maps and lists that is read.

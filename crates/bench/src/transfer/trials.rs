@@ -400,7 +400,7 @@ impl State {
 }
 
 impl Idle {
-    /// CPU of the engine that has most to look after, in percent of a core.
+    /// CPU of the one engine, or of one of those that serve it in the mean, whichever is more, in percent of a core.
     pub(super) fn engine_cpu_percent(&self) -> f64 {
         f64::max(
             self.initiator_cpu_percent,

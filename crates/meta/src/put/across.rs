@@ -1,5 +1,5 @@
-//! Calls that wait for room on several hosts at once. Each may lack others, so that none of them waits for the one before: after a change
-//! all of them are tried, a limited number in each step. They are told apart by their numbers, which rise.
+//! Calls that wait for room on several hosts at once. Each may wait for other hosts, so that none of them waits for the one before: after a
+//! change all of them are tried, a limited number in each step. They are told apart by their numbers, which rise.
 
 use std::collections::{BTreeMap, BTreeSet};
 

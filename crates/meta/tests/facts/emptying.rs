@@ -57,7 +57,7 @@ fn empties(world: &mut World, node: NodeId, records: impl IntoIterator<Item = (u
 /// Those that are gone.
 fn gone(world: &mut World) -> Vec<u64> {
     let gone = (0..94).filter(|n| !world.has(&name(*n))).collect();
-    world.master.check_books().unwrap();
+    world.master.check_books().expect("the books balance");
     gone
 }
 
@@ -92,15 +92,16 @@ fn what_may_not_be_evicted_or_is_another_record_is_written_again() {
     check("of another version", &|_| {}, NODE, (50, 50));
     check("of another node", &|_| {}, NodeId(9), (50, 51));
     check("unknown", &|_| {}, NODE, (500, 501));
-    let announcing = |world: &mut World| {
-        world.mount(NodeId(2), SegmentId(8), SegmentKind::Disk, 100 * RECORD);
+    // A node whose own SSD is as full names records of this one.
+    let beside = |world: &mut World| {
+        let segment = SegmentId(8);
+        world.mount(NodeId(2), segment, SegmentKind::Disk, 100 * RECORD);
+        let own = |n: u64| reported(&format!("own{n}"), 1000 + n, BLOCK);
+        let entries = (0..94).map(own).collect();
+        world.report(NodeId(2), Report::Announce { segment, entries });
+        assert_eq!(world.used(segment), 94 * RECORD);
     };
-    check(
-        "beside an SSD of another node",
-        &announcing,
-        NodeId(2),
-        (50, 51),
-    );
+    check("of an SSD of another node", &beside, NodeId(2), (50, 51));
     let removed = |world: &mut World| {
         for n in 80..84 {
             world.remove(&name(n)).unwrap();
@@ -113,7 +114,7 @@ fn what_may_not_be_evicted_or_is_another_record_is_written_again() {
 }
 
 #[test]
-fn what_is_leased_or_belongs_to_a_group_is_written_again() {
+fn what_is_leased_or_belongs_to_a_group_or_is_in_memory_too_is_written_again() {
     let check = |lease: u64, expected: &[u64]| {
         let mut world = world_of(PolicyKind::Gittins, lease, &[50, 51]);
         empties(&mut world, NODE, [(50, 51), (51, 52)]);
@@ -122,17 +123,18 @@ fn what_is_leased_or_belongs_to_a_group_is_written_again() {
     check(60, &[50, 51]);
     check(7200, &[]);
 
-    let check = |group: Option<u64>, expected: u64| {
+    // Of 94 values that were put one after the other memory has the last ones that it has room for.
+    let check = |group: Option<u64>, memory: u64, expected: u64| {
         let offload = Offload {
             mode: OffloadMode::Eager,
             ..Offload::default()
         };
         let config = MasterConfig { offload, ..plain() };
-        let mut world = World::tiers(config, 100 * BLOCK, 100 * RECORD);
+        let mut world = World::tiers(config, memory * BLOCK, 100 * RECORD);
         let mut versions = Vec::new();
         for n in 0..94 {
             let config = PutConfig {
-                group,
+                group: group.filter(|_| (50..52).contains(&n)),
                 ..PutConfig::default()
             };
             versions.push(world.put_with(&name(n), BLOCK, config));
@@ -146,8 +148,10 @@ fn what_is_leased_or_belongs_to_a_group_is_written_again() {
         );
         world.pass(seconds(3600));
         empties(&mut world, NODE, [(50, versions[50].0)]);
-        assert_eq!(world.master.metrics().disk_evictions, expected, "{group:?}");
+        let evicted = world.master.metrics().disk_evictions;
+        assert_eq!(evicted, expected, "{group:?}, memory of {memory}");
     };
-    check(None, 1);
-    check(Some(1), 0);
+    check(None, 20, 1);
+    check(Some(1), 20, 0);
+    check(None, 100, 0);
 }

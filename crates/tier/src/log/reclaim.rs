@@ -20,8 +20,8 @@ pub(crate) struct Reclaim {
     scan: FileScan,
     scanning: bool,
     scanned: bool,
-    /// Records that are to be copied if they still live when their turn comes.
-    pending: VecDeque<Record>,
+    /// Records that are to be copied if they still live when their turn comes, and when that is at the earliest.
+    pending: VecDeque<(Instant, Record)>,
     reading: usize,
     /// Bytes of records that are being read, queued or written.
     bytes_in_flight: u64,
@@ -133,9 +133,12 @@ impl Log {
     pub(super) fn drain_waits(&self) -> bool {
         self.reclaim.as_ref().is_some_and(|reclaim| {
             let most = self.config.reclaim_bytes_in_flight_max;
-            let crowded = reclaim.pending.front().map_or(reclaim.scanned, |record| {
-                reclaim.bytes_in_flight > 0 && !reclaim.has_place(record.length, most)
-            });
+            let crowded = reclaim
+                .pending
+                .front()
+                .map_or(reclaim.scanned, |(_, record)| {
+                    reclaim.bytes_in_flight > 0 && !reclaim.has_place(record.length, most)
+                });
             reclaim.settling > 0 && reclaim.reading == 0 && crowded
         })
     }
@@ -143,7 +146,8 @@ impl Log {
     /// When the next record may be copied or the next headers read, if they wait for that alone.
     pub(super) fn copy_deadline(&self) -> Option<Instant> {
         let reclaim = self.reclaim.as_ref()?;
-        let copying = (!reclaim.pending.is_empty()).then_some(self.copy_at.max(reclaim.rest_until));
+        let first = reclaim.pending.front();
+        let copying = first.map(|(from, _)| self.copy_at.max(reclaim.rest_until).max(*from));
         copying.or((!reclaim.scanned).then_some(reclaim.rest_until))
     }
 
@@ -213,6 +217,7 @@ impl Log {
             return;
         };
         let mut living = Vec::new();
+        let from = self.now + self.config.reclaim_answer_wait;
         for entry in batch.entries {
             match entry {
                 Entry::Record(record) => {
@@ -226,7 +231,7 @@ impl Log {
                     reclaim.names.push(record.hash);
                     if live {
                         living.push(record.entry.clone());
-                        reclaim.pending.push_back(record);
+                        reclaim.pending.push_back((from, record));
                     }
                 }
                 // It may be waiting for a higher one to become durable: that one is written in its place.
@@ -239,7 +244,6 @@ impl Log {
         }
         if !living.is_empty() {
             out.push(LogOut::Emptying(living));
-            self.copy_at = self.copy_at.max(self.now + self.config.reclaim_answer_wait);
         }
     }
 
@@ -257,7 +261,7 @@ impl Log {
     /// Reads records to be copied, as fast as the rate and the bound on bytes in flight allow.
     fn drain_copy(&mut self, out: &mut Vec<LogOut>) {
         while let Some(reclaim) = &mut self.reclaim
-            && let Some(record) = reclaim.pending.front()
+            && let Some((from, record)) = reclaim.pending.front()
         {
             let file = reclaim.file;
             if !self
@@ -278,12 +282,12 @@ impl Log {
             let most = self.config.reclaim_bytes_in_flight_max;
             reclaim.full = !reclaim.has_place(record.length, most);
             if reclaim.full
-                || self.copy_at.max(reclaim.rest_until) > self.now
+                || self.copy_at.max(reclaim.rest_until).max(*from) > self.now
                 || self.writer.is_being_written(record.hash)
             {
                 return;
             }
-            let Some(record) = reclaim.pending.pop_front() else {
+            let Some((_, record)) = reclaim.pending.pop_front() else {
                 return;
             };
             reclaim.reading += 1;
@@ -322,7 +326,7 @@ impl Log {
             Err(error) if self.drain_reads_again(place, *error) => {
                 if let Some(reclaim) = &mut self.reclaim {
                     reclaim.bytes_in_flight -= record.length;
-                    reclaim.pending.push_front(record);
+                    reclaim.pending.push_front((self.now, record));
                 }
                 return;
             }
@@ -350,7 +354,7 @@ impl Log {
             // given up. Its turn comes again when the batch has ended.
             Some(_) if live && self.writer.is_being_written(record.hash) => {
                 reclaim.bytes_in_flight -= record.length;
-                reclaim.pending.push_front(record);
+                reclaim.pending.push_front((self.now, record));
             }
             Some(bytes) if live => {
                 reclaim.settling += 1;
@@ -385,7 +389,7 @@ impl Log {
         if let Some(reclaim) = &mut self.reclaim {
             reclaim.settling -= 1;
             reclaim.bytes_in_flight -= record.length;
-            reclaim.pending.push_front(record);
+            reclaim.pending.push_front((self.now, record));
         }
     }
 

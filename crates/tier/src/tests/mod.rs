@@ -63,6 +63,9 @@ struct Known {
     lost: u64,
 }
 
+/// Keys, and the versions of them that are dropped.
+type Dead = Vec<(Vec<u8>, u64)>;
+
 /// One node, its disk, and its master.
 struct World {
     agent: Agent,
@@ -102,7 +105,7 @@ struct World {
     /// What was said to be written again, and what the master drops of it.
     emptying: Vec<DiskEntry>,
     worthless: BTreeSet<Vec<u8>>,
-    answers: Vec<(Instant, Vec<(Vec<u8>, u64)>)>,
+    answers: Vec<(Instant, Dead)>,
     flushed: BTreeSet<u64>,
     stopped: Option<usize>,
     state: Option<DiskState>,

@@ -453,7 +453,8 @@ impl Evict for Gittins {
 
     fn would_move(&mut self, now: Instant, slot: Slot, bytes: u64) -> bool {
         self.advance(now);
-        let Some(number) = self.segment_of(slot) else {
+        // By the other rules a block is before another, and not so many times as good.
+        let Some(number) = self.segment_of(slot).filter(|_| self.tables.is_learned()) else {
             return true;
         };
         let segment = &self.segments[number];

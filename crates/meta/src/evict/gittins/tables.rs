@@ -146,6 +146,11 @@ impl Tables {
         self.index[class.cell(bin)]
     }
 
+    /// Whether blocks are valued by what was learned.
+    pub(super) fn is_learned(&self) -> bool {
+        self.rule == Rule::Index
+    }
+
     /// What a block of a cell is worth at an age in ticks, by the rule that is followed.
     pub(super) fn value(&self, cell: usize, age: u32) -> f64 {
         self.worth(self.rule, cell, age)

@@ -520,6 +520,32 @@ fn the_order_follows_the_rule_and_nothing_is_lost_when_it_changes() {
     assert!(order.windows(2).all(|pair| pair[0] >= pair[1]), "{order:?}");
 }
 
+/// What is hardly better than the next victim was written again, whenever the file that it lies in was emptied. By age alone a block
+/// is before another, but not so many times as good.
+#[test]
+fn a_block_is_worth_moving_by_what_was_learned_of_it_and_not_by_its_age() {
+    let mut world = World::new(100);
+    world.teach(600);
+    let slots: Vec<u32> = (0..100).filter(|at| world.resident[*at as usize]).collect();
+    let mut kinds = [0; 2];
+    for slot in &slots {
+        let known = world
+            .policy
+            .explain(world.now, Slot(*slot))
+            .expect("resident");
+        let times = known.index / known.lowest_index;
+        let moves = world.policy.would_move(world.now, Slot(*slot), BYTES);
+        if !(5.9..6.1).contains(&times) {
+            assert_eq!(moves, times > 6.0, "{slot}: {times}");
+            kinds[usize::from(moves)] += 1;
+        }
+    }
+    assert!(kinds.iter().all(|count| *count > 0), "{kinds:?}");
+    world.policy.switch(Rule::Recency);
+    let moves = |slot: &u32| world.policy.would_move(world.now, Slot(*slot), BYTES);
+    assert!(slots.iter().all(moves));
+}
+
 #[test]
 fn a_rule_that_leads_is_followed_from_the_next_estimation_on() {
     let mut world = World::new(100);

@@ -456,24 +456,29 @@ time.sleep(600)
 """
 
 
-def test_one_key_that_cannot_be_read_fails_alone(started: Starter, soon: None) -> None:
-    """A session whose value could not be read failed every key of the call."""
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+def test_one_key_that_cannot_be_read_fails_alone(started: Starter, soon: None, end: signal.Signals) -> None:
+    """A session whose value could not be read failed every key of the call; and where it took all of the call's time, every key
+    that went to the same memory after it."""
     with started("master") as (address, _):
         with subprocess.Popen(
             [sys.executable, "-c", LENDER, str(Path(__file__).parent), address], stdout=subprocess.PIPE, text=True
         ) as lender:
-            assert lender.stdout is not None and lender.stdout.readline() == "stored\n"
-            store = MooncakeDistributedStore()
-            assert setup(store, address, global_segment_size=16 << 20) == 0
-            player = calls.Player(mooncake.store, store)
-            lender.kill()
-        here = [key for key in "abcdef" if store.put(key, b"0123456789") == 0]
-        assert here
-        keys = ["there", *here]
-        assert store.batch_get_session_start(keys) == [0] * len(keys)
-        lists = [[[one] for _ in keys] for one in ({"@": 0}, 5, 0)]
-        read = player.play(["batch_get_into_multi_buffer_ranges", [keys, *lists]])
-        assert read[0] in (-900, -901) and read[1:] == [5] * len(here)
+            try:
+                assert lender.stdout is not None and lender.stdout.readline() == "stored\n"
+                store = MooncakeDistributedStore()
+                assert setup(store, address, global_segment_size=16 << 20) == 0
+                player = calls.Player(mooncake.store, store)
+                lender.send_signal(end)
+                here = [key for key in "abcdef" if store.put(key, b"0123456789") == 0]
+                assert here
+                keys = ["there", *here]
+                assert store.batch_get_session_start(keys) == [0] * len(keys)
+                lists = [[[one] for _ in keys] for one in ({"@": 0}, 5, 0)]
+                read = player.play(["batch_get_into_multi_buffer_ranges", [keys, *lists]])
+                assert read[0] in (-900, -901) and read[1:] == [5] * len(here)
+            finally:
+                lender.kill()
         store.close()
 
 

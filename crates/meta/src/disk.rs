@@ -68,11 +68,8 @@ impl Master {
     fn has_record(&self, index: SegmentIndex, reported: &ReportedEntry) -> bool {
         let entry = &reported.entry;
         let hash = self.tenants.hash_of(&entry.tenant, &entry.key);
-        let tenant = self.tenants.find_exact(&entry.tenant);
-        let found = tenant.and_then(|tenant| self.catalog.find(tenant, &entry.key, hash));
-        found.is_some_and(|id| {
-            self.catalog.object(id).version == entry.version && self.replica_on(id, index).is_some()
-        })
+        let found = self.object_of(hash, entry);
+        found.is_some_and(|id| self.replica_on(id, index).is_some())
     }
 
     fn adopt(
@@ -167,15 +164,10 @@ impl Master {
         };
         for entry in entries {
             let hash = self.tenants.hash_of(&entry.tenant, &entry.key);
-            let tenant = self.tenants.find_exact(&entry.tenant);
-            let Some(id) = tenant.and_then(|tenant| self.catalog.find(tenant, &entry.key, hash))
-            else {
+            let Some(id) = self.object_of(hash, entry) else {
                 continue;
             };
-            if self.catalog.object(id).version != entry.version {
-                continue;
-            }
-            self.shed(hash, entry);
+            self.catalog.object_mut(id).mark(Mark::Shed);
             let Some(replica) = self.replica_on(id, index) else {
                 continue;
             };
@@ -201,30 +193,29 @@ impl Master {
                 return;
             }
             let hash = self.tenants.hash_of(&entry.tenant, &entry.key);
-            let tenant = self.tenants.find_exact(&entry.tenant);
-            let found = tenant.and_then(|tenant| self.catalog.find(tenant, &entry.key, hash));
-            let Some(id) = found.filter(|id| self.catalog.object(*id).version == entry.version)
-            else {
-                continue;
-            };
-            let Some(replica) = self.replica_on(id, index) else {
-                continue;
-            };
-            // A group is evicted as a whole, and its other members may lie elsewhere; and what memory has too is not old there.
-            let object = self.catalog.object(id);
-            let mut replicas = self.catalog.replicas(id);
-            let above =
-                replicas.any(|(_, it)| self.segments.at(it.segment).kind() == SegmentKind::Memory);
-            let (bytes, alone) = (object.bytes, !above && !object.is(Mark::Group));
-            let slot = Slot(self.catalog.replica(replica).slot);
-            if alone
-                && self.evictable(now, replica) == Evictable::Now
-                && !(self.segments.at_mut(index).policy).would_move(now, slot, bytes)
-            {
+            let object = self.object_of(hash, entry);
+            let found = object.and_then(|id| Some((id, self.replica_on(id, index)?)));
+            if let Some((_, replica)) = found.filter(|(id, it)| !self.is_to_move(now, *id, *it)) {
                 self.metrics.disk_evictions_at_reclaim += 1;
                 self.evict_now(now, replica);
             }
         }
+    }
+
+    /// Whether a record is worth being written again, or may not be evicted. A group is evicted as a whole, and its other members may
+    /// lie elsewhere; what memory has too is not old there.
+    fn is_to_move(&mut self, now: Instant, id: ObjectId, record: ReplicaId) -> bool {
+        let (object, mut replicas) = (self.catalog.object(id), self.catalog.replicas(id));
+        let in_memory = |index: SegmentIndex| self.segments.at(index).kind() == SegmentKind::Memory;
+        if object.is(Mark::Group)
+            || replicas.any(|(_, it)| in_memory(it.segment))
+            || self.evictable(now, record) != Evictable::Now
+        {
+            return true;
+        }
+        let (bytes, replica) = (object.bytes, *self.catalog.replica(record));
+        let policy = &mut self.segments.at_mut(replica.segment).policy;
+        policy.would_move(now, Slot(replica.slot), bytes)
     }
 
     pub(crate) fn disk_state(&mut self, node: NodeId, state: &DiskState) {

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use slackwater_base::{Instant, Planted, planted};
 use slackwater_wire::{DiskEntry, ErrorCode, Key, NodeId, Presence, SegmentKind, Tenant, Version};
 
-use crate::catalog::{Mark, SegmentIndex};
+use crate::catalog::{Mark, ObjectId, SegmentIndex};
 use crate::master::Master;
 use crate::outbox::Waiter;
 use crate::owed::{Expected, Sweep};
@@ -196,11 +196,16 @@ impl Master {
 
     /// Marks the version so that it is not offered to an SSD again.
     pub(crate) fn shed(&mut self, hash: u64, entry: &DiskEntry) {
-        let tenant = self.tenants.find_exact(&entry.tenant);
-        let found = tenant.and_then(|tenant| self.catalog.find(tenant, &entry.key, hash));
-        if let Some(id) = found.filter(|id| self.catalog.object(*id).version == entry.version) {
+        if let Some(id) = self.object_of(hash, entry) {
             self.catalog.object_mut(id).mark(Mark::Shed);
         }
+    }
+
+    /// The object of this very put.
+    pub(crate) fn object_of(&self, hash: u64, entry: &DiskEntry) -> Option<ObjectId> {
+        let tenant = self.tenants.find_exact(&entry.tenant)?;
+        let found = self.catalog.find(tenant, &entry.key, hash)?;
+        (self.catalog.object(found).version == entry.version).then_some(found)
     }
 
     /// Makes the waiter wait for every drop of the key that is under way.
@@ -330,12 +335,10 @@ impl Master {
         !drop.spared && !self.lives_on(hash, &drop.entry)
     }
 
-    /// Whether there is an object of this very put.
+    /// Whether the object of this very put has copies.
     pub(crate) fn lives_on(&self, hash: u64, entry: &DiskEntry) -> bool {
-        let tenant = self.tenants.find_exact(&entry.tenant);
-        let found = tenant.and_then(|tenant| self.catalog.find(tenant, &entry.key, hash));
-        let object = found.map(|id| self.catalog.object(id));
-        object.is_some_and(|object| object.version == entry.version && object.has_replicas())
+        let object = self.object_of(hash, entry);
+        object.is_some_and(|id| self.catalog.object(id).has_replicas())
     }
 
     /// The node that was to drop records is hidden: it may be long before it can be told. Waiting requests fail; it is

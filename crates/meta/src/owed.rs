@@ -184,7 +184,9 @@ impl Owed {
             let is_over = |it: &Expected| matches!(it, Expected::Memory(_, of) if *of != life);
             away.expected.retain(|it| !is_over(it));
         }
-        if !away.expected.contains(&expected) && away.expected.len() < self.limits.segments {
+        // Beside segments there is one of any kind.
+        let most = self.limits.segments + 2;
+        if !away.expected.contains(&expected) && away.expected.len() < most {
             away.expected.push(expected);
         }
     }

@@ -64,16 +64,18 @@ fn every_invariant_holds_while_nodes_outlive_their_masters() {
 fn every_invariant_holds_while_nodes_are_given_up_and_come_back() {
     hold(Profile::Absences, 0..ABSENT);
     let masters = (0..50).filter_map(|seed| run_seed(Profile::Absences, seed, None).stats.master);
-    let (mut hidden, mut given_up, mut expired, mut evicted) = (0, 0, 0, 0);
+    let (mut hidden, mut given_up, mut expired, mut evicted, mut weighed) = (0, 0, 0, 0, 0);
     for master in masters {
         hidden += master.nodes_hidden;
         given_up += master.nodes_given_up;
         expired += master.offload.expired;
         evicted += master.disk_evictions;
+        weighed += master.disk_evictions_at_reclaim;
     }
     assert!(
-        hidden > 100 && given_up > 30 && expired > 30 && evicted > 500,
-        "{hidden} nodes were hidden, {given_up} given up, {expired} offloads expired, {evicted} records were evicted"
+        hidden > 100 && given_up > 30 && expired > 30 && evicted > 500 && weighed > 20,
+        "{hidden} nodes were hidden, {given_up} given up, {expired} offloads expired, {evicted} records were evicted, {weighed} of them \
+         because their file was emptied"
     );
 }
 

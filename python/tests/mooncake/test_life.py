@@ -444,7 +444,7 @@ def until_asleep(thread: threading.Thread) -> None:
 
 
 LENDER = """
-import sys, time
+import sys
 sys.path.insert(0, sys.argv[1])
 import slackwater.compat
 slackwater.compat.install(over=True)
@@ -452,7 +452,7 @@ import calls, mooncake.store
 lender = calls.opened(mooncake.store, sys.argv[2], segment=16 << 20)
 assert lender.store.put("there", b"0123456789") == 0
 print("stored", flush=True)
-time.sleep(600)
+sys.stdin.read()
 """
 
 
@@ -461,9 +461,8 @@ def test_one_key_that_cannot_be_read_fails_alone(started: Starter, soon: None, e
     """A session whose value could not be read failed every key of the call; and where it took all of the call's time, every key
     that went to the same memory after it."""
     with started("master") as (address, _):
-        with subprocess.Popen(
-            [sys.executable, "-c", LENDER, str(Path(__file__).parent), address], stdout=subprocess.PIPE, text=True
-        ) as lender:
+        lending = [sys.executable, "-c", LENDER, str(Path(__file__).parent), address]
+        with subprocess.Popen(lending, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as lender:
             try:
                 assert lender.stdout is not None and lender.stdout.readline() == "stored\n"
                 store = MooncakeDistributedStore()

@@ -66,11 +66,11 @@ pub(crate) enum OffloadStart {
 }
 
 impl Offloads {
-    /// The SSDs to which this version is being written.
     pub(crate) fn is_empty(&self) -> bool {
         self.tickets.is_empty()
     }
 
+    /// The SSDs to which this version is being written.
     pub(crate) fn disks_of(&self, version: Version) -> Vec<SegmentIndex> {
         let range = (version, SegmentIndex(0))..=(version, SegmentIndex(u16::MAX));
         let under_way = self.of.range(range);

@@ -1,7 +1,7 @@
 //! What an SSD is about to write again, because it empties the file.
 
 use slackwater_meta::evict::PolicyKind;
-use slackwater_meta::{Eviction, MasterConfig, Offload, OffloadMode};
+use slackwater_meta::{Eviction, Input, MasterConfig, Offload, OffloadMode};
 use slackwater_wire::*;
 
 use crate::world::*;
@@ -102,6 +102,28 @@ fn what_may_not_be_evicted_or_is_another_record_is_written_again() {
         assert_eq!(world.used(segment), 94 * RECORD);
     };
     check("of an SSD of another node", &beside, NodeId(2), (50, 51));
+    // An SSD that is read at this moment: what else it holds is not known.
+    let announcing = |world: &mut World| {
+        world.input(Input::NodeLost(NODE));
+        let mount = Mount {
+            segment: DISK,
+            name: "again".to_owned(),
+            node: NODE,
+            incarnation: Incarnation(2),
+            kind: SegmentKind::Disk,
+            bytes: 100 * RECORD,
+            host: "host".to_owned(),
+            generations: Some(1),
+            watermarks: None,
+        };
+        assert_eq!(world.ask(Request::Mount(mount)), Reply::Done);
+        let entries = (0..94).map(|n| reported(&name(n), n + 1, BLOCK)).collect();
+        let segment = DISK;
+        world.report(NODE, Report::Announce { segment, entries });
+        world.pass(seconds(3600));
+        assert_eq!(world.used(DISK), 94 * RECORD);
+    };
+    check("announcing", &announcing, NODE, (50, 51));
     let removed = |world: &mut World| {
         for n in 80..84 {
             world.remove(&name(n)).unwrap();

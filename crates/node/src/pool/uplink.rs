@@ -550,11 +550,9 @@ impl News {
 impl Deliver for Uplink {
     fn queue(&self, reports: Vec<Report>) {
         let mut queued = self.reports();
-        // What is asked of a master that is away is over when it hears of it.
-        let linked = queued.link.is_some();
-        let timely = |report: &Report| linked || !matches!(report, Report::Emptying(_));
-        let reports = reports.into_iter().filter(timely);
-        reports.for_each(|report| queued.sender.push(report));
+        reports
+            .into_iter()
+            .for_each(|report| queued.sender.push(report));
     }
 
     fn has_room(&self) -> bool {

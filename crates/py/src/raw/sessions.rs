@@ -168,12 +168,13 @@ impl Session {
             }
         }
         let until = now() + self.client.deadline();
-        let rounds = rounds(asked);
-        for (left, mut round) in (1..=rounds.len() as u32).rev().zip(rounds) {
+        let mut rounds = rounds(asked).into_iter();
+        while let Some(mut round) = rounds.next() {
             // Of a session that has failed the rest is of no meaning.
             round.retain(|asked| matches!(outcomes[asked.index], Ok(0..)));
             // A value on a dead node takes half of the time, and leaves the rest to those after it.
-            let time = now().until(until) / left.min(2);
+            let share = if rounds.len() > 0 { 2 } else { 1 };
+            let time = now().until(until) / share;
             for (asked, outcome) in round.iter().zip(self.read_round(&round, time)) {
                 let before = std::mem::replace(&mut outcomes[asked.index], Ok(0));
                 outcomes[asked.index] = together(before, outcome);
